@@ -1,0 +1,71 @@
+"""Arguments: a value in its range, or an error that says what would be.
+
+Every test is written positively (``if not x > 0``): each comparison with NaN is false, so a test
+written the other way round lets NaN through, and NaN then becomes a plausible epsilon.
+"""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import SupportsFloat, SupportsIndex
+
+
+class ConfigError(ValueError):
+    """An argument out of range: what was passed, what is allowed, what to do."""
+
+
+def count(name: str, value: SupportsIndex, *, minimum: int = 1, hint: str = "") -> int:
+    """Return ``value`` as an int of at least ``minimum``; booleans and floats are errors."""
+    if isinstance(value, bool):
+        raise ConfigError(f"{name}={value}: must be a whole number, not a truth value.")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name}={value!r}: must be a whole number.") from None
+    if not number >= minimum:
+        raise ConfigError(_sentence(f"{name}={number}: must be at least {minimum}", hint))
+    return number
+
+
+def positive(name: str, value: SupportsFloat, *, hint: str = "") -> float:
+    """Return ``value`` as a finite float above zero."""
+    number = _real(name, value)
+    if not 0 < number < math.inf:
+        raise ConfigError(_sentence(f"{name}={number:g}: must be positive and finite", hint))
+    return number
+
+
+def nonnegative(name: str, value: SupportsFloat, *, hint: str = "") -> float:
+    """Return ``value`` as a finite float of at least zero."""
+    number = _real(name, value)
+    if not 0 <= number < math.inf:
+        raise ConfigError(_sentence(f"{name}={number:g}: must be zero or more, and finite", hint))
+    return number
+
+
+def probability(name: str, value: SupportsFloat, *, hint: str = "") -> float:
+    """Return ``value`` as a float strictly between 0 and 1."""
+    number = _real(name, value)
+    if not 0 < number < 1:
+        raise ConfigError(_sentence(f"{name}={number:g}: must lie strictly between 0 and 1", hint))
+    return number
+
+
+def choice(name: str, value: str, allowed: Sequence[str]) -> str:
+    """Return ``value`` if it is one of ``allowed``."""
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r}: must be one of {', '.join(allowed)}.")
+    return value
+
+
+def _real(name: str, value: SupportsFloat) -> float:
+    if isinstance(value, bool | str):
+        raise ConfigError(f"{name}={value!r}: must be a number.")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{name}={value!r}: must be a number.") from None
+
+
+def _sentence(fault: str, hint: str) -> str:
+    return f"{fault}. {hint}".rstrip()

@@ -1,0 +1,94 @@
+r"""Gaussian mechanism: the exact trade between epsilon and delta at a given mu.
+
+One release of a query of sensitivity s with noise N(0, sigma^2) is mu-GDP with mu = s / sigma, and
+
+    delta(epsilon) = Phi(-x) - e^epsilon Phi(-y),    x = epsilon/mu - mu/2,   y = epsilon/mu + mu/2
+
+(Balle and Wang 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 2.13). Since y^2 - x^2 is
+2 epsilon, both terms carry the factor exp(-x^2/2); with erfcx(t) = e^(t^2) erfc(t) it comes out,
+so that no exponential overflows and nothing cancels but the difference itself:
+
+    delta(epsilon) = exp(-x^2/2) / 2 * (erfcx(x / sqrt 2) - erfcx(y / sqrt 2)).
+
+Rounding goes against us: ``log_delta`` adds a bound on its own floating-point error, so epsilon
+and delta come out high and mu comes out low.
+"""
+
+import math
+from collections.abc import Callable
+
+from scipy.optimize import brentq
+from scipy.special import erfcx, log_ndtr
+
+_UNIT_ROUNDOFF = 2.0**-53
+_SQRT2 = math.sqrt(2.0)
+
+
+def log_delta(mu: float, epsilon: float) -> float:
+    """Return an upper bound on log delta(epsilon), tight to floating-point error.
+
+    Args:
+        mu: sensitivity / noise standard deviation, > 0.
+        epsilon: >= 0.
+    """
+    x = epsilon / mu - mu / 2
+    y = epsilon / mu + mu / 2
+    log_first = (
+        math.log(float(erfcx(x / _SQRT2)) / 2) - x * x / 2 if x > -1 else float(log_ndtr(-x))
+    )
+    log_second = math.log(float(erfcx(y / _SQRT2)) / 2) - x * x / 2
+    ratio = math.exp(log_second - log_first)
+    # Each term is off by at most `each`, relatively: rounding of x enters through x^2/2 (|x| y),
+    # through erfcx (y / |x|), and the functions themselves are good to a few units.
+    each = 16 * _UNIT_ROUNDOFF * (4 + abs(x) * y + y / max(abs(x), 1.0))
+    difference = -math.expm1(log_second - log_first)
+    return log_first + math.log(difference + each * (1 + ratio))
+
+
+def delta(mu: float, epsilon: float) -> float:
+    """The privacy profile: delta at this epsilon, rounded up; in (0, 1]."""
+    # The last step up also covers results below 1e-308, where a float keeps few digits.
+    return min(1.0, math.nextafter(math.exp(log_delta(mu, epsilon)) * (1 + 1e-15), 1.0))
+
+
+def epsilon(mu: float, delta: float) -> float:
+    """Return the least epsilon >= 0 with delta(epsilon) <= delta, rounded up."""
+    target = _log_down(delta)
+
+    def excess(candidate: float) -> float:
+        return log_delta(mu, candidate) - target
+
+    if excess(0.0) <= 0:
+        return 0.0
+    # zCDP gives an epsilon that is always enough (Bun and Steinke 2016, Proposition 1.3).
+    enough = mu * mu / 2 + mu * math.sqrt(-2 * target)
+    return _safe_root(excess, infeasible=0.0, feasible=enough * (1 + 1e-9))
+
+
+def mu(epsilon: float, delta: float) -> float:
+    """Return the greatest mu whose delta(epsilon) is at most delta, rounded down."""
+    target = _log_down(delta)
+
+    def excess(candidate: float) -> float:
+        return log_delta(candidate, epsilon) - target
+
+    # delta(epsilon) <= delta(0) < 0.4 mu, and the zCDP bound solved for mu: both are feasible.
+    root = math.sqrt(-2 * target)
+    feasible = max(delta, 2 * epsilon / (math.sqrt(root * root + 2 * epsilon) + root) * (1 - 1e-9))
+    infeasible = 2 * feasible
+    while excess(infeasible) <= 0:
+        feasible, infeasible = infeasible, 2 * infeasible
+    return _safe_root(excess, infeasible=infeasible, feasible=feasible)
+
+
+def _safe_root(excess: Callable[[float], float], *, infeasible: float, feasible: float) -> float:
+    """Return a point of the feasible side, within a few units of where ``excess`` changes sign."""
+    root = float(brentq(excess, infeasible, feasible, xtol=1e-300, rtol=4 * 2.0**-52))
+    step = abs(root) * 2.0**-50 * (1 if feasible > infeasible else -1)
+    while excess(root) > 0:
+        root, step = root + step, 2 * step
+    return root
+
+
+def _log_down(delta: float) -> float:
+    return math.log(delta) * (1 + 2.0**-51)

@@ -1,0 +1,49 @@
+"""Independent noise: C = I, fresh noise on every round's sum (unamplified DP-FedAvg)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting import checks
+from accounting.mechanisms.mechanism import prefix_sums
+from accounting.participation import Participation
+from accounting.sensitivity import Sensitivity, same_rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Independent:
+    """Fresh noise in every round; its error on the t-th prefix sum grows as sqrt(t).
+
+    >>> Independent(3).prefix_variance()
+    array([1., 2., 3.])
+    """
+
+    rounds: int
+
+    def __post_init__(self) -> None:
+        checks.count("rounds", self.rounds)
+
+    @property
+    def name(self) -> str:
+        """Short name, as on the command line."""
+        return "independent"
+
+    def encoder(self) -> NDArray[np.float64]:
+        """C = I, shape (n, n)."""
+        return np.eye(self.rounds)
+
+    def decoder(self) -> NDArray[np.float64]:
+        """B = A, shape (n, n)."""
+        return prefix_sums(self.rounds)
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """One unit per participation: k."""
+        same_rounds(self.rounds, participation)
+        return Sensitivity(
+            float(participation.max_participations), exact=True, rule="one unit per participation"
+        )
+
+    def prefix_variance(self) -> NDArray[np.float64]:
+        """1, 2, ..., n."""
+        return np.arange(1.0, self.rounds + 1.0)

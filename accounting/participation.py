@@ -1,0 +1,76 @@
+"""Participation: how often, and how close together, one client may take part.
+
+This is the adversary's choice in the sensitivity of every mechanism: a participation pattern is a
+set of at most ``max_participations`` rounds, any two of them at least ``min_separation`` apart,
+|i - j| >= b (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", section 2).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+from accounting import checks
+from accounting.checks import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """Who may take part in which rounds.
+
+    Args:
+        rounds: number of rounds n, >= 1.
+        max_participations: most rounds k that one client takes part in, >= 1.
+        min_separation: least distance b = |i - j| between two of them, >= 1; 1 allows consecutive
+            rounds. TF-Privacy counts the rounds strictly between: use ``from_tf_privacy``.
+
+    Raises:
+        ConfigError: a value is out of range, or k participations that far apart do not fit.
+
+    >>> Participation(rounds=1600)
+    Participation(rounds=1600, max_participations=1, min_separation=1)
+    """
+
+    rounds: int
+    max_participations: int = 1
+    min_separation: int = 1
+
+    def __post_init__(self) -> None:
+        n = checks.count("rounds", self.rounds)
+        k = checks.count("max_participations", self.max_participations)
+        b = checks.count(
+            "min_separation",
+            self.min_separation,
+            hint="1 allows consecutive rounds. TF-Privacy counts the rounds in between: add 1, "
+            "or use Participation.from_tf_privacy.",
+        )
+        most = -(-n // b)
+        if k > most:
+            widest = (n - 1) // (k - 1)
+            possible = f"max_participations of {most} or less"
+            if widest >= 1:
+                possible += f", or min_separation of {widest} or less"
+            raise ConfigError(
+                f"max_participations={k}: at most {most} fit into {n} rounds that are "
+                f"{b} apart (min_separation). Use {possible}."
+            )
+
+    @classmethod
+    def from_tf_privacy(
+        cls, *, rounds: int, max_participations: int, min_separation: int
+    ) -> "Participation":
+        """Convert TF-Privacy's convention, which counts the rounds strictly in between.
+
+        >>> Participation.from_tf_privacy(rounds=8, max_participations=2, min_separation=3)
+        Participation(rounds=8, max_participations=2, min_separation=4)
+        """
+        between = checks.count("min_separation", min_separation, minimum=0)
+        return cls(rounds, max_participations, between + 1)
+
+    def patterns(self) -> Iterator[tuple[int, ...]]:
+        """Every maximal-or-smaller admissible set of rounds, for brute force on small n."""
+        for size in range(1, self.max_participations + 1):
+            for pattern in combinations(range(self.rounds), size):
+                if all(
+                    later - earlier >= self.min_separation for earlier, later in pairwise(pattern)
+                ):
+                    yield pattern

@@ -1,0 +1,1 @@
+"""What an adversary gets from an update."""

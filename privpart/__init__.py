@@ -1,0 +1,1 @@
+"""Training part of a model under differential privacy."""
