@@ -1,0 +1,5 @@
+"""``privpart demo``."""
+
+
+def demo() -> None:
+    """Train."""

@@ -1,0 +1,56 @@
+"""Clip: the one place where the length of a client's update is bounded.
+
+For every input the result is finite and at most ``clip_norm`` long; the sensitivity of everything
+downstream rests on this line.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from accounting import checks
+
+# Scaling rounds each coordinate, and the factor itself, by up to 2^-24 relatively in float32.
+_MARGIN = 1 - 2.0**-22
+
+
+def clip(update: Tensor, clip_norm: float) -> Tensor:
+    """Return ``update`` scaled down, jointly over all coordinates, to at most ``clip_norm``.
+
+    Args:
+        update: shape (d,), floating point.
+        clip_norm: > 0 and finite.
+
+    Returns:
+        Shape (d,), float64 if ``update`` is, else float32.
+
+    Guarantees:
+        ============================  =========================================
+        update                        result
+        ============================  =========================================
+        NaN or infinity anywhere      zero: the client counts as absent
+        norm <= clip_norm             unchanged
+        norm > clip_norm              same direction, norm in clip_norm (1 - 2^-21, 1]
+        zero or empty                 unchanged
+        ============================  =========================================
+
+    >>> clip(torch.tensor([3.0, 4.0]), 1.0).norm() <= 1
+    tensor(True)
+    """
+    clip_norm = checks.positive("clip_norm", clip_norm)
+    if update.dtype is not torch.float64:
+        update = update.float()
+    norm = _norm(update)
+    if norm <= clip_norm:
+        return update
+    if not math.isfinite(norm):
+        if not bool(torch.isfinite(update).all()):
+            return torch.zeros_like(update)
+        update = update / update.abs().max()  # only the sum of squares had overflowed
+        norm = _norm(update)
+    return update * (clip_norm / norm * _MARGIN)
+
+
+def _norm(update: Tensor) -> float:
+    return float(torch.linalg.vector_norm(update, dtype=torch.float64))

@@ -1,0 +1,159 @@
+"""Partial model: which parameters train, and the one flat vector that they live in.
+
+A client trains, clips and sends only the trainable part (FedPT, Algorithm 1). All trainable
+parameters are views into one contiguous vector, and so are their gradients: a local step, a delta
+and a clip are each one operation on it, whatever the number of layers.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from accounting.checks import ConfigError
+from privpart.seeded import Initializer, default_initializers, fingerprint, seeded_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
+    """One line of ``PartialModel.describe``."""
+
+    name: str
+    shape: tuple[int, ...]
+    numbers: int
+    trained: bool
+
+
+class PartialModel:
+    """A module of which some parameters train, while the others are a function of a public seed.
+
+    Takes the module over: sets every parameter from the seed, stops gradients of the frozen ones,
+    and moves the trainable ones into one flat float32 vector. Tied parameters count once, under
+    their first name.
+
+    Args:
+        module: any module without batch statistics, on the CPU.
+        train: patterns (``*``, ``?``, ``[...]``) on parameter names; a parameter trains if any
+            matches.
+        seed: public seed of all start values, 0 <= seed < 2^128.
+        initializers: by parameter name, beside ``default_initializers``.
+
+    Attributes:
+        module: the module itself.
+        seed: as given.
+        flat: the trainable parameters, shape (d,); writing to it changes the module.
+        gradient: their gradients, shape (d,); ``backward`` adds to it.
+        trainable: names of the trainable parameters, in the order of ``flat``.
+        frozen: names of the others.
+
+    Raises:
+        ConfigError: a pattern that matches nothing, a parameter without initialiser, batch
+            statistics.
+
+    >>> model = PartialModel(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), train=["1.*"], seed=7)
+    >>> model.trainable, model.flat.shape
+    (('1.weight', '1.bias'), torch.Size([8]))
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        train: Sequence[str] = ("*",),
+        seed: int,
+        initializers: Mapping[str, Initializer] | None = None,
+    ) -> None:
+        _refuse_batch_statistics(module)
+        parameters = dict(module.named_parameters())
+        self.module = module
+        self.seed = seed
+        self.trainable = matching_names(tuple(parameters), train)
+        self.frozen = tuple(name for name in parameters if name not in set(self.trainable))
+        own = dict(initializers or {})
+        if unknown := [name for name in own if name not in parameters]:
+            raise ConfigError(f"initializers name no parameter of the model: {', '.join(unknown)}.")
+        _initialize(parameters, seed, default_initializers(module) | own)
+        for name in self.frozen:
+            parameters[name].requires_grad_(False)
+        self.flat, self.gradient = _join([parameters[name] for name in self.trainable])
+        self.fingerprint = fingerprint({name: parameters[name] for name in self.frozen})
+
+    @property
+    def dim(self) -> int:
+        """Number of trainable numbers d."""
+        return self.flat.numel()
+
+    @property
+    def numbers(self) -> int:
+        """Number of all parameters, trained and frozen."""
+        return sum(p.numel() for p in self.module.parameters())
+
+    def describe(self) -> list[ParameterRow]:
+        """One row per parameter, in the module's order."""
+        trained = set(self.trainable)
+        return [
+            ParameterRow(name, tuple(p.shape), p.numel(), name in trained)
+            for name, p in self.module.named_parameters()
+        ]
+
+    def load(self, flat: Tensor) -> None:
+        """Overwrite the trainable part with a vector of shape (d,)."""
+        self.flat.copy_(flat)
+
+
+def matching_names(names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that match any pattern, in their own order.
+
+    Raises:
+        ConfigError: a pattern that matches nothing (a typo must not freeze a layer silently), or
+            no pattern at all.
+    """
+    if isinstance(patterns, str) or not patterns:
+        raise ConfigError(f"train={patterns!r}: must be a list with at least one pattern.")
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern.rstrip(".*"), names, n=3, cutoff=0.3)
+            raise ConfigError(
+                f"train pattern {pattern!r} matches no parameter. "
+                f"Near it: {', '.join(near or names[:5])}."
+            )
+    return tuple(n for n in names if any(fnmatchcase(n, pattern) for pattern in patterns))
+
+
+def _initialize(
+    parameters: Mapping[str, nn.Parameter], seed: int, initializers: Mapping[str, Initializer]
+) -> None:
+    if missing := [name for name in parameters if name not in initializers]:
+        raise ConfigError(
+            f"no initialiser for {', '.join(missing)}: pass initializers={{name: Normal(scale)}}."
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(seeded_tensor(seed, name, parameter.shape, initializers[name]))
+
+
+def _join(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
+    """Move parameters and gradients into two flat vectors, of which they become views."""
+    flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+    gradient = torch.zeros_like(flat)
+    start = 0
+    for parameter in parameters:
+        span = slice(start, start + parameter.numel())
+        parameter.data = flat[span].view(parameter.shape)
+        parameter.grad = gradient[span].view(parameter.shape)
+        start = span.stop
+    return flat, gradient
+
+
+def _refuse_batch_statistics(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            raise ConfigError(
+                f"layer {name!r} is a BatchNorm: its statistics mix the examples of a batch and "
+                "would leave the client without noise. Replace it by GroupNorm, for instance with "
+                "opacus.validators.ModuleValidator.fix(module)."
+            )

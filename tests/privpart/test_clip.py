@@ -1,0 +1,50 @@
+"""The clip contract: finite and at most clip_norm, for every input."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting import ConfigError
+from privpart.clip import clip
+
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])
+VALUES = st.lists(st.floats(width=64), max_size=20)
+
+
+def exact_norm(vector: torch.Tensor) -> float:
+    return math.hypot(*vector.double().tolist()) if vector.numel() else 0.0
+
+
+@given(values=VALUES, dtype=DTYPES, clip_norm=st.floats(1e-6, 1e6))
+def test_finite_and_at_most_clip_norm_whatever_comes(values, dtype, clip_norm):
+    update = torch.tensor(values, dtype=torch.float64).to(dtype)
+    clipped = clip(update, clip_norm)
+    assert clipped.shape == update.shape
+    assert torch.isfinite(clipped).all()
+    assert exact_norm(clipped) <= clip_norm
+    if not torch.isfinite(update).all():
+        assert not clipped.any()
+
+
+@given(seed=st.integers(0, 10**6), scale=st.floats(1e-3, 1e3), dim=st.integers(1, 3000))
+def test_short_updates_pass_unchanged_and_long_ones_keep_their_direction(seed, scale, dim):
+    update = torch.randn(dim, generator=torch.Generator().manual_seed(seed)) * scale
+    norm = exact_norm(update)
+    assert clip(update, norm * 1.000001 + 1e-9) is update
+    clipped = clip(update, norm / 3)
+    assert exact_norm(clipped) == pytest.approx(norm / 3, rel=1e-6)
+    torch.testing.assert_close(clipped * 3, update, rtol=1e-5, atol=0)
+
+
+def test_huge_float64_is_clipped_not_dropped():
+    clipped = clip(torch.tensor([1e300, 1e300], dtype=torch.float64), 1.0)
+    torch.testing.assert_close(clipped, torch.full((2,), 0.5**0.5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_clip_norms(clip_norm):
+    with pytest.raises(ConfigError, match="clip_norm"):
+        clip(torch.ones(2), clip_norm)

@@ -1,0 +1,83 @@
+import pytest
+import torch
+
+from accounting import BinaryTree, ConfigError, Participation
+from privpart import (
+    ClientUpdate,
+    EmbeddedEngine,
+    LocalTraining,
+    PartialModel,
+    PrivacyPlan,
+    SeededSource,
+    Server,
+    Users,
+    fit,
+)
+from privpart.models import small_cnn
+from privpart.tasks import cohorts_once_each, digits, iid_users
+
+
+def a_server(dim: int, rounds: int, z: float = 0.0) -> Server:
+    plan = PrivacyPlan(
+        mechanism=BinaryTree(rounds),
+        participation=Participation(rounds),
+        clip_norm=0.3,
+        noise_multiplier=z,
+        report_goal=19,
+    )
+    return Server(plan, torch.zeros(dim), source=SeededSource(0), learning_rate=0.5, momentum=0.9)
+
+
+class Ones:
+    def run(self, round_, clients, start):
+        for client in clients:
+            yield ClientUpdate(client, torch.full_like(start, 0.1))
+
+
+def test_one_round_per_cohort_with_callbacks_and_evaluations():
+    seen = []
+    records = fit(
+        a_server(4, rounds=5),
+        Ones(),
+        [[0, 1], [2], [3], [4], [5]],
+        evaluate=lambda parameters: float(parameters[0]),
+        evaluate_every=2,
+        callbacks=[seen.append],
+    )
+    assert seen == records
+    assert [r.round for r in records] == [0, 1, 2, 3, 4]
+    assert [r.counts.counted for r in records] == [2, 1, 1, 1, 1]
+    assert [r.metric is not None for r in records] == [False, True, False, True, True]
+
+
+def test_more_cohorts_than_planned_rounds():
+    with pytest.raises(ConfigError, match="3 cohorts, but the plan has 2 rounds left"):
+        fit(a_server(4, rounds=2), Ones(), [[0], [1], [2]])
+
+
+def digits_accuracy(train: list[str], z: float) -> float:
+    task = digits()
+    model = PartialModel(small_cnn(channels=(16, 32), hidden=64, image_size=8), train=train, seed=0)
+    users = Users(task.train_x, task.train_y, iid_users(1437, users=1437, data_seed=0))
+    server = a_server(model.dim, rounds=72, z=z)
+    server.parameters.copy_(model.flat)
+    engine = EmbeddedEngine(
+        model, users, local=LocalTraining(0.1, epochs=2), clip_norm=0.3, data_seed=0
+    )
+    cohorts = cohorts_once_each(users=1437, rounds=72, data_seed=0)
+
+    def accuracy(parameters):
+        model.load(parameters)
+        with torch.no_grad():
+            return float((model.module(task.test_x).argmax(1) == task.test_y).float().mean())
+
+    return fit(server, engine, cohorts, evaluate=accuracy)[-1].metric
+
+
+def test_partial_training_learns_digits_and_repeats_itself():
+    part = ["conv*", "norm.*", "dense2.*"]
+    torch.set_num_threads(1)
+    learned = digits_accuracy(part, z=0.0)
+    assert learned > 0.8
+    assert digits_accuracy(part, z=0.0) == learned
+    assert digits_accuracy(part, z=30.0) < 0.4

@@ -1,0 +1,169 @@
+"""The server: what one client can do to the sum, and what becomes of the sum."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting import BinaryTree, ConfigError, Independent, Participation
+from privpart import ClientUpdate, NoiseStream, PrivacyPlan, SecretSource, SeededSource, Server
+
+DIM = 6
+
+
+def plan(rounds=4, z=0.0, k=1, b=1, **change) -> PrivacyPlan:
+    fields = {
+        "mechanism": BinaryTree(rounds),
+        "participation": Participation(rounds, k, b),
+        "clip_norm": 0.5,
+        "noise_multiplier": z,
+        "report_goal": 10,
+    }
+    return PrivacyPlan(**(fields | change))
+
+
+def server(a_plan=None, **change) -> Server:
+    return Server(a_plan or plan(), torch.zeros(DIM), source=SeededSource(3), **change)
+
+
+def constant(client: int, value: float, dim: int = DIM) -> ClientUpdate:
+    return ClientUpdate(client, torch.full((dim,), value))
+
+
+def test_mean_over_the_report_goal_never_over_who_came():
+    one = server()
+    counts = one.run_round([constant(0, 0.1), constant(1, 0.1)])
+    torch.testing.assert_close(one.parameters, torch.full((DIM,), 0.2 / 10))
+    assert (counts.received, counts.counted, counts.refused) == (2, 2, 0)
+
+
+def test_updates_are_clipped_again():
+    one = server()
+    one.run_round([constant(0, 1e9)])
+    assert one.parameters.norm() * 10 == pytest.approx(0.5, rel=1e-6)
+
+
+MALFORMED = [
+    torch.full((DIM,), float("nan")),
+    torch.tensor([math.inf] + [0.0] * (DIM - 1)),
+    torch.zeros(DIM + 1),
+    torch.zeros(DIM, 1),
+    torch.zeros(DIM, dtype=torch.int64),
+    torch.zeros(DIM, dtype=torch.complex64),
+    [0.0] * DIM,
+    None,
+]
+
+
+@pytest.mark.parametrize("delta", MALFORMED)
+def test_malformed_updates_count_as_zero_and_raise_nothing(delta):
+    one, clean = server(), server()
+    counts = one.run_round([constant(0, 0.1), ClientUpdate(1, delta)])
+    clean.run_round([constant(0, 0.1)])
+    assert torch.equal(one.parameters, clean.parameters)
+    assert (counts.counted, counts.refused) == (1, 1)
+
+
+def test_a_client_counts_once_per_round_and_as_often_as_planned():
+    one = server(plan(rounds=6, k=2, b=3))
+    for expected in (1, 0, 0, 1, 0, 0):
+        assert one.run_round([constant(7, 0.1), constant(7, 0.1)]).counted == expected
+
+
+UPDATES = st.lists(
+    st.tuples(st.integers(0, 4), st.lists(st.floats(width=32), min_size=DIM, max_size=DIM)),
+    max_size=8,
+)
+
+
+@given(UPDATES, st.integers(0, 4))
+def test_leaving_a_client_out_moves_the_sum_by_at_most_clip_norm(updates, absent):
+    def summed(skip):
+        one = server(plan(rounds=1))
+        one.run_round(
+            ClientUpdate(client, torch.tensor(values))
+            for client, values in updates
+            if client != skip
+        )
+        return one.parameters.double() * 10
+
+    moved = float((summed(None) - summed(absent)).norm())
+    assert moved <= 0.5 * (1 + 1e-6)  # parameters are float32
+
+
+@pytest.mark.parametrize("mechanism", [BinaryTree(5), Independent(5), BinaryTree(5, 2)], ids=repr)
+def test_the_server_adds_exactly_the_noise_of_the_stream_to_the_sum(mechanism):
+    a_plan = plan(rounds=5, z=2.0, mechanism=mechanism)
+    one = Server(a_plan, torch.zeros(DIM), source=SeededSource(3))
+    stream = NoiseStream(mechanism, dim=DIM, stddev=2.0 * 0.5, source=SeededSource(3))
+    expected = torch.zeros(DIM, dtype=torch.float64)
+    for client in range(5):
+        one.run_round([constant(client, 0.1)])
+        expected += (0.1 + stream.next().double()) / 10
+        torch.testing.assert_close(one.parameters.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_noise_on_released_models_has_the_planned_size():
+    """The whole path: z times clip_norm on the sum, divided by the goal; not scaled for a mean."""
+    one = Server(plan(rounds=3, z=2.0), torch.zeros(100_000), source=SecretSource())
+    for variance in BinaryTree(3).prefix_variance():
+        one.run_round([])
+        expected = 2.0 * 0.5 * math.sqrt(variance) / 10
+        assert float(one.parameters.double().std()) == pytest.approx(expected, rel=0.02)
+
+
+def test_momentum_is_heavy_ball():
+    one = server(plan(rounds=3), learning_rate=0.5, momentum=0.9)
+    velocity = position = 0.0
+    for client, value in enumerate((0.1, 0.05, -0.1)):
+        one.run_round([constant(client, value)])
+        velocity = 0.9 * velocity + value / 10
+        position += 0.5 * velocity
+        assert float(one.parameters[0]) == pytest.approx(position, rel=1e-5)
+
+
+def test_a_run_is_private_only_with_secret_noise():
+    start = torch.zeros(2)
+    assert Server(plan(z=1.0), start, source=SecretSource()).private
+    assert not Server(plan(z=1.0), start, source=SeededSource(0)).private
+    assert not Server(plan(z=0.0), start, source=SecretSource()).private
+
+
+def test_no_round_beyond_the_plan():
+    one = server(plan(rounds=1))
+    one.run_round([])
+    with pytest.raises(ConfigError, match="all 1 planned rounds are done"):
+        one.run_round([])
+
+
+def test_plan_reports_what_the_accountant_says():
+    a_plan = plan(rounds=1600, z=1.13)
+    assert round(a_plan.guarantee().epsilon(1e-6), 3) == 17.667
+    assert a_plan.report(1e-6).epsilon == a_plan.guarantee().epsilon(1e-6)
+    with pytest.raises(ConfigError, match="Without noise there is no guarantee"):
+        plan(z=0.0).guarantee()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("clip_norm", 0.0),
+        ("clip_norm", np.nan),
+        ("noise_multiplier", -1.0),
+        ("noise_multiplier", np.inf),
+        ("report_goal", 0),
+        ("participation", Participation(9)),
+    ],
+)
+def test_bad_plans(field, value):
+    with pytest.raises(ConfigError, match=field.split("_")[0]):
+        plan(**{field: value})
+
+
+@pytest.mark.parametrize("change", [{"momentum": 1.0}, {"momentum": np.nan}, {"learning_rate": 0}])
+def test_bad_servers(change):
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        server(**change)
