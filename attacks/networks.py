@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accounting import checks
 
@@ -27,19 +27,21 @@ def smooth_lenet(
     """
     channels = checks.count("channels", channels)
     size = checks.count("size", size, minimum=4)
+    classes = checks.count("classes", classes, minimum=2)
     kernel, width, stride = (3, 8, 1) if size < 16 else (5, 12, 2)
     side = math.ceil(math.ceil(size / stride) / 2)
-    layers: list[tuple[str, nn.Module]] = [
-        ("conv1", nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2)),
-        ("tanh1", nn.Tanh()),
-        ("conv2", nn.Conv2d(width, width, kernel, 2, padding=kernel // 2)),
-        ("tanh2", nn.Tanh()),
-        ("flatten", nn.Flatten()),
-        ("dense1", nn.Linear(width * side * side, 32)),
-        ("tanh3", nn.Tanh()),
-        ("dense2", nn.Linear(32, checks.count("classes", classes, minimum=2))),
-    ]
-    return _initialised(nn.Sequential(OrderedDict(layers)), generator)
+    with torch.device("meta"):
+        layers: dict[str, nn.Module] = {
+            "conv1": nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2),
+            "tanh1": nn.Tanh(),
+            "conv2": nn.Conv2d(width, width, kernel, 2, padding=kernel // 2),
+            "tanh2": nn.Tanh(),
+            "flatten": nn.Flatten(),
+            "dense1": nn.Linear(width * side * side, 32),
+            "tanh3": nn.Tanh(),
+            "dense2": nn.Linear(32, classes),
+        }
+    return _initialised(layers, generator)
 
 
 def smooth_mlp(
@@ -53,23 +55,24 @@ def smooth_mlp(
     """Return dense1, tanh, dense2 on the flattened image; initialised as ``smooth_lenet``."""
     pixels = checks.count("channels", channels) * checks.count("size", size) ** 2
     hidden = checks.count("hidden", hidden)
-    layers: list[tuple[str, nn.Module]] = [
-        ("flatten", nn.Flatten()),
-        ("dense1", nn.Linear(pixels, hidden)),
-        ("tanh1", nn.Tanh()),
-        ("dense2", nn.Linear(hidden, checks.count("classes", classes, minimum=2))),
-    ]
-    return _initialised(nn.Sequential(OrderedDict(layers)), generator)
-
-
-def _initialised(model: nn.Sequential, generator: torch.Generator) -> nn.Sequential:
-    for layer in model:
-        fan_in = next((p[0].numel() for p in layer.parameters()), 0)
-        for parameter in layer.parameters():
-            _uniform(parameter, fan_in**-0.5, generator)
-    return model
+    classes = checks.count("classes", classes, minimum=2)
+    with torch.device("meta"):
+        layers: dict[str, nn.Module] = {
+            "flatten": nn.Flatten(),
+            "dense1": nn.Linear(pixels, hidden),
+            "tanh1": nn.Tanh(),
+            "dense2": nn.Linear(hidden, classes),
+        }
+    return _initialised(layers, generator)
 
 
 @torch.no_grad()
-def _uniform(parameter: Tensor, bound: float, generator: torch.Generator) -> None:
-    parameter.uniform_(-bound, bound, generator=generator)
+def _initialised(layers: dict[str, nn.Module], generator: torch.Generator) -> nn.Sequential:
+    """Allocate and fill layers built on "meta", where torch draws nothing from global state."""
+    model = nn.Sequential(OrderedDict(layers)).to_empty(device="cpu")
+    for layer in model:
+        weights = list(layer.parameters())
+        for parameter in weights:
+            bound = weights[0][0].numel() ** -0.5
+            parameter.uniform_(-bound, bound, generator=generator)
+    return model
