@@ -49,6 +49,8 @@ def leakage(
     """
     if not views:
         raise ConfigError("views={}: name at least one, such as {'full': ['*']}.")
+    if len(x) < 1 or len(x) != len(y):
+        raise ConfigError(f"x, y: {len(x)} images and {len(y)} labels; must be equally many.")
     names = {view: _names(model, patterns) for view, patterns in views.items()}
     guesses = baselines(x, dataset_mean, seed=seed)
     floor = [max(float(scores[i]) for scores in guesses.values()) for i in range(len(x))]

@@ -171,3 +171,10 @@ def test_an_auditor_shares_no_code_with_what_it_audits():
         "import sys, attacks; sys.exit(bool({'privpart', 'sklearn', 'opacus'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_images_and_labels_must_pair(lenet, digits):
+    x, y = digits
+    for bad_x, bad_y in ((x[:2], y[:3]), (x[:3], y[:2]), (x[:0], y[:0])):
+        with pytest.raises(ConfigError):
+            leakage(lenet, bad_x, bad_y, views={"full": ["*"]})
