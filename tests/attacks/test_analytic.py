@@ -1,0 +1,77 @@
+"""A dense layer gives its input away exactly."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import ConfigError
+from attacks import invert_dense, observe, psnr
+from attacks.analytic import invert_first_dense
+
+
+def test_by_hand():
+    gb = torch.tensor([3.0, -1.0])
+    gw = torch.tensor([[6.0, 1.5], [-2.0, -0.5]])
+    assert invert_dense(gw, gb).tolist() == [2.0, 0.5]
+
+
+def test_it_is_least_squares_not_a_mean_of_ratios():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(50, generator=generator, dtype=torch.float64)
+    gb = torch.randn(40, generator=generator, dtype=torch.float64)
+    gw = gb.outer(x) + 1e-3 * torch.randn(40, 50, generator=generator, dtype=torch.float64)
+    expected = torch.linalg.lstsq(gb[:, None], gw).solution[0]
+    assert torch.allclose(invert_dense(gw, gb), expected, rtol=1e-12)
+    ratios = (gw / gb[:, None]).mean(0)
+    assert (invert_dense(gw, gb) - x).norm() < 0.1 * (ratios - x).norm()
+
+
+@pytest.mark.parametrize("visible", [["dense1.*"], ["*"], ["dense1.weight"]])
+def test_the_first_dense_layer_is_exact(mlp, digits, visible):
+    x, y = digits[0][1:2], digits[1][1:2]
+    assert float(x.max()) == 1  # what the weight alone needs
+    found = invert_first_dense(mlp, observe(mlp, x, y, visible=visible))
+    assert float(psnr(found.x, x)) > 140
+    assert found.match < 1e-20
+    assert found.status == "exact"
+
+
+def test_without_bias_the_scale_is_a_guess():
+    x = torch.tensor([0.0, 0.2, 0.4], dtype=torch.float64)
+    found = invert_dense(torch.tensor([-1.0, 2.0], dtype=torch.float64).outer(x))
+    assert torch.allclose(found, 2.5 * x, atol=1e-15)
+
+
+def test_a_wide_layer_that_does_not_see_the_pixels_is_not_believed(digits):
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.2, 0.2, generator=generator)
+    x, y = digits[0][:1], digits[1][:1]
+    deeper = observe(model, x, y, visible=["3.*"])
+    assert invert_first_dense(model, deeper).match > 1e-3
+    assert float(psnr(invert_first_dense(model, observe(model, x, y)).x, x)) > 140
+
+
+def test_no_layer_that_fits(lenet, mlp, digits):
+    assert invert_first_dense(lenet, observe(lenet, digits[0][:1], digits[1][:1])) is None
+    assert invert_first_dense(mlp, observe(mlp, digits[0][:2], digits[1][:2])) is None
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias"),
+    [
+        (torch.zeros(2, 3), torch.ones(2)),
+        (torch.ones(2, 3), torch.zeros(2)),
+        (torch.ones(2, 3), torch.ones(3)),
+        (torch.ones(6), torch.ones(6)),
+        (torch.full((2, 3), math.nan), torch.ones(2)),
+        (torch.ones(2, 3), torch.tensor([1.0, math.inf])),
+    ],
+)
+def test_gradients_that_say_nothing(weight, bias):
+    with pytest.raises(ConfigError):
+        invert_dense(weight, bias)

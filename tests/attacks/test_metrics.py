@@ -1,0 +1,68 @@
+"""Scores by hand."""
+
+import math
+
+import pytest
+import torch
+
+from accounting import ConfigError
+from attacks import baselines, psnr
+
+
+def test_psnr_by_hand():
+    truth = torch.zeros(3, 1, 2, 2)
+    guess = torch.stack([torch.full((1, 2, 2), v) for v in (1.0, 0.1, 0.01)]).double()
+    assert psnr(guess, truth).tolist() == pytest.approx([0.0, 20.0, 40.0])
+    guess[0] = torch.tensor([[[0.3, 0.4], [0.0, 0.0]]])
+    assert float(psnr(guess, truth)[0]) == pytest.approx(-10 * math.log10(0.25 / 4))
+
+
+def test_psnr_knows_the_range():
+    x, truth = torch.full((1, 4), 30.0), torch.full((1, 4), 4.5)
+    assert float(psnr(x, truth, data_range=255)) == pytest.approx(20.0)
+
+
+def test_equal_images_score_the_resolution_of_float64():
+    x = torch.rand(2, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    assert psnr(x, x).tolist() == pytest.approx([313.07, 313.07], abs=0.005)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -0.01, 1.01])
+def test_what_is_no_image_never_becomes_a_number(bad):
+    good = torch.full((1, 1, 2, 2), 0.5)
+    broken = good.clone()
+    broken[0, 0, 1, 1] = bad
+    for pair in ((broken, good), (good, broken)):
+        with pytest.raises(ConfigError):
+            psnr(*pair)
+    with pytest.raises(ConfigError):
+        baselines(broken)
+
+
+def test_shapes_must_agree():
+    with pytest.raises(ConfigError):
+        psnr(torch.zeros(2, 4), torch.zeros(1, 4))
+
+
+def test_baselines_by_hand():
+    truth = torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]], [[[0.2, 0.2], [0.2, 0.2]]]]).double()
+    mean = torch.full((1, 2, 2), 0.3)
+    scores = baselines(truth, mean)
+    assert list(scores) == ["grey", "own mean", "noise", "dataset mean"]
+    assert scores["grey"].tolist() == pytest.approx([-20 * math.log10(0.5), -20 * math.log10(0.3)])
+    assert scores["own mean"].tolist() == pytest.approx([-20 * math.log10(0.5), 313.07], abs=0.01)
+    assert scores["dataset mean"].tolist() == pytest.approx(
+        [-10 * math.log10((0.3**2 + 0.7**2) / 2), 20.0], abs=1e-5
+    )
+
+
+def test_noise_is_seeded_and_uniform():
+    truth = torch.full((1, 1, 200, 200), 0.5)
+    assert float(baselines(truth)["noise"]) == pytest.approx(10 * math.log10(12), abs=0.1)
+    assert torch.equal(baselines(truth, seed=3)["noise"], baselines(truth, seed=3)["noise"])
+    assert not torch.equal(baselines(truth, seed=3)["noise"], baselines(truth, seed=4)["noise"])
+
+
+def test_own_mean_keeps_the_colour():
+    colours = torch.tensor([0.1, 0.5, 0.9]).reshape(1, 3, 1, 1).expand(1, 3, 4, 4)
+    assert float(baselines(colours)["own mean"]) > 100

@@ -1,0 +1,144 @@
+"""Gradient matching finds the image, by matching alone."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from accounting import ConfigError
+from attacks import dlg, observe, psnr
+from attacks.networks import smooth_lenet
+from attacks.reconstruct import matching_loss
+
+
+def one(digits, i=0):
+    return digits[0][i : i + 1], digits[1][i : i + 1]
+
+
+def test_a_full_update_gives_the_image(lenet, digits):
+    for i in range(10):
+        x, y = one(digits, i)
+        found = dlg(lenet, observe(lenet, x, y), restarts=1, max_evaluations=300)
+        assert float(psnr(found.x, x)) > 60
+        assert found.status == "matched"
+        assert found.evaluations <= 300
+
+
+def test_larger_images(digits):
+    x, y = one(digits)
+    x = torch.nn.functional.interpolate(x, size=28, mode="bilinear")
+    model = smooth_lenet(torch.Generator().manual_seed(0), size=28)
+    found = dlg(model, observe(model, x, y), restarts=1, max_evaluations=300)
+    assert float(psnr(found.x, x)) > 60
+
+
+def test_the_restart_with_the_least_residual_wins(lenet, digits):
+    seen = observe(lenet, *one(digits))
+    found = dlg(lenet, seen, restarts=4, max_evaluations=12)
+    assert len(set(found.restarts)) == 4
+    assert found.match == min(found.restarts)
+    assert found.status == "budget"
+    assert matching_loss(lenet, seen, seen.labels)(found.x).item() == found.match
+
+
+def test_a_good_match_needs_no_further_restart(lenet, digits):
+    assert len(dlg(lenet, observe(lenet, *one(digits)), restarts=5).restarts) == 1
+
+
+@pytest.mark.parametrize("budget", [1, 2, 17])
+def test_evaluations_are_counted_exactly(lenet, digits, budget):
+    seen = observe(lenet, *one(digits))
+    calls = []
+    lenet.register_forward_hook(lambda *_: calls.append(1))
+    found = dlg(lenet, seen, restarts=2, max_evaluations=budget)
+    assert found.evaluations == len(calls) == 2 * budget
+
+
+def test_same_seed_same_image(lenet, digits):
+    seen = observe(lenet, *one(digits), visible=["dense2.*"])
+    first, again, other = (dlg(lenet, seen, restarts=1, seed=seed) for seed in (4, 4, 5))
+    assert torch.equal(first.x, again.x)
+    assert first.match == again.match
+    assert not torch.allclose(first.x, other.x)
+
+
+def test_parameters_are_paired_by_name(lenet, digits):
+    x, y = one(digits)
+    seen = observe(lenet, x, y)
+    turned = replace(seen, update=dict(reversed(seen.update.items())))
+    assert matching_loss(lenet, turned, y)(x).item() < 1e-28
+    assert float(psnr(dlg(lenet, turned).x, x)) > 60
+
+
+def test_weights_come_from_the_observation_in_any_precision(lenet, digits):
+    x, y = one(digits)
+    seen = observe(lenet, x, y)
+    single = replace(seen, state={name: value.float() for name, value in seen.state.items()})
+    stranger = smooth_lenet(torch.Generator().manual_seed(99))
+    assert torch.equal(dlg(stranger, seen).x, dlg(lenet, seen).x)
+    assert float(psnr(dlg(stranger, single).x, x)) > 60
+
+
+def test_the_attacker_clips_as_the_client_did(lenet, digits):
+    x, y = one(digits)
+    seen = observe(lenet, x, y, clip=0.01)
+    assert matching_loss(lenet, seen, y)(x).item() < 1e-28
+    assert matching_loss(lenet, replace(seen, clip=None), y)(x).item() > 1
+    assert float(psnr(dlg(lenet, seen).x, x)) > 60
+
+
+def test_noise_blinds_it(lenet, digits):
+    x, y = one(digits)
+    generator = torch.Generator().manual_seed(0)
+    seen = observe(lenet, x, y, clip=1.0, noise_multiplier=1.0, generator=generator)
+    found = dlg(lenet, seen, restarts=1, max_evaluations=200)
+    assert found.match > 0.1
+    assert float(psnr(found.x, x)) < 20
+
+
+def test_the_last_bias_shows_the_label(lenet, digits):
+    for i in range(10):
+        x, y = one(digits, i)
+        hidden = observe(lenet, x, y, visible=["conv2.*", "dense2.bias"], reveal_labels=False)
+        found = dlg(lenet, hidden, restarts=1, max_evaluations=1)
+        assert found.labels.tolist() == y.tolist()
+
+
+def test_hidden_labels_that_cannot_be_inferred(lenet, digits):
+    x, y = digits[0][:2], digits[1][:2]
+    with pytest.raises(ConfigError, match="batch of one"):
+        dlg(lenet, observe(lenet, x, y, reveal_labels=False))
+    with pytest.raises(ConfigError, match=r"dense2\.bias"):
+        dlg(lenet, observe(lenet, x[:1], y[:1], visible=["conv*"], reveal_labels=False))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"restarts": 0},
+        {"max_evaluations": 0},
+        {"max_evaluations": 2.5},
+        {"bounds": (1.0, 0.0)},
+        {"bounds": (0.0, math.nan)},
+        {"bounds": (0.0, math.inf)},
+        {"seed": -1},
+    ],
+)
+def test_options_out_of_range(lenet, digits, options):
+    with pytest.raises(ConfigError):
+        dlg(lenet, observe(lenet, *one(digits)), **options)
+
+
+def test_an_update_of_zero_cannot_be_matched(lenet, digits):
+    seen = observe(lenet, *one(digits), visible=["conv1.*"])
+    zero = {name: torch.zeros_like(value) for name, value in seen.update.items()}
+    with pytest.raises(ConfigError, match="nothing to match"):
+        dlg(lenet, replace(seen, update=zero))
+
+
+def test_a_gradient_that_overflows_is_an_error(lenet, digits):
+    seen = observe(lenet, *one(digits))
+    huge = {name: value * math.nan for name, value in seen.state.items()}
+    with pytest.raises(ConfigError, match="not finite"):
+        dlg(lenet, replace(seen, state=huge))
