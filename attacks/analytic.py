@@ -56,22 +56,21 @@ def invert_dense(weight_grad: Tensor, bias_grad: Tensor | None = None) -> Tensor
     return gb @ gw / gb.square().sum()
 
 
-def invert_first_dense(
-    model: nn.Module, observation: Observation, bounds: tuple[float, float] = (0.0, 1.0)
-) -> Reconstruction | None:
-    """Try ``invert_dense`` on every visible dense layer as wide as the image; the best by match.
+def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruction | None:
+    """Try ``invert_dense`` on each visible dense layer as wide as the image; the best by match.
 
     A layer that does not act on the pixels themselves gives a poor match, so nothing has to be
-    known of the order of the layers. None where no layer fits or the batch is not of one.
+    known of the order of the layers. None where no layer is that wide. Pixels are in [0, 1].
     """
     start = time.perf_counter()
     pixels = math.prod(observation.shape)
     layers = [pair for pair in _visible_dense(model, observation) if pair[0].shape[1] == pixels]
-    if observation.shape[0] != 1 or not layers:
+    if not layers:
         return None
     labels = known_labels(model, observation)
     loss = matching_loss(model, observation, labels)
-    images = [invert_dense(*pair).reshape(observation.shape).clamp(*bounds) for pair in layers]
+    inputs = [invert_dense(*pair).cpu() for pair in layers]
+    images = [flat.reshape(observation.shape).clamp(0, 1) for flat in inputs]
     matches = [float(loss(image).detach()) for image in images]
     best = min(range(len(images)), key=matches.__getitem__)
     return Reconstruction(
@@ -92,8 +91,4 @@ def _visible_dense(
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     update = observation.update
     pairs = [(update.get(f"{name}.weight"), update.get(f"{name}.bias")) for name in layers]
-    return [
-        (weight, bias if bias is not None and bool(bias.any()) else None)
-        for weight, bias in pairs
-        if weight is not None and bool(weight.any())
-    ]
+    return [(weight, bias) for weight, bias in pairs if weight is not None and bool(weight.any())]

@@ -75,3 +75,24 @@ def test_no_layer_that_fits(lenet, mlp, digits):
 def test_gradients_that_say_nothing(weight, bias):
     with pytest.raises(ConfigError):
         invert_dense(weight, bias)
+
+
+def test_noise_leaves_an_image_in_range(mlp, digits):
+    generator = torch.Generator().manual_seed(0)
+    seen = observe(
+        *(mlp, digits[0][:1], digits[1][:1]),
+        **{"clip": 1.0, "noise_multiplier": 0.1, "generator": generator},
+    )
+    found = invert_first_dense(mlp, seen)
+    raw = invert_dense(seen.update["dense1.weight"], seen.update["dense1.bias"])
+    assert float(raw.min()) < 0
+    assert torch.equal(found.x.flatten(), raw.clamp(0, 1))
+    assert found.status == "stalled"
+
+
+def test_a_layer_that_is_not_used_is_passed_over(mlp, digits):
+    mlp.idle = nn.Identity()
+    mlp.idle.spare = nn.Linear(64, 3)
+    seen = observe(mlp, digits[0][:1], digits[1][:1])
+    assert not seen.update["idle.spare.weight"].any()
+    assert invert_first_dense(mlp, seen).status == "exact"

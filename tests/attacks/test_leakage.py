@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from accounting import ConfigError
-from attacks import leakage
-from attacks.leakage import _row
+from attacks import dlg, leakage, observe
+from attacks.analytic import invert_first_dense
+from attacks.leakage import _attack, _row
 from attacks.networks import smooth_lenet
 from attacks.reconstruct import Reconstruction
 from attacks.report import Trial
@@ -72,6 +73,35 @@ def test_the_closed_form_is_tried(mlp, digits):
     (row,) = leakage(mlp, x, y, views={"dense1": ["dense1.*"]}).rows
     assert min(row.psnr) > 140
     assert row.to_dict()["attack"] == "invert_dense"
+
+
+def test_the_closed_form_and_the_search_are_compared_by_match(mlp, digits):
+    x, y = digits[0][:1], digits[1][:1]
+    generator = torch.Generator().manual_seed(0)
+    noisy = observe(mlp, x, y, clip=1.0, noise_multiplier=1e-4, generator=generator)
+    closed = invert_first_dense(mlp, noisy)
+    assert closed.match > 1e-10
+    attack, found = _attack(mlp, noisy, 1, 1, 0)
+    assert (attack, found.match) == ("invert_dense", closed.match)
+    attack, found = _attack(mlp, noisy, 1, 300, 0)
+    assert attack == "dlg"
+    assert found.match < closed.match
+
+
+def test_the_same_starting_points_for_every_view(lenet, digits, report):
+    x, y = digits[0][2:3], digits[1][2:3]
+    for row, view in zip(report.rows, VIEWS.values(), strict=True):
+        alone = dlg(lenet, observe(lenet, x, y, visible=view), seed=2)
+        assert torch.equal(row.own[2].reconstruction.x, alone.x)
+
+
+def test_labels_that_are_hidden_stay_hidden(lenet, digits):
+    with pytest.raises(ConfigError, match="labels=None"):
+        leakage(
+            *(lenet, digits[0][:1], digits[1][:1]),
+            views={"conv2": ["conv2.*"]},
+            reveal_labels=False,
+        )
 
 
 def test_seeing_more_never_scores_less(report, lenet):
@@ -178,3 +208,19 @@ def test_images_and_labels_must_pair(lenet, digits):
     for bad_x, bad_y in ((x[:2], y[:3]), (x[:3], y[:2]), (x[:0], y[:0])):
         with pytest.raises(ConfigError):
             leakage(lenet, bad_x, bad_y, views={"full": ["*"]})
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "verdict"),
+    [
+        (trial("full", 5.0, 1e-2), trial("part", 90.0), "recovered"),
+        (trial("full", 5.0, 1e-16), trial("part", 6.0, 1e-2), "ambiguous"),
+    ],
+)
+def test_the_verdict_is_the_most_severe_of_a_view_and_its_parts(lenet, whole, part, verdict):
+    names = {
+        "full": frozenset({"dense2.weight", "dense2.bias"}),
+        "part": frozenset({"dense2.bias"}),
+    }
+    row = _row(lenet, "full", ["*"], names, {"full": [whole], "part": [part]})
+    assert row.verdict == verdict

@@ -52,6 +52,11 @@ def test_the_model_is_left_alone(digits):
     assert seen.update["0.weight"].dtype == torch.float64
 
 
+def test_a_parameter_that_the_loss_does_not_use_has_a_zero_gradient(lenet, digits):
+    lenet.register_parameter("idle", nn.Parameter(torch.ones(3)))
+    assert observe(lenet, digits[0][:1], digits[1][:1]).update["idle"].tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("visible", "words"),
     [

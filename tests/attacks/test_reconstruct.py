@@ -63,6 +63,15 @@ def test_same_seed_same_image(lenet, digits):
     assert not torch.allclose(first.x, other.x)
 
 
+def test_the_residual_is_relative_to_the_visible_update(lenet, digits):
+    (x, y), (guess, _) = one(digits), one(digits, 1)
+    seen = observe(lenet, x, y, visible=["conv2.*"])
+    there = observe(lenet, guess, y, visible=["conv2.*"]).update
+    gap = sum((there[name] - value).square().sum() for name, value in seen.update.items())
+    size = sum(value.square().sum() for value in seen.update.values())
+    assert matching_loss(lenet, seen, y)(guess).item() == pytest.approx(float(gap / size))
+
+
 def test_parameters_are_paired_by_name(lenet, digits):
     x, y = one(digits)
     seen = observe(lenet, x, y)
