@@ -1,4 +1,5 @@
 import pickle
+from contextlib import suppress
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def test_round_trip_and_size():
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_an_error_and_nothing_else(message):
-    with pytest.raises(ConfigError, match="not an update|holds"):
+    with pytest.raises(ConfigError, match=r"not an update|holds"):
         decode_update(message, dim=3)
 
 
@@ -27,10 +28,8 @@ def test_arbitrary_bytes_are_an_error_and_nothing_else(message):
 def test_damaged_messages_are_an_error_or_a_vector(cut, flip):
     message = bytearray(encode_update(torch.ones(3)))
     message[min(flip, len(message) - 1)] ^= 255
-    try:
+    with suppress(ConfigError):
         assert decode_update(bytes(message), dim=3).shape == (3,)
-    except ConfigError:
-        pass
     with pytest.raises(ConfigError):
         decode_update(encode_update(torch.ones(3))[:cut], dim=3)
 

@@ -1,0 +1,87 @@
+"""The demo, with one seed: three tables, three files, the same numbers twice."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "privpart.cli.main", "demo", *arguments],
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "new" / "folder"
+    return out, demo("--out", str(out), "--seeds", "1")
+
+
+@pytest.fixture(scope="module")
+def report(finished):
+    return json.loads((finished[0] / "report.json").read_text())
+
+
+def test_three_tables_and_three_files(finished):
+    out, done = finished
+    assert done.returncode == 0, done.stderr
+    for title in ("1. Budget", "2. Test accuracy", "3. Leakage by view"):
+        assert title in done.stdout
+    assert "What this does not show" in done.stdout
+    assert "training (z" not in done.stdout  # progress goes to stderr
+    files = {path.name: path.stat().st_size for path in out.iterdir()}
+    assert set(files) == {"report.json", "accuracy.png", "leakage.png"}
+    assert min(files.values()) > 5000
+    for picture in ("accuracy.png", "leakage.png"):
+        assert (out / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_same_seed_same_numbers_whatever_the_number_of_processes(report, tmp_path):
+    assert demo("--out", str(tmp_path), "--seeds", "1", "--jobs", "1").returncode == 0
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+
+
+def test_the_run_does_not_claim_to_be_private(report):
+    assert report["noise_source"] == "seeded: not private"
+    assert [b["noise_multiplier"] for b in report["budget"]] == [0.3, 1.0, 3.0]
+    assert all(b["sensitivity_squared"] == 7 for b in report["budget"])
+
+
+def test_accuracy_falls_with_noise_and_partial_sends_less(report):
+    mean = {(a["part"], a["noise_multiplier"]): a["mean"] for a in report["accuracy"]}
+    sent = {a["part"]: a["update_bytes"] for a in report["accuracy"]}
+    for part in ("full", "partial"):
+        assert mean[part, 0.0] > 0.8
+        assert mean[part, 0.0] > mean[part, 3.0] + 0.2
+    assert sent["full"] > 7 * sent["partial"]
+
+
+def test_the_full_update_is_recovered_and_every_score_has_its_baseline(report):
+    rows = {row["view"]: row for audit in report["leakage"].values() for row in audit["rows"]}
+    assert min(rows["full"]["psnr_alone"]) > 30
+    assert rows["first layer only"]["psnr_median"] > 140
+    assert len(rows) >= 3
+    for row in rows.values():
+        assert row["baseline_median"] > 5
+        assert row["verdict"] in {"recovered", "partial", "ambiguous", "attack failed"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["--data", "fashion-mnist", "--data-dir", "/nowhere"], "dataset-fashion-mnist"),
+        (["--data-dir", "/nowhere"], "digits come with scikit-learn"),
+        (["--out", "/dev/null/out"], "cannot be made"),
+        (["--data", "mnist"], "'fashion-mnist'"),
+    ],
+)
+def test_bad_input_fails_at_once(arguments, fault, tmp_path):
+    done = demo("--out", str(tmp_path), *arguments)
+    assert done.returncode == 2
+    assert fault in " ".join(done.stderr.split())
+    assert not list(tmp_path.iterdir())

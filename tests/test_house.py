@@ -1,0 +1,60 @@
+"""The house: small files, documented names, and code blocks in the README that run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import accounting
+import attacks
+import privpart
+
+ROOT = Path(__file__).parent.parent
+SOURCES = [p for name in ("accounting", "attacks", "privpart") for p in (ROOT / name).rglob("*.py")]
+
+
+def test_no_file_is_over_300_lines():
+    long = {str(p): n for p in SOURCES if (n := len(p.read_text().splitlines())) > 300}
+    assert not long
+
+
+@pytest.mark.parametrize("package", [accounting, attacks, privpart], ids=lambda p: p.__name__)
+def test_every_public_name_is_listed_sorted_and_documented(package):
+    assert list(package.__all__) == sorted(package.__all__, key=str.lower) or list(
+        package.__all__
+    ) == sorted(package.__all__)
+    undocumented = [name for name in package.__all__ if not getattr(package, name).__doc__]
+    assert not undocumented
+
+
+def test_an_unknown_public_name_is_an_ordinary_error():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        privpart.nonsense  # noqa: B018
+
+
+def python_blocks(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+
+
+def test_readme_shows_what_the_commands_print():
+    shown = re.findall(
+        r"```\n\$ privpart (.*?)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    assert shown
+    for command, output in shown:
+        done = subprocess.run(
+            [sys.executable, "-m", "privpart.cli.main", *command.split()],
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == output
+
+
+def test_readme_blocks_run():
+    blocks = python_blocks("README.md")
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)

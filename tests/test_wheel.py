@@ -1,0 +1,70 @@
+"""The wheel: exactly three top-level packages, typed, and it runs without the source tree."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BUDGET = ["epsilon", "--rounds", "1600", "--noise-multiplier", "1.13", "--delta", "1e-6"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for part in ("pyproject.toml", "README.md", "LICENSE", "privpart", "accounting", "attacks"):
+        target = source / part
+        target.parent.mkdir(exist_ok=True)
+        subprocess.run(["cp", "-r", ROOT / part, target], check=True)
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", folder, source]
+    subprocess.run(command, check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+def test_top_level_packages_are_exactly_three_and_typed(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    top = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert top == {"accounting", "attacks", "privpart"}
+    assert {f"{package}/py.typed" for package in top} <= set(names)
+    assert not [name for name in names if "test" in name or "__pycache__" in name]
+
+
+def test_the_wheel_alone_answers(wheel, tmp_path):
+    """Unpacked on a path of its own, with this environment's dependencies."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = (
+        "import sys, accounting, privpart, attacks; from privpart.cli.main import main;"
+        f"assert all(m.__file__.startswith({str(tmp_path)!r}) for m in (accounting, privpart,"
+        "attacks)); main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *BUDGET, "--format", "json"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert round(json.loads(done.stdout)["epsilon"], 3) == 17.667
+
+
+@pytest.mark.slow
+def test_a_clean_environment_installs_and_runs_it(wheel, tmp_path):
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    constraints = ROOT / "constraints.txt"
+    subprocess.run([python, "-m", "pip", "install", "-q", "-c", constraints, wheel], check=True)
+    done = subprocess.run(
+        [tmp_path / "env" / "bin" / "privpart", *BUDGET, "--format", "json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert round(json.loads(done.stdout)["epsilon"], 3) == 17.667
