@@ -34,9 +34,9 @@ class Accuracy:
         return mean(self.accuracies)
 
     @property
-    def spread(self) -> float:
-        """Standard deviation over seeds; 0 for a single one."""
-        return stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+    def spread(self) -> float | None:
+        """Standard deviation over seeds; None for a single one, which has none."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON types."""
@@ -77,7 +77,7 @@ def notes(recipe: Recipe) -> list[str]:
         f"What this does not show: {recipe.users} simulated users cannot give a meaningful "
         "user-level epsilon at high accuracy; only the mechanics and the trade-off are real. "
         "The noise comes from a seed, so these models are not private. Learning rates and clip "
-        "norm were tuned by hand on the same test images, which no epsilon here covers. "
+        "norm were chosen by hand, for digits on these test images; no epsilon covers that. "
         "Decibels certify nothing, and are never converted into an epsilon.",
     ]
 
@@ -110,9 +110,9 @@ def _budget_table(recipe: Recipe, budgets: Sequence[PrivacyReport]) -> Table:
 
 def _accuracy_table(budgets: Sequence[PrivacyReport], accuracies: Sequence[Accuracy]) -> Table:
     epsilon = {b.noise_multiplier: up(b.epsilon, 4) for b in budgets}
-    seeds = len(accuracies[0].seeds)
+    seeds = accuracies[0].seeds
     table = _table(
-        f"2. Test accuracy (%) by noise, {seeds} seeds",
+        f"2. Test accuracy (%) by noise, seeds {seeds[0]} to {seeds[-1]}",
         ("noise multiplier", "epsilon", "full", "partial", "partial - full"),
     )
     by_cell = {(a.part, a.noise_multiplier): a for a in accuracies}
@@ -122,15 +122,16 @@ def _accuracy_table(budgets: Sequence[PrivacyReport], accuracies: Sequence[Accur
         table.add_row(
             f"{z:g}",
             epsilon.get(z, "no guarantee"),
-            _percent(full.mean, full.spread),
-            _percent(partial.mean, partial.spread),
-            _percent(mean(paired), stdev(paired) if seeds > 1 else 0.0, sign="+"),
+            _percent(full.accuracies),
+            _percent(partial.accuracies),
+            _percent(paired, sign="+"),
         )
     return table
 
 
-def _percent(value: float, spread: float, sign: str = "") -> str:
-    return f"{100 * value:{sign}.1f} ± {100 * spread:.1f}"
+def _percent(values: Sequence[float], sign: str = "") -> str:
+    middle = f"{100 * mean(values):{sign}.1f}"
+    return f"{middle} ± {100 * stdev(values):.1f}" if len(values) > 1 else middle
 
 
 def _cost_note(accuracies: Sequence[Accuracy]) -> str:
