@@ -32,6 +32,7 @@ def test_epsilon_is_an_upper_bound_and_tight(mu, exponent):
     delta = 10.0**exponent
     epsilon = gaussian.epsilon(mu, delta)
     assert true_delta(mu, epsilon) <= delta
+    assert gaussian.log_delta(mu, epsilon) <= math.log(delta)  # by our own, pessimistic, measure
     if epsilon > 0:
         assert true_delta(mu, epsilon * (1 - 1e-7)) > delta
 

@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
@@ -19,6 +20,7 @@ from accounting import (
     calibrate,
     guarantee,
 )
+from accounting.guarantee import mu_upper
 
 STACK_OVERFLOW = BinaryTree(1600), Participation(1600)
 
@@ -86,6 +88,13 @@ def test_monotone_in_everything():
     assert epsilon(z=4.0) < epsilon() < epsilon(k=4)
     assert epsilon(delta=1e-3) < epsilon() <= epsilon(b=1)
     assert epsilon() <= epsilon(n=128)
+
+
+@given(squared=st.floats(0.1, 1e6), z=st.floats(1e-3, 1e3))
+def test_mu_is_never_below_the_true_quotient(squared, z):
+    with mpmath.workdps(40):
+        truth = mpmath.sqrt(mpmath.mpf(squared)) / mpmath.mpf(z)
+        assert truth <= mu_upper(squared, z) <= truth * (1 + mpmath.mpf("1e-15"))
 
 
 def test_composition_adds_mu_squared():
