@@ -123,7 +123,7 @@ def test_nonsense_never_becomes_a_number(value):
 
 @pytest.mark.parametrize("method", ["RDP", "prv", ""])
 def test_unknown_method(method):
-    with pytest.raises(ConfigError, match="must be one of exact, rdp"):
+    with pytest.raises(ConfigError, match="must be one of exact, pld, rdp, zcdp"):
         guarantee(*STACK_OVERFLOW, noise_multiplier=1.0, method=method)
 
 
