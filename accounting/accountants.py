@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # imported late: dp-accounting takes longer to load than all 
 Accountant = Literal["pld", "rdp", "zcdp"]
 
 GRID = 1e-4
-"""Privacy losses are rounded up to multiples of this, in standard deviations of the loss."""
+"""Losses are rounded up to multiples of this, in standard deviations of the whole loss."""
 
 
 def gaussian_event(mu: float) -> "DpEvent":
@@ -53,6 +53,7 @@ def one_gaussian(method: Accountant, mu: float) -> "PrivacyAccountant":
     return PLDAccountant(_zero_out(), grid).compose(gaussian_event(mu))
 
 
+@lru_cache(maxsize=16)
 def sampled_gaussians(
     method: Accountant, noise_multiplier: float, probability: float, steps: int
 ) -> "PrivacyAccountant":
@@ -63,9 +64,17 @@ def sampled_gaussians(
     event = sampled_event(noise_multiplier, probability, steps)
     if method == "rdp":
         return _usable(RdpAccountant().compose(event))
-    # About the standard deviation of the loss of one step, and a tenth of that of all of them.
-    spread = max(1.0, math.sqrt(steps) * probability / 10) / noise_multiplier
-    return PLDAccountant(value_discretization_interval=GRID * max(1.0, spread)).compose(event)
+    return PLDAccountant(
+        value_discretization_interval=_sampled_grid(noise_multiplier, probability, steps)
+    ).compose(event)
+
+
+def _sampled_grid(noise_multiplier: float, probability: float, steps: int) -> float:
+    """GRID times the spread of the total loss, or coarser where one step's range is far wider."""
+    spread = math.sqrt(steps) * probability / noise_multiplier
+    hit = 10 / noise_multiplier + 0.5 / noise_multiplier**2  # ten deviations, if sampled
+    widest = hit if hit > 500 else math.log1p(probability * math.expm1(hit))
+    return GRID * max(spread, widest / 30)
 
 
 def sampled_event(noise_multiplier: float, probability: float, steps: int) -> "DpEvent":

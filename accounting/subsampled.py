@@ -61,8 +61,11 @@ class PoissonSampling:
 class SampledGuarantee:
     """What ``steps`` Gaussian steps on Poisson samples promise, under add-or-remove adjacency.
 
+    Epsilon and delta are upper bounds in real arithmetic; dp-accounting does not round its floating
+    point one-sidedly, which may cost some 1e-9 of them.
+
     Args:
-        noise_multiplier: noise standard deviation / sensitivity of one step, > 0.
+        noise_multiplier: noise standard deviation / sensitivity of one step, 1e-3 to 1e5.
         probability: that a member is in the sample of a step, in (0, 1].
         steps: steps in which one member may be sampled, >= 1.
         method: "pld", or "rdp" (looser).
@@ -81,7 +84,11 @@ class SampledGuarantee:
     adjacency: ClassVar[str] = "add-or-remove"
 
     def __post_init__(self) -> None:
-        checks.positive("noise_multiplier", self.noise_multiplier)
+        if not 1e-3 <= checks.positive("noise_multiplier", self.noise_multiplier) <= 1e5:
+            raise ConfigError(
+                f"noise_multiplier={self.noise_multiplier:g}: dp-accounting's sampled Gaussian "
+                "is reliable from 1e-3 to 1e5."
+            )
         if not checks.positive("probability", self.probability) <= 1:
             raise ConfigError(f"probability={self.probability:g}: must be at most 1.")
         checks.count("steps", self.steps)
