@@ -13,11 +13,11 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any, Literal, get_args
 
-from accounting import assumptions, checks, gaussian
+from accounting import assumptions, checks
 from accounting.assumptions import Assumption, Status
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck
-from accounting.guarantee import ADJACENCIES, METHODS, Adjacency, Guarantee, Method, mu_upper
+from accounting.guarantee import METHODS, Adjacency, Guarantee, Method, mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
 from accounting.statement import write
@@ -89,15 +89,13 @@ class PrivacyReport:
 
     def __post_init__(self) -> None:
         Participation(self.rounds, self.max_participations, self.min_separation)
-        for name in ("noise_multiplier", "mu", "rho", "sensitivity_squared"):
+        for name in ("noise_multiplier", "sensitivity_squared", "effective_noise_multiplier"):
             checks.positive(name, getattr(self, name))
         for name in ("population", "tuning_runs"):
             if getattr(self, name) is not None:
                 checks.count(name, getattr(self, name))
-        checks.positive("effective_noise_multiplier", self.effective_noise_multiplier)
         checks.choice("method", self.method, METHODS)
         checks.choice("unit", self.unit, get_args(Unit))
-        checks.choice("adjacency", self.adjacency, ADJACENCIES)
         checks.choice("noise_source", self.noise_source, get_args(NoiseSource))
         for rate in (self.delta, *(fpr for fpr, _ in self.tpr_at_fpr)):
             checks.probability("delta or false-positive rate", rate)
@@ -105,15 +103,15 @@ class PrivacyReport:
 
     def _claims_no_more_than_mu_allows(self) -> None:
         slack = 1 - 1e-9
+        run = Guarantee(self.mu, "exact", self.adjacency)
         claims = [
-            ("epsilon", self.epsilon, gaussian.epsilon(self.mu, self.delta)),
-            ("rho", self.rho, self.mu**2 / 2),
-            ("mu", self.mu, math.sqrt(self.sensitivity_squared) / self.noise_multiplier),
-            ("advantage", self.advantage, gaussian.delta(self.mu, 0.0)),
+            ("epsilon", self.epsilon, run.epsilon(self.delta)),
+            ("rho", self.rho, run.rho),
+            ("mu", self.mu, mu_upper(self.sensitivity_squared, self.noise_multiplier)),
+            ("advantage", self.advantage, run.advantage()),
         ]
         claims += [
-            (f"tpr_at_fpr {fpr:g}", tpr, gaussian.true_positive_rate(self.mu, fpr))
-            for fpr, tpr in self.tpr_at_fpr
+            (f"tpr_at_fpr {fpr:g}", tpr, run.tpr_at_fpr(fpr)) for fpr, tpr in self.tpr_at_fpr
         ]
         for name, claimed, least in claims:
             if not checks.nonnegative(name, claimed) >= least * slack:
