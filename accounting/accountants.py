@@ -74,7 +74,7 @@ def _sampled_grid(noise_multiplier: float, probability: float, steps: int) -> fl
     spread = math.sqrt(steps) * probability / noise_multiplier
     hit = 10 / noise_multiplier + 0.5 / noise_multiplier**2  # ten deviations, if sampled
     widest = hit if hit > 500 else math.log1p(probability * math.expm1(hit))
-    return GRID * max(spread, widest / 30)
+    return GRID * max(spread, widest / 10)
 
 
 def sampled_event(noise_multiplier: float, probability: float, steps: int) -> "DpEvent":

@@ -97,8 +97,9 @@ class PrivacyReport:
         checks.choice("method", self.method, METHODS)
         checks.choice("unit", self.unit, get_args(Unit))
         checks.choice("noise_source", self.noise_source, get_args(NoiseSource))
-        for rate in (self.delta, *(fpr for fpr, _ in self.tpr_at_fpr)):
-            checks.probability("delta or false-positive rate", rate)
+        checks.probability("delta", self.delta)
+        for fpr, _ in self.tpr_at_fpr:
+            checks.probability("false-positive rate", fpr)
         self._claims_no_more_than_mu_allows()
 
     def _claims_no_more_than_mu_allows(self) -> None:

@@ -161,6 +161,15 @@ def test_not_monotone_is_still_safe(target):
     assert found == 50 or epsilon(Jagged(found + 1), following, 8.0) > target
 
 
+def test_rounds_may_follow_each_other_unless_said_otherwise():
+    plan = {"noise_multiplier": 8.0, "target_epsilon": 4.0, "delta": 1e-6}
+    tree = BinaryTree(64)
+    assert most_participations(tree, **plan) == most_participations(tree, min_separation=1, **plan)
+    assert most_participations(tree, **plan) < most_participations(tree, min_separation=16, **plan)
+    assert most_rounds(BinaryTree, **plan) == most_rounds(BinaryTree, min_separation=1, **plan)
+    assert most_rounds(BinaryTree, **plan) < most_rounds(BinaryTree, min_separation=16, **plan)
+
+
 def test_large_searches_stay_fast():
     plan = {"noise_multiplier": 40.0, "target_epsilon": 1.3, "delta": 1e-6}
     assert least_separation(BinaryTree(2048), max_participations=5, **plan) == 64

@@ -189,7 +189,7 @@ def cases():
 
 @pytest.mark.parametrize(("call", "valid", "argument", "value"), list(cases()))
 def test_nonsense_never_becomes_a_number(call, valid, argument, value):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=rf"\b{argument}="):
         call(**valid | {argument: value})
 
 
