@@ -220,7 +220,9 @@ def _greatest(meets: Callable[[int], bool], limit: int, name: str) -> int:
 
 def _search(epsilon: Callable[[float], float], target: float, *, start: float) -> float:
     """Return where the decreasing ``epsilon`` crosses ``target``, from ``start`` upwards."""
-    low, high = start * (1 - 1e-6), start
+    if epsilon(start) <= target:
+        return start
+    low, high = start, 2 * start
     while epsilon(high) > target:
         low, high = high, 2 * high
         if high > 16 * start:  # its orders end there: epsilon stops falling

@@ -1,8 +1,9 @@
 """Accounting speed: an exact epsilon beside dp-accounting and Opacus doing the nearest job.
 
-Run: ``python benchmarks/accounting_speed.py``; writes benchmarks/results/accounting.json. Everything
-is timed in one run, so that the ratios mean something on a machine that others use too; each
-figure is the least of several, in seconds.
+Run: ``python benchmarks/accounting_speed.py``; writes benchmarks/results/accounting.json.
+
+Everything is timed in one run, so that the ratios mean something on a machine that others use
+too; each figure is the least of several, in seconds.
 
 The nearest job of the others is one Gaussian at the same mu: none of them knows a tree with
 several participations (dp-accounting has a tree event with one). Opacus takes the noise multiplier
