@@ -5,25 +5,36 @@ and divisor stay). ``noise_multiplier`` is the standard deviation of one i.i.d. 
 that enters the mechanism, divided by the clip norm, on the scale of the sum.
 """
 
-from accounting.calibrate import calibrate
+from accounting.assumptions import Assumption
+from accounting.calibrate import calibrate, least_separation, most_participations, most_rounds
 from accounting.checks import ConfigError
+from accounting.cross_check import CrossCheck
 from accounting.guarantee import Guarantee, guarantee
 from accounting.mechanisms import BinaryTree, Independent, Mechanism
 from accounting.participation import Participation
-from accounting.report import Assumption, PrivacyReport
+from accounting.report import PrivacyReport
 from accounting.sensitivity import Sensitivity, brute_force
+from accounting.subsampled import PoissonSampling, SampledGuarantee, amplified, dp_sgd
 
 __all__ = [
     "Assumption",
     "BinaryTree",
     "ConfigError",
+    "CrossCheck",
     "Guarantee",
     "Independent",
     "Mechanism",
     "Participation",
+    "PoissonSampling",
     "PrivacyReport",
+    "SampledGuarantee",
     "Sensitivity",
+    "amplified",
     "brute_force",
     "calibrate",
+    "dp_sgd",
     "guarantee",
+    "least_separation",
+    "most_participations",
+    "most_rounds",
 ]

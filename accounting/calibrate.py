@@ -1,4 +1,11 @@
-"""Calibration: the least noise that meets a target, never less than that."""
+"""Calibration: the least noise, or the most rounds, that meet a target; never beyond it.
+
+Whole numbers are found by bisection between one that meets the target and one that does not, and
+only a number that was tried is ever returned: the answer is safe for every mechanism. It is also
+the greatest (or least) one as far as the sensitivity is monotone. That it grows with
+``max_participations`` and shrinks with ``min_separation`` holds for every exact sensitivity, since
+the admissible patterns are nested.
+"""
 
 import math
 from collections.abc import Callable
@@ -7,7 +14,7 @@ from scipy.optimize import brentq
 
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
-from accounting.guarantee import METHODS, Guarantee, Method, mu_upper
+from accounting.guarantee import METHODS, Guarantee, Method, guarantee, mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
 
@@ -41,9 +48,7 @@ def calibrate(
     >>> round(calibrate(BinaryTree(1000), run, target_epsilon=2.0, delta=1e-6), 4)
     7.0534
     """
-    target = checks.positive("target_epsilon", target_epsilon)
-    delta = checks.probability("delta", delta)
-    checks.choice("method", method, METHODS)
+    target, delta = _target(target_epsilon, delta, method)
     squared = mechanism.sensitivity(participation).squared
 
     def epsilon(noise_multiplier: float) -> float:
@@ -51,17 +56,173 @@ def calibrate(
 
     # Exact by inversion; the other methods are never tighter, so that is where to start.
     noise = math.sqrt(squared) / gaussian.mu(target, delta)
+    step = noise * 2.0**-48
     if method != "exact":
         noise = _search(epsilon, target, start=noise)
-    step = noise * 2.0**-48
+        step = noise * 1e-10
     while epsilon(noise) > target:  # the last roundings
         noise, step = noise + step, 2 * step
     return noise
 
 
+def most_rounds(
+    mechanism: Callable[[int], Mechanism],
+    *,
+    noise_multiplier: float,
+    target_epsilon: float,
+    delta: float,
+    max_participations: int | None = None,
+    min_separation: int = 1,
+    at_most: int = 100_000,
+    method: Method = "exact",
+) -> int:
+    """Return the most rounds, up to ``at_most``, that the target allows.
+
+    Args:
+        mechanism: makes the mechanism of n rounds, such as ``BinaryTree``.
+        noise_multiplier: as in ``guarantee``, > 0.
+        target_epsilon: the budget, > 0.
+        delta: in (0, 1).
+        max_participations: most rounds of one client, where so many fit; None is as many as fit.
+        min_separation: rounds from one participation to the next, >= 1.
+        at_most: where to stop looking, >= 1: with one participation some mechanisms cost the same
+            for ever.
+        method: how epsilon is computed, see ``Guarantee``.
+
+    Guarantees:
+        The result meets the target, and one round more does not (or is beyond ``at_most``). It is
+        the greatest such number where more rounds never cost less: for a fixed mechanism whose
+        encoder of n rounds is the corner of the encoder of n + 1, but not for one that is fitted
+        anew to each n.
+
+    Raises:
+        ConfigError: a value out of range, or not even one round meets the target.
+
+    >>> from accounting import BinaryTree
+    >>> most_rounds(BinaryTree, noise_multiplier=7.0, target_epsilon=2.0, delta=1e-6)
+    3
+    """
+    cap = (
+        None
+        if max_participations is None
+        else checks.count("max_participations", max_participations)
+    )
+    b = checks.count("min_separation", min_separation)
+    meets = _budget(noise_multiplier, target_epsilon, delta, method)
+
+    def fits(rounds: int) -> bool:
+        most = -(-rounds // b)
+        run = Participation(rounds, most if cap is None else min(cap, most), b)
+        return meets(mechanism(rounds), run)
+
+    return _greatest(fits, checks.count("at_most", at_most), "rounds")
+
+
+def most_participations(
+    mechanism: Mechanism,
+    *,
+    noise_multiplier: float,
+    target_epsilon: float,
+    delta: float,
+    min_separation: int = 1,
+    method: Method = "exact",
+) -> int:
+    """Return the greatest max_participations that the target allows.
+
+    Arguments, guarantees and errors as for ``most_rounds``; the most that can be asked for is
+    what fits into the mechanism's rounds.
+
+    >>> from accounting import BinaryTree
+    >>> run = {"noise_multiplier": 40.0, "target_epsilon": 2.0, "delta": 1e-6}
+    >>> most_participations(BinaryTree(2048), min_separation=100, **run)
+    9
+    """
+    b = checks.count("min_separation", min_separation)
+    meets = _budget(noise_multiplier, target_epsilon, delta, method)
+    return _greatest(
+        lambda k: meets(mechanism, Participation(mechanism.rounds, k, b)),
+        -(-mechanism.rounds // b),
+        "max_participations",
+    )
+
+
+def least_separation(
+    mechanism: Mechanism,
+    *,
+    max_participations: int,
+    noise_multiplier: float,
+    target_epsilon: float,
+    delta: float,
+    method: Method = "exact",
+) -> int:
+    """Return the least min_separation that meets the target with that many participations.
+
+    Arguments, guarantees and errors as for ``most_rounds``; the widest that can be asked for is
+    (rounds - 1) // (max_participations - 1).
+
+    >>> from accounting import BinaryTree
+    >>> run = {"noise_multiplier": 40.0, "target_epsilon": 1.3, "delta": 1e-6}
+    >>> least_separation(BinaryTree(2048), max_participations=5, **run)
+    64
+    """
+    n = mechanism.rounds
+    k = Participation(n, max_participations).max_participations
+    meets = _budget(noise_multiplier, target_epsilon, delta, method)
+    widest = (n - 1) // (k - 1) if k > 1 else 1
+    # The greatest slack widest - b, counted from 1.
+    slack = _greatest(
+        lambda slack: meets(mechanism, Participation(n, k, widest + 1 - slack)),
+        widest,
+        "min_separation",
+    )
+    return widest + 1 - slack
+
+
+def _target(epsilon: float, delta: float, method: Method) -> tuple[float, float]:
+    checks.choice("method", method, METHODS)
+    if not 1e-50 <= checks.positive("target_epsilon", epsilon) <= 1e50:
+        raise ConfigError(f"target_epsilon={epsilon:g}: must lie between 1e-50 and 1e50.")
+    return float(epsilon), checks.probability("delta", delta)
+
+
+def _budget(
+    noise_multiplier: float, target_epsilon: float, delta: float, method: Method
+) -> Callable[[Mechanism, Participation], bool]:
+    """Return the test of whether a run stays within the target, its figures checked once."""
+    z = checks.positive("noise_multiplier", noise_multiplier)
+    target, delta = _target(target_epsilon, delta, method)
+
+    def meets(mechanism: Mechanism, participation: Participation) -> bool:
+        run = guarantee(mechanism, participation, noise_multiplier=z, method=method)
+        return run.epsilon(delta) <= target
+
+    return meets
+
+
+def _greatest(meets: Callable[[int], bool], limit: int, name: str) -> int:
+    """Return a number that meets the target while the next does not, or ``limit``."""
+    if not meets(1):
+        raise ConfigError(
+            f"target_epsilon: no {name} meets it with this noise. Use more noise (see calibrate)."
+        )
+    good, bad = 1, 2
+    while bad <= limit and meets(bad):
+        good, bad = bad, 2 * bad
+    bad = min(bad, limit + 1)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if meets(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
 def _search(epsilon: Callable[[float], float], target: float, *, start: float) -> float:
     """Return where the decreasing ``epsilon`` crosses ``target``, from ``start`` upwards."""
-    low, high = start * (1 - 1e-6), start
+    if epsilon(start) <= target:
+        return start
+    low, high = start, 2 * start
     while epsilon(high) > target:
         low, high = high, 2 * high
         if high > 16 * start:  # its orders end there: epsilon stops falling

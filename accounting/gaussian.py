@@ -18,10 +18,12 @@ import math
 from collections.abc import Callable
 
 from scipy.optimize import brentq
-from scipy.special import erfcx, log_ndtr
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 _UNIT_ROUNDOFF = 2.0**-53
 _SQRT2 = math.sqrt(2.0)
+_FAR = 1e6
+"""Standard deviations beyond which no float can hold the tail's mass."""
 
 
 def log_delta(mu: float, epsilon: float) -> float:
@@ -32,6 +34,8 @@ def log_delta(mu: float, epsilon: float) -> float:
         epsilon: >= 0.
     """
     x = epsilon / mu - mu / 2
+    if x > _FAR:
+        return -x * x / 2 * (1 - 1e-9)  # Phi(-x) <= e^(-x^2/2)
     y = epsilon / mu + mu / 2
     log_first = (
         math.log(float(erfcx(x / _SQRT2)) / 2) - x * x / 2 if x > -1 else float(log_ndtr(-x))
@@ -75,10 +79,25 @@ def mu(epsilon: float, delta: float) -> float:
     # delta(epsilon) <= delta(0) < 0.4 mu, and the zCDP bound solved for mu: both are feasible.
     root = math.sqrt(-2 * target)
     feasible = max(delta, 2 * epsilon / (math.sqrt(root * root + 2 * epsilon) + root) * (1 - 1e-9))
+    while excess(feasible) > 0:  # up to the rounding that log_delta allows for
+        feasible /= 2
     infeasible = 2 * feasible
     while excess(infeasible) <= 0:
         feasible, infeasible = infeasible, 2 * infeasible
     return _safe_root(excess, infeasible=infeasible, feasible=feasible)
+
+
+def true_positive_rate(mu: float, false_positive_rate: float) -> float:
+    """Most that a test with this false-positive rate can detect, rounded up; in (0, 1].
+
+    Phi(Phi^-1(fpr) + mu) (Dong, Roth and Su 2022, Definition 2.6).
+    """
+    threshold = float(ndtri(false_positive_rate))
+    shifted = threshold + mu
+    shifted += 16 * _UNIT_ROUNDOFF * (1 + abs(threshold) + mu)
+    # log Phi has slope up to |x|, so rounding of x and of Phi's own x^2 costs x^2 units.
+    error = 16 * _UNIT_ROUNDOFF * (4 + min(shifted, 0.0) ** 2)
+    return min(1.0, math.nextafter(float(ndtr(shifted)) * (1 + error), 1.0))
 
 
 def _safe_root(excess: Callable[[float], float], *, infeasible: float, feasible: float) -> float:

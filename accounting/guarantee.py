@@ -2,31 +2,47 @@
 
 Every unamplified mechanism here is one Gaussian: mu = sensitivity / noise_multiplier says all
 there is to say, and mu^2 adds under composition (Dong, Roth and Su 2022, Corollary 3.3). Epsilon,
-delta, rho and the attacker's advantage are read off it. ``method="rdp"`` is there to reproduce
-papers: it is never tighter than ``"exact"``.
+delta, rho, the Renyi curve and the attacker's odds are read off it. The methods other than
+``"exact"`` are there to reproduce papers and to cross-check: they are never tighter.
 """
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, get_args
 
-from accounting import checks, gaussian
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting import accountants, checks, gaussian
+from accounting.checks import ConfigError
+from accounting.cross_check import CrossCheck, compare
 from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
 
-Method = Literal["exact", "rdp"]
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+Method = Literal["exact", "pld", "rdp", "zcdp"]
 METHODS: tuple[str, ...] = get_args(Method)
+Adjacency = Literal["zero-out", "replace-one"]
+ADJACENCIES: tuple[str, ...] = get_args(Adjacency)
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """A mu-GDP guarantee for one client, zero-out adjacency.
+    """A mu-GDP guarantee.
 
     Args:
         mu: sensitivity / noise standard deviation, > 0; smaller is more private.
-        method: how epsilon and delta are computed from it: "exact" (the Gaussian trade-off), or
-            "rdp" (Renyi DP with dp-accounting's orders and its improved conversion).
+        method: how epsilon and delta are computed from it: "exact" (the Gaussian trade-off);
+            through dp-accounting, and never below exact: "pld" (privacy loss distribution on a
+            grid), "rdp" (Renyi DP at its orders, with its improved conversion), "zcdp" (rho with
+            the same conversion; equal to "rdp" for a Gaussian).
+        adjacency: "zero-out" (a client's updates are replaced by zero; cohort, schedule and
+            divisor stay), which is what mechanisms give, or "replace-one" (by another client's),
+            see ``replace_one``. Add-or-remove is not claimed.
+        clients: how many clients it protects jointly, >= 1; see ``group``.
 
     >>> Guarantee(mu=1.0).epsilon(delta=1e-5)  # doctest: +ELLIPSIS
     4.37717...
@@ -34,14 +50,19 @@ class Guarantee:
 
     mu: float
     method: Method = "exact"
+    adjacency: Adjacency = "zero-out"
+    clients: int = 1
 
     def __post_init__(self) -> None:
-        checks.positive("mu", self.mu)
+        if not 1e-100 <= checks.positive("mu", self.mu) <= 1e100:
+            raise ConfigError(f"mu={self.mu:g}: must lie between 1e-100 and 1e100.")
         checks.choice("method", self.method, METHODS)
+        checks.choice("adjacency", self.adjacency, ADJACENCIES)
+        checks.count("clients", self.clients)
 
     @property
     def rho(self) -> float:
-        """Zero-concentrated DP parameter, mu^2 / 2 (Bun and Steinke 2016)."""
+        """Zero-concentrated DP parameter, mu^2 / 2 (Bun and Steinke 2016), rounded up."""
         return math.nextafter(self.mu * self.mu / 2, math.inf)
 
     @property
@@ -52,29 +73,104 @@ class Guarantee:
     def epsilon(self, delta: float) -> float:
         """Return the least epsilon that holds with ``delta`` in (0, 1), rounded up."""
         delta = checks.probability("delta", delta)
-        if self.method == "rdp":
-            return float(_rdp(self.mu).get_epsilon(delta))
-        return gaussian.epsilon(self.mu, delta)
+        exact = gaussian.epsilon(self.mu, delta)
+        if self.method == "exact":
+            return exact
+        accountant = accountants.one_gaussian(self.method, self.mu)
+        return max(exact, accountants.epsilon(accountant, delta))
 
     def delta(self, epsilon: float) -> float:
         """Return the least delta that holds with ``epsilon`` >= 0, rounded up."""
         epsilon = checks.nonnegative("epsilon", epsilon)
-        if self.method == "rdp":
-            return float(_rdp(self.mu).get_delta(epsilon))
-        return gaussian.delta(self.mu, epsilon)
+        exact = gaussian.delta(self.mu, epsilon)
+        if self.method == "exact":
+            return exact
+        accountant = accountants.one_gaussian(self.method, self.mu)
+        return max(exact, accountants.delta(accountant, epsilon))
+
+    def rdp_curve(self, orders: Sequence[float]) -> NDArray[np.float64]:
+        """Renyi divergence alpha mu^2 / 2 at each order alpha > 1 (Mironov 2017), rounded up.
+
+        >>> Guarantee(mu=1.0).rdp_curve([2, 64]).round(9)
+        array([ 1., 32.])
+        """
+        for order in orders:
+            if not checks.positive("order", order) > 1:
+                raise ConfigError(f"order={order:g}: must be above 1.")
+        return np.nextafter(np.array(orders, dtype=np.float64) * self.rho, np.inf)
 
     def advantage(self) -> float:
         """Most that true-positive rate minus false-positive rate of any membership test can be."""
         return gaussian.delta(self.mu, 0.0)
 
+    def tpr_at_fpr(self, fpr: float) -> float:
+        """Most that the true-positive rate of a membership test can be, rounded up.
+
+        Args:
+            fpr: the false-positive rate of the test, in (0, 1).
+
+        >>> round(Guarantee(mu=1.0).tpr_at_fpr(0.01), 4)
+        0.0924
+        """
+        return gaussian.true_positive_rate(self.mu, checks.probability("fpr", fpr))
+
     def compose(self, other: "Guarantee") -> "Guarantee":
         """Return the guarantee of both releases together: mu^2 adds.
+
+        Raises:
+            ConfigError: the two protect different units; neither bounds the other.
 
         >>> Guarantee(mu=3.0).compose(Guarantee(mu=4.0)).mu
         5.000000000000001
         """
+        if (self.adjacency, self.clients) != (other.adjacency, other.clients):
+            raise ConfigError(
+                f"{self.adjacency} for {self.clients} and {other.adjacency} for {other.clients} "
+                "clients do not compose. Bring both to the same with replace_one() and group()."
+            )
         total = math.nextafter(math.hypot(self.mu, other.mu), math.inf)
-        return Guarantee(total, "rdp" if "rdp" in (self.method, other.method) else "exact")
+        loosest = max(self.method, other.method, key=METHODS.index)
+        return replace(self, mu=total, method=loosest)
+
+    def group(self, size: int) -> "Guarantee":
+        """Return what this promises to ``size`` clients jointly: mu times size.
+
+        Zeroing them one after the other moves the encoded stream by at most that many
+        sensitivities (Dong, Roth and Su 2022, Theorem 2.14). Tight if they take part in the same
+        rounds.
+        """
+        size = checks.count("size", size)
+        return replace(self, mu=_up(self.mu * size), clients=self.clients * size)
+
+    def replace_one(self) -> "Guarantee":
+        """Return the same for replace-one adjacency: mu doubles.
+
+        Replacing an update is zeroing it and putting in another: twice the sensitivity.
+        """
+        if self.adjacency != "zero-out":
+            raise ConfigError("adjacency is replace-one already.")
+        return replace(self, mu=_up(self.mu * 2), adjacency="replace-one")
+
+    def to_dp_event(self) -> "DpEvent":
+        """Return dp-accounting's GaussianDpEvent of the same mu, to go on with any accountant."""
+        return accountants.gaussian_event(self.mu)
+
+    def cross_check(self, delta: float) -> CrossCheck:
+        """Compare ``epsilon(delta)`` with an accountant that shares no code with this one.
+
+        PLD where this is exact (RDP, where delta is too small for PLD's grid), otherwise exact.
+        """
+        epsilon = self.epsilon(delta)
+        if self.method != "exact":
+            second = gaussian.epsilon(self.mu, delta)
+            return compare(self.method, epsilon, "exact", second, slack=self.mu)
+        try:
+            method: accountants.Accountant = "pld"
+            second = accountants.epsilon(accountants.one_gaussian(method, self.mu), delta)
+        except ConfigError:
+            method = "rdp"
+            second = accountants.epsilon(accountants.one_gaussian(method, self.mu), delta)
+        return compare("exact", epsilon, method, second, slack=self.mu)
 
 
 def guarantee(
@@ -102,22 +198,18 @@ def guarantee(
     >>> round(run.epsilon(delta=1e-6), 3)
     17.667
     """
-    z = checks.positive(
-        "noise_multiplier", noise_multiplier, hint="Without noise there is no guarantee to report."
+    return Guarantee(
+        mu_upper(mechanism.sensitivity(participation).squared, noise_multiplier), method
     )
-    return Guarantee(mu_upper(mechanism.sensitivity(participation).squared, z), method)
 
 
 def mu_upper(sensitivity_squared: float, noise_multiplier: float) -> float:
     """Return sqrt(sensitivity_squared) / noise_multiplier; two roundings, so two units up."""
-    quotient = math.sqrt(sensitivity_squared) / noise_multiplier
-    return math.nextafter(math.nextafter(quotient, math.inf), math.inf)
+    z = checks.positive(
+        "noise_multiplier", noise_multiplier, hint="Without noise there is no guarantee to report."
+    )
+    return _up(_up(math.sqrt(sensitivity_squared) / z))
 
 
-@lru_cache(maxsize=64)
-def _rdp(mu: float) -> Any:  # noqa: ANN401  dp-accounting ships no types
-    """An accountant that has seen one Gaussian release; imported late, it takes a second."""
-    from dp_accounting import GaussianDpEvent
-    from dp_accounting.rdp import RdpAccountant
-
-    return RdpAccountant().compose(GaussianDpEvent(1 / mu))
+def _up(value: float) -> float:
+    return math.nextafter(value, math.inf)

@@ -1,80 +1,27 @@
-"""Published budgets, safe calibration, and no number out of nonsense."""
+"""What a guarantee says, by every method; and no number out of nonsense."""
 
 import math
 
+import dp_accounting
 import mpmath
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent
-from dp_accounting.pld import PLDAccountant
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting import (
     BinaryTree,
     ConfigError,
+    CrossCheck,
     Guarantee,
-    Independent,
     Participation,
-    PrivacyReport,
-    calibrate,
+    brute_force,
     guarantee,
 )
+from accounting.cross_check import compare
 from accounting.guarantee import mu_upper
 
-STACK_OVERFLOW = BinaryTree(1600), Participation(1600)
-
-
-@pytest.mark.parametrize(
-    ("noise_multiplier", "published", "exact"),
-    [
-        (1.13, 18.71, 17.667),
-        (2.33, 7.83, 7.342),
-        (4.03, 4.19, 3.920),
-        (6.21, 2.60, 2.424),
-        (8.83, 1.77, 1.649),
-    ],
-)
-def test_fedpt_table_5(noise_multiplier, published, exact):
-    """Sidahmed et al. 2022, Table 5: StackOverflow, 1600 rounds, delta 1e-6, one participation."""
-    rdp = guarantee(*STACK_OVERFLOW, noise_multiplier=noise_multiplier, method="rdp")
-    assert round(rdp.epsilon(1e-6), 2) == published
-    ours = guarantee(*STACK_OVERFLOW, noise_multiplier=noise_multiplier)
-    assert round(ours.epsilon(1e-6), 3) == exact
-
-
-@pytest.mark.parametrize("mu", [0.1, 0.3953, 1.0, 2.935])
-def test_exact_agrees_with_an_independent_accountant(mu):
-    """dp-accounting's PLD is pessimistic by its grid: it may lie a little above, never below."""
-    pld = PLDAccountant().compose(GaussianDpEvent(1 / mu))
-    assert Guarantee(mu).epsilon(1e-6) == pytest.approx(pld.get_epsilon(1e-6), rel=1e-4)
-    assert Guarantee(mu).delta(1.0) == pytest.approx(pld.get_delta(1.0), rel=1e-4)
-
-
-@given(
-    n=st.integers(1, 3000),
-    tree=st.booleans(),
-    target=st.floats(0.05, 50),
-    exponent=st.floats(-12, -2),
-)
-def test_calibration_is_safe_and_tight(n, tree, target, exponent):
-    mechanism = BinaryTree(n) if tree else Independent(n)
-    delta = 10.0**exponent
-    z = calibrate(mechanism, Participation(n), target_epsilon=target, delta=delta)
-    reached = guarantee(mechanism, Participation(n), noise_multiplier=z).epsilon(delta)
-    assert target * (1 - 1e-4) <= reached <= target
-
-
-@pytest.mark.parametrize("target", [0.5, 2.0, 18.71])
-def test_rdp_calibration_is_safe_and_tight(target):
-    z = calibrate(*STACK_OVERFLOW, target_epsilon=target, delta=1e-6, method="rdp")
-    reached = guarantee(*STACK_OVERFLOW, noise_multiplier=z, method="rdp").epsilon(1e-6)
-    assert target * (1 - 1e-4) <= reached <= target
-
-
-def test_rdp_out_of_reach_says_so():
-    with pytest.raises(ConfigError, match='Use method="exact"'):
-        calibrate(*STACK_OVERFLOW, target_epsilon=0.005, delta=1e-9, method="rdp")
+MUS = st.floats(min_value=-4, max_value=3).map(lambda exponent: 10.0**exponent)
 
 
 def test_monotone_in_everything():
@@ -101,6 +48,7 @@ def test_composition_adds_mu_squared():
     both = Guarantee(3.0).compose(Guarantee(4.0))
     assert 5.0 <= both.mu <= 5.0 * (1 + 1e-15)
     assert Guarantee(3.0).compose(Guarantee(4.0, "rdp")).method == "rdp"
+    assert Guarantee(3.0, "zcdp").compose(Guarantee(4.0, "pld")).method == "zcdp"
 
 
 def test_epsilon_and_delta_invert_each_other():
@@ -110,36 +58,190 @@ def test_epsilon_and_delta_invert_each_other():
     assert run.rho == pytest.approx(0.245)
 
 
-NONSENSE = [float("nan"), float("inf"), -float("inf"), 0, -1, None, "1", True, np.nan]
+@settings(max_examples=25)
+@given(
+    mu=st.floats(-3, 1.5).map(lambda exponent: 10.0**exponent),
+    exponent=st.floats(-12, -1),
+    method=st.sampled_from(["pld", "rdp", "zcdp"]),
+)
+def test_other_methods_are_never_below_exact(mu, exponent, method):
+    exact, other = Guarantee(mu), Guarantee(mu, method)
+    delta = 10.0**exponent
+    assert other.epsilon(delta) >= exact.epsilon(delta)
+    epsilon = exact.epsilon(delta)
+    assert 1 >= other.delta(epsilon) >= exact.delta(epsilon)
 
 
-@pytest.mark.parametrize("value", NONSENSE)
-def test_nonsense_never_becomes_a_number(value):
-    with pytest.raises(ConfigError, match="noise_multiplier"):
-        guarantee(*STACK_OVERFLOW, noise_multiplier=value)
-    with pytest.raises(ConfigError, match="mu"):
-        Guarantee(value)
-    with pytest.raises(ConfigError, match="delta"):
-        Guarantee(1.0).epsilon(value)
-    with pytest.raises(ConfigError, match="target_epsilon"):
-        calibrate(*STACK_OVERFLOW, target_epsilon=value, delta=1e-6)
-    with pytest.raises(ConfigError, match="delta"):
-        calibrate(*STACK_OVERFLOW, target_epsilon=1.0, delta=value)
-    if value != 0 or value is True:
-        with pytest.raises(ConfigError, match="epsilon"):
-            Guarantee(1.0).delta(value)
+@pytest.mark.parametrize("mu", [1e-5, 1e-2, 1.0, 50.0, 1e3, 1e4])
+@pytest.mark.parametrize("method", ["rdp", "zcdp", "pld"])
+def test_every_method_is_sound_at_the_ends_of_its_range(method, mu):
+    exact = Guarantee(mu).epsilon(1e-6)
+    assert exact <= Guarantee(mu, method).epsilon(1e-6) <= 1.1 * exact + 0.01
+
+
+@pytest.mark.parametrize("mu", [1e-6, 1.1e4])
+@pytest.mark.parametrize("method", ["rdp", "zcdp", "pld"])
+def test_beyond_its_range_a_method_refuses(method, mu):
+    with pytest.raises(ConfigError, match='Use method="exact"'):
+        Guarantee(mu, method).epsilon(1e-6)
+    with pytest.raises(ConfigError, match='Use method="exact"'):
+        Guarantee(mu, method).delta(0.5)
+
+
+def test_pld_refuses_a_delta_below_its_grid():
+    with pytest.raises(ConfigError, match="it says inf"):
+        Guarantee(1.0, "pld").epsilon(1e-30)
+
+
+@pytest.mark.parametrize("mu", [1e-101, 1e101])
+def test_mu_out_of_range(mu):
+    with pytest.raises(ConfigError, match="between 1e-100 and 1e100"):
+        Guarantee(mu)
+
+
+@given(mu=MUS, exponent=st.floats(-12, -1e-3))
+def test_true_positive_rate_is_an_upper_bound_and_tight(mu, exponent):
+    fpr = 10.0**exponent
+    with mpmath.workdps(60):
+        below = mpmath.findroot(
+            lambda x: mpmath.log(mpmath.ncdf(x)) - mpmath.log(fpr), float(-1.5 + exponent / 2)
+        )
+        truth = mpmath.ncdf(below + mpmath.mpf(mu))
+    found = Guarantee(mu).tpr_at_fpr(fpr)
+    assert truth <= found <= min(1, truth * (1 + mpmath.mpf("1e-12")))
+
+
+@given(mu=st.floats(1e-3, 40), deviations=st.floats(6, 37))
+def test_true_positive_rate_in_the_far_tail(mu, deviations):
+    fpr = float(mpmath.ncdf(-deviations))
+    with mpmath.workdps(60):
+        below = mpmath.findroot(lambda x: mpmath.log(mpmath.ncdf(x)) - mpmath.log(fpr), -deviations)
+        truth = mpmath.ncdf(below + mpmath.mpf(mu))
+    found = Guarantee(mu).tpr_at_fpr(fpr)
+    assert truth <= found <= min(1, truth * (1 + mpmath.mpf("1e-10")))
+
+
+def test_advantage_is_the_best_gap_between_the_rates():
+    run = Guarantee(0.7)
+    rates = np.linspace(0.001, 0.999, 999)
+    gaps = [run.tpr_at_fpr(fpr) - fpr for fpr in rates]
+    assert max(gaps) <= run.advantage()
+    assert max(gaps) == pytest.approx(run.advantage(), abs=1e-5)
+
+
+def test_rdp_curve_is_dp_accountings():
+    orders = [1.5, 2.0, 8.0, 256.0]
+    accountant = dp_accounting.rdp.RdpAccountant(orders)
+    accountant.compose(Guarantee(0.7).to_dp_event())
+    curve = Guarantee(0.7).rdp_curve(orders)
+    np.testing.assert_allclose(curve, accountant.rdp, rtol=1e-12)
+    exact = [mpmath.mpf(0.7) ** 2 * order / 2 for order in orders]
+    assert all(found >= truth for found, truth in zip(curve, exact, strict=True))
+
+
+@pytest.mark.parametrize("order", [1, 0.5, -1.0, float("nan"), float("inf"), None, "2"])
+def test_orders_are_above_one(order):
+    with pytest.raises(ConfigError, match=r"^order="):
+        Guarantee(1.0).rdp_curve([2.0, order])
+
+
+@given(mu=MUS)
+def test_dp_event_has_no_more_noise_than_mu_says(mu):
+    event = Guarantee(mu).to_dp_event()
+    assert mpmath.mpf(event.noise_multiplier) * mpmath.mpf(mu) <= 1
+    assert event.noise_multiplier == pytest.approx(1 / mu, rel=1e-15)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_group_is_brute_force(size):
+    """Clients that take part in the same rounds move the stream ``size`` times as far."""
+    tree, run = BinaryTree(8), Participation(8, 2, 3)
+    z = 2.0
+    group = guarantee(tree, run, noise_multiplier=z).group(size)
+    judged = math.sqrt(brute_force(size * tree.encoder(), run)) / z
+    assert judged <= group.mu <= judged * (1 + 1e-14)
+    assert group.clients == size
+
+
+def test_groups_of_groups():
+    assert Guarantee(0.5).group(2).group(3).clients == 6
+    assert Guarantee(0.5).group(2).group(3).mu == pytest.approx(3.0, rel=1e-14)
+
+
+def test_replace_one_doubles():
+    run = Guarantee(0.5, "rdp").replace_one()
+    assert (run.adjacency, run.method) == ("replace-one", "rdp")
+    assert 1.0 <= run.mu <= 1.0 + 1e-15
+    with pytest.raises(ConfigError, match=r"^adjacency is replace-one already\.$"):
+        run.replace_one()
+
+
+@pytest.mark.parametrize("other", [Guarantee(1.0).replace_one(), Guarantee(1.0).group(2)])
+def test_different_units_do_not_compose(other):
+    with pytest.raises(ConfigError) as error:
+        Guarantee(1.0).compose(other)
+    assert str(error.value) == (
+        f"zero-out for 1 and {other.adjacency} for {other.clients} clients do not compose. "
+        "Bring both to the same with replace_one() and group()."
+    )
+    with pytest.raises(ConfigError, match="do not compose"):
+        other.compose(Guarantee(1.0))
+    assert other.compose(other).mu == pytest.approx(other.mu * math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    ("method", "second", "agree_to"),
+    [("exact", "pld", 1e-7), ("pld", "exact", 1e-7), ("rdp", "exact", 0.1), ("zcdp", "exact", 0.1)],
+)
+@pytest.mark.parametrize("mu", [0.01, 0.8, 5.0])
+def test_cross_check(method, second, agree_to, mu):
+    check = Guarantee(mu, method).cross_check(1e-6)
+    assert check.method == second
+    assert check.consistent
+    assert check.agree_to <= agree_to or mu == 0.01
+    assert check.epsilon == Guarantee(mu, second).epsilon(1e-6)
+
+
+def test_cross_check_below_the_grid_asks_rdp():
+    check = Guarantee(1.0).cross_check(1e-40)
+    assert (check.method, check.consistent) == ("rdp", True)
+
+
+def test_cross_check_where_both_are_zero():
+    assert Guarantee(0.01).cross_check(0.5) == CrossCheck("pld", 0.0, 0.0, consistent=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "epsilon", "second_method", "second", "consistent"),
+    [
+        ("exact", 1.0, "pld", 1.0009, True),
+        ("exact", 1.0, "pld", 1.1, False),
+        ("exact", 1.0, "pld", 0.9, False),
+        ("exact", 1.0, "rdp", 1.1, True),
+        ("exact", 1.0, "rdp", 0.9, False),
+        ("rdp", 1.1, "exact", 1.0, True),
+        ("rdp", 0.9, "exact", 1.0, False),
+        ("zcdp", 1.1, "exact", 1.0, True),
+        ("zcdp", 0.9, "exact", 1.0, False),
+        ("pld", 1.1, "exact", 1.0, False),
+    ],
+)
+def test_contradictions_are_seen(method, epsilon, second_method, second, consistent):
+    check = compare(method, epsilon, second_method, second, slack=0.1)
+    assert check.consistent is consistent
+    assert check.epsilon == second
+    assert check.agree_to == pytest.approx(abs(epsilon - second) / max(epsilon, second))
+
+
+def test_slack_is_a_thousandth_of_the_losses():
+    assert compare("exact", 0.0, "pld", 0.0009, slack=1.0).consistent
+    assert not compare("exact", 0.0, "pld", 0.0011, slack=1.0).consistent
+    assert not compare("exact", 0.0, "pld", 0.0009, slack=0.1).consistent
 
 
 @pytest.mark.parametrize("method", ["RDP", "prv", ""])
 def test_unknown_method(method):
-    with pytest.raises(ConfigError, match="must be one of exact, rdp"):
-        guarantee(*STACK_OVERFLOW, noise_multiplier=1.0, method=method)
-
-
-def test_report_never_states_epsilon_alone():
-    report = PrivacyReport.of(*STACK_OVERFLOW, noise_multiplier=1.13, delta=1e-6).to_dict()
-    assert report["schema"] == "privpart/epsilon/1"
-    assert (report["unit"], report["adjacency"]) == ("client", "zero-out")
-    assert report["delta"] == 1e-6
-    assert {a["code"] for a in report["assumptions"]} >= {"participation", "clipping", "choices"}
-    assert report["effective_noise_multiplier"] == pytest.approx(1.13 / math.sqrt(11))
+    with pytest.raises(ConfigError, match="must be one of exact, pld, rdp, zcdp"):
+        Guarantee(1.0, method)
+    with pytest.raises(ConfigError, match="must be one of zero-out, replace-one"):
+        Guarantee(1.0, adjacency=method)

@@ -27,6 +27,8 @@ def test_more_participations_than_rounds_suggests_no_separation():
 def test_tf_privacy_counts_the_rounds_in_between():
     converted = Participation.from_tf_privacy(rounds=9, max_participations=3, min_separation=3)
     assert converted == Participation(9, 3, 4)
+    consecutive = Participation.from_tf_privacy(rounds=9, max_participations=9, min_separation=0)
+    assert consecutive == Participation(9, 9, 1)
     with pytest.raises(ConfigError, match="min_separation"):
         Participation.from_tf_privacy(rounds=9, max_participations=3, min_separation=-1)
 

@@ -1,0 +1,46 @@
+"""Cross-check: the headline epsilon beside a second accountant's."""
+
+import math
+from dataclasses import dataclass
+
+from accounting import checks
+
+TOLERANCE = 1e-3
+"""How far two accountants of the same curve may differ; PLD's grid costs 1e-9 of it."""
+LOOSE = ("rdp", "zcdp")
+"""Upper bounds that lie several per cent above the curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrossCheck:
+    """What a second accountant says.
+
+    Attributes:
+        method: the second accountant.
+        epsilon: its figure at the same delta.
+        agree_to: relative difference between the two.
+        consistent: False if the two contradict each other: accountants of the same curve differ by
+            more than 1e-3, or an upper bound lies below the curve that it bounds.
+    """
+
+    method: str
+    epsilon: float
+    agree_to: float
+    consistent: bool
+
+    def __post_init__(self) -> None:
+        checks.nonnegative("cross_check epsilon", self.epsilon)
+        checks.nonnegative("cross_check agree_to", self.agree_to)
+
+
+def compare(
+    method: str, epsilon: float, second_method: str, second: float, *, slack: float
+) -> CrossCheck:
+    """Compare two epsilons at the same delta; ``slack`` (mu) is the scale of the losses."""
+    largest = max(epsilon, second)
+    agree_to = abs(epsilon - second) / largest if largest else 0.0
+    same = math.isclose(epsilon, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE * slack)
+    ordered = (method in LOOSE and epsilon >= second) or (
+        second_method in LOOSE and second >= epsilon
+    )
+    return CrossCheck(second_method, second, agree_to, same or ordered)

@@ -1,0 +1,208 @@
+"""No public function makes a number out of NaN, infinity or a value out of range.
+
+Every name that ``accounting`` exports, and every public method of its classes, must have an entry
+in ``VALID`` that names each of its numbers: a new function or a new argument without one fails.
+"""
+
+import inspect
+import math
+from dataclasses import fields, replace
+
+import pytest
+
+import accounting
+from accounting import (
+    BinaryTree,
+    ConfigError,
+    CrossCheck,
+    Guarantee,
+    Independent,
+    Participation,
+    PoissonSampling,
+    PrivacyReport,
+    SampledGuarantee,
+    Sensitivity,
+)
+
+RUN = BinaryTree(64), Participation(64)
+SAMPLING = PoissonSampling(10, 1000)
+REPORT = PrivacyReport.of(*RUN, noise_multiplier=4.0, delta=1e-6)
+BUDGET = {"noise_multiplier": 40.0, "target_epsilon": 2.0, "delta": 1e-6}
+NOTHING: dict = {}
+
+
+def report(**changes):
+    return replace(REPORT, **changes)
+
+
+def on_run(function):
+    return lambda **numbers: function(*RUN, **numbers)
+
+
+# name -> (how to call it with numbers only, numbers that are fine)
+VALID = {
+    "Assumption": (None, NOTHING),
+    "BinaryTree": (BinaryTree, {"rounds": 8, "restart_every": 4}),
+    "BinaryTree.sensitivity": (None, NOTHING),
+    "CrossCheck": (
+        lambda **numbers: CrossCheck("pld", consistent=True, **numbers),
+        {"epsilon": 1.0, "agree_to": 0.1},
+    ),
+    "Guarantee": (Guarantee, {"mu": 1.0, "clients": 1}),
+    "Guarantee.compose": (None, NOTHING),
+    "Guarantee.cross_check": (Guarantee(1.0).cross_check, {"delta": 1e-6}),
+    "Guarantee.delta": (Guarantee(1.0).delta, {"epsilon": 1.0}),
+    "Guarantee.epsilon": (Guarantee(1.0).epsilon, {"delta": 1e-6}),
+    "Guarantee.group": (Guarantee(1.0).group, {"size": 2}),
+    # takes a sequence; its entries are tried in test_guarantee.py
+    "Guarantee.rdp_curve": (None, NOTHING),
+    "Guarantee.tpr_at_fpr": (Guarantee(1.0).tpr_at_fpr, {"fpr": 0.1}),
+    "Independent": (Independent, {"rounds": 8}),
+    "Independent.sensitivity": (None, NOTHING),
+    "Participation": (
+        Participation,
+        {"rounds": 8, "max_participations": 2, "min_separation": 2},
+    ),
+    "Participation.from_tf_privacy": (
+        Participation.from_tf_privacy,
+        {"rounds": 8, "max_participations": 2, "min_separation": 2},
+    ),
+    "PoissonSampling": (PoissonSampling, {"expected_batch": 10.0, "population": 1000}),
+    "PoissonSampling.probability": (SAMPLING.probability, {"groups": 2}),
+    "PrivacyReport": (
+        report,
+        {
+            field.name: getattr(REPORT, field.name) or 5
+            for field in fields(PrivacyReport)
+            if field.type in (int, float, int | None)
+        },
+    ),
+    # reads what to_dict wrote; tried in test_report.py
+    "PrivacyReport.from_dict": (None, NOTHING),
+    "PrivacyReport.from_json": (None, NOTHING),
+    "PrivacyReport.of": (
+        on_run(PrivacyReport.of),
+        {"noise_multiplier": 4.0, "delta": 1e-6, "population": 1000, "tuning_runs": 2},
+    ),
+    "PrivacyReport.with_status": (None, NOTHING),
+    "SampledGuarantee": (
+        SampledGuarantee,
+        {"noise_multiplier": 1.0, "probability": 0.1, "steps": 10},
+    ),
+    "SampledGuarantee.delta": (SampledGuarantee(1.0, 0.1, 10).delta, {"epsilon": 1.0}),
+    "SampledGuarantee.epsilon": (SampledGuarantee(1.0, 0.1, 10).epsilon, {"delta": 1e-6}),
+    "Sensitivity": (
+        lambda **numbers: Sensitivity(exact=True, rule="", **numbers),
+        {"squared": 1.0},
+    ),
+    "amplified": (
+        lambda **numbers: accounting.amplified(Independent(8), sampling=SAMPLING, **numbers),
+        {"bands": 1, "noise_multiplier": 1.0},
+    ),
+    "brute_force": (None, NOTHING),
+    "calibrate": (on_run(accounting.calibrate), {"target_epsilon": 1.0, "delta": 1e-6}),
+    "dp_sgd": (
+        lambda **numbers: accounting.dp_sgd(sampling=SAMPLING, **numbers),
+        {"noise_multiplier": 1.0, "steps": 10},
+    ),
+    "guarantee": (on_run(accounting.guarantee), {"noise_multiplier": 1.0}),
+    "least_separation": (
+        lambda **numbers: accounting.least_separation(RUN[0], **numbers),
+        BUDGET | {"max_participations": 2},
+    ),
+    "most_participations": (
+        lambda **numbers: accounting.most_participations(RUN[0], **numbers),
+        BUDGET | {"min_separation": 2},
+    ),
+    "most_rounds": (
+        lambda **numbers: accounting.most_rounds(BinaryTree, **numbers),
+        BUDGET | {"max_participations": 2, "min_separation": 2, "at_most": 99},
+    ),
+}
+NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
+
+MAY_BE_ZERO = {
+    ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
+    ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
+    ("Participation.from_tf_privacy", "min_separation"),
+}  # fmt: skip
+NONSENSE = [math.nan, math.inf, -math.inf, -1, -1e-9, "1", True, None, 0, 1.5, 1e301, [1.0], 1j]
+WHOLE = (int, int | None)
+NUMBERS = (*WHOLE, float, float | None)
+
+
+def public():
+    """Every exported function, class and public method that takes an argument."""
+    for name in accounting.__all__:
+        if name in NOT_CALLED:
+            continue
+        thing = getattr(accounting, name)
+        yield name, thing
+        if inspect.isclass(thing):
+            for method, member in vars(thing).items():
+                callable_one = isinstance(member, classmethod) or inspect.isfunction(member)
+                if callable_one and not method.startswith("_"):
+                    bound = getattr(thing, method)
+                    if set(inspect.signature(bound).parameters) - {"self"}:
+                        yield f"{name}.{method}", bound
+
+
+PUBLIC = dict(public())
+
+
+def numbers_of(function):
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.annotation for p in parameters if p.annotation in NUMBERS}
+
+
+def test_every_public_name_has_an_entry():
+    assert set(VALID) == set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", sorted(VALID))
+def test_every_number_is_named(name):
+    _, valid = VALID[name]
+    assert set(valid) == set(numbers_of(PUBLIC[name]))
+
+
+@pytest.mark.parametrize("name", sorted(name for name, (call, _) in VALID.items() if call))
+def test_what_is_fine_is_fine(name):
+    call, valid = VALID[name]
+    call(**valid)
+
+
+def cases():
+    for name, (call, valid) in VALID.items():
+        for argument in valid:
+            kind = numbers_of(PUBLIC[name])[argument]
+            for value in NONSENSE:
+                fine = (
+                    (value is None and kind in (int | None, float | None))
+                    or (value == 0 and value is not True and (name, argument) in MAY_BE_ZERO)
+                    or (value in (1.5, 1e301) and kind not in WHOLE)
+                )
+                if not fine:
+                    yield pytest.param(
+                        call, valid, argument, value, id=f"{name}-{argument}-{value}"
+                    )
+
+
+@pytest.mark.parametrize(("call", "valid", "argument", "value"), list(cases()))
+def test_nonsense_never_becomes_a_number(call, valid, argument, value):
+    with pytest.raises(ConfigError, match=rf"\b{argument}="):
+        call(**valid | {argument: value})
+
+
+@pytest.mark.parametrize("name", sorted(name for name, (call, _) in VALID.items() if call))
+@pytest.mark.parametrize("value", [1e301, 1e-301])
+def test_extremes_are_refused_or_accounted_for(name, value):
+    """Beyond what is sensible, a ConfigError or a figure that is not NaN; nothing else."""
+    call, valid = VALID[name]
+    for argument, kind in numbers_of(PUBLIC[name]).items():
+        if kind in (float, float | None):
+            try:
+                found = call(**valid | {argument: value})
+            except ConfigError:
+                continue
+            if isinstance(found, float):
+                assert found >= 0

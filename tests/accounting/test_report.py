@@ -1,0 +1,242 @@
+"""The report: its verdict follows from its parts, and its figures cannot be talked down."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from accounting import (
+    BinaryTree,
+    ConfigError,
+    CrossCheck,
+    Guarantee,
+    Independent,
+    Participation,
+    PrivacyReport,
+)
+from accounting.statement import up
+
+STACK_OVERFLOW = BinaryTree(1600), Participation(1600)
+
+
+def make(**changes):
+    settings = {"noise_multiplier": 4.03, "delta": 1e-6, "population": 342_477} | changes
+    return PrivacyReport.of(*STACK_OVERFLOW, **settings)
+
+
+REPORT = make(tuning_runs=3, cross_check=True)
+FLAT = [
+    "schema", "mechanism", "rounds", "max_participations", "min_separation", "noise_multiplier",
+    "epsilon", "delta", "mu", "rho", "sensitivity_squared", "sensitivity_exact",
+    "effective_noise_multiplier", "method", "unit", "adjacency", "assumptions",
+]  # fmt: skip
+
+
+def all_enforced(report):
+    for assumption in report.assumptions:
+        report = report.with_status(assumption.code, "enforced", "by a test")
+    return report
+
+
+def test_figures():
+    assert REPORT.epsilon == pytest.approx(3.92020, abs=6e-6)
+    assert REPORT.mu == pytest.approx(math.sqrt(11) / 4.03)
+    assert REPORT.effective_noise_multiplier == pytest.approx(4.03 / math.sqrt(11))
+    assert REPORT.guarantee == Guarantee(REPORT.mu)
+    assert REPORT.advantage == REPORT.guarantee.advantage()
+    assert [fpr for fpr, _ in REPORT.tpr_at_fpr] == [0.1, 0.01, 0.001]
+    for fpr, tpr in REPORT.tpr_at_fpr:
+        assert tpr == REPORT.guarantee.tpr_at_fpr(fpr)
+    assert (REPORT.sensitivity_squared, REPORT.sensitivity_exact) == (11.0, True)
+    assert REPORT.version.count(".") == 2
+    assert REPORT.cross_check.method == "pld"
+    assert REPORT.cross_check.agree_to < 1e-7
+
+
+def test_flat_fields_of_the_command_line():
+    values = REPORT.to_dict()
+    assert set(FLAT) <= set(values)
+    assert values["schema"] == "privpart/epsilon/1"
+    assert (values["unit"], values["adjacency"]) == ("client", "zero-out")
+    codes = {a["code"] for a in values["assumptions"]}
+    assert codes >= {"participation", "clipping", "divisor", "noise", "choices"}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        REPORT,
+        make(),
+        make(method="rdp", unit="example", noise_source="seeded", population=None),
+        make().with_status("clipping", "violated", "a test says so"),
+    ],
+)
+def test_json_round_trip(report):
+    assert PrivacyReport.from_json(report.to_json()) == report
+    assert PrivacyReport.from_dict(report.to_dict()) == report
+    assert json.loads(report.to_json())["status"] == report.status
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epsilon", 3.9),
+        ("epsilon", math.nan),
+        ("epsilon", None),
+        ("delta", 1e-7),
+        ("delta", math.nan),
+        ("mu", 0.8),
+        ("mu", math.inf),
+        ("rho", 0.1),
+        ("advantage", 0.1),
+        ("tpr_at_fpr", [[0.1, 0.2]]),
+        ("tpr_at_fpr", [[math.nan, 1.0]]),
+        ("tpr_at_fpr", [0.1]),
+        ("sensitivity_squared", 12.0),
+        ("noise_multiplier", 4.0),
+        ("effective_noise_multiplier", math.nan),
+        ("rounds", 0),
+        ("max_participations", 1601),
+        ("min_separation", 0),
+        ("population", 0),
+        ("tuning_runs", 0.5),
+        ("method", "guess"),
+        ("unit", "sample"),
+        ("adjacency", "add-or-remove"),
+        ("noise_source", "dice"),
+        ("not_covered", []),
+        ("status", "holds"),
+        ("status", None),
+        ("schema", "privpart/epsilon/2"),
+        ("surprise", 1),
+        ("assumptions", [{"code": "x"}]),
+        ("assumptions", 3),
+        ("cross_check", {"method": "pld", "epsilon": math.nan, "agree_to": 0, "consistent": True}),
+    ],
+)
+def test_a_changed_report_is_refused(field, value):
+    with pytest.raises(ConfigError):
+        PrivacyReport.from_dict(REPORT.to_dict() | {field: value})
+
+
+@pytest.mark.parametrize("field", sorted(set(REPORT.to_dict()) - {"warnings", "tuning_epsilon"}))
+def test_a_field_that_is_missing_is_an_error(field):
+    values = REPORT.to_dict()
+    del values[field]
+    with pytest.raises(ConfigError):
+        PrivacyReport.from_dict(values)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", "{", None])
+def test_other_text_is_an_error(text):
+    with pytest.raises(ConfigError):
+        PrivacyReport.from_json(text)
+
+
+def test_verdict_is_conditional_until_everything_is_checked():
+    assert REPORT.status == "conditional"
+    checked = all_enforced(REPORT)
+    assert checked.status == "holds"
+    assert checked.with_status("noise", "verified", "covariance").status == "holds"
+    assert checked.with_status("noise", "asserted", "").status == "conditional"
+    assert checked.with_status("floating-point", "violated", "float16").status == "conditional"
+
+
+def test_a_negligible_assumption_decides_nothing():
+    minor = replace(REPORT.assumptions[0], severity="negligible", status="asserted")
+    assert replace(REPORT, assumptions=(minor,)).status == "holds"
+
+
+def test_verdict_of_a_violation_and_of_a_contradiction():
+    checked = all_enforced(REPORT)
+    assert checked.with_status("clipping", "violated", "").status == "does-not-hold"
+    contradicted = replace(checked, cross_check=CrossCheck("pld", 9.0, 0.5, consistent=False))
+    assert contradicted.status == "does-not-hold"
+    assert "CONTRADICTS" in contradicted.statement()
+    assert "DOES NOT HOLD" in contradicted.statement()
+
+
+def test_seeded_noise_is_not_private_whatever_else_holds():
+    seeded = all_enforced(make(noise_source="seeded"))
+    assert seeded.status == "not-private"
+    assert "IS NOT PRIVATE" in seeded.statement()
+    assert any("seeded" in warning for warning in seeded.warnings)
+    assert all_enforced(make(noise_source="os")).status == "holds"
+
+
+@pytest.mark.parametrize(
+    ("population", "warned"), [(999_999, False), (1_000_000, True), (10**7, True), (None, False)]
+)
+def test_delta_is_judged_against_the_population(population, warned):
+    report = make(population=population)
+    assert any("1/population" in warning for warning in report.warnings) is warned
+    assert ("1/population" in report.statement()) is warned
+
+
+def test_large_epsilon_is_warned_of():
+    assert any("above 10" in warning for warning in make(noise_multiplier=1.13).warnings)
+    assert make().warnings == ()
+
+
+def test_status_needs_a_known_code_and_word():
+    with pytest.raises(ConfigError, match="must be one of participation, clipping"):
+        REPORT.with_status("luck", "enforced", "")
+    with pytest.raises(ConfigError, match="must be one of enforced, verified"):
+        REPORT.with_status("noise", "hoped", "")
+
+
+def test_tuning_composes():
+    assert make().tuning_epsilon is None
+    assert make(tuning_runs=1).tuning_epsilon == pytest.approx(make().epsilon, rel=1e-12)
+    four = make(tuning_runs=4).tuning_epsilon
+    assert four == pytest.approx(Guarantee(2 * REPORT.mu).epsilon(1e-6), rel=1e-12)
+
+
+def test_statement_never_says_epsilon_alone():
+    text = REPORT.statement()
+    claim = next(part for part in text.split("\n\n") if part.startswith("The claim"))
+    for word in ("epsilon = 3.921", "delta = 1e-06", "Unit: one client", "Adjacency: zero-out"):
+        assert word in claim
+    assert "Trust model: central" in claim
+    assert "taking part once in 1600 rounds" in claim
+    for paragraph in text.split("\n\n"):
+        if "epsilon = " in paragraph:
+            assert "delta" in paragraph
+            assert "unit" in paragraph.lower()
+            assert "adjacency" in paragraph.lower()
+    for assumption in REPORT.assumptions:
+        assert assumption.text in text
+        assert assumption.consequence in text
+    for scope in (*REPORT.covered, *REPORT.not_covered):
+        assert scope in text
+    assert "one of 3 runs" in text
+    assert "A second accountant (pld) says 3.921" in text
+
+
+def test_statement_of_other_reports():
+    text = PrivacyReport.of(
+        Independent(100), Participation(100, 4, 25), noise_multiplier=3.0, delta=1e-6,
+        unit="example", tuning_runs=1,
+    ).statement()  # fmt: skip
+    assert "Unit: one example, taking part at most 4 times, 25 or more rounds apart" in text
+    assert "stated to be the only run" in text
+    assert "No second accountant was asked" in text
+    assert "was not stated" in make().statement()
+    assert "- each client takes part in at most one round (participation)" in make().statement()
+    enforced = make().with_status("clipping", "enforced", "server").statement()
+    assert "Enforced by the code that ran:\n- every update is clipped" in enforced
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.7420001, "1.743"), (0.1, "0.1"), (0.99999, "1"), (12345.0, "1.235e+04"), (2e-7, "2e-07")],
+)
+def test_shown_figures_round_up(value, text):
+    assert up(value) == text
+    assert float(up(value)) >= value
+
+
+def test_a_plain_report_asks_no_second_accountant():
+    assert make().cross_check is None
+    assert make().cross_checked().cross_check == make(cross_check=True).cross_check
