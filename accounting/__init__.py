@@ -7,8 +7,18 @@ that enters the mechanism, divided by the clip norm, on the scale of the sum.
 
 from accounting.calibrate import calibrate
 from accounting.checks import ConfigError
+from accounting.error import PrefixError, error
 from accounting.guarantee import Guarantee, guarantee
-from accounting.mechanisms import BinaryTree, Independent, Mechanism
+from accounting.mechanisms import (
+    BinaryTree,
+    BufferedToeplitz,
+    Dense,
+    Independent,
+    Mechanism,
+    Toeplitz,
+    fingerprint,
+    mechanism_from_dict,
+)
 from accounting.participation import Participation
 from accounting.report import Assumption, PrivacyReport
 from accounting.sensitivity import Sensitivity, brute_force
@@ -16,14 +26,21 @@ from accounting.sensitivity import Sensitivity, brute_force
 __all__ = [
     "Assumption",
     "BinaryTree",
+    "BufferedToeplitz",
     "ConfigError",
+    "Dense",
     "Guarantee",
     "Independent",
     "Mechanism",
     "Participation",
+    "PrefixError",
     "PrivacyReport",
     "Sensitivity",
+    "Toeplitz",
     "brute_force",
     "calibrate",
+    "error",
+    "fingerprint",
     "guarantee",
+    "mechanism_from_dict",
 ]

@@ -5,7 +5,7 @@ set of at most ``max_participations`` rounds, any two of them at least ``min_sep
 |i - j| >= b (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", section 2).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -66,6 +66,32 @@ class Participation:
         between = checks.count("min_separation", min_separation, minimum=0)
         return cls(rounds, max_participations, between + 1)
 
+    @classmethod
+    def from_log(cls, rounds: int, rounds_by_client: Iterable[Iterable[int]]) -> "Participation":
+        """Return the realised worst case of a finished (or stopped) run.
+
+        k is the most rounds of any client, b the least distance between two rounds of any one
+        client (1 if no client took part twice). Both depend on who took part, so they are facts
+        about this log: a promise made beforehand needs limits that the server enforces.
+
+        Args:
+            rounds: number of rounds n of the mechanism, >= 1; rounds count from 0.
+            rounds_by_client: for each client, the rounds in which its update entered the sum, in
+                any order. A retried update that entered the sums of two rounds counts twice.
+
+        Raises:
+            ConfigError: a round outside 0 .. n-1, or a client twice in one round.
+
+        >>> Participation.from_log(10, [[0, 4, 9], [3], [7, 2]])
+        Participation(rounds=10, max_participations=3, min_separation=4)
+        """
+        rounds = checks.count("rounds", rounds)
+        histories = [
+            _history(index, client, rounds) for index, client in enumerate(rounds_by_client)
+        ]
+        gaps = [later - earlier for rs in histories for earlier, later in pairwise(rs)]
+        return cls(rounds, max(map(len, histories), default=0) or 1, min(gaps, default=1))
+
     def patterns(self) -> Iterator[tuple[int, ...]]:
         """Every maximal-or-smaller admissible set of rounds, for brute force on small n."""
         for size in range(1, self.max_participations + 1):
@@ -74,3 +100,20 @@ class Participation:
                     later - earlier >= self.min_separation for earlier, later in pairwise(pattern)
                 ):
                     yield pattern
+
+
+def _history(index: int, client: Iterable[int], rounds: int) -> list[int]:
+    """One client's rounds in order, each inside the run and none twice."""
+    history = sorted(checks.count(f"round of client {index}", r, minimum=0) for r in client)
+    if history and history[-1] >= rounds:
+        raise ConfigError(
+            f"round {history[-1]} of client {index}: must be at most {rounds - 1}, because rounds "
+            f"count from 0 and rounds={rounds}."
+        )
+    for earlier, later in pairwise(history):
+        if earlier == later:
+            raise ConfigError(
+                f"client {index} is listed twice in round {earlier}: one client's updates of a "
+                "round must be summed and clipped together, then listed once."
+            )
+    return history

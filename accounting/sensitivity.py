@@ -5,6 +5,7 @@ moves by C x and, with X = C^T C, squared sensitivity = max over admissible u, |
 sum_{i,j in u} X_ij <g_i, g_j>. If X_ij >= 0 that is max_u u^T X u, exactly.
 """
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,14 @@ def brute_force(encoder: NDArray[np.float64], participation: Participation) -> f
     """
     gram = np.abs(encoder.T @ encoder)
     return max(float(gram[np.ix_(u, u)].sum()) for u in participation.patterns())
+
+
+def rounded_up(value: float, terms: int) -> float:
+    """Return ``value``, a float64 sum of that many products of nonnegative numbers, rounded up.
+
+    Each of the additions and multiplications lost at most half a unit in the last place.
+    """
+    return value * (1 + (terms + 4) * sys.float_info.epsilon)
 
 
 def same_rounds(mechanism_rounds: int, participation: Participation) -> None:
