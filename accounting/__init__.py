@@ -19,6 +19,7 @@ from accounting.mechanisms import (
     fingerprint,
     mechanism_from_dict,
 )
+from accounting.optimize import optimize
 from accounting.participation import Participation
 from accounting.report import Assumption, PrivacyReport
 from accounting.sensitivity import Sensitivity, brute_force
@@ -43,4 +44,5 @@ __all__ = [
     "fingerprint",
     "guarantee",
     "mechanism_from_dict",
+    "optimize",
 ]

@@ -2,7 +2,7 @@
 
 Exact where the maximum can be found and is attained: one participation (largest diagonal entry);
 columns ``min_separation`` apart that are orthogonal (a weighted choice of rounds: Choquette-Choo et
-al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 2); X without negative entries and few
+al. 2023, "(Amplified) Banded Matrix Factorization"); X without negative entries and few
 enough patterns to try them all. Otherwise an upper bound: the best sum of row maxima.
 """
 
@@ -16,7 +16,7 @@ from accounting.sensitivity import Sensitivity, rounded_up
 
 _MOST_PATTERNS = 5_000
 _ROUNDING = 1e-12
-"""Negative entries this small, relative to the largest, are the rounding of a zero."""
+"""Negative entries this small, relative to the largest diagonal one, are the rounding of a zero."""
 
 Array = NDArray[np.float64]
 
@@ -40,12 +40,11 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
     apart = np.abs(np.subtract.outer(np.arange(size), np.arange(size))) >= b
     admissible = np.where(apart, gram, 0.0)
     if not admissible.any():
-        worst = float(heaviest_pattern(np.diag(gram), participation))
+        worst = float(_heaviest(np.diag(gram), k, b))
         return Sensitivity(rounded_up(worst, size), exact=True, rule="orthogonal participations")
     magnitude = np.abs(admissible)
-    if admissible.min() >= -_ROUNDING * magnitude.max() and _prefixes(participation) <= (
-        _MOST_PATTERNS
-    ):
+    attained = admissible.min() >= -_ROUNDING * np.diag(gram).max()
+    if attained and _prefixes(participation) <= _MOST_PATTERNS:
         worst = _try_all(magnitude, np.diag(gram), participation)
         return Sensitivity(rounded_up(worst, size), exact=True, rule="all patterns tried")
     worst = row_bound(magnitude, np.diag(gram), participation)
@@ -63,13 +62,8 @@ def row_bound(magnitude: Array, diagonal: Array, participation: Participation) -
     return float(_heaviest(diagonal + others, k, b))
 
 
-def heaviest_pattern(weights: Array, participation: Participation) -> Array:
-    """Return max over patterns u of sum_{i in u} weights_i >= 0, along the last axis."""
-    return _heaviest(weights, participation.max_participations, participation.min_separation)
-
-
 def _heaviest(weights: Array, most: int, separation: int) -> Array:
-    """Best of at most ``most`` entries: F_m[i] = max(F_m[i-1], w_i + F_{m-1}[i-b])."""
+    """Most that a pattern weighs, along the last axis: F_m[i] = max(F_m[i-1], w_i + F_{m-1}[i-b])."""
     best = np.zeros_like(weights)
     for _ in range(most):
         total = weights.copy()

@@ -5,9 +5,10 @@ set of at most ``max_participations`` rounds, any two of them at least ``min_sep
 |i - j| >= b (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", section 2).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from typing import Any
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -67,7 +68,9 @@ class Participation:
         return cls(rounds, max_participations, between + 1)
 
     @classmethod
-    def from_log(cls, rounds: int, rounds_by_client: Iterable[Iterable[int]]) -> "Participation":
+    def from_log(
+        cls, rounds: int, rounds_by_client: Mapping[Any, Iterable[int]] | Iterable[Iterable[int]]
+    ) -> "Participation":
         """Return the realised worst case of a finished (or stopped) run.
 
         k is the most rounds of any client, b the least distance between two rounds of any one
@@ -82,13 +85,16 @@ class Participation:
         Raises:
             ConfigError: a round outside 0 .. n-1, or a client twice in one round.
 
-        >>> Participation.from_log(10, [[0, 4, 9], [3], [7, 2]])
+        >>> Participation.from_log(10, {"ada": [0, 4, 9], "bob": [3], "eve": [7, 2]})
         Participation(rounds=10, max_participations=3, min_separation=4)
         """
         rounds = checks.count("rounds", rounds)
-        histories = [
-            _history(index, client, rounds) for index, client in enumerate(rounds_by_client)
-        ]
+        named = (
+            rounds_by_client.items()
+            if isinstance(rounds_by_client, Mapping)
+            else enumerate(rounds_by_client)
+        )
+        histories = [_history(client, taken, rounds) for client, taken in named]
         gaps = [later - earlier for rs in histories for earlier, later in pairwise(rs)]
         return cls(rounds, max(map(len, histories), default=0) or 1, min(gaps, default=1))
 
@@ -102,18 +108,20 @@ class Participation:
                     yield pattern
 
 
-def _history(index: int, client: Iterable[int], rounds: int) -> list[int]:
+def _history(client: object, taken: Iterable[int], rounds: int) -> list[int]:
     """One client's rounds in order, each inside the run and none twice."""
-    history = sorted(checks.count(f"round of client {index}", r, minimum=0) for r in client)
+    if isinstance(taken, str) or not isinstance(taken, Iterable):
+        raise ConfigError(f"client {client!r}: {taken!r} must be a sequence of rounds.")
+    history = sorted(checks.count(f"round of client {client!r}", r, minimum=0) for r in taken)
     if history and history[-1] >= rounds:
         raise ConfigError(
-            f"round {history[-1]} of client {index}: must be at most {rounds - 1}, because rounds "
-            f"count from 0 and rounds={rounds}."
+            f"round {history[-1]} of client {client!r}: must be at most {rounds - 1}, because "
+            f"rounds count from 0 and rounds={rounds}."
         )
     for earlier, later in pairwise(history):
         if earlier == later:
             raise ConfigError(
-                f"client {index} is listed twice in round {earlier}: one client's updates of a "
+                f"client {client!r} is listed twice in round {earlier}: one client's updates of a "
                 "round must be summed and clipped together, then listed once."
             )
     return history

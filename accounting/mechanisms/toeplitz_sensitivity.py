@@ -7,7 +7,7 @@
                  majorant of |c|
 
 Sources, in order: any matrix; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix
-Factorization", Theorem 2; Kalinin and Lampert 2024 (arXiv 2405.13763), Theorem 2; as for any Gram
+Factorization"; Kalinin and Lampert 2024 (arXiv 2405.13763), Theorem 2; as for any Gram
 matrix. A filter that rises or changes sign is never called exact beyond the first two lines: the
 worst pattern need not be the earliest.
 """

@@ -145,11 +145,12 @@ class BinaryTree:
     def _effective_sensitivity(self, participation: Participation) -> Sensitivity:
         encoder = self._effective_encoder()
         bound = gram_sensitivity(encoder.T @ encoder, participation)
-        nodes = replace(self, release="nodes").sensitivity(participation)
-        if nodes.squared < bound.squared:  # a function of the nodes costs no more than the nodes
-            return Sensitivity(nodes.squared, exact=False, rule=f"at most {nodes.rule}")
         squared = rounded_up(bound.squared, self.rounds**2)  # the factorisation's rounding
-        return Sensitivity(squared, exact=bound.exact, rule=f"tree's prefix sums: {bound.rule}")
+        rule = f"prefix sums of the tree: {bound.rule}"
+        nodes = replace(self, release="nodes").sensitivity(participation)
+        if nodes.squared < squared:  # a function of the nodes costs no more than the nodes
+            squared, rule = nodes.squared, rule if bound.exact else f"at most {nodes.rule}"
+        return Sensitivity(squared, exact=bound.exact, rule=rule)
 
     def _effective_encoder(self) -> NDArray[np.float64]:
         from scipy.linalg import solve_triangular
