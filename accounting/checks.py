@@ -53,9 +53,10 @@ def probability(name: str, value: SupportsFloat, *, hint: str = "") -> float:
 
 def reals(name: str, values: Iterable[SupportsFloat]) -> tuple[float, ...]:
     """Return ``values`` as a tuple of at least one finite float."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise ConfigError(f"{name}={values!r}: must be a sequence of numbers.")
-    numbers = tuple(_real(f"{name}[{index}]", value) for index, value in enumerate(values))
+    try:
+        numbers = tuple(_real(f"{name}[{index}]", value) for index, value in enumerate(values))
+    except TypeError:
+        raise ConfigError(f"{name}={values!r}: must be a sequence of numbers.") from None
     if not numbers:
         raise ConfigError(f"{name}: must have at least one entry.")
     for index, number in enumerate(numbers):

@@ -63,7 +63,7 @@ def row_bound(magnitude: Array, diagonal: Array, participation: Participation) -
 
 
 def _heaviest(weights: Array, most: int, separation: int) -> Array:
-    """Most that a pattern weighs, along the last axis: F_m[i] = max(F_m[i-1], w_i + F_{m-1}[i-b])."""
+    """Most that ``most`` rounds weigh: F_m[i] = max(F_m[i-1], w_i + F_{m-1}[i-b]), last axis."""
     best = np.zeros_like(weights)
     for _ in range(most):
         total = weights.copy()

@@ -110,7 +110,7 @@ class Participation:
 
 def _history(client: object, taken: Iterable[int], rounds: int) -> list[int]:
     """One client's rounds in order, each inside the run and none twice."""
-    if isinstance(taken, str) or not isinstance(taken, Iterable):
+    if not isinstance(taken, Iterable):
         raise ConfigError(f"client {client!r}: {taken!r} must be a sequence of rounds.")
     history = sorted(checks.count(f"round of client {client!r}", r, minimum=0) for r in taken)
     if history and history[-1] >= rounds:

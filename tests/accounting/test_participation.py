@@ -67,7 +67,7 @@ def test_every_client_of_a_log_keeps_to_what_it_gives(log):
         ([[float("nan")]], "whole number"),
         ({"ada": [1, 1]}, "client 'ada' is listed twice"),
         ([3], "client 0: 3 must be a sequence of rounds"),
-        ({"ada": "12"}, "client 'ada': '12' must be"),
+        ({"ada": "12"}, "client 'ada'='1': must be a whole number"),
     ],
 )
 def test_log_refuses_rounds_that_cannot_be(log, message):
