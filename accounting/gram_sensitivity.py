@@ -34,21 +34,22 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
     """
     size = len(gram)
     k, b = participation.max_participations, participation.min_separation
+    terms = (size + k) * k  # entries that nearly cancel are off by as much as the diagonal
     if k == 1:
         worst = float(np.diag(gram).max())
-        return Sensitivity(rounded_up(worst, size), exact=True, rule="largest column norm")
+        return Sensitivity(rounded_up(worst, terms), exact=True, rule="largest column norm")
     apart = np.abs(np.subtract.outer(np.arange(size), np.arange(size))) >= b
     admissible = np.where(apart, gram, 0.0)
     if not admissible.any():
         worst = float(_heaviest(np.diag(gram), k, b))
-        return Sensitivity(rounded_up(worst, size), exact=True, rule="orthogonal participations")
+        return Sensitivity(rounded_up(worst, terms), exact=True, rule="orthogonal participations")
     magnitude = np.abs(admissible)
     attained = admissible.min() >= -_ROUNDING * np.diag(gram).max()
     if attained and _prefixes(participation) <= _MOST_PATTERNS:
         worst = _try_all(magnitude, np.diag(gram), participation)
-        return Sensitivity(rounded_up(worst, size), exact=True, rule="all patterns tried")
+        return Sensitivity(rounded_up(worst, terms), exact=True, rule="all patterns tried")
     worst = row_bound(magnitude, np.diag(gram), participation)
-    return Sensitivity(rounded_up(worst, size), exact=False, rule="sum of row maxima")
+    return Sensitivity(rounded_up(worst, terms), exact=False, rule="sum of row maxima")
 
 
 def row_bound(magnitude: Array, diagonal: Array, participation: Participation) -> float:

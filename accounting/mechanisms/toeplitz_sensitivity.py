@@ -47,7 +47,7 @@ def toeplitz_sensitivity(column: Array, participation: Participation) -> Sensiti
     if n * n * k <= _MOST_GRAM_WORK:
         rows = _gram_bound(column, participation)
         bound, rule = min((bound, rule), (rows, "sum of row maxima"))
-    return Sensitivity(rounded_up(bound, n + k), exact=False, rule=rule)
+    return Sensitivity(rounded_up(bound, (n + k) * k), exact=False, rule=rule)
 
 
 def normalized_sensitivity(column: Array, participation: Participation) -> Sensitivity:
@@ -63,7 +63,7 @@ def normalized_sensitivity(column: Array, participation: Participation) -> Sensi
     gram = _gram(column) / np.outer(column_norms(column), column_norms(column))
     if non_increasing(column):
         return gram_sensitivity(gram, participation)
-    bound = rounded_up(_bound_of(gram, participation), 2 * len(column))
+    bound = rounded_up(_bound_of(gram, participation), 2 * len(column) * k)
     return Sensitivity(bound, exact=False, rule="sum of row maxima")
 
 

@@ -7,6 +7,9 @@ possible leaves the most room for the rest. The recursion therefore carries a si
 earliest round (relative to the node) at which the next participation may happen, and keeps for
 each value of it the best score per number of participations. Early positions are sums of few
 multiples of b, so only a handful of values occur: n = 2048, k = 5, b = 410 takes milliseconds.
+
+Where only the nodes of prefix sums count, a later round of such a node may lie in more of them; the
+recursion then also keeps the next multiples of 2, 4, 8, ... rounds, which are all that can gain.
 """
 
 from collections.abc import Sequence
@@ -27,7 +30,7 @@ _IMPOSSIBLE = np.int64(-(2**62))
 
 
 def forest_sensitivity_squared(
-    blocks: Sequence[Block], participation: Participation, *, prefix_only: bool = False
+    blocks: Sequence[Block], participation: Participation, *, prefix_only: bool
 ) -> int:
     """Return the squared sensitivity of a forest.
 

@@ -36,6 +36,22 @@ def test_a_full_level_appears_only_when_it_is_complete():
     assert levels == [11, 12]
 
 
+@pytest.mark.parametrize("height", range(9))
+def test_every_round_costs_the_published_formula(height):
+    # TF-Privacy, test_max_tree_sensitivity_*: sum over d of 2^d (participations below)^2
+    n = 2**height
+    assert BinaryTree(n).sensitivity(Participation(n, n)).squared == n * (2 * n - 1)
+
+
+def test_participations_that_leave_no_choice():
+    # 14 of 40 rounds that are 3 apart: 0, 3, ..., 39, whatever a subtree would like better
+    for release in ("nodes", "prefix"):
+        tree = BinaryTree(40, release=release)
+        forced = tree.encoder()[:, ::3].sum(axis=1)
+        claimed = tree.sensitivity(Participation(40, 14, 3)).squared
+        assert claimed == pytest.approx(forced @ forced, rel=1e-12)
+
+
 def test_restarts_cost_a_tree_per_participation():
     # once over all trees (dp-accounting, SingleEpochTreeAggregationDpEvent) or once in each of
     # them (TF-Privacy, compute_rdp_tree_restart): reference/mechanisms.md section 2.1
