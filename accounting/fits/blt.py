@@ -4,8 +4,8 @@ import numpy as np
 
 from accounting import checks
 from accounting.checks import ConfigError
+from accounting.fits.loss import Array, Loss, Objective, coefficient_loss, minimized
 from accounting.mechanisms.buffered_toeplitz import BufferedToeplitz
-from accounting.optimize.loss import Array, Loss, Objective, coefficient_loss, minimized
 from accounting.participation import Participation
 
 _MOST_BUFFERS = 5

@@ -4,8 +4,8 @@ import numpy as np
 
 from accounting import checks
 from accounting.checks import ConfigError
+from accounting.fits.loss import Array, Objective, coefficient_loss, minimized
 from accounting.mechanisms.toeplitz import Toeplitz
-from accounting.optimize.loss import Array, Objective, coefficient_loss, minimized
 from accounting.participation import Participation
 
 

@@ -63,6 +63,6 @@ def minimized(
 
     if not len(start):
         return start, loss(start)[0]
-    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-10, "gtol": 1e-7, "maxcor": 20}
+    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-9, "gtol": 1e-7, "maxcor": 20}
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     return np.asarray(found.x, dtype=np.float64), float(found.fun)

@@ -8,11 +8,11 @@ from typing import Literal, overload
 
 from accounting import checks
 from accounting.checks import ConfigError
+from accounting.fits.blt import fit_blt
+from accounting.fits.dense import fit_dense
+from accounting.fits.loss import Objective
+from accounting.fits.toeplitz import fit_toeplitz
 from accounting.mechanisms import BufferedToeplitz, Dense, Toeplitz
-from accounting.optimize.blt import fit_blt
-from accounting.optimize.dense import fit_dense
-from accounting.optimize.loss import Objective
-from accounting.optimize.toeplitz import fit_toeplitz
 from accounting.participation import Participation
 
 

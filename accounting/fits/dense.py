@@ -10,9 +10,9 @@ length in log v converge faster. It stops when X, scaled to a unit diagonal, mee
 import numpy as np
 
 from accounting.checks import ConfigError
+from accounting.fits.loss import Array
 from accounting.mechanisms.dense import Dense
 from accounting.mechanisms.mechanism import prefix_sums
-from accounting.optimize.loss import Array
 from accounting.participation import Participation
 
 _GAP = 1e-6
