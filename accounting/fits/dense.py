@@ -17,6 +17,7 @@ from accounting.participation import Participation
 
 _GAP = 1e-6
 """Squared error over its lower bound, minus 1, at which the iteration stops."""
+_MOST_STEPS = 100
 
 
 def fit_dense(participation: Participation) -> Dense:
@@ -35,7 +36,7 @@ def fit_dense(participation: Participation) -> Dense:
     n = participation.rounds
     workload = prefix_sums(n).T @ prefix_sums(n)
     v = np.sqrt(np.arange(n, 0.0, -1.0))
-    while True:
+    for _ in range(_MOST_STEPS):
         values, vectors = np.linalg.eigh(np.sqrt(v)[:, None] * workload * np.sqrt(v))
         values = np.sqrt(np.maximum(values, 0.0))
         root = (vectors * values) @ vectors.T
@@ -45,6 +46,7 @@ def fit_dense(participation: Participation) -> Dense:
         if error <= (1 + _GAP) * float(2 * values.sum() - v.sum()):
             return Dense(_unit_columns(root / np.sqrt(np.outer(v, v))))
         v = v * ratio**2
+    raise ArithmeticError(f"rounds={n}: the dense optimum did not converge.")
 
 
 def _unit_columns(gram: Array) -> Array:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import record
-from accounting.mechanisms.toeplitz import Toeplitz, power_sequence
+from accounting.mechanisms.toeplitz import Toeplitz
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity
 
@@ -75,7 +75,8 @@ class BufferedToeplitz:
 
     def toeplitz(self) -> Toeplitz:
         """The same encoder by its n coefficients."""
-        return Toeplitz(self.rounds, tuple(power_sequence(self.decay, self.scale, self.rounds)))
+        powers = np.array(self.decay)[:, None] ** np.arange(self.rounds - 1)
+        return Toeplitz(self.rounds, (1.0, *(np.array(self.scale) @ powers)))
 
     def encoder(self) -> NDArray[np.float64]:
         """C, shape (n, n)."""

@@ -4,7 +4,6 @@ With p coefficients C is p-banded. Noise is the recurrence that inverts the filt
 p - 1 past vectors: y_t = (z_t - sum_{j=1}^{p-1} c_j y_{t-j}) / c_0.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,12 +159,6 @@ def lower_toeplitz(column: Array) -> Array:
     """The lower-triangular Toeplitz matrix with that first column."""
     lag = np.subtract.outer(np.arange(len(column)), np.arange(len(column)))
     return np.where(lag < 0, 0.0, column[lag])
-
-
-def power_sequence(decay: Sequence[float], scale: Sequence[float], rounds: int) -> Array:
-    """1, then sum_i scale_i decay_i^(j-1) for j = 1 .. rounds - 1."""
-    powers = np.asarray(decay)[:, None] ** np.arange(rounds - 1)
-    return np.concatenate([[1.0], np.asarray(scale) @ powers])
 
 
 def _invertible(series: Array) -> Array:
