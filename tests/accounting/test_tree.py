@@ -5,8 +5,11 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from accounting import BinaryTree, ConfigError, Participation, brute_force
+from accounting.gram_sensitivity import gram_sensitivity
 from accounting.mechanisms.mechanism import prefix_sums
 
 
@@ -206,6 +209,20 @@ def test_fast_and_dense_prefix_rules_agree():
             participation = Participation(n, k, b)
             claimed = tree.sensitivity(participation).squared
             assert claimed == pytest.approx(brute_force(tree.encoder(), participation), rel=1e-10)
+
+
+@given(st.integers(20, 130), st.integers(3, 45), st.integers(2, 4), st.none() | st.integers(9, 70))
+def test_recursion_agrees_with_all_patterns_of_longer_runs(n, b, k, every):
+    # long enough for a later round of a subtree to be worth the room that it takes
+    participation = Participation(n, min(k, -(-n // b)), b)
+    for release in ("nodes", "prefix"):
+        tree = BinaryTree(n, every, release=release)
+        encoder = tree.encoder()
+        judged = gram_sensitivity(encoder.T @ encoder, participation)
+        claimed = tree.sensitivity(participation).squared
+        assert claimed <= judged.squared * (1 + 1e-9)
+        if judged.exact:
+            assert claimed == pytest.approx(judged.squared, rel=1e-9)
 
 
 def test_large_participations_stay_fast():
