@@ -9,8 +9,19 @@ from accounting.assumptions import Assumption
 from accounting.calibrate import calibrate, least_separation, most_participations, most_rounds
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck
+from accounting.error import PrefixError, error
 from accounting.guarantee import Guarantee, guarantee
-from accounting.mechanisms import BinaryTree, Independent, Mechanism
+from accounting.mechanisms import (
+    BinaryTree,
+    BufferedToeplitz,
+    Dense,
+    Independent,
+    Mechanism,
+    Toeplitz,
+    fingerprint,
+    mechanism_from_dict,
+)
+from accounting.optimize import optimize
 from accounting.participation import Participation
 from accounting.report import PrivacyReport
 from accounting.sensitivity import Sensitivity, brute_force
@@ -19,22 +30,30 @@ from accounting.subsampled import PoissonSampling, SampledGuarantee, amplified, 
 __all__ = [
     "Assumption",
     "BinaryTree",
+    "BufferedToeplitz",
     "ConfigError",
     "CrossCheck",
+    "Dense",
     "Guarantee",
     "Independent",
     "Mechanism",
     "Participation",
     "PoissonSampling",
+    "PrefixError",
     "PrivacyReport",
     "SampledGuarantee",
     "Sensitivity",
+    "Toeplitz",
     "amplified",
     "brute_force",
     "calibrate",
     "dp_sgd",
+    "error",
+    "fingerprint",
     "guarantee",
     "least_separation",
+    "mechanism_from_dict",
     "most_participations",
     "most_rounds",
+    "optimize",
 ]

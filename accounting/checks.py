@@ -6,7 +6,7 @@ written the other way round lets NaN through, and NaN then becomes a plausible e
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import SupportsFloat, SupportsIndex
 
 
@@ -49,6 +49,20 @@ def probability(name: str, value: SupportsFloat, *, hint: str = "") -> float:
     if not 0 < number < 1:
         raise ConfigError(_sentence(f"{name}={number:g}: must lie strictly between 0 and 1", hint))
     return number
+
+
+def reals(name: str, values: Iterable[SupportsFloat]) -> tuple[float, ...]:
+    """Return ``values`` as a tuple of at least one finite float."""
+    try:
+        numbers = tuple(_real(f"{name}[{index}]", value) for index, value in enumerate(values))
+    except TypeError:
+        raise ConfigError(f"{name}={values!r}: must be a sequence of numbers.") from None
+    if not numbers:
+        raise ConfigError(f"{name}: must have at least one entry.")
+    for index, number in enumerate(numbers):
+        if not math.isfinite(number):
+            raise ConfigError(f"{name}[{index}]={number:g}: must be finite.")
+    return numbers
 
 
 def choice(name: str, value: str, allowed: Sequence[str]) -> str:

@@ -5,9 +5,10 @@ set of at most ``max_participations`` rounds, any two of them at least ``min_sep
 |i - j| >= b (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", section 2).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from typing import Any
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -66,6 +67,37 @@ class Participation:
         between = checks.count("min_separation", min_separation, minimum=0)
         return cls(rounds, max_participations, between + 1)
 
+    @classmethod
+    def from_log(
+        cls, rounds: int, rounds_by_client: Mapping[Any, Iterable[int]] | Iterable[Iterable[int]]
+    ) -> "Participation":
+        """Return the realised worst case of a finished (or stopped) run.
+
+        k is the most rounds of any client, b the least distance between two rounds of any one
+        client (1 if no client took part twice). Both depend on who took part, so they are facts
+        about this log: a promise made beforehand needs limits that the server enforces.
+
+        Args:
+            rounds: number of rounds n of the mechanism, >= 1; rounds count from 0.
+            rounds_by_client: for each client, the rounds in which its update entered the sum, in
+                any order. A retried update that entered the sums of two rounds counts twice.
+
+        Raises:
+            ConfigError: a round outside 0 .. n-1, or a client twice in one round.
+
+        >>> Participation.from_log(10, {"ada": [0, 4, 9], "bob": [3], "eve": [7, 2]})
+        Participation(rounds=10, max_participations=3, min_separation=4)
+        """
+        rounds = checks.count("rounds", rounds)
+        named = (
+            rounds_by_client.items()
+            if isinstance(rounds_by_client, Mapping)
+            else enumerate(rounds_by_client)
+        )
+        histories = [_history(client, taken, rounds) for client, taken in named]
+        gaps = [later - earlier for rs in histories for earlier, later in pairwise(rs)]
+        return cls(rounds, max(map(len, histories), default=0) or 1, min(gaps, default=1))
+
     def patterns(self) -> Iterator[tuple[int, ...]]:
         """Every maximal-or-smaller admissible set of rounds, for brute force on small n."""
         for size in range(1, self.max_participations + 1):
@@ -74,3 +106,22 @@ class Participation:
                     later - earlier >= self.min_separation for earlier, later in pairwise(pattern)
                 ):
                     yield pattern
+
+
+def _history(client: object, taken: Iterable[int], rounds: int) -> list[int]:
+    """One client's rounds in order, each inside the run and none twice."""
+    if not isinstance(taken, Iterable):
+        raise ConfigError(f"client {client!r}: {taken!r} must be a sequence of rounds.")
+    history = sorted(checks.count(f"round of client {client!r}", r, minimum=0) for r in taken)
+    if history and history[-1] >= rounds:
+        raise ConfigError(
+            f"round {history[-1]} of client {client!r}: must be at most {rounds - 1}, because "
+            f"rounds count from 0 and rounds={rounds}."
+        )
+    for earlier, later in pairwise(history):
+        if earlier == later:
+            raise ConfigError(
+                f"client {client!r} is listed twice in round {earlier}: one client's updates of a "
+                "round must be summed and clipped together, then listed once."
+            )
+    return history

@@ -5,6 +5,7 @@ moves by C x and, with X = C^T C, squared sensitivity = max over admissible u, |
 sum_{i,j in u} X_ij <g_i, g_j>. If X_ij >= 0 that is max_u u^T X u, exactly.
 """
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,9 +42,27 @@ def brute_force(encoder: NDArray[np.float64], participation: Participation) -> f
     Args:
         encoder: C, shape (released values, rounds).
         participation: the patterns to try; its ``rounds`` is the width of C.
+
+    Raises:
+        ConfigError: an entry that is not finite, or another width.
     """
+    if encoder.ndim != 2 or encoder.shape[1] != participation.rounds:
+        raise ConfigError(
+            f"encoder has shape {encoder.shape}: must have {participation.rounds} columns, one "
+            "for each round of the participation."
+        )
+    if not np.isfinite(encoder).all():
+        raise ConfigError("encoder has entries that are not finite.")
     gram = np.abs(encoder.T @ encoder)
     return max(float(gram[np.ix_(u, u)].sum()) for u in participation.patterns())
+
+
+def rounded_up(value: float, terms: int) -> float:
+    """Return ``value``, a float64 sum of that many products of nonnegative numbers, rounded up.
+
+    Each of the additions and multiplications lost at most half a unit in the last place.
+    """
+    return value * (1 + (terms + 4) * sys.float_info.epsilon)
 
 
 def same_rounds(mechanism_rounds: int, participation: Participation) -> None:

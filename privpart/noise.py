@@ -78,8 +78,17 @@ class NoiseStream:
 
 
 def _tree_lengths(mechanism: Mechanism) -> Iterator[int]:
-    if isinstance(mechanism, BinaryTree):
-        return (length for _, length in mechanism.trees())
+    rounds = mechanism.rounds
     if isinstance(mechanism, Independent):  # trees of a single leaf
-        return iter([1] * mechanism.rounds)
-    raise ConfigError(f"no noise stream for mechanism {mechanism.name!r}: use tree or independent.")
+        return iter([1] * rounds)
+    if isinstance(mechanism, BinaryTree) and _plain(mechanism):
+        every = mechanism.restart_every or rounds
+        return (min(every, rounds - start) for start in range(0, rounds, every))
+    raise ConfigError(
+        f"no noise stream for {mechanism!r} yet: use Independent, or a BinaryTree with the vanilla "
+        "estimator and without completion."
+    )
+
+
+def _plain(tree: BinaryTree) -> bool:
+    return tree.estimator == "vanilla" and not tree.completed

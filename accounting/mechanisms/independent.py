@@ -1,12 +1,13 @@
 """Independent noise: C = I, fresh noise on every round's sum (unamplified DP-FedAvg)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accounting import checks
-from accounting.mechanisms.mechanism import prefix_sums
+from accounting.mechanisms.mechanism import prefix_sums, record
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity, same_rounds
 
@@ -15,6 +16,8 @@ from accounting.sensitivity import Sensitivity, same_rounds
 class Independent:
     """Fresh noise in every round; its error on the t-th prefix sum grows as sqrt(t).
 
+    Streaming noise: the noise of the prefix sum is the running sum of fresh draws z_t.
+
     >>> Independent(3).prefix_variance()
     array([1., 2., 3.])
     """
@@ -22,12 +25,16 @@ class Independent:
     rounds: int
 
     def __post_init__(self) -> None:
-        checks.count("rounds", self.rounds)
+        object.__setattr__(self, "rounds", checks.count("rounds", self.rounds))
 
     @property
     def name(self) -> str:
         """Short name, as on the command line."""
         return "independent"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, for JSON; see ``mechanism_from_dict``."""
+        return record(self)
 
     def encoder(self) -> NDArray[np.float64]:
         """C = I, shape (n, n)."""

@@ -6,13 +6,19 @@ decoder, sets the noise. Lower-triangular streams keep this guarantee when round
 releases (Denisov et al. 2022, Theorem 2.1).
 """
 
-from typing import Protocol
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SCHEMA = "privpart/mechanism/1"
 
 
 class Mechanism(Protocol):
@@ -44,7 +50,20 @@ class Mechanism(Protocol):
         """Diagonal of B B^T, shape (n,): noise variance of each prefix sum at z = clip_norm = 1."""
         ...
 
+    def to_dict(self) -> dict[str, Any]:
+        """Schema, name and every field, for JSON; ``mechanism_from_dict`` reads it back."""
+        ...
+
 
 def prefix_sums(rounds: int) -> NDArray[np.float64]:
     """A, the lower-triangular matrix of ones, shape (n, n)."""
     return np.tril(np.ones((rounds, rounds)))
+
+
+def record(mechanism: "DataclassInstance") -> dict[str, Any]:
+    """Return a mechanism's schema, name and fields; arrays and tuples become lists."""
+    values = {field.name: getattr(mechanism, field.name) for field in fields(mechanism)}
+    return {"schema": SCHEMA, "name": getattr(mechanism, "name")} | {  # noqa: B009
+        name: np.asarray(value).tolist() if isinstance(value, tuple | np.ndarray) else value
+        for name, value in values.items()
+    }

@@ -2,18 +2,23 @@
 
 Exact, by recursion over the tree. A node of at most ``min_separation`` rounds holds at most one
 participation, and wherever it sits there it lies in the same number of nodes; so a pattern is
-worth what the *set of such blocks* that it visits is worth, and visiting each as early as
+worth what the *set of such nodes* that it visits is worth, and visiting each as early as
 possible leaves the most room for the rest. The recursion therefore carries a single number, the
 earliest round (relative to the node) at which the next participation may happen, and keeps for
 each value of it the best score per number of participations. Early positions are sums of few
 multiples of b, so only a handful of values occur: n = 2048, k = 5, b = 410 takes milliseconds.
+
+Where only the nodes of prefix sums count, a later round of such a node may lie in more of them; the
+recursion then also keeps the next multiples of 2, 4, 8, ... rounds, which are all that can gain.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accounting.mechanisms.tree_blocks import Block
 from accounting.participation import Participation
 
 Scores = NDArray[np.int64]
@@ -24,63 +29,85 @@ Front = dict[int, Scores]
 _IMPOSSIBLE = np.int64(-(2**62))
 
 
-def forest_sensitivity_squared(tree_lengths: Sequence[int], participation: Participation) -> int:
-    """Return the squared sensitivity of consecutive trees with the given numbers of rounds."""
-    recursion = _Recursion(participation.max_participations, participation.min_separation)
+def forest_sensitivity_squared(
+    blocks: Sequence[Block], participation: Participation, *, prefix_only: bool
+) -> int:
+    """Return the squared sensitivity of a forest.
+
+    Args:
+        blocks: see ``tree_blocks.forest``. Virtual leaves have no participation, but the nodes
+            above real leaves count whether or not they are complete.
+        participation: who may take part.
+        prefix_only: count only the nodes that some prefix sum uses, which are the roots of the
+            blocks and the left children (the nodes of Fenwick 1994); every leaf must be real.
+    """
+    recursion = _Recursion(participation, prefix_only=prefix_only)
     front: Front = {0: np.zeros(1, np.int64)}
-    for height in _complete_subtrees(tree_lengths):
-        front = recursion.extend(front, height)
+    for block in blocks:
+        front = recursion.extend(front, _Subtree(block.height, block.rounds, counted=True))
     return max(int(scores.max()) for scores in front.values())
 
 
-def _complete_subtrees(tree_lengths: Sequence[int]) -> Iterator[int]:
-    """Heights of the maximal complete subtrees, left to right: the binary digits of each length."""
-    for length in tree_lengths:
-        for height in reversed(range(length.bit_length())):
-            if length >> height & 1:
-                yield height
+@dataclass(frozen=True, slots=True)
+class _Subtree:
+    """2^height leaves, of which the first ``width`` are real; is its root's value released?"""
+
+    height: int
+    width: int
+    counted: bool
 
 
 class _Recursion:
-    """Fronts of complete subtrees, remembered by height and earliest start."""
+    """Fronts of subtrees, remembered by shape and earliest start."""
 
-    def __init__(self, most: int, separation: int) -> None:
-        self.most = most
-        self.separation = separation
-        self.known: dict[tuple[int, int], Front] = {}
+    def __init__(self, participation: Participation, *, prefix_only: bool) -> None:
+        self.most = participation.max_participations
+        self.separation = participation.min_separation
+        self.prefix_only = prefix_only
+        self.known: dict[tuple[_Subtree, int], Front] = {}
 
-    def extend(self, front: Front, height: int) -> Front:
-        """Append a complete subtree to what ``front`` describes."""
+    def extend(self, front: Front, subtree: _Subtree) -> Front:
+        """Append a subtree to what ``front`` describes."""
         longer: Front = {}
         for start, scores in front.items():
-            for carry, inside in self.subtree(height, start).items():
+            for carry, inside in self.subtree(subtree, start).items():
                 _keep_better(longer, carry, _max_plus(scores, inside)[: self.most + 1])
         return _undominated(longer)
 
-    def subtree(self, height: int, start: int) -> Front:
-        """Front of one complete subtree whose first ``start`` rounds are not available."""
-        key = height, start
+    def subtree(self, subtree: _Subtree, start: int) -> Front:
+        """Front of one subtree whose first ``start`` rounds are not available."""
+        key = subtree, start
         if key not in self.known:
-            self.known[key] = (
-                self._block(height, start)
-                if 2**height <= self.separation
-                else self._split(height, start)
-            )
+            one = subtree.width <= self.separation
+            self.known[key] = self._block(subtree, start) if one else self._split(subtree, start)
         return self.known[key]
 
-    def _block(self, height: int, start: int) -> Front:
-        size = 2**height
-        front: Front = {max(0, start - size): np.zeros(1, np.int64)}
-        if start < size:
-            one = np.array([_IMPOSSIBLE, height + 1], np.int64)
-            _keep_better(front, max(0, start + self.separation - size), one)
-        return front
+    def _block(self, subtree: _Subtree, start: int) -> Front:
+        """At most one participation: the earliest, or the earliest in more counted nodes."""
+        front: Front = {max(0, start - subtree.width): np.zeros(1, np.int64)}
+        for leaf in self._candidates(subtree, start):
+            lefts = subtree.height - (leaf.bit_count() if self.prefix_only else 0)
+            one = np.array([_IMPOSSIBLE, subtree.counted + lefts], np.int64)
+            _keep_better(front, max(0, leaf + self.separation - subtree.width), one)
+        return _undominated(front)
 
-    def _split(self, height: int, start: int) -> Front:
-        both = self.extend(self.subtree(height - 1, start), height - 1)
+    def _candidates(self, subtree: _Subtree, start: int) -> list[int]:
+        """``start`` and the next multiples of 2, 4, ...: no other leaf is in more left children."""
+        heights = subtree.height if self.prefix_only else 0
+        rounded = [((start >> bit) + 1) << bit for bit in range(heights)]
+        return [leaf for leaf in (start, *rounded) if leaf < subtree.width]
+
+    def _split(self, subtree: _Subtree, start: int) -> Front:
+        height, half = subtree.height - 1, 2 ** (subtree.height - 1)
+        front = self.subtree(_Subtree(height, min(half, subtree.width), counted=True), start)
+        if subtree.width > half:
+            right = _Subtree(height, subtree.width - half, counted=not self.prefix_only)
+            front = self.extend(front, right)
+        if not subtree.counted:
+            return front
         return {
             carry: np.where(scores < 0, scores, scores + np.arange(len(scores)) ** 2)
-            for carry, scores in both.items()
+            for carry, scores in front.items()
         }
 
 

@@ -8,6 +8,7 @@ import inspect
 import math
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
 import accounting
@@ -44,10 +45,17 @@ VALID = {
     "Assumption": (None, NOTHING),
     "BinaryTree": (BinaryTree, {"rounds": 8, "restart_every": 4}),
     "BinaryTree.sensitivity": (None, NOTHING),
+    "BufferedToeplitz": (
+        lambda **numbers: accounting.BufferedToeplitz(decay=(0.9,), scale=(0.2,), **numbers),
+        {"rounds": 8},
+    ),
+    "BufferedToeplitz.sensitivity": (None, NOTHING),
     "CrossCheck": (
         lambda **numbers: CrossCheck("pld", consistent=True, **numbers),
         {"epsilon": 1.0, "agree_to": 0.1},
     ),
+    "Dense": (None, NOTHING),  # takes a matrix, see UNSOUND_ARRAYS
+    "Dense.sensitivity": (None, NOTHING),
     "Guarantee": (Guarantee, {"mu": 1.0, "clients": 1}),
     "Guarantee.compose": (None, NOTHING),
     "Guarantee.cross_check": (Guarantee(1.0).cross_check, {"delta": 1e-6}),
@@ -63,12 +71,17 @@ VALID = {
         Participation,
         {"rounds": 8, "max_participations": 2, "min_separation": 2},
     ),
+    "Participation.from_log": (
+        lambda **numbers: Participation.from_log(rounds_by_client={0: [1]}, **numbers),
+        {"rounds": 8},
+    ),
     "Participation.from_tf_privacy": (
         Participation.from_tf_privacy,
         {"rounds": 8, "max_participations": 2, "min_separation": 2},
     ),
     "PoissonSampling": (PoissonSampling, {"expected_batch": 10.0, "population": 1000}),
     "PoissonSampling.probability": (SAMPLING.probability, {"groups": 2}),
+    "PrefixError": (accounting.PrefixError, {"rmse": 1.0, "max_error": 2.0}),
     "PrivacyReport": (
         report,
         {
@@ -95,6 +108,12 @@ VALID = {
         lambda **numbers: Sensitivity(exact=True, rule="", **numbers),
         {"squared": 1.0},
     ),
+    "Toeplitz": (
+        lambda **numbers: accounting.Toeplitz(coefficients=(1.0, 0.5), **numbers),
+        {"rounds": 8},
+    ),
+    "Toeplitz.sensitivity": (None, NOTHING),
+    "Toeplitz.square_root": (accounting.Toeplitz.square_root, {"rounds": 8, "bands": 2}),
     "amplified": (
         lambda **numbers: accounting.amplified(Independent(8), sampling=SAMPLING, **numbers),
         {"bands": 1, "noise_multiplier": 1.0},
@@ -105,11 +124,14 @@ VALID = {
         lambda **numbers: accounting.dp_sgd(sampling=SAMPLING, **numbers),
         {"noise_multiplier": 1.0, "steps": 10},
     ),
+    "error": (None, NOTHING),
+    "fingerprint": (None, NOTHING),
     "guarantee": (on_run(accounting.guarantee), {"noise_multiplier": 1.0}),
     "least_separation": (
         lambda **numbers: accounting.least_separation(RUN[0], **numbers),
         BUDGET | {"max_participations": 2},
     ),
+    "mechanism_from_dict": (None, NOTHING),  # tried in test_serialized.py
     "most_participations": (
         lambda **numbers: accounting.most_participations(RUN[0], **numbers),
         BUDGET | {"min_separation": 2},
@@ -117,6 +139,13 @@ VALID = {
     "most_rounds": (
         lambda **numbers: accounting.most_rounds(BinaryTree, **numbers),
         BUDGET | {"max_participations": 2, "min_separation": 2, "at_most": 99},
+    ),
+    "optimize": (
+        lambda *, buffers, bands: (
+            accounting.optimize("blt", Participation(4), buffers=buffers),
+            accounting.optimize("toeplitz", Participation(4), bands=bands),
+        ),
+        {"buffers": 2, "bands": 3},
     ),
 }
 NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
@@ -191,6 +220,22 @@ def cases():
 def test_nonsense_never_becomes_a_number(call, valid, argument, value):
     with pytest.raises(ConfigError, match=rf"\b{argument}="):
         call(**valid | {argument: value})
+
+
+UNSOUND_ARRAYS = {
+    "matrix": lambda bad: accounting.Dense([[1.0, 0.0], [bad, 1.0]]),
+    "coefficients": lambda bad: accounting.Toeplitz(3, (1.0, bad)),
+    "decay": lambda bad: accounting.BufferedToeplitz(3, (bad,), (0.2,)),
+    "scale": lambda bad: accounting.BufferedToeplitz(3, (0.9,), (bad,)),
+    "encoder": lambda bad: accounting.brute_force(np.array([[bad]]), Participation(1)),
+}
+
+
+@pytest.mark.parametrize("argument", UNSOUND_ARRAYS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nonsense_inside_an_array_is_found(argument, value):
+    with pytest.raises(ConfigError, match=argument):
+        UNSOUND_ARRAYS[argument](value)
 
 
 @pytest.mark.parametrize("name", sorted(name for name, (call, _) in VALID.items() if call))

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from accounting import ConfigError, Participation
 
@@ -37,3 +39,39 @@ def test_patterns_are_all_admissible_ones():
     assert set(Participation(4, 2, 2).patterns()) == {
         *((i,) for i in range(4)), (0, 2), (0, 3), (1, 3)
     }  # fmt: skip
+
+
+def test_log_gives_the_realised_worst_case():
+    log = [[5, 0, 9], [1], [], [2, 4]]
+    assert Participation.from_log(10, log) == Participation(10, 3, 2)
+    assert Participation.from_log(10, iter([iter([3, 7])])) == Participation(10, 2, 4)
+    assert Participation.from_log(10, [[3], [3], [9]]) == Participation(10)
+    assert Participation.from_log(10, []) == Participation(10)
+    assert Participation.from_log(10, {"ada": [8, 1], "bob": ()}) == Participation(10, 2, 7)
+
+
+@given(st.lists(st.sets(st.integers(0, 11), max_size=5), max_size=4))
+def test_every_client_of_a_log_keeps_to_what_it_gives(log):
+    realised = Participation.from_log(12, log)
+    patterns = set(realised.patterns())
+    assert all(tuple(sorted(client)) in patterns for client in log if client)
+    assert realised.max_participations == max([1, *map(len, log)])
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        ([[0], [1, 3, 1]], "client 1 is listed twice in round 1"),
+        ([[10]], "round 10 of client 0: must be at most 9"),
+        ([[-1]], "round of client 0=-1: must be at least 0"),
+        ([[0.5]], "whole number"),
+        ([[True]], "truth value"),
+        ([[float("nan")]], "whole number"),
+        ({"ada": [1, 1]}, "client 'ada' is listed twice"),
+        ([3], "client 0: 3 must be a sequence of rounds"),
+        ({"ada": "12"}, "client 'ada'='1': must be a whole number"),
+    ],
+)
+def test_log_refuses_rounds_that_cannot_be(log, message):
+    with pytest.raises(ConfigError, match=message):
+        Participation.from_log(10, log)

@@ -1,0 +1,1 @@
+"""Fits: what ``accounting.optimize`` chooses from, one file per kind of encoder."""

@@ -1,0 +1,76 @@
+"""Optimise: the encoder of a kind with the least error of prefix sums, for a participation.
+
+Least ``accounting.error``, so at equal cost to the client. float64, L-BFGS-B; nothing is random.
+The fit is an ordinary mechanism: its sensitivity is computed anew from the coefficients it has.
+"""
+
+from typing import Literal, overload
+
+from accounting import checks
+from accounting.checks import ConfigError
+from accounting.fits.blt import fit_blt
+from accounting.fits.dense import fit_dense
+from accounting.fits.loss import Objective
+from accounting.fits.toeplitz import fit_toeplitz
+from accounting.mechanisms import BufferedToeplitz, Dense, Toeplitz
+from accounting.participation import Participation
+
+
+@overload
+def optimize(
+    kind: Literal["blt"],
+    participation: Participation,
+    *,
+    objective: Objective = ...,
+    buffers: int | None = ...,
+) -> BufferedToeplitz: ...
+@overload
+def optimize(
+    kind: Literal["toeplitz"],
+    participation: Participation,
+    *,
+    objective: Objective = ...,
+    bands: int | None = ...,
+) -> Toeplitz: ...
+@overload
+def optimize(
+    kind: Literal["dense"], participation: Participation, *, objective: Objective = ...
+) -> Dense: ...
+def optimize(
+    kind: Literal["blt", "toeplitz", "dense"],
+    participation: Participation,
+    *,
+    objective: Objective = "rmse",
+    buffers: int | None = None,
+    bands: int | None = None,
+) -> BufferedToeplitz | Toeplitz | Dense:
+    """Return the best encoder of a kind.
+
+    Args:
+        kind: "blt" (a few buffers), "toeplitz" (non-increasing coefficients), or "dense" (the
+            optimum over all matrices: rmse and one participation only, O(n^3), for reference).
+        participation: rounds, and how often one client may take part.
+        objective: "rmse", the root mean squared error over the prefix sums, or "max", the largest.
+        buffers: for "blt": at most this many, 1 to 5; None is 3.
+        bands: for "toeplitz": number of coefficients, 1 .. rounds; None is all of them.
+
+    Raises:
+        ConfigError: a value out of range, or an option of another kind.
+
+    >>> fit = optimize("blt", Participation(64), buffers=2)
+    >>> fit.sensitivity(Participation(64)).exact
+    True
+    """
+    checks.choice("kind", kind, ("blt", "toeplitz", "dense"))
+    checks.choice("objective", objective, ("rmse", "max"))
+    if buffers is not None and kind != "blt":
+        raise ConfigError(f"buffers={buffers}: only kind='blt' has buffers.")
+    if bands is not None and kind != "toeplitz":
+        raise ConfigError(f"bands={bands}: only kind='toeplitz' has bands.")
+    if kind == "blt":
+        return fit_blt(participation, 3 if buffers is None else buffers, objective)
+    if kind == "toeplitz":
+        return fit_toeplitz(participation, bands, objective)
+    if objective != "rmse":
+        raise ConfigError(f"objective={objective!r}: the dense optimum is for 'rmse'.")
+    return fit_dense(participation)

@@ -1,0 +1,171 @@
+"""Fits: published optima, gradients, and no fit better than what it claims."""
+
+import time
+
+import numpy as np
+import pytest
+
+from accounting import BinaryTree, ConfigError, Participation, Toeplitz, error, optimize
+from accounting.fits.blt import _blt_loss
+from accounting.fits.loss import coefficient_loss
+
+ONCE = Participation(1600)
+FIVE = Participation(1600, 5, 320)
+OPTIMUM = 3.0950  # rmse, n = 1600, over all matrices: reference/mechanisms.md section 4
+
+
+@pytest.mark.parametrize(
+    ("participation", "objective", "buffers", "published"),
+    [
+        # reference/mechanisms.md section 4, n = 1600: rmse of the rmse fits, max of the max fits
+        (ONCE, "rmse", 2, 3.239),
+        (ONCE, "max", 2, 3.493),
+        (FIVE, "rmse", 2, 8.00),
+        (FIVE, "max", 2, 9.34),
+        (Participation(200, 5, 40), "rmse", 1, 6.550),
+        (Participation(200, 5, 40), "rmse", 2, 6.513),
+    ],
+)
+def test_blt_reaches_the_published_error(participation, objective, buffers, published):
+    fit = optimize("blt", participation, objective=objective, buffers=buffers)
+    found = error(fit, participation)
+    reached = found.rmse if objective == "rmse" else found.max_error
+    assert reached == pytest.approx(published, rel=5e-4)
+    assert fit.sensitivity(participation).exact
+    assert fit.buffers == buffers
+
+
+def test_three_buffers_come_within_four_percent_of_any_matrix_and_the_tree_does_not():
+    fit = optimize("blt", ONCE)
+    assert fit.buffers == 3
+    assert error(fit, ONCE).rmse == pytest.approx(3.202, rel=5e-4)
+    assert error(fit, ONCE).rmse < 1.04 * OPTIMUM
+    assert error(BinaryTree(1600), ONCE).rmse / OPTIMUM == pytest.approx(2.43, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("participation", "objective", "bands", "published", "normalized"),
+    [
+        # reference/mechanisms.md section 4
+        (ONCE, "rmse", None, 3.198, 3.143),
+        (ONCE, "rmse", 8, 10.41, None),
+        (ONCE, "rmse", 128, 3.98, None),
+        (ONCE, "max", None, 3.415, None),
+        (FIVE, "rmse", 320, 7.69, 7.63),
+        (FIVE, "rmse", 128, 8.90, None),
+        (Participation(200, 5, 40), "rmse", 40, 6.220, None),
+    ],
+)
+def test_toeplitz_reaches_the_published_error(
+    participation, objective, bands, published, normalized
+):
+    fit = optimize("toeplitz", participation, objective=objective, bands=bands)
+    found = error(fit, participation)
+    reached = found.rmse if objective == "rmse" else found.max_error
+    assert reached == pytest.approx(published, rel=5e-4)
+    assert len(fit.coefficients) == (bands or participation.rounds)
+    assert fit.sensitivity(participation).exact
+    if normalized is not None:
+        same = Toeplitz(participation.rounds, fit.coefficients, normalize_columns=True)
+        assert error(same, participation).rmse == pytest.approx(normalized, rel=5e-4)
+
+
+def test_dense_optimum_beats_every_other_kind():
+    once = Participation(64)
+    best = error(optimize("dense", once), once).rmse
+    others = [
+        optimize("toeplitz", once),
+        optimize("blt", once, buffers=5),
+        Toeplitz(64, optimize("toeplitz", once).coefficients, normalize_columns=True),
+    ]
+    assert best < min(error(other, once).rmse for other in others)
+    # the same optimum by another route: n = 2, C = [[a, 0], [s, 1]] with unit columns; one number
+    two = Participation(2)
+    angles = np.linspace(0.0, 1.5, 20_001)
+    variance = 1 / np.cos(angles) ** 2 + (1 - np.sin(angles)) ** 2 / np.cos(angles) ** 2 + 1
+    found = error(optimize("dense", two), two).rmse
+    assert found == pytest.approx(np.sqrt(variance.min() / 2), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_dense_optimum_of_the_reference():
+    fit = optimize("dense", ONCE)
+    assert error(fit, ONCE).rmse == pytest.approx(OPTIMUM, rel=2e-5)
+
+
+@pytest.mark.parametrize("objective", ["rmse", "max"])
+def test_the_loss_is_the_logarithm_of_the_squared_error(objective):
+    participation = Participation(30, 3, 7)
+    mechanism = Toeplitz.square_root(30, bands=11)
+    value, _ = coefficient_loss(participation, objective)(mechanism.encoder()[:, 0])
+    found = error(mechanism, participation)
+    reached = found.rmse if objective == "rmse" else found.max_error
+    assert value == pytest.approx(2 * np.log(reached), rel=1e-12)
+
+
+@pytest.mark.parametrize("objective", ["rmse", "max"])
+def test_gradients_are_those_of_finite_differences(objective):
+    loss = coefficient_loss(Participation(12, 3, 4), objective)
+    column = Toeplitz.square_root(12).encoder()[:, 0]
+    logs = np.log([0.4, 0.05, 0.3, 0.2])
+    for function, at in ((loss, column), (_blt_loss(loss, 12), logs)):
+        _, gradient = function(at)
+        for index in range(1 if function is loss else 0, len(at)):
+            step = 1e-6 * np.eye(1, len(at), index)[0]
+            slope = (function(at + step)[0] - function(at - step)[0]) / 2e-6
+            assert gradient[index] == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+def test_fits_of_small_runs_do_not_fail():
+    for n in (1, 2, 3, 5):
+        for k in {1, n}:
+            participation = Participation(n, k)
+            bounds = []
+            for objective in ("rmse", "max"):
+                blt = optimize("blt", participation, objective=objective)
+                full = optimize("toeplitz", participation, objective=objective)
+                banded = optimize("toeplitz", participation, objective=objective, bands=1)
+                bounds += [error(m, participation).max_error for m in (blt, full, banded)]
+            assert np.isfinite(bounds).all()
+
+
+def test_more_buffers_never_do_worse_and_useless_ones_are_left_out():
+    participation = Participation(400, 5, 80)
+    errors = [
+        error(optimize("blt", participation, buffers=m), participation).rmse for m in range(1, 6)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert optimize("blt", participation, buffers=5).buffers < 5
+
+
+def test_long_runs_take_seconds():
+    start = time.process_time()
+    participation = Participation(2048, 5, 410)
+    optimize("blt", participation)
+    optimize("toeplitz", participation, bands=410)
+    assert time.process_time() - start < 20  # about three
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "tree"}, "kind"),
+        ({"kind": "blt", "objective": "mean"}, "objective"),
+        ({"kind": "blt", "buffers": 0}, "buffers"),
+        ({"kind": "blt", "buffers": 6}, "at most 5"),
+        ({"kind": "blt", "buffers": 2.0}, "buffers"),
+        ({"kind": "blt", "bands": 2}, "only kind='toeplitz' has bands"),
+        ({"kind": "toeplitz", "buffers": 2}, "only kind='blt' has buffers"),
+        ({"kind": "toeplitz", "bands": 0}, "bands"),
+        ({"kind": "toeplitz", "bands": 9}, "at most rounds=8"),
+        ({"kind": "dense", "objective": "max"}, "dense optimum is for 'rmse'"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ConfigError, match=message):
+        optimize(participation=Participation(8), **options)
+
+
+def test_the_dense_optimum_is_for_one_participation():
+    with pytest.raises(ConfigError, match="max_participations=2"):
+        optimize("dense", Participation(8, 2))

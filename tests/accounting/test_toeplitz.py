@@ -1,0 +1,256 @@
+"""Toeplitz, buffered and dense encoders: published values, streams, column norms, bad input."""
+
+import math
+
+import numpy as np
+import pytest
+
+from accounting import (
+    BufferedToeplitz,
+    ConfigError,
+    Dense,
+    Participation,
+    Toeplitz,
+    brute_force,
+    optimize,
+)
+from accounting.gram_sensitivity import gram_sensitivity
+
+# reference/mechanisms.md section 3, "Cases"
+CASES = [
+    (Toeplitz(6, (1, 0.5)), 2, 3, 3.75),
+    (Toeplitz(6, (1, 0.5)), 1, 2, 3.5),
+    (Toeplitz.square_root(8), 2, 3, 8.992591),
+    (Toeplitz.square_root(8), 4, 2, 4.299739),
+    (Toeplitz(9, (1, 0.5, 0.25)), 3, 3, 3.9375),
+    (Toeplitz.square_root(1600), 320, 5, 27.67),
+    # jax_privacy, banded_test.py: ColumnNormalizedBanded n=32, bands=4, min_sep=4
+    (Toeplitz.square_root(32, bands=4, normalize_columns=True), 4, 8, 8),
+    (Toeplitz.square_root(32, bands=4, normalize_columns=True), 4, 6, 6),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "b", "k", "squared"), CASES)
+def test_published_sensitivities(mechanism, b, k, squared):
+    found = mechanism.sensitivity(Participation(mechanism.rounds, k, b))
+    assert found.exact
+    assert found.squared == pytest.approx(squared, rel=2e-4 if squared == 27.67 else 1e-6)
+
+
+def test_a_filter_that_rises_is_never_called_exact():
+    # reference/mechanisms.md section 3: brute force 6.4375 < row maxima 6.9375 < majorant 8.5
+    rising, participation = Toeplitz(8, (1, 0.25, 0.5)), Participation(8, 3, 1)
+    found = rising.sensitivity(participation)
+    assert not found.exact
+    assert brute_force(rising.encoder(), participation) == 6.4375
+    assert found.squared == pytest.approx(6.9375)
+
+
+@pytest.mark.parametrize("normalize_columns", [False, True])
+@pytest.mark.parametrize("coefficients", [(1, 0.25, 0.5), (1, -0.5), (1, 0.5, -0.1), (1, 0, 0.1)])
+def test_rising_or_negative_filters_that_overlap_are_bounds(coefficients, normalize_columns):
+    mechanism = Toeplitz(8, coefficients, normalize_columns)
+    assert not mechanism.sensitivity(Participation(8, 2, 1)).exact
+    assert mechanism.sensitivity(Participation(8, 2, 3)).exact  # orthogonal: no overlap to judge
+    assert mechanism.sensitivity(Participation(8)).exact
+
+
+def test_long_runs_fall_back_to_the_majorant():
+    n = 4000
+    rising = np.ones(n)
+    rising[1:] = 0.5 / np.arange(1, n) * (1 + 0.1 * (np.arange(1, n) % 2))
+    found = Toeplitz(n, rising).sensitivity(Participation(n, 40, 100))
+    majorant = np.maximum.accumulate(rising[::-1])[::-1]
+    assert found.rule == "non-increasing majorant"
+    bound = Toeplitz(n, majorant).sensitivity(Participation(n, 40, 100))
+    assert found.squared == pytest.approx(bound.squared, rel=1e-9)
+    assert not found.exact
+
+
+def streamed_toeplitz(mechanism):
+    """The recurrence of Toeplitz's docstring, fed with unit vectors: the noise per round."""
+    c, n = mechanism.coefficients, mechanism.rounds
+    norms = mechanism.column_norms() if mechanism.normalize_columns else np.ones(n)
+    y = []
+    for t, z in enumerate(np.eye(n)):
+        past = sum(c[j] * y[t - j] for j in range(1, min(t, len(c) - 1) + 1))
+        y.append((z - past) / c[0])
+    return np.stack(y) * norms[:, None]
+
+
+def streamed_blt(mechanism):
+    """The recurrence of BufferedToeplitz's docstring, fed with unit vectors."""
+    buffers = np.zeros((mechanism.buffers, mechanism.rounds))
+    rows = []
+    for z in np.eye(mechanism.rounds):
+        rows.append(z - np.array(mechanism.scale) @ buffers)
+        buffers = np.array(mechanism.decay)[:, None] * buffers + rows[-1]
+    return np.stack(rows)
+
+
+def streamed_dense(mechanism):
+    """The recurrence of Dense's docstring, fed with unit vectors."""
+    rows = []
+    for t, z in enumerate(np.eye(mechanism.rounds)):
+        past = sum(mechanism.matrix[t, j] * rows[j] for j in range(t))
+        rows.append((z - past) / mechanism.matrix[t, t])
+    return np.stack(rows)
+
+
+STREAMS = [
+    (streamed_toeplitz, Toeplitz(9, (2, 1, -0.5, 0.25))),
+    (streamed_toeplitz, Toeplitz.square_root(9, bands=4, normalize_columns=True)),
+    (streamed_toeplitz, Toeplitz.square_root(9)),
+    (streamed_blt, BufferedToeplitz(9, (0.9, 0.3), (0.3, 0.2))),
+    (streamed_dense, optimize("dense", Participation(9))),
+]
+
+
+@pytest.mark.parametrize(("stream", "mechanism"), STREAMS)
+def test_the_documented_stream_inverts_the_encoder(stream, mechanism):
+    noise = stream(mechanism)
+    np.testing.assert_allclose(noise @ mechanism.encoder(), np.eye(9), atol=1e-12)
+    np.testing.assert_allclose(np.cumsum(noise, axis=0), mechanism.decoder(), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("stream", "mechanism"),
+    [
+        (streamed_toeplitz, Toeplitz.square_root(40, normalize_columns=True)),
+        (streamed_toeplitz, Toeplitz.square_root(40, bands=7, normalize_columns=True)),
+        (streamed_dense, optimize("dense", Participation(40))),
+    ],
+)
+def test_columns_have_unit_norm_in_the_matrix_whose_inverse_makes_the_noise(stream, mechanism):
+    # a factor with unit rows instead of columns passes a look at X = C^T C, not this
+    encoder = np.linalg.inv(stream(mechanism))
+    np.testing.assert_allclose(np.linalg.norm(encoder, axis=0), 1.0, atol=1e-9)
+    assert not np.triu(encoder, 1).max() > 1e-9
+    wrong = np.linalg.cholesky(encoder.T @ encoder)
+    assert np.linalg.norm(wrong, axis=0).max() > 1.01
+
+
+def test_column_norms_are_those_of_the_encoder():
+    for mechanism in (Toeplitz.square_root(20), Toeplitz(20, (3, 1, -2))):
+        norms = np.linalg.norm(mechanism.encoder(), axis=0)
+        np.testing.assert_allclose(mechanism.column_norms(), norms)
+
+
+def test_square_root_squares_to_the_prefix_sums():
+    root = Toeplitz.square_root(50).encoder()
+    np.testing.assert_allclose(root @ root, np.tril(np.ones((50, 50))), atol=1e-12)
+    assert Toeplitz.square_root(50, bands=3).coefficients == (1.0, 0.5, 0.375)
+    assert Toeplitz.square_root(2, bands=9).bands == 2
+
+
+def test_trailing_zeros_are_not_bands():
+    padded = Toeplitz(8, (1, 0.5, 0, 0))
+    assert padded.bands == 2
+    assert padded.sensitivity(Participation(8, 3, 2)).squared == pytest.approx(3 * 1.25)
+
+
+@pytest.mark.parametrize(
+    "coefficients",
+    [(), (0, 1), (-1, 0.5), (math.nan,), (1, math.inf), (1, "x"), (1, None), "10", 3, (1,) * 5],
+)
+def test_toeplitz_refuses_bad_coefficients(coefficients):
+    with pytest.raises(ConfigError, match="coefficients"):
+        Toeplitz(4, coefficients)
+
+
+def test_noise_that_grows_without_bound_is_an_error():
+    for mechanism in (Toeplitz(4000, (1, 2)), Toeplitz(4000, (1, 2), normalize_columns=True)):
+        with pytest.raises(ConfigError, match="grows without bound"):
+            mechanism.prefix_variance()
+
+
+@pytest.mark.parametrize(
+    ("decay", "scale", "field"),
+    [
+        ((1.01,), (0.1,), "decay"),
+        ((-0.1,), (0.1,), "decay"),
+        ((math.nan,), (0.1,), "decay"),
+        ((0.5,), (-0.1,), "scale"),
+        ((0.5,), (math.inf,), "scale"),
+        ((0.5, 0.6), (0.1,), "one of each"),
+        ((), (), "decay"),
+    ],
+)
+def test_blt_refuses_bad_parameters(decay, scale, field):
+    with pytest.raises(ConfigError, match=field):
+        BufferedToeplitz(4, decay, scale)
+
+
+def test_blt_is_exact_while_its_coefficients_do_not_rise():
+    twice = Participation(10, 2, 3)
+    assert BufferedToeplitz(10, (0.9, 0.5), (0.6, 0.4)).sensitivity(twice).exact
+    assert not BufferedToeplitz(10, (0.9, 0.5), (0.7, 0.4)).sensitivity(twice).exact
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        [[1.0, 0.5], [0.0, 1.0]],
+        [[0.0]],
+        [[-1.0]],
+        [[math.nan]],
+        [[1.0, 0.0]],
+        [1.0],
+        [[]],
+        [["x"]],
+        [[1.0], [1.0, 2.0]],
+        None,
+    ],
+)
+def test_dense_refuses_what_is_not_lower_triangular(matrix):
+    with pytest.raises(ConfigError, match="matrix"):
+        Dense(matrix)
+
+
+def test_dense_keeps_its_own_copy():
+    matrix = np.eye(3)
+    mechanism = Dense(matrix)
+    matrix[0, 0] = 7.0
+    assert mechanism == Dense(np.eye(3))
+    assert hash(mechanism) == hash(Dense(np.eye(3)))
+    assert mechanism != Dense(2 * np.eye(3))
+    with pytest.raises(ValueError, match="read-only"):
+        mechanism.matrix[0, 0] = 7.0
+
+
+BANDED = np.array([[1, 0, 0, 0], [2, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, -6.0]])
+
+
+@pytest.mark.parametrize(
+    ("encoder", "b", "k", "squared"),
+    [
+        # jax_privacy, sensitivity_test.py: test_diag_strategy_matrix and test_banded
+        (np.diag([0, 3.0, 0, 1, 2]), 2, 2, 13),
+        (np.diag([0, 3.0, 0, 1, 2]), 2, 3, 13),
+        (np.diag([0, 3.0, 0, 1, 2]), 2, 1, 9),
+        (BANDED, 2, 1, 36),
+        (BANDED, 2, 2, 41),
+        (BANDED, 3, 2, 41),
+        # the same file, test_full_participation: all rounds, nonnegative C
+        (np.tril(np.ones((5, 5))), 1, 5, 55),
+    ],
+)
+def test_gram_rules_on_published_matrices(encoder, b, k, squared):
+    found = gram_sensitivity(encoder.T @ encoder, Participation(len(encoder), k, b))
+    assert found.exact
+    assert found.squared == pytest.approx(squared, rel=1e-12)
+
+
+def test_gram_rules_agree_on_larger_matrices():
+    rng = np.random.default_rng(7)
+    encoder = np.tril(rng.uniform(0, 1, (14, 14)))
+    gram, signs = encoder.T @ encoder, rng.choice([-1.0, 1.0], 14)
+    for k, b in ((2, 1), (3, 2), (4, 3), (5, 3)):
+        participation = Participation(14, k, b)
+        exact = gram_sensitivity(gram, participation)
+        bound = gram_sensitivity(gram * np.outer(signs, signs), participation)
+        truth = brute_force(encoder, participation)
+        assert exact.exact
+        assert exact.squared == pytest.approx(truth, rel=1e-12)
+        assert not bound.exact
+        assert truth <= bound.squared <= 1.5 * truth
