@@ -10,6 +10,7 @@ from accounting.calibrate import calibrate, least_separation, most_participation
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck
 from accounting.error import PrefixError, error
+from accounting.footprint import Footprint, footprint
 from accounting.guarantee import Guarantee, guarantee
 from accounting.mechanisms import (
     BinaryTree,
@@ -34,6 +35,7 @@ __all__ = [
     "ConfigError",
     "CrossCheck",
     "Dense",
+    "Footprint",
     "Guarantee",
     "Independent",
     "Mechanism",
@@ -50,6 +52,7 @@ __all__ = [
     "dp_sgd",
     "error",
     "fingerprint",
+    "footprint",
     "guarantee",
     "least_separation",
     "mechanism_from_dict",

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting import PrivacyReport
+from accounting.statement import up
 from attacks import LeakageReport
-from privpart.cli.output import up
 from privpart.sweep import Recipe
 
 

@@ -1,13 +1,23 @@
 """``privpart epsilon``: what a planned run costs."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from accounting import Participation, PrivacyReport, checks
+from accounting.statement import up
 from privpart.cli import options
-from privpart.cli.options import Format, MechanismName, MethodName, build_mechanism
-from privpart.cli.output import print_report, up
+from privpart.cli.options import (
+    Against,
+    EstimatorName,
+    Format,
+    MechanismChoice,
+    MechanismName,
+    MethodName,
+    ReleaseName,
+)
+from privpart.cli.output import print_report
 
 _EXCEEDED = 3
 
@@ -21,14 +31,30 @@ def epsilon(
         ),
     ],
     delta: options.Delta,
-    mechanism: options.Mechanism_ = MechanismName.TREE,
+    mechanism: options.MechanismOption = MechanismName.TREE,
     max_participations: options.MaxParticipations = 1,
     min_separation: options.MinSeparation = 1,
     restart_every: options.RestartEvery = None,
+    estimator: options.Estimator = EstimatorName.VANILLA,
+    completed: options.Completed = False,
+    release: options.Release = ReleaseName.NODES,
+    bands: options.Bands = None,
+    buffers: options.Buffers = None,
     method: options.MethodOption = MethodName.EXACT,
-    max_epsilon: Annotated[
-        float | None, typer.Option(help="Exit with 3 if epsilon is above this; for CI.")
+    population: Annotated[
+        int | None, typer.Option(help="Clients in all, if public: warns of too large a delta.")
     ] = None,
+    cross_check: Annotated[
+        bool, typer.Option("--cross-check", help="Ask a second accountant as well (a second).")
+    ] = False,
+    max_epsilon: options.MaxEpsilon = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw epsilon into this picture (.png, .svg, .pdf).")
+    ] = None,
+    plot_against: Annotated[Against, typer.Option(help="What the picture varies.")] = Against.NOISE,
+    statement: Annotated[
+        bool, typer.Option("--statement", help="Print the report in plain English instead.")
+    ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Report the (epsilon, delta) of a planned run.
@@ -36,14 +62,33 @@ def epsilon(
     Example: privpart epsilon --mechanism tree --rounds 1600 --noise-multiplier 1.13 --delta 1e-6
     """
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
+    participation = Participation(rounds, max_participations, min_separation)
+    choice = MechanismChoice(
+        name=mechanism,
+        restart_every=restart_every,
+        estimator=estimator,
+        completed=completed,
+        release=release,
+        bands=bands,
+        buffers=buffers,
+    )
     report = PrivacyReport.of(
-        build_mechanism(mechanism, rounds=rounds, restart_every=restart_every),
-        Participation(rounds, max_participations, min_separation),
+        choice.build(participation),
+        participation,
         noise_multiplier=noise_multiplier,
         delta=delta,
         method=method.value,
+        population=population,
+        cross_check=cross_check,
     )
-    print_report(report, form)
+    if plot is not None:
+        from privpart.cli.budget_plot import draw
+
+        draw(choice, report, against=plot_against, path=plot)
+    if statement:
+        typer.echo(report.statement())
+    else:
+        print_report(report, form)
     if limit is not None and report.epsilon > limit:
         typer.echo(f"privpart: epsilon {up(report.epsilon)} exceeds {limit:g}.", err=True)
         raise typer.Exit(_EXCEEDED)

@@ -14,6 +14,7 @@ from accounting import ConfigError
 from privpart.cli.calibrate import calibrate
 from privpart.cli.demo import demo
 from privpart.cli.epsilon import epsilon
+from privpart.cli.mechanisms import mechanisms
 
 app = typer.Typer(
     help="Differential privacy for partially trained models in federated learning.",
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(epsilon)
 app.command()(calibrate)
+app.command()(mechanisms)
 app.command()(demo)
 
 

@@ -4,34 +4,28 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, Context
 from textwrap import fill
 from typing import Any
 
 import typer
 
 from accounting import PrivacyReport
+from accounting.statement import up
 from privpart.cli.options import Format
 
-_HOW = {"exact": "exact Gaussian trade-off", "rdp": "Renyi DP, converted; never tighter than exact"}
-
-
-def up(value: float, digits: int = 5) -> str:
-    """Return ``value`` with so many significant digits, rounded up: against us."""
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(value)
-    return f"{rounded.normalize():f}" if 1e-4 <= value < 1e9 else f"{rounded.normalize():E}"
+_WIDTH = 96
 
 
 def print_report(report: PrivacyReport, form: Format) -> None:
-    """Print one guarantee."""
+    """Print one guarantee; its warnings go to standard error."""
     if form is Format.JSON:
         typer.echo(json.dumps(report.to_dict(), indent=2, allow_nan=False))
     elif form is Format.CSV:
-        row = report.to_dict()
-        row["assumptions"] = " ".join(a["code"] for a in row["assumptions"])
-        typer.echo(as_csv([row]), nl=False)
+        typer.echo(as_csv([_flat(report)]), nl=False)
     else:
         typer.echo(_as_text(report))
+    for warning in report.warnings:
+        typer.echo(f"privpart: warning: {warning}", err=True)
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -43,27 +37,46 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     return out.getvalue()
 
 
+def _flat(report: PrivacyReport) -> dict[str, Any]:
+    """The single values, and the codes of the assumptions."""
+    values = report.to_dict()
+    row = {k: v for k, v in values.items() if not isinstance(v, list | dict)}
+    return row | {"assumptions": " ".join(a.code for a in report.assumptions)}
+
+
 def _as_text(report: PrivacyReport) -> str:
-    squared = up(report.sensitivity_squared)
     known = "" if report.sensitivity_exact else ", an upper bound"
     rounds = f"{report.rounds} rounds, a {report.unit} in at most {report.max_participations}"
     if report.max_participations > 1:
         rounds += f", {report.min_separation} or more apart"
     lines = [
-        ("epsilon", f"{up(report.epsilon)}   ({_HOW[report.method]})"),
+        ("epsilon", f"{up(report.epsilon, 5)}   ({report.formula})"),
         ("delta", f"{report.delta:g}"),
         ("unit", f"{report.unit}, {report.adjacency} adjacency"),
         ("covers", "every model that the rounds release"),
         ("mechanism", f"{report.mechanism}, {rounds}"),
-        ("noise multiplier", f"{report.noise_multiplier:.6g}"),
-        ("sensitivity^2", f"{squared}   ({report.sensitivity_rule}{known})"),
-        ("mu", f"{up(report.mu)}   (effective noise multiplier 1/mu = {1 / report.mu:.5g})"),
-        ("rho", up(report.rho)),
+        ("noise multiplier", up(report.noise_multiplier, 6)),
+        (
+            "sensitivity^2",
+            f"{up(report.sensitivity_squared, 5)}   ({report.sensitivity_rule}{known})",
+        ),
+        ("mu", f"{up(report.mu, 5)}   (effective noise multiplier 1/mu = {1 / report.mu:.5g})"),
+        ("rho", up(report.rho, 5)),
         ("advantage", f"at most {up(report.advantage, 3)} for any membership test"),
     ]
     text = [f"  {name:<17} {value}" for name, value in lines]
+    if report.cross_check is not None:
+        text.append(f"  {'cross-check':<17} {_cross_check(report)}")
     text += ["", "  It holds if"]
     for assumption in report.assumptions:
         sentence = f"{assumption.text}; else: {assumption.consequence}"
-        text.append(fill(sentence, 96, initial_indent="  - ", subsequent_indent="    "))
+        text.append(fill(sentence, _WIDTH, initial_indent="  - ", subsequent_indent="    "))
     return "\n".join(text)
+
+
+def _cross_check(report: PrivacyReport) -> str:
+    second = report.cross_check
+    if second is None:
+        return "none"
+    verdict = "agrees" if second.consistent else "CONTRADICTS"
+    return f"{verdict}: {second.method} says {up(second.epsilon, 5)}"

@@ -13,27 +13,21 @@ from accounting import BinaryTree, Participation, calibrate
 RUN = ["--mechanism", "tree", "--rounds", "1600", "--delta", "1e-6"]
 
 
-def privpart(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "privpart.cli.main", *arguments], capture_output=True, text=True
-    )
-
-
 @pytest.mark.parametrize(
     ("z", "published"),
     [("1.13", 18.71), ("2.33", 7.83), ("4.03", 4.19), ("6.21", 2.60), ("8.83", 1.77)],
 )
-def test_fedpt_table_5_from_the_command_line(z, published):
+def test_fedpt_table_5_from_the_command_line(privpart, z, published):
     done = privpart("epsilon", *RUN, "--noise-multiplier", z, "--method", "rdp", "--format", "json")
     assert done.returncode == 0
     assert round(json.loads(done.stdout)["epsilon"], 2) == published
 
 
-def test_exact_is_the_default_and_json_is_the_whole_of_stdout():
+def test_exact_is_the_default_and_json_is_the_whole_of_stdout(privpart):
     done = privpart("epsilon", *RUN, "--noise-multiplier", "1.13", "--format", "json")
     report = json.loads(done.stdout)
     assert round(report["epsilon"], 3) == 17.667
-    assert done.stderr == ""
+    assert done.stderr == "privpart: warning: " + report["warnings"][0] + "\n"
     assert set(report) >= {
         "schema", "mechanism", "rounds", "max_participations", "min_separation",
         "noise_multiplier", "epsilon", "delta", "mu", "rho", "sensitivity_squared",
@@ -52,11 +46,11 @@ def test_exact_is_the_default_and_json_is_the_whole_of_stdout():
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
         (["--max-participations", "9", "--min-separation", "400"], "at most 4 fit into 1600"),
         (["--max-epsilon", "0"], "--max-epsilon 0: must be positive"),
-        (["--mechanism", "independent", "--restart-every", "4"], "only a tree can restart"),
+        (["--mechanism", "independent", "--restart-every", "4"], "only for --mechanism tree"),
         (["--mechanism", "forest"], "'independent'"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(change, fault):
+def test_bad_input_is_one_sentence_and_exit_code_2(privpart, change, fault):
     done = privpart("epsilon", *RUN, "--noise-multiplier", "1", *change)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -64,14 +58,14 @@ def test_bad_input_is_one_sentence_and_exit_code_2(change, fault):
     assert "Traceback" not in done.stderr
 
 
-def test_table_rounds_against_us_and_names_what_epsilon_needs():
+def test_table_rounds_against_us_and_names_what_epsilon_needs(privpart):
     done = privpart("epsilon", *RUN, "--noise-multiplier", "1.13")
     assert "epsilon           17.667" in done.stdout
     for word in ("1e-06", "client, zero-out adjacency", "at most one round", "clip_norm"):
         assert word in done.stdout
 
 
-def test_calibrate_is_the_library_and_csv_is_readable():
+def test_calibrate_is_the_library_and_csv_is_readable(privpart):
     done = privpart("calibrate", "--target-epsilon", "2", *RUN, "--format", "csv")
     (row,) = csv.DictReader(io.StringIO(done.stdout))
     expected = calibrate(BinaryTree(1600), Participation(1600), target_epsilon=2, delta=1e-6)
@@ -80,7 +74,7 @@ def test_calibrate_is_the_library_and_csv_is_readable():
     assert privpart("calibrate", "--target-epsilon", "nan", *RUN).returncode == 2
 
 
-def test_budget_gate_for_pipelines():
+def test_budget_gate_for_pipelines(privpart):
     over = privpart("epsilon", *RUN, "--noise-multiplier", "1.13", "--max-epsilon", "17")
     assert (over.returncode, "exceeds 17" in over.stderr) == (3, True)
     within = privpart("epsilon", *RUN, "--noise-multiplier", "1.13", "--max-epsilon", "18")
@@ -98,11 +92,103 @@ def test_budgets_never_pay_for_torch():
 
 
 @pytest.mark.parametrize("command", [[], ["epsilon"], ["calibrate"], ["demo"]])
-def test_help(command):
+def test_help(privpart, command):
     done = privpart(*command, "--help")
     assert done.returncode == 0
     assert "Usage" in done.stdout
 
 
-def test_version():
+def test_version(privpart):
     assert privpart("--version").stdout.strip() == "0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("options", "squared"),
+    [
+        (["--mechanism", "independent"], 1),
+        (["--mechanism", "tree", "--restart-every", "100"], 7),
+        (["--mechanism", "tree", "--estimator", "online", "--release", "prefix"], 9.466),
+        (["--mechanism", "toeplitz"], 3.4147),
+        (["--mechanism", "blt", "--buffers", "2"], 3.1316),
+    ],
+)
+def test_every_mechanism_by_its_options(privpart, options, squared):
+    run = ["--rounds", "1600", "--delta", "1e-6", "--noise-multiplier", "2", "--format", "json"]
+    report = json.loads(privpart("epsilon", *run, *options).stdout)
+    assert report["sensitivity_squared"] == pytest.approx(squared, rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["pld", "rdp", "zcdp"])
+def test_other_accountants_never_say_less_than_exact(privpart, method):
+    run = ["epsilon", *RUN, "--noise-multiplier", "4.03", "--format", "json"]
+    exact, other = (
+        json.loads(privpart(*run, "--method", m).stdout)["epsilon"] for m in ("exact", method)
+    )
+    assert exact <= other < exact * 1.3
+
+
+def test_statement_and_cross_check(privpart):
+    told = privpart("epsilon", *RUN, "--noise-multiplier", "4", "--statement", "--cross-check")
+    for words in ("Adjacency: zero-out", "Unit: one client", "delta = 1e-06", "second accountant"):
+        assert words in " ".join(told.stdout.split())
+
+
+def test_warnings_go_to_standard_error(privpart):
+    done = privpart("epsilon", *RUN, "--noise-multiplier", "4", "--population", "1000")
+    assert done.stderr == ""
+    over = privpart("epsilon", "--rounds", "9", "--noise-multiplier", "4", "--delta", "0.01",
+                    "--population", "1000", "--format", "json")  # fmt: skip
+    assert json.loads(over.stdout)["warnings"]
+    assert over.stderr.startswith("privpart: warning: ")
+
+
+@pytest.mark.parametrize("against", ["noise", "rounds", "participations"])
+def test_plot(privpart, against, tmp_path):
+    picture = tmp_path / "epsilon.png"
+    run = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4",
+           "--max-participations", "3", "--min-separation", "8"]  # fmt: skip
+    done = privpart("epsilon", *run, "--plot", str(picture), "--plot-against", against)
+    assert done.returncode == 0, done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_into_nowhere_is_one_sentence(privpart, tmp_path):
+    for target in (tmp_path / "no" / "folder.png", tmp_path / "picture.text"):
+        done = privpart("epsilon", *RUN, "--noise-multiplier", "4", "--plot", str(target))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "--plot" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("solve", "field"),
+    [
+        ("rounds", "rounds"),
+        ("max-participations", "max_participations"),
+        ("min-separation", "min_separation"),
+    ],
+)
+def test_calibrate_for_something_else_spends_the_budget_and_no_more(privpart, solve, field):
+    run = ["--noise-multiplier", "40", "--target-epsilon", "1.5", "--delta", "1e-6",
+           "--rounds", "512", "--max-participations", "5", "--min-separation", "50"]  # fmt: skip
+    done = privpart("calibrate", "--solve", solve, *run, "--format", "json")
+    report = json.loads(done.stdout)
+    assert report["epsilon"] <= 1.5
+    assert report[field] >= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--solve", "rounds"], "needs to know the noise"),
+        (["--noise-multiplier", "3"], "that is what is solved for"),
+        (
+            ["--solve", "rounds", "--noise-multiplier", "9", "--mechanism", "blt"],
+            "fitted to its participation",
+        ),
+        (["--bands", "3"], "only for --mechanism toeplitz"),
+    ],
+)
+def test_calibrate_refuses_what_makes_no_sense(privpart, options, fault):
+    done = privpart("calibrate", "--target-epsilon", "2", *RUN, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert fault in done.stderr

@@ -1,24 +1,14 @@
 """The demo, with one seed: three tables, three files, the same numbers twice."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 
-def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "privpart.cli.main", "demo", *arguments],
-        capture_output=True,
-        text=True,
-    )
-
-
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(privpart, tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    return out, demo("--out", str(out), "--seeds", "1")
+    return out, privpart("demo", "--out", str(out), "--seeds", "1")
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +30,8 @@ def test_three_tables_and_three_files(finished):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
 
 
-def test_same_seed_same_numbers_whatever_the_number_of_processes(report, tmp_path):
-    assert demo("--out", str(tmp_path), "--seeds", "1", "--jobs", "1").returncode == 0
+def test_same_seed_same_numbers_whatever_the_number_of_processes(privpart, report, tmp_path):
+    assert privpart("demo", "--out", str(tmp_path), "--seeds", "1", "--jobs", "1").returncode == 0
     assert json.loads((tmp_path / "report.json").read_text()) == report
 
 
@@ -80,8 +70,8 @@ def test_the_full_update_is_recovered_and_every_score_has_its_baseline(report):
         (["--data", "mnist"], "'fashion-mnist'"),
     ],
 )
-def test_bad_input_fails_at_once(arguments, fault, tmp_path):
-    done = demo("--out", str(tmp_path), *arguments)
+def test_bad_input_fails_at_once(privpart, arguments, fault, tmp_path):
+    done = privpart("demo", "--out", str(tmp_path), *arguments)
     assert done.returncode == 2
     assert fault in " ".join(done.stderr.split())
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,149 @@
+"""``privpart mechanisms``: every mechanism at the same guarantee, side by side."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from accounting import (
+    BinaryTree,
+    Independent,
+    Mechanism,
+    Participation,
+    Toeplitz,
+    calibrate,
+    error,
+    footprint,
+    guarantee,
+    optimize,
+)
+from accounting.statement import up
+from privpart.cli import options
+from privpart.cli.options import Format
+from privpart.cli.output import as_csv
+
+_PREFIX_ROUNDS = 2048
+"""Up to here the online tree's prefix release is accounted in about a second; cubic beyond."""
+
+
+def mechanisms(
+    rounds: options.Rounds,
+    delta: options.Delta,
+    target_epsilon: Annotated[float, typer.Option(help="Epsilon of every row, above 0.")] = 1.0,
+    max_participations: options.MaxParticipations = 1,
+    min_separation: options.MinSeparation = 1,
+    optimal: Annotated[
+        bool,
+        typer.Option(
+            "--optimal",
+            help="Add the numerically optimal matrix for the root mean squared error, one "
+            "participation only (15 seconds at 1600 rounds).",
+        ),
+    ] = False,
+    form: options.FormatOption = Format.TABLE,
+) -> None:
+    """Compare all mechanisms at the same epsilon: noise of the prefix sums, memory, draws.
+
+    Errors are per coordinate and in units of the clip norm; the prefix sum of the updates after
+    each round is what a model is made of. Example: privpart mechanisms --rounds 1600 --delta 1e-6
+    """
+    participation = Participation(rounds, max_participations, min_separation)
+    rows = [
+        _row(label, mechanism, participation, target_epsilon, delta)
+        for label, mechanism in _candidates(participation, optimal=optimal)
+    ]
+    best = min(row["rmse"] for row in rows)
+    rows = [row | {"rmse_ratio": row["rmse"] / best} for row in rows]
+    if form is Format.JSON:
+        document = {
+            "schema": "privpart/mechanisms/1",
+            "rounds": rounds,
+            "max_participations": max_participations,
+            "min_separation": min_separation,
+            "delta": delta,
+            "unit": "client",
+            "adjacency": "zero-out",
+            "rows": rows,
+        }
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    elif form is Format.CSV:
+        typer.echo(as_csv(rows), nl=False)
+    else:
+        _print_table(rows, participation, target_epsilon, delta)
+
+
+def _candidates(participation: Participation, *, optimal: bool) -> Iterator[tuple[str, Mechanism]]:
+    n = participation.rounds
+    yield "independent", Independent(n)
+    yield "tree", BinaryTree(n)
+    yield "tree, online", BinaryTree(n, estimator="online")
+    if n <= _PREFIX_ROUNDS:
+        yield "tree, online, prefix", BinaryTree(n, estimator="online", release="prefix")
+    yield "toeplitz, square root", Toeplitz.square_root(n)
+    for buffers in (2, 3):
+        typer.echo(f"fitting a BLT with {buffers} buffers ...", err=True)
+        yield f"blt, {buffers} buffers", optimize("blt", participation, buffers=buffers)
+    if optimal:
+        typer.echo("fitting the optimal matrix ...", err=True)
+        yield "dense, optimal", optimize("dense", participation)
+
+
+def _row(
+    label: str,
+    mechanism: Mechanism,
+    participation: Participation,
+    target_epsilon: float,
+    delta: float,
+) -> dict[str, Any]:
+    z = calibrate(mechanism, participation, target_epsilon=target_epsilon, delta=delta)
+    reached = guarantee(mechanism, participation, noise_multiplier=z)
+    sensitivity = mechanism.sensitivity(participation)
+    unit_error, cost = error(mechanism, participation), footprint(mechanism)
+    return {
+        "mechanism": label,
+        "sensitivity_squared": sensitivity.squared,
+        "sensitivity_exact": sensitivity.exact,
+        "rmse": unit_error.rmse / reached.mu,
+        "max_error": unit_error.max_error / reached.mu,
+        "state_vectors": cost.state_vectors,
+        "draws_per_round": cost.draws_per_round,
+        "noise_multiplier": z,
+        "epsilon": reached.epsilon(delta),
+    }
+
+
+def _print_table(
+    rows: Sequence[dict[str, Any]],
+    participation: Participation,
+    target_epsilon: float,
+    delta: float,
+) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    k, b = participation.max_participations, participation.min_separation
+    table = Table(
+        title=f"{participation.rounds} rounds, a client in at most {k}, {b} or more apart; "
+        f"epsilon {target_epsilon:g} at delta {delta:g}, zero-out adjacency",
+        box=SIMPLE_HEAD,
+        title_justify="left",
+    )
+    columns = ("sens^2", "rmse", "max error", "rmse ratio", "state", "draws", "noise mult.")
+    table.add_column("mechanism", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        bound = "" if row["sensitivity_exact"] else "<= "
+        table.add_row(
+            row["mechanism"],
+            bound + up(row["sensitivity_squared"], 5),
+            up(row["rmse"], 4),
+            up(row["max_error"], 4),
+            f"{row['rmse_ratio']:.3f}",
+            str(row["state_vectors"]),
+            f"{row['draws_per_round']:.2f}",
+            up(row["noise_multiplier"], 5),
+        )
+    Console(width=100, highlight=False).print(table)

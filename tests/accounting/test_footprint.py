@@ -1,0 +1,51 @@
+"""What streaming costs, against the stream itself where there is one."""
+
+import pytest
+
+from accounting import (
+    BinaryTree,
+    BufferedToeplitz,
+    Dense,
+    Independent,
+    Toeplitz,
+    footprint,
+)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "state", "draws"),
+    [
+        (Independent(5), 0, 1),
+        (BinaryTree(1), 1, 1),
+        (BinaryTree(7), 3, 1),
+        (BinaryTree(8), 3, 1),
+        (BinaryTree(8, estimator="online"), 3, 15 / 8),
+        (BinaryTree(12, restart_every=3), 2, 1),
+        (BinaryTree(6, restart_every=3, completed=True), 2, 7 / 6),
+        (Toeplitz(8, (1.0, 0.5, 0.25)), 2, 1),
+        (BufferedToeplitz(8, (0.9, 0.5), (0.1, 0.2)), 2, 1),
+        (Dense([[1.0, 0.0], [0.5, 1.0]]), 1, 1),
+    ],
+    ids=repr,
+)
+def test_state_and_draws(mechanism, state, draws):
+    assert footprint(mechanism).state_vectors == state
+    assert footprint(mechanism).draws_per_round == pytest.approx(draws)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7, 13, 64, 100])
+def test_the_tree_stream_keeps_what_is_said(rounds):
+    stack, most = [], 0
+    for t in range(1, rounds + 1):
+        size = 1
+        while stack and stack[-1] == size:
+            size += stack.pop()
+        stack.append(size)
+        most = max(most, len(stack))
+        assert len(stack) == t.bit_count()
+    assert footprint(BinaryTree(rounds)).state_vectors == most
+
+
+def test_an_unknown_mechanism_is_an_error():
+    with pytest.raises(TypeError, match="not a mechanism"):
+        footprint(object())

@@ -1,0 +1,56 @@
+"""``privpart mechanisms``: the comparison of the literature, at 1600 rounds."""
+
+import csv
+import io
+import json
+
+import pytest
+
+RUN = ["--rounds", "1600", "--delta", "1e-6"]
+
+
+@pytest.fixture(scope="module")
+def rows(privpart):
+    done = privpart("mechanisms", *RUN, "--optimal", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["unit"], document["adjacency"]) == ("client", "zero-out")
+    return {row["mechanism"]: row for row in document["rows"]}
+
+
+def test_blt_is_within_four_percent_of_the_optimum_and_the_tree_is_not(rows):
+    assert rows["dense, optimal"]["rmse_ratio"] == 1
+    assert rows["blt, 3 buffers"]["rmse_ratio"] < 1.04
+    assert rows["tree"]["rmse_ratio"] == pytest.approx(2.43, abs=0.01)
+    assert rows["tree, online"]["rmse_ratio"] == pytest.approx(1.85, abs=0.01)
+    assert rows["independent"]["rmse_ratio"] == pytest.approx(9.14, abs=0.01)
+
+
+def test_every_row_meets_the_same_target(rows):
+    assert all(0.9999 <= row["epsilon"] <= 1 for row in rows.values())
+
+
+def test_memory_and_draws(rows):
+    cost = {name: (r["state_vectors"], r["draws_per_round"]) for name, r in rows.items()}
+    assert cost["blt, 3 buffers"] == (3, 1)
+    assert cost["tree"] == (10, 1)
+    assert cost["tree, online"] == (10, pytest.approx(2, abs=0.01))
+    assert cost["independent"] == (0, 1)
+
+
+def test_table_and_csv_on_standard_output_only(privpart):
+    few = ["mechanisms", "--rounds", "32", "--delta", "1e-6"]
+    (first, *_) = csv.DictReader(io.StringIO(privpart(*few, "--format", "csv").stdout))
+    assert set(first) >= {
+        "mechanism", "sensitivity_squared", "rmse", "max_error", "rmse_ratio", "state_vectors",
+        "draws_per_round", "noise_multiplier", "epsilon",
+    }  # fmt: skip
+    table = privpart(*few)
+    assert "blt, 3 buffers" in table.stdout
+    assert "fitting" not in table.stdout
+
+
+def test_the_optimal_matrix_is_for_one_participation(privpart):
+    done = privpart("mechanisms", *RUN, "--max-participations", "2", "--optimal")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
