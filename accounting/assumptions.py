@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from accounting import checks
+from accounting.mechanisms import BinaryTree, Mechanism
 from accounting.participation import Participation
 
 Status = Literal["enforced", "verified", "asserted", "violated"]
@@ -37,8 +38,22 @@ class Assumption:
         checks.choice(f"severity of {self.code}", self.severity, get_args(Severity))
 
 
-def of_run(participation: Participation, unit: str) -> tuple[Assumption, ...]:
-    """Return what every unamplified run assumes; nobody has checked any of it yet."""
+def of_run(mechanism: Mechanism, participation: Participation, unit: str) -> tuple[Assumption, ...]:
+    """Return what an unamplified run assumes; nobody has checked any of it yet."""
+    prefix = isinstance(mechanism, BinaryTree) and mechanism.release == "prefix"
+    return (*_always(participation, unit), *((_PREFIX_ONLY,) if prefix else ()))
+
+
+_PREFIX_ONLY = Assumption(
+    "release",
+    "only the noised prefix sums leave the server, and what follows from them, such as the models: "
+    "no tree node, no virtual round, no state of the noise",
+    "asserted",
+    'the sensitivity is that of release="nodes"',
+)
+
+
+def _always(participation: Participation, unit: str) -> tuple[Assumption, ...]:
     k, b = participation.max_participations, participation.min_separation
     times = "one round" if k == 1 else f"{k} rounds, each {b} or more after the one before"
     return (

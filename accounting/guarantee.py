@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 Method = Literal["exact", "pld", "rdp", "zcdp"]
 METHODS: tuple[str, ...] = get_args(Method)
+FORMULAS: dict[Method, str] = {
+    "exact": "Gaussian trade-off (Balle and Wang 2018, Theorem 8)",
+    "pld": "privacy loss distribution of dp-accounting, pessimistic grid (Doroshenko et al. 2022)",
+    "rdp": "Renyi DP of dp-accounting (Canonne, Kamath and Steinke 2020, Proposition 12)",
+    "zcdp": "zCDP through dp-accounting (Canonne, Kamath and Steinke 2020, Proposition 12)",
+}
 Adjacency = Literal["zero-out", "replace-one"]
 ADJACENCIES: tuple[str, ...] = get_args(Adjacency)
 

@@ -17,8 +17,8 @@ from accounting import assumptions, checks
 from accounting.assumptions import Assumption, Status
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck
-from accounting.guarantee import METHODS, Adjacency, Guarantee, Method, mu_upper
-from accounting.mechanisms import Mechanism
+from accounting.guarantee import FORMULAS, METHODS, Adjacency, Guarantee, Method, mu_upper
+from accounting.mechanisms import Mechanism, fingerprint
 from accounting.participation import Participation
 from accounting.statement import write
 
@@ -47,6 +47,7 @@ class PrivacyReport:
     """One line of a budget; ``to_dict`` is the JSON of the command line.
 
     Attributes:
+        mechanism_fingerprint: of all its parameters, see ``fingerprint``.
         noise_source: "os" (the operating system's random bits), "seeded" (repeatable, so not
             private), or "unstated".
         tpr_at_fpr: pairs (false-positive rate, most that the true-positive rate can be).
@@ -59,6 +60,7 @@ class PrivacyReport:
     """
 
     mechanism: str
+    mechanism_fingerprint: str
     rounds: int
     max_participations: int
     min_separation: int
@@ -80,7 +82,7 @@ class PrivacyReport:
     trust_model: str = "central: the server sees every update; others see what it releases"
     covered: tuple[str, ...] = COVERED
     not_covered: tuple[str, ...] = NOT_COVERED
-    formula: str = "Gaussian trade-off (Balle and Wang 2018, Theorem 8)"
+    formula: str = FORMULAS["exact"]
     version: str = "unknown"
     cross_check: CrossCheck | None = None
     population: int | None = None
@@ -153,6 +155,7 @@ class PrivacyReport:
         run = Guarantee(mu_upper(sensitivity.squared, noise_multiplier), method)
         report = cls(
             mechanism=mechanism.name,
+            mechanism_fingerprint=fingerprint(mechanism),
             rounds=participation.rounds,
             max_participations=participation.max_participations,
             min_separation=participation.min_separation,
@@ -167,10 +170,10 @@ class PrivacyReport:
             sensitivity_rule=sensitivity.rule,
             effective_noise_multiplier=run.effective_noise_multiplier,
             method=method,
-            assumptions=assumptions.of_run(participation, unit),
+            assumptions=assumptions.of_run(mechanism, participation, unit),
             tpr_at_fpr=tuple((fpr, run.tpr_at_fpr(fpr)) for fpr in FALSE_POSITIVE_RATES),
             unit=unit,
-            formula=_FORMULAS[method],
+            formula=FORMULAS[method],
             version=_version(),
             population=population,
             tuning_runs=tuning_runs,
@@ -282,14 +285,6 @@ class PrivacyReport:
         if not isinstance(values, dict):
             raise ConfigError("not a report: a JSON object was expected.")
         return cls.from_dict(values)
-
-
-_FORMULAS: dict[Method, str] = {
-    "exact": "Gaussian trade-off (Balle and Wang 2018, Theorem 8)",
-    "pld": "privacy loss distribution of dp-accounting, pessimistic grid (Doroshenko et al. 2022)",
-    "rdp": "Renyi DP of dp-accounting (Canonne, Kamath and Steinke 2020, Proposition 12)",
-    "zcdp": "zCDP through dp-accounting (Canonne, Kamath and Steinke 2020, Proposition 12)",
-}
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from accounting import Guarantee, Mechanism, Participation, PrivacyReport, checks, guarantee
 from accounting.checks import ConfigError
+from accounting.report import NoiseSource as NoiseOrigin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,15 @@ class PrivacyPlan:
         """Return the exact guarantee; an error if the plan adds no noise."""
         return guarantee(self.mechanism, self.participation, noise_multiplier=self.noise_multiplier)
 
-    def report(self, delta: float) -> PrivacyReport:
-        """Return the guarantee with its assumptions, at ``delta`` in (0, 1)."""
+    def report(self, delta: float, *, noise_source: NoiseOrigin = "unstated") -> PrivacyReport:
+        """Return the guarantee with its assumptions, at ``delta`` in (0, 1).
+
+        A run whose noise came from a ``SeededSource`` must say "seeded": not private.
+        """
         return PrivacyReport.of(
             self.mechanism,
             self.participation,
             noise_multiplier=self.noise_multiplier,
             delta=delta,
+            noise_source=noise_source,
         )

@@ -49,7 +49,8 @@ def test_readme_shows_what_the_commands_print():
             capture_output=True,
             text=True,
         )
-        assert done.stdout == output
+        lines = [line.rstrip() for line in done.stdout.splitlines()]
+        assert [line for line in lines if line] == [line for line in output.splitlines() if line]
 
 
 def test_readme_blocks_run():

@@ -71,7 +71,9 @@ def demo(
     with Progress(console=Console(stderr=True), transient=True) as progress:
         accuracies = _train(recipe, task, range(seed, seed + seeds), jobs, progress)
         audits = _audit(task, seed, progress)
-    budgets = [recipe.plan(z).report(DELTA) for z in NOISE_MULTIPLIERS if z > 0]
+    budgets = [
+        recipe.plan(z).report(DELTA, noise_source="seeded") for z in NOISE_MULTIPLIERS if z > 0
+    ]
     report = {
         "schema": "privpart/demo/1",
         "version": version("privpart"),

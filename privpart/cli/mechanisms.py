@@ -124,8 +124,9 @@ def _print_table(
     from rich.table import Table
 
     k, b = participation.max_participations, participation.min_separation
+    apart = f", {b} or more apart" if k > 1 else ""
     table = Table(
-        title=f"{participation.rounds} rounds, a client in at most {k}, {b} or more apart; "
+        title=f"{participation.rounds} rounds, a client in at most {k}{apart}; "
         f"epsilon {target_epsilon:g} at delta {delta:g}, zero-out adjacency",
         box=SIMPLE_HEAD,
         title_justify="left",

@@ -14,6 +14,7 @@ from accounting import (
     Independent,
     Participation,
     PrivacyReport,
+    fingerprint,
 )
 from accounting.statement import up
 
@@ -240,3 +241,15 @@ def test_shown_figures_round_up(value, text):
 def test_a_plain_report_asks_no_second_accountant():
     assert make().cross_check is None
     assert make().cross_checked().cross_check == make(cross_check=True).cross_check
+
+
+def test_a_prefix_release_states_its_condition_and_the_fingerprint_its_parameters():
+    run = Participation(64)
+    plain = BinaryTree(64, estimator="online")
+    thrifty = BinaryTree(64, estimator="online", release="prefix")
+    reports = [PrivacyReport.of(m, run, noise_multiplier=4.0, delta=1e-6) for m in (plain, thrifty)]
+    codes = [{a.code for a in report.assumptions} for report in reports]
+    assert codes[1] - codes[0] == {"release"}
+    assert reports[1].epsilon < reports[0].epsilon
+    assert reports[0].mechanism_fingerprint != reports[1].mechanism_fingerprint
+    assert reports[0].mechanism_fingerprint == fingerprint(plain)

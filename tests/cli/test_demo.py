@@ -38,6 +38,7 @@ def test_same_seed_same_numbers_whatever_the_number_of_processes(privpart, repor
 def test_the_run_does_not_claim_to_be_private(report):
     assert report["noise_source"] == "seeded: not private"
     assert [b["noise_multiplier"] for b in report["budget"]] == [0.3, 1.0, 3.0]
+    assert {b["status"] for b in report["budget"]} == {"not-private"}
     assert all(b["sensitivity_squared"] == 7 for b in report["budget"])
 
 
