@@ -76,9 +76,7 @@ def mu(epsilon: float, delta: float) -> float:
     def excess(candidate: float) -> float:
         return log_delta(candidate, epsilon) - target
 
-    # delta(epsilon) <= delta(0) < 0.4 mu, and the zCDP bound solved for mu: both are feasible.
-    root = math.sqrt(-2 * target)
-    feasible = max(delta, 2 * epsilon / (math.sqrt(root * root + 2 * epsilon) + root) * (1 - 1e-9))
+    feasible = delta  # since delta(epsilon) <= delta(0) < 0.4 mu
     while excess(feasible) > 0:  # up to the rounding that log_delta allows for
         feasible /= 2
     infeasible = 2 * feasible

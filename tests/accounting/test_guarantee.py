@@ -16,6 +16,7 @@ from accounting import (
     Guarantee,
     Participation,
     brute_force,
+    gaussian,
     guarantee,
 )
 from accounting.cross_check import compare
@@ -245,3 +246,10 @@ def test_unknown_method(method):
         Guarantee(1.0, method)
     with pytest.raises(ConfigError, match="must be one of zero-out, replace-one"):
         Guarantee(1.0, adjacency=method)
+
+
+def test_each_method_gives_its_own_delta():
+    exact, pld, rdp = (Guarantee(1.0, m).delta(1.0) for m in ("exact", "pld", "rdp"))
+    assert exact == gaussian.delta(1.0, 1.0)
+    assert exact < pld < exact * 1.001
+    assert rdp > pld * 1.1

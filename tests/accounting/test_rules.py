@@ -1,0 +1,53 @@
+"""What each sensitivity says of itself: exact or a bound, and by which rule."""
+
+import pytest
+
+from accounting import BinaryTree, BufferedToeplitz, Dense, Independent, Participation, Toeplitz
+
+ONCE, TWICE, APART = Participation(6), Participation(6, 2, 1), Participation(6, 2, 3)
+FALLING, RISING, NEGATIVE = (1.0, 0.5, 0.25), (1.0, 0.25, 0.5), (1.0, 0.5, -0.25)
+ONLINE = {"estimator": "online", "release": "prefix"}
+
+CASES = [
+    (Independent(6), TWICE, True, "one unit per participation"),
+    (BinaryTree(6), ONCE, True, "binary tree: levels of the tree"),
+    (BinaryTree(6), TWICE, True, "binary tree: exact recursion"),
+    (BinaryTree(6, release="prefix"), TWICE, True, "binary tree: exact recursion"),
+    (BinaryTree(6, **ONLINE), ONCE, True, "prefix sums of the tree: largest column norm"),
+    (Toeplitz(6, RISING), ONCE, True, "largest column norm"),
+    (Toeplitz(6, NEGATIVE), APART, True, "bands within separation"),
+    (Toeplitz(6, FALLING), TWICE, True, "non-increasing Toeplitz"),
+    (Toeplitz(6, RISING), TWICE, False, "sum of row maxima"),
+    (Toeplitz(6, NEGATIVE), TWICE, False, "sum of row maxima"),
+    (Toeplitz(6, (*FALLING, 0, 0, -0.1)), TWICE, False, "sum of row maxima"),
+    (Toeplitz(6, FALLING, normalize_columns=True), APART, True,
+     "unit columns, bands within separation"),
+    (Toeplitz(6, RISING, normalize_columns=True), TWICE, False, "sum of row maxima"),
+    (BufferedToeplitz(6, (0.9,), (0.3,)), TWICE, True, "non-increasing Toeplitz"),
+    (Dense([[1.0, 0.0], [0.5, 1.0]]), Participation(2), True, "largest column norm"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mechanism", "participation", "exact", "rule"), CASES)
+def test_exactness_and_rule(mechanism, participation, exact, rule):
+    claimed = mechanism.sensitivity(participation)
+    assert claimed.exact is exact
+    assert claimed.rule == rule
+
+
+def test_an_unstated_separation_is_none():
+    from accounting import most_participations
+
+    run = {"noise_multiplier": 40.0, "target_epsilon": 2.0, "delta": 1e-6}
+    free = most_participations(BinaryTree(64), **run)
+    assert free == most_participations(BinaryTree(64), min_separation=1, **run)
+    assert free < most_participations(BinaryTree(64), min_separation=2, **run)
+
+
+def test_nodes_in_the_order_in_which_they_complete():
+    assert BinaryTree(6).nodes() == [
+        (0, 1), (1, 1), (0, 2), (2, 1), (3, 1), (2, 2), (0, 4), (4, 1), (5, 1), (4, 2),
+    ]  # fmt: skip
+    assert BinaryTree(4, restart_every=2).nodes() == [
+        (0, 1), (1, 1), (0, 2), (2, 1), (3, 1), (2, 2),
+    ]  # fmt: skip
