@@ -40,6 +40,10 @@ COLD_EXACT = (
     "from accounting import BinaryTree, Participation, guarantee; "
     "guarantee(BinaryTree(1600), Participation(1600), noise_multiplier=4.03).epsilon(1e-6)"
 )
+COLD_COMMAND = (
+    "import sys; from privpart.cli.main import main; sys.argv[1:] = 'epsilon --rounds 1600 "
+    "--noise-multiplier 4.03 --delta 1e-6'.split(); main()"
+)
 COLD_RDP = (
     "from dp_accounting import GaussianDpEvent; from dp_accounting.rdp import RdpAccountant; "
     "RdpAccountant().compose(GaussianDpEvent(1.215)).get_epsilon(1e-6)"
@@ -64,7 +68,8 @@ def least(job: Callable[[], Any], repeats: int) -> float:
 
 def cold(code: str) -> float:
     """Least wall-clock time of a fresh interpreter that runs ``code``."""
-    return least(lambda: subprocess.run([sys.executable, "-c", code], check=True), 5)
+    command = [sys.executable, "-c", code]
+    return least(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), 5)
 
 
 def opacus_epsilon(noise_multiplier: float) -> float:
@@ -109,6 +114,7 @@ def measure() -> dict[str, dict[str, float | None]]:
     rows |= {name: {"seconds": least(job, 20), "epsilon": None} for name, job in jobs.items()}
     for name, code in (
         ("exact epsilon of a tree, cold start", COLD_EXACT),
+        ("privpart epsilon, whole command", COLD_COMMAND),
         ("dp-accounting RDP, cold start", COLD_RDP),
         ("Opacus RDP, cold start", COLD_OPACUS),
         ("python -c pass", "pass"),
