@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit slow mutants wheel-check clean
+.PHONY: help setup demo test lint types unit slow bench mutants wheel-check clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,10 +40,13 @@ unit: $(READY)  ## the fast tests
 slow: $(READY)  ## the tests that take minutes
 	$(BIN)/pytest -n 2 -q -m slow
 
-mutants: $(READY)  ## break the accounting on purpose and list what no test notices (half an hour)
+mutants: $(READY)  ## break the accounting on purpose and list what no test notices (hours)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutants]'
 	$(BIN)/mutmut run --max-children 2
 	$(BIN)/mutmut results
+
+bench: $(READY)  ## time the accounting beside its peers, in one run
+	$(BIN)/python benchmarks/accounting_speed.py
 
 wheel-check: $(READY)  ## build the wheel, install it in a clean environment, run it
 	$(BIN)/pytest -q -m slow tests/test_wheel.py
