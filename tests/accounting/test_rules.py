@@ -1,8 +1,21 @@
 """What each sensitivity says of itself: exact or a bound, and by which rule."""
 
+import numpy as np
 import pytest
 
-from accounting import BinaryTree, BufferedToeplitz, Dense, Independent, Participation, Toeplitz
+from accounting import (
+    BinaryTree,
+    BufferedToeplitz,
+    ConfigError,
+    Dense,
+    Independent,
+    Participation,
+    Toeplitz,
+    brute_force,
+    calibrate,
+    guarantee,
+    most_participations,
+)
 
 ONCE, TWICE, APART = Participation(6), Participation(6, 2, 1), Participation(6, 2, 3)
 FALLING, RISING, NEGATIVE = (1.0, 0.5, 0.25), (1.0, 0.25, 0.5), (1.0, 0.5, -0.25)
@@ -36,8 +49,6 @@ def test_exactness_and_rule(mechanism, participation, exact, rule):
 
 
 def test_an_unstated_separation_is_none():
-    from accounting import most_participations
-
     run = {"noise_multiplier": 40.0, "target_epsilon": 2.0, "delta": 1e-6}
     free = most_participations(BinaryTree(64), **run)
     assert free == most_participations(BinaryTree(64), min_separation=1, **run)
@@ -51,3 +62,17 @@ def test_nodes_in_the_order_in_which_they_complete():
     assert BinaryTree(4, restart_every=2).nodes() == [
         (0, 1), (1, 1), (0, 2), (2, 1), (3, 1), (2, 2),
     ]  # fmt: skip
+
+
+def test_errors_name_what_was_passed_and_what_would_do():
+    tree, run = BinaryTree(8), Participation(8)
+    with pytest.raises(ConfigError, match=r"^method='prv': must be one of exact, pld, rdp, zcdp"):
+        calibrate(tree, run, target_epsilon=1.0, delta=1e-6, method="prv")
+    with pytest.raises(ConfigError, match=r"^target_epsilon=1e\+60: must lie between"):
+        calibrate(tree, run, target_epsilon=1e60, delta=1e-6)
+    with pytest.raises(ConfigError, match=r"Without noise there is no guarantee to report\.$"):
+        guarantee(tree, run, noise_multiplier=0.0)
+    with pytest.raises(ConfigError, match=r"^encoder has shape \(2, 2\): must have 8 columns, one"):
+        brute_force(np.eye(2), run)
+    with pytest.raises(ConfigError, match=r"^encoder has entries that are not finite"):
+        brute_force(np.full((8, 8), np.nan), run)
