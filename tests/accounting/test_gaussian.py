@@ -58,3 +58,12 @@ def test_far_tail_underflows_upwards(mu, epsilon):
 def test_epsilon_zero_is_enough_when_delta_is_the_total_variation():
     assert gaussian.epsilon(0.1, gaussian.delta(0.1, 0.0) * (1 + 1e-12)) == 0.0
     assert math.isclose(gaussian.delta(1.0, 0.0), math.erf(1 / math.sqrt(8)), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("x", [1e9, 1e12, 1e100])
+def test_the_furthest_tail_is_bounded_by_its_exponent(x):
+    """delta(epsilon) < Phi(-x) < e^(-x^2/2), and within a millionth of it in the exponent."""
+    mu = 1.0
+    epsilon = mu * (x + mu / 2)
+    assert -x * x / 2 * (1 + 1e-8) <= gaussian.log_delta(mu, epsilon)
+    assert gaussian.log_delta(mu, epsilon) <= -x * x / 2 * (1 - 1e-6)
