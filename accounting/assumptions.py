@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from accounting import checks
+from accounting.checks import ConfigError
 from accounting.mechanisms import BinaryTree, Mechanism
 from accounting.participation import Participation
 
+REQUIRED = {"participation", "clipping", "divisor", "noise", "choices", "floating-point"}
 Status = Literal["enforced", "verified", "asserted", "violated"]
 Severity = Literal["critical", "theoretical", "negligible"]
 
@@ -35,6 +37,8 @@ class Assumption:
 
     def __post_init__(self) -> None:
         checks.choice(f"status of {self.code}", self.status, get_args(Status))
+        if self.status in ("enforced", "verified") and not self.evidence:
+            raise ConfigError(f"evidence is empty: say why {self.code} is {self.status}.")
         checks.choice(f"severity of {self.code}", self.severity, get_args(Severity))
 
 

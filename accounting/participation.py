@@ -44,6 +44,10 @@ class Participation:
             hint="1 allows consecutive rounds. TF-Privacy counts the rounds in between: add 1, "
             "or use Participation.from_tf_privacy.",
         )
+        for name, value in zip(
+            ("rounds", "max_participations", "min_separation"), (n, k, b), strict=True
+        ):
+            object.__setattr__(self, name, value)  # plain ints: numpy's small ones overflow
         most = -(-n // b)
         if k > most:
             widest = (n - 1) // (k - 1)

@@ -119,6 +119,8 @@ class PrivacyReport:
         for name, claimed, least in claims:
             if not checks.nonnegative(name, claimed) >= least * slack:
                 raise ConfigError(f"{name}={claimed:g}: the other figures give {least:g} or more.")
+        if missing := assumptions.REQUIRED - {a.code for a in self.assumptions}:
+            raise ConfigError(f"assumptions lack {', '.join(sorted(missing))}.")
         if not self.not_covered:
             raise ConfigError("not_covered is empty: no guarantee covers everything.")
 

@@ -31,7 +31,10 @@ class Sensitivity:
     rule: str
 
     def __post_init__(self) -> None:
-        checks.positive("sensitivity squared", self.squared)
+        if not checks.positive("sensitivity squared", self.squared) >= 1e-200:
+            raise ConfigError(
+                f"sensitivity squared={self.squared:g}: below 1e-200 floats no longer round up."
+            )
 
 
 def brute_force(encoder: NDArray[np.float64], participation: Participation) -> float:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from accounting import checks
+from accounting.checks import ConfigError
 
+_LEAST = 1e-30
 # Scaling rounds each coordinate, and the factor itself, by up to 2^-24 relatively in float32.
 _MARGIN = 1 - 2.0**-22
 
@@ -20,7 +22,7 @@ def clip(update: Tensor, clip_norm: float) -> Tensor:
 
     Args:
         update: shape (d,), floating point.
-        clip_norm: > 0 and finite.
+        clip_norm: >= 1e-30 and finite.
 
     Returns:
         Shape (d,), float64 if ``update`` is, else float32.
@@ -38,7 +40,7 @@ def clip(update: Tensor, clip_norm: float) -> Tensor:
     >>> clip(torch.tensor([3.0, 4.0]), 1.0).norm() <= 1
     tensor(True)
     """
-    clip_norm = checks.positive("clip_norm", clip_norm)
+    clip_norm = at_least_tiny(clip_norm)
     if update.dtype is not torch.float64:
         update = update.float()
     norm = _norm(update)
@@ -50,6 +52,13 @@ def clip(update: Tensor, clip_norm: float) -> Tensor:
         update = update / update.abs().max()  # only the sum of squares had overflowed
         norm = _norm(update)
     return update * (clip_norm / norm * _MARGIN)
+
+
+def at_least_tiny(clip_norm: float) -> float:
+    """Return a clip norm large enough that scaling to it keeps float32's relative precision."""
+    if not checks.positive("clip_norm", clip_norm) >= _LEAST:
+        raise ConfigError(f"clip_norm={clip_norm:g}: must be at least {_LEAST:g}.")
+    return float(clip_norm)
 
 
 def _norm(update: Tensor) -> float:

@@ -14,6 +14,8 @@ from accounting import BinaryTree, Independent, Mechanism, checks
 from accounting.checks import ConfigError
 from privpart.keystream import NoiseSource
 
+_LEAST = 1e-30
+
 
 class NoiseStream:
     """The noise that the server adds, in memory of at most log2(rounds) + 1 vectors.
@@ -35,6 +37,9 @@ class NoiseStream:
         self.mechanism = mechanism
         self.dim = checks.count("dim", dim)
         self.stddev = checks.positive("stddev", stddev)
+        if self.stddev < _LEAST:
+            raise ConfigError(f"stddev={stddev:g}: must be at least {_LEAST:g}, or floats lose it.")
+        source.claim()
         self.source = source
         self.round = 0
         self._rounds_left_in_tree = _tree_lengths(mechanism)

@@ -80,6 +80,7 @@ class PartialModel:
         for name in self.frozen:
             parameters[name].requires_grad_(False)
         self.flat, self.gradient = _join([parameters[name] for name in self.trainable])
+        self._buffers = {name: b.clone() for name, b in module.named_buffers()}
         self.fingerprint = fingerprint({name: parameters[name] for name in self.frozen})
 
     @property
@@ -101,8 +102,14 @@ class PartialModel:
         ]
 
     def load(self, flat: Tensor) -> None:
-        """Overwrite the trainable part with a vector of shape (d,)."""
+        """Overwrite the trainable part with a vector of shape (d,), and reset all buffers.
+
+        Whatever a client's data left in a buffer is neither clipped nor noised: it must not reach
+        the next client, nor the model.
+        """
         self.flat.copy_(flat)
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(self._buffers[name])
 
 
 def matching_names(names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
@@ -151,9 +158,9 @@ def _join(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
 
 def _refuse_batch_statistics(module: nn.Module) -> None:
     for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, _BatchNorm) or getattr(layer, "running_mean", None) is not None:
             raise ConfigError(
-                f"layer {name!r} is a BatchNorm: its statistics mix the examples of a batch and "
-                "would leave the client without noise. Replace it by GroupNorm, for instance with "
+                f"layer {name!r} is a {type(layer).__name__}: its statistics mix the examples of "
+                "a batch and would leave the client without noise. Replace it by GroupNorm, for instance with "
                 "opacus.validators.ModuleValidator.fix(module)."
             )

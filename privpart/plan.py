@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from accounting import Guarantee, Mechanism, Participation, PrivacyReport, checks, guarantee
 from accounting.checks import ConfigError
 from accounting.report import NoiseSource as NoiseOrigin
+from privpart.clip import at_least_tiny
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class PrivacyPlan:
     report_goal: int
 
     def __post_init__(self) -> None:
-        checks.positive("clip_norm", self.clip_norm)
+        at_least_tiny(self.clip_norm)
         checks.nonnegative("noise_multiplier", self.noise_multiplier)
         checks.count("report_goal", self.report_goal)
         if self.mechanism.rounds != self.participation.rounds:

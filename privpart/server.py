@@ -20,6 +20,8 @@ from privpart.keystream import NoiseSource
 from privpart.noise import NoiseStream
 from privpart.plan import PrivacyPlan
 
+_ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
 
 @dataclass(frozen=True, slots=True)
 class RoundCounts:
@@ -55,6 +57,11 @@ class Server:
     ) -> None:
         if not 0 <= momentum < 1:
             raise ConfigError(f"momentum={momentum}: must be at least 0 and below 1.")
+        if start.dtype is not torch.float32:
+            raise ConfigError(
+                f"start has {start.dtype}: must be torch.float32. The noise is float32, and a "
+                "finer type would keep low bits of the sum that no noise covers."
+            )
         self.plan = plan
         self.source = source
         self.parameters = start.detach().clone()
@@ -81,7 +88,8 @@ class Server:
 
         Guarantees:
             Whatever the updates hold, nothing is raised for them, and leaving one client out
-            changes the sum by at most clip_norm.
+            changes the sum by at most clip_norm. Who a client is must come from whoever
+            authenticates it: the limits count ids, and a client that picks its own evades them.
 
         Raises:
             ConfigError: all planned rounds are done.
@@ -96,7 +104,7 @@ class Server:
         for update in updates:
             received += 1
             if self._admit(update):
-                total += clip(update.delta, self.plan.clip_norm)
+                total += clip(update.delta.detach(), self.plan.clip_norm)
                 counted += 1
         if self._noise is not None:
             total += self._noise.next()
@@ -106,8 +114,12 @@ class Server:
 
     def _admit(self, update: ClientUpdate) -> bool:
         """Whether the update is well formed and its client may take part; if so, note it."""
+        if not isinstance(update, ClientUpdate) or type(update.client) is not int:
+            return False
         delta, plan = update.delta, self.plan.participation
-        if not isinstance(delta, Tensor) or not delta.is_floating_point():
+        if not isinstance(delta, Tensor) or delta.dtype not in _ACCEPTED:
+            return False
+        if delta.layout is not torch.strided or delta.device.type != "cpu":
             return False
         if delta.shape != self.parameters.shape or not bool(torch.isfinite(delta).all()):
             return False

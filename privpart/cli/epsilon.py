@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from accounting import Participation, PrivacyReport, checks
+from accounting import ConfigError, Participation, PrivacyReport, checks
 from accounting.statement import up
 from privpart.cli import options
 from privpart.cli.options import (
@@ -61,6 +61,8 @@ def epsilon(
 
     Example: privpart epsilon --mechanism tree --rounds 1600 --noise-multiplier 1.13 --delta 1e-6
     """
+    if statement and form is not Format.TABLE:
+        raise ConfigError(f"statement=True: is prose; leave out --format {form}.")
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     participation = Participation(rounds, max_participations, min_separation)
     choice = MechanismChoice(

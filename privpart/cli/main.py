@@ -6,6 +6,7 @@ result only; progress, warnings and errors go to standard error.
 
 import sys
 from importlib.metadata import version
+from inspect import signature
 from typing import Annotated
 
 import typer
@@ -53,12 +54,24 @@ def main() -> None:
     except ConfigError as error:
         typer.echo(f"privpart: {_as_option(str(error))}", err=True)
         sys.exit(2)
+    except MemoryError:
+        typer.echo(
+            "privpart: not enough memory for that many rounds; a tree needs little.", err=True
+        )
+        sys.exit(2)
+
+
+_OPTIONS = {
+    name
+    for command in (epsilon, calibrate, mechanisms, demo)
+    for name in signature(command).parameters
+}
 
 
 def _as_option(message: str) -> str:
     """Name the option as it was typed: ``max_epsilon=0: ...`` becomes ``--max-epsilon 0: ...``."""
     name, equals, rest = message.partition("=")
-    if equals and name.isidentifier():
+    if equals and name in _OPTIONS:
         return f"--{name.replace('_', '-')} {rest}"
     return message
 

@@ -8,6 +8,7 @@ import typer
 
 from accounting import (
     BinaryTree,
+    ConfigError,
     Independent,
     Mechanism,
     Participation,
@@ -49,6 +50,11 @@ def mechanisms(
     each round is what a model is made of. Example: privpart mechanisms --rounds 1600 --delta 1e-6
     """
     participation = Participation(rounds, max_participations, min_separation)
+    if optimal and max_participations > 1:
+        raise ConfigError(
+            f"max_participations={max_participations}: the optimal matrix is known for one only. "
+            "Leave out --optimal."
+        )
     rows = [
         _row(label, mechanism, participation, target_epsilon, delta)
         for label, mechanism in _candidates(participation, optimal=optimal)
@@ -83,7 +89,8 @@ def _candidates(participation: Participation, *, optimal: bool) -> Iterator[tupl
     yield "toeplitz, square root", Toeplitz.square_root(n)
     for buffers in (2, 3):
         typer.echo(f"fitting a BLT with {buffers} buffers ...", err=True)
-        yield f"blt, {buffers} buffers", optimize("blt", participation, buffers=buffers)
+        blt = optimize("blt", participation, buffers=buffers)
+        yield f"blt, {blt.buffers} buffers", blt
     if optimal:
         typer.echo("fitting the optimal matrix ...", err=True)
         yield "dense, optimal", optimize("dense", participation)

@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import ConfigError, Participation
+from accounting import ConfigError, Participation, Toeplitz
 
 
 @pytest.mark.parametrize("field", ["rounds", "max_participations", "min_separation"])
@@ -75,3 +76,10 @@ def test_every_client_of_a_log_keeps_to_what_it_gives(log):
 def test_log_refuses_rounds_that_cannot_be(log, message):
     with pytest.raises(ConfigError, match=message):
         Participation.from_log(10, log)
+
+
+def test_narrow_integers_become_plain_ones():
+    narrow = Participation(np.int8(127), np.int8(3), np.int8(60))
+    assert {type(value) for value in (narrow.rounds, narrow.min_separation)} == {int}
+    toeplitz = Toeplitz(127, (1.0, 0.5))
+    assert toeplitz.sensitivity(narrow) == toeplitz.sensitivity(Participation(127, 3, 60))

@@ -145,8 +145,17 @@ def test_verdict_is_conditional_until_everything_is_checked():
 
 
 def test_a_negligible_assumption_decides_nothing():
-    minor = replace(REPORT.assumptions[0], severity="negligible", status="asserted")
-    assert replace(REPORT, assumptions=(minor,)).status == "holds"
+    checked = all_enforced(REPORT)
+    minor = replace(checked.assumptions[0], severity="negligible", status="asserted", evidence="")
+    rest = checked.assumptions[1:]
+    assert replace(checked, assumptions=(minor, *rest)).status == "holds"
+
+
+def test_nothing_holds_without_evidence_or_with_an_assumption_left_out():
+    with pytest.raises(ConfigError, match="evidence is empty: say why clipping is verified"):
+        REPORT.with_status("clipping", "verified", "")
+    with pytest.raises(ConfigError, match="assumptions lack choices"):
+        PrivacyReport.from_dict(REPORT.to_dict() | {"assumptions": [], "status": "holds"})
 
 
 def test_verdict_of_a_violation_and_of_a_contradiction():

@@ -22,6 +22,8 @@ class UnitVectors:
 
     private = False
 
+    def claim(self) -> None: ...
+
     def normal(self, index: int, dim: int) -> torch.Tensor:
         return torch.eye(dim)[index]
 
@@ -73,10 +75,10 @@ def variance_accepted(sample: np.ndarray, variance: float) -> bool:
     return low < statistic < high
 
 
-@pytest.mark.parametrize("source", [SeededSource(7), SecretSource(bytes(range(32)))], ids=repr)
+@pytest.mark.parametrize("make_source", [lambda: SeededSource(7), SecretSource])
 @pytest.mark.parametrize("mechanism", [BinaryTree(7), Independent(3)], ids=repr)
-def test_distribution_of_the_noise_with_a_power_twin(mechanism, source):
-    stream = NoiseStream(mechanism, dim=CELLS, stddev=2.5, source=source)
+def test_distribution_of_the_noise_with_a_power_twin(mechanism, make_source):
+    stream = NoiseStream(mechanism, dim=CELLS, stddev=2.5, source=make_source())
     for variance in mechanism.prefix_variance():
         stream.next()
         sample = stream.cumulative().double().numpy()
@@ -113,3 +115,10 @@ def test_bad_streams(bad):
     fields = {"dim": 3, "stddev": 1.0} | bad
     with pytest.raises(ConfigError, match=next(iter(bad))):
         NoiseStream(BinaryTree(3), source=SeededSource(0), **fields)
+
+
+def test_a_secret_source_feeds_one_stream_only():
+    source = SecretSource()
+    NoiseStream(BinaryTree(3), dim=3, stddev=1.0, source=source)
+    with pytest.raises(ConfigError, match="already feeds a noise stream"):
+        NoiseStream(BinaryTree(3), dim=3, stddev=1.0, source=source)

@@ -68,3 +68,26 @@ def test_a_parameter_without_initialiser_asks_for_one():
     assert model.flat.tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(ConfigError, match="no parameter of the model: scala"):
         PartialModel(Scaled(), seed=0, initializers={"scale": Constant(2.0), "scala": Normal(1.0)})
+
+
+def test_running_statistics_of_any_kind_are_refused():
+    norm = nn.InstanceNorm1d(2, track_running_stats=True)
+    with pytest.raises(ConfigError, match="layer '0' is a InstanceNorm1d"):
+        PartialModel(nn.Sequential(norm, nn.Flatten(), nn.Linear(8, 2)), seed=0)
+
+
+def test_buffers_never_pass_from_one_client_to_the_next():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(2, 2)
+            self.register_buffer("seen", torch.zeros(2))
+
+        def forward(self, x):
+            self.seen += x.detach().sum(dim=0)
+            return self.dense(x)
+
+    model = PartialModel(Counting(), seed=0)
+    model.module(torch.ones(3, 2))
+    model.load(model.flat.clone())
+    assert model.module.seen.tolist() == [0.0, 0.0]

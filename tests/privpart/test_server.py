@@ -53,9 +53,28 @@ MALFORMED = [
     torch.zeros(DIM, 1),
     torch.zeros(DIM, dtype=torch.int64),
     torch.zeros(DIM, dtype=torch.complex64),
+    torch.zeros(DIM, dtype=torch.float8_e5m2),
+    torch.zeros(DIM).to_sparse(),
+    torch.zeros(DIM, device="meta"),
     [0.0] * DIM,
     None,
 ]
+
+
+@pytest.mark.parametrize("client", [float("nan"), [], None, "7", True, 1.0])
+def test_ids_are_plain_whole_numbers(client):
+    one = server()
+    assert one.run_round([ClientUpdate(client, torch.zeros(DIM)) for _ in range(3)]).counted == 0
+
+
+def test_what_is_no_update_at_all_is_refused_too():
+    assert server().run_round([None, 7, "update"]).refused == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_only_float32_models_so_that_the_noise_covers_every_bit(dtype):
+    with pytest.raises(ConfigError, match=r"must be torch\.float32"):
+        Server(plan(), torch.zeros(3, dtype=dtype), source=SeededSource(0))
 
 
 @pytest.mark.parametrize("delta", MALFORMED)
@@ -152,6 +171,7 @@ def test_plan_reports_what_the_accountant_says():
     [
         ("clip_norm", 0.0),
         ("clip_norm", np.nan),
+        ("clip_norm", 1e-38),
         ("noise_multiplier", -1.0),
         ("noise_multiplier", np.inf),
         ("report_goal", 0),
