@@ -159,8 +159,9 @@ def _join(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
 def _refuse_batch_statistics(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) or getattr(layer, "running_mean", None) is not None:
+            kind = type(layer).__name__
             raise ConfigError(
-                f"layer {name!r} is a {type(layer).__name__}: its statistics mix the examples of "
-                "a batch and would leave the client without noise. Replace it by GroupNorm, for instance with "
+                f"layer {name!r} is a {kind}: its statistics mix the examples of a batch and "
+                "would leave the client without noise. Replace it by GroupNorm, for instance with "
                 "opacus.validators.ModuleValidator.fix(module)."
             )
