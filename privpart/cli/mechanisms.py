@@ -90,7 +90,8 @@ def _candidates(participation: Participation, *, optimal: bool) -> Iterator[tupl
     for buffers in (2, 3):
         typer.echo(f"fitting a BLT with {buffers} buffers ...", err=True)
         blt = optimize("blt", participation, buffers=buffers)
-        yield f"blt, {blt.buffers} buffers", blt
+        if blt.buffers == buffers:  # the fit drops buffers that gain nothing
+            yield f"blt, {buffers} buffers", blt
     if optimal:
         typer.echo("fitting the optimal matrix ...", err=True)
         yield "dense, optimal", optimize("dense", participation)
