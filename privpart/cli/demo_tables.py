@@ -72,9 +72,10 @@ def notes(recipe: Recipe) -> list[str]:
         "What it means: one gradient of one image at untrained weights, without clip or noise, as "
         "an honest-but-curious server sees it; the attacker knows the network, the frozen part "
         "and the label. A view scores the best over itself and the views inside it, since whoever "
-        "sees more may discard the rest. 'recovered' is 30 dB or more and 3 dB above the best image that needs no "
-        "attack. 'ambiguous' is not 'safe': the gradients match and the image is not determined "
-        "by them alone, so a prior may finish the job. Fewer parameters do not mean less leakage.",
+        "sees more may discard the rest. 'recovered' is 30 dB or more and 3 dB above the best "
+        "image that needs no attack. 'ambiguous' is not 'safe': the gradients match and the image "
+        "is not determined by them alone, so a prior may finish the job. Fewer parameters do not "
+        "mean less leakage.",
         f"What this does not show: {recipe.users} simulated users cannot give a meaningful "
         "user-level epsilon at high accuracy; only the mechanics and the trade-off are real. "
         "The noise comes from a seed, so these models are not private. Learning rates and clip "
