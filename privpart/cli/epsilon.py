@@ -45,7 +45,7 @@ def epsilon(
         int | None, typer.Option(help="Clients in all, if public: warns of too large a delta.")
     ] = None,
     cross_check: Annotated[
-        bool, typer.Option("--cross-check", help="Ask a second accountant as well (a second).")
+        bool, typer.Option("--cross-check", help="Cross-check by dp-accounting (a second more).")
     ] = False,
     max_epsilon: options.MaxEpsilon = None,
     plot: Annotated[
@@ -81,7 +81,7 @@ def epsilon(
         delta=delta,
         method=method.value,
         population=population,
-        cross_check=cross_check,
+        cross_check="dp-accounting" if cross_check else "quadrature",
     )
     if plot is not None:
         from privpart.cli.budget_plot import draw
