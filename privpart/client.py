@@ -31,14 +31,6 @@ class LocalTraining:
         checks.count("batch_size", self.batch_size)
 
 
-@dataclass(frozen=True, slots=True)
-class ClientUpdate:
-    """What one client sends: its id and the change of the trainable part, shape (d,)."""
-
-    client: int
-    delta: Tensor
-
-
 def client_update(
     model: PartialModel,
     start: Tensor,

@@ -8,16 +8,9 @@ import typer
 from accounting import ConfigError, Participation, PrivacyReport, checks
 from accounting.statement import up
 from privpart.cli import options
-from privpart.cli.options import (
-    Against,
-    EstimatorName,
-    Format,
-    MechanismChoice,
-    MechanismName,
-    MethodName,
-    ReleaseName,
-)
+from privpart.cli.options import Against, Format, MethodName
 from privpart.cli.output import print_report
+from privpart.mechanism_choice import EstimatorName, MechanismChoice, MechanismName, ReleaseName
 
 _EXCEEDED = 3
 
