@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from privpart.adaptive_clipping import AdaptiveClipping
     from privpart.client import LocalTraining, client_update
     from privpart.engine import EmbeddedEngine, Engine, Users
+    from privpart.initializers import Constant, Glorot, He, Normal, Uniform
     from privpart.keystream import NoiseSource, SecretSource, SeededSource
     from privpart.loop import CohortTooSmallError, RoundRecord, fit
     from privpart.messages import ClientUpdate, RoundTask
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from privpart.partial import PartialModel
     from privpart.plan import PrivacyPlan
     from privpart.run_folder import RunFolder
-    from privpart.seeded import Constant, Normal
     from privpart.server import RoundCounts, Server
     from privpart.server_optimizer import ServerOptimizer
 
@@ -25,13 +25,15 @@ _HOME = {
     "AdaptiveClipping": "adaptive_clipping",
     "ClientUpdate": "messages",
     "CohortTooSmallError": "loop",
-    "Constant": "seeded",
+    "Constant": "initializers",
     "EmbeddedEngine": "engine",
     "Engine": "engine",
+    "Glorot": "initializers",
+    "He": "initializers",
     "LocalTraining": "client",
     "NoiseSource": "keystream",
     "NoiseStream": "noise",
-    "Normal": "seeded",
+    "Normal": "initializers",
     "PartialModel": "partial",
     "PrivacyPlan": "plan",
     "RoundCounts": "server",
@@ -42,6 +44,7 @@ _HOME = {
     "SeededSource": "keystream",
     "Server": "server",
     "ServerOptimizer": "server_optimizer",
+    "Uniform": "initializers",
     "Users": "engine",
     "client_update": "client",
     "fit": "loop",
@@ -54,6 +57,8 @@ __all__ = [
     "Constant",
     "EmbeddedEngine",
     "Engine",
+    "Glorot",
+    "He",
     "LocalTraining",
     "NoiseSource",
     "NoiseStream",
@@ -68,6 +73,7 @@ __all__ = [
     "SeededSource",
     "Server",
     "ServerOptimizer",
+    "Uniform",
     "Users",
     "client_update",
     "fit",
