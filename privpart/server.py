@@ -177,7 +177,7 @@ class Server:
         if type(update.plan) is not str or update.plan != self._plan_hash:
             return False
         delta = update.delta
-        if not isinstance(delta, Tensor) or delta.dtype not in _ACCEPTED:
+        if type(delta) is not Tensor or delta.dtype not in _ACCEPTED:  # a subclass runs own code
             return False
         if delta.layout is not torch.strided or delta.device.type != "cpu":
             return False
