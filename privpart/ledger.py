@@ -75,14 +75,14 @@ class Ledger:
 
     @classmethod
     def create(cls, path: Path, facts: Mapping[str, Any]) -> "Ledger":
-        """Make an empty ledger that holds ``facts``, and open it."""
+        """Make an empty ledger that holds ``facts``, "schema" among them, and open it."""
         scratch = path.with_name(path.name + ".part")
         scratch.unlink(missing_ok=True)
         db = sqlite3.connect(scratch, isolation_level=None)
         scratch.chmod(0o600)
         db.execute("PRAGMA synchronous = EXTRA")
         db.executescript(f"BEGIN;{_TABLES}COMMIT;")
-        rows = [(name, json.dumps(value)) for name, value in {"schema": SCHEMA, **facts}.items()]
+        rows = [(name, json.dumps(value)) for name, value in facts.items()]
         db.executemany("INSERT INTO run VALUES (?, ?)", rows)
         db.close()
         scratch.replace(path)
@@ -108,7 +108,7 @@ class Ledger:
             clients = self.clients_by_round()
         except (sqlite3.Error, TypeError) as error:
             raise _damaged(self._path, error) from None
-        chain = self.genesis()
+        chain = genesis(self.facts)
         for number, row in enumerate(rows):
             chain = _link(chain, row, clients.pop(number, []))
             if row.round != number or row.chain != chain:
@@ -119,12 +119,6 @@ class Ledger:
         if clients:
             raise ConfigError(f"{self._path}: participations in rounds that were never committed.")
         return rows
-
-    def genesis(self) -> str:
-        """Return what the first row is chained to: all that was said when the run began."""
-        said = {name: value for name, value in self.facts.items() if name not in _LATER}
-        text = json.dumps(said, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
 
     def clients_by_round(self) -> dict[int, list[int]]:
         """Return the clients whose updates entered each round's sum, in ascending order."""
@@ -161,6 +155,12 @@ class Ledger:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+
+def genesis(facts: Mapping[str, Any]) -> str:
+    """Return what the first row is chained to: all that was said when the run began."""
+    said = {name: value for name, value in facts.items() if name not in _LATER}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def next_row(

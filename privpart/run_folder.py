@@ -13,7 +13,6 @@ the row leaves the new state. No file is ever unpickled.
 
 import hashlib
 import json
-import os
 import secrets
 import sqlite3
 from pathlib import Path
@@ -29,7 +28,7 @@ from accounting.checks import ConfigError
 from privpart import witness
 from privpart.durable import remove_durably, write_durably
 from privpart.keystream import NoiseSource, SecretSource, SeededSource
-from privpart.ledger import Ledger, next_row
+from privpart.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.plan import PrivacyPlan
 from privpart.server import RoundCounts, Server
 
@@ -55,9 +54,9 @@ class RunFolder:
         self.path, self._ledger, self._lock = path, ledger, lock
         rows = ledger.rows()
         self.rounds = len(rows)
-        self._head = rows[-1].chain if rows else ledger.genesis()
+        self._head = rows[-1].chain if rows else genesis(ledger.facts)
         self._state_hash = rows[-1].state if rows else None
-        self._chains = [ledger.genesis(), *(row.chain for row in rows)]
+        self._chains = [genesis(ledger.facts), *(row.chain for row in rows)]
         self.plan = PrivacyPlan.from_dict(ledger.facts["plan"])
 
     @classmethod
@@ -83,21 +82,22 @@ class RunFolder:
             StorageError: it cannot be written.
         """
         folder = Path(path)
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and not _is_free(folder):
             raise ConfigError(
                 f"{folder} is not empty: a run begins in a folder of its own. To go on with the "
                 "run in it, open it (--resume)."
             )
         run_id = secrets.token_hex(16)
-        about = {"run_id": run_id, "plan": plan.to_dict(), "seed": seed, **(facts or {})}
+        about = {"schema": SCHEMA, "run_id": run_id, "plan": plan.to_dict(), "seed": seed}
+        about |= facts or {}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = _locked(folder)
             if seed is None:
                 write_durably(folder / _KEY, secrets.token_bytes(32))
+                # before the ledger: a run that exists has a witness
+                witness.note(run_id, witness.Seen(0, genesis(about)))
             ledger = Ledger.create(folder / _LEDGER, about)
-            if seed is None:
-                witness.note(run_id, witness.Seen(0, ledger.genesis()))
         except (OSError, sqlite3.Error) as error:
             raise StorageError(f"{folder} cannot be written: {error}.") from None
         return cls(folder, ledger, lock)
@@ -309,6 +309,11 @@ def _locked(folder: Path) -> FileLock:
     return lock
 
 
-def holds_a_run(folder: Path) -> bool:
+def holds_a_run(path: str | Path) -> bool:
     """Whether a run was begun in this folder."""
-    return os.path.lexists(folder / _LEDGER)
+    return (Path(path) / _LEDGER).exists()
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether a folder is empty, or holds what a crash left before a run had begun."""
+    return all(f.name in (_KEY, _LOCK) or f.suffix == ".part" for f in folder.iterdir())
