@@ -53,6 +53,7 @@ class PrivacyReport:
         tpr_at_fpr: pairs (false-positive rate, most that the true-positive rate can be).
         population: number of units that delta is judged against, if it is public.
         tuning_runs: runs on the same data of which this is one, if known.
+        earlier_mu: of an earlier run on the same data, which mu includes: mu^2 adds.
         version: of this package, as installed.
 
     Raises:
@@ -88,6 +89,7 @@ class PrivacyReport:
     population: int | None = None
     tuning_runs: int | None = None
     noise_source: NoiseSource = "unstated"
+    earlier_mu: float = 0.0
 
     def __post_init__(self) -> None:
         Participation(self.rounds, self.max_participations, self.min_separation)
@@ -107,10 +109,11 @@ class PrivacyReport:
     def _claims_no_more_than_mu_allows(self) -> None:
         slack = 1 - 1e-9
         run = Guarantee(self.mu, "exact", self.adjacency)
+        own = mu_upper(self.sensitivity_squared, self.noise_multiplier)
         claims = [
             ("epsilon", self.epsilon, run.epsilon(self.delta)),
             ("rho", self.rho, run.rho),
-            ("mu", self.mu, mu_upper(self.sensitivity_squared, self.noise_multiplier)),
+            ("mu", self.mu, math.hypot(own, checks.nonnegative("earlier_mu", self.earlier_mu))),
             ("advantage", self.advantage, run.advantage()),
         ]
         claims += [
@@ -138,6 +141,7 @@ class PrivacyReport:
         tuning_runs: int | None = None,
         noise_source: NoiseSource = "unstated",
         cross_check: Second = "quadrature",
+        earlier: Guarantee | None = None,
     ) -> "PrivacyReport":
         """Account for a planned run.
 
@@ -152,9 +156,11 @@ class PrivacyReport:
             tuning_runs: see the attributes.
             noise_source: see the attributes.
             cross_check: the second accountant, see ``Guarantee.cross_check``.
+            earlier: guarantee of an earlier run on the same data, to be included.
         """
         sensitivity = mechanism.sensitivity(participation)
         run = Guarantee(mu_upper(sensitivity.squared, noise_multiplier), method)
+        run = run if earlier is None else run.compose(earlier)
         return cls(
             mechanism=mechanism.name,
             mechanism_fingerprint=fingerprint(mechanism),
@@ -181,6 +187,7 @@ class PrivacyReport:
             population=population,
             tuning_runs=tuning_runs,
             noise_source=noise_source,
+            earlier_mu=0.0 if earlier is None else earlier.mu,
         )
 
     @property

@@ -79,6 +79,8 @@ def _accounting(report: "PrivacyReport") -> str:
         f"{report.sensitivity_rule}), mu = {up(report.mu)}, rho = {up(report.rho)}. "
         f"Accounting: {report.formula}, privpart {report.version}."
     )
+    if report.earlier_mu:
+        text += f" An earlier run on the same data, mu = {up(report.earlier_mu)}, is included."
     second = report.cross_check
     agrees = "agrees to" if second.consistent else "CONTRADICTS this by"
     return (

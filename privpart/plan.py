@@ -114,7 +114,13 @@ class PrivacyPlan:
         """Return the exact guarantee; an error if the plan adds no noise."""
         return guarantee(self.mechanism, self.participation, noise_multiplier=self.noise_multiplier)
 
-    def report(self, delta: float, *, noise_source: NoiseOrigin = "unstated") -> PrivacyReport:
+    def report(
+        self,
+        delta: float,
+        *,
+        noise_source: NoiseOrigin = "unstated",
+        earlier: Guarantee | None = None,
+    ) -> PrivacyReport:
         """Return the guarantee with its assumptions, at ``delta`` in (0, 1).
 
         A run whose noise came from a ``SeededSource`` must say "seeded": not private. A server
@@ -126,4 +132,5 @@ class PrivacyPlan:
             noise_multiplier=self.noise_multiplier,
             delta=delta,
             noise_source=noise_source,
+            earlier=earlier,
         )

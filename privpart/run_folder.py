@@ -2,6 +2,7 @@
 
     ledger.sqlite           plan, committed rounds, participations (see ``ledger``)
     state-000012.safetensors    model, optimiser and noise after 12 rounds: only the newest
+    start.safetensors       of a fork: the model to begin with
     key                     noise key, until the run is complete; keep the folder secret
     lock                    held while a process works on the run
 
@@ -12,7 +13,6 @@ the row leaves the new state. No file is ever unpickled.
 """
 
 import hashlib
-import json
 import secrets
 import sqlite3
 from pathlib import Path
@@ -20,19 +20,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart import witness
+from privpart import state_file, witness
 from privpart.durable import remove_durably, write_durably
 from privpart.keystream import NoiseSource, SecretSource, SeededSource
 from privpart.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.plan import PrivacyPlan
 from privpart.server import RoundCounts, Server
 
-_KEY, _LEDGER, _LOCK = "key", "ledger.sqlite", "lock"
+_KEY, _LEDGER, _LOCK, _START = "key", "ledger.sqlite", "lock", "start.safetensors"
 
 
 class StorageError(RuntimeError):
@@ -67,6 +65,7 @@ class RunFolder:
         *,
         seed: int | None = None,
         facts: dict[str, Any] | None = None,
+        start: Tensor | None = None,
     ) -> Self:
         """Begin a run in a folder that does not exist yet, or is empty.
 
@@ -76,6 +75,7 @@ class RunFolder:
             seed: of the noise, for a simulation, which is then not private; None draws a secret
                 key from the operating system.
             facts: more to keep in the ledger, such as delta; JSON.
+            start: trainable part to begin with, if it is not the plan's own.
 
         Raises:
             ConfigError: the folder holds something.
@@ -90,9 +90,14 @@ class RunFolder:
         run_id = secrets.token_hex(16)
         about = {"schema": SCHEMA, "run_id": run_id, "plan": plan.to_dict(), "seed": seed}
         about |= facts or {}
+        first = b"" if start is None else state_file.encode({"parameters": start}, {})
+        if start is not None:
+            about["start"] = hashlib.sha256(first).hexdigest()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = _locked(folder)
+            if start is not None:
+                write_durably(folder / _START, first)
             if seed is None:
                 write_durably(folder / _KEY, secrets.token_bytes(32))
                 # before the ledger: a run that exists has a witness
@@ -186,8 +191,10 @@ class RunFolder:
         if self._state_hash is None:
             if server.plan.hash != self.plan.hash:
                 raise ConfigError("the server has another plan than the run.")
+            if (start := self.facts.get("start")) is not None:
+                server.load_start(state_file.read(self.path / _START, start)[0]["parameters"])
             return
-        tensors, values = self._read_state()
+        tensors, values = state_file.read(self._state_path(self.rounds), self._state_hash)
         server.load_state_dict(tensors, values, self._ledger.rounds_by_client())
 
     def commit(self, server: Server, counts: RoundCounts) -> None:
@@ -212,7 +219,7 @@ class RunFolder:
             ) from None
 
     def _commit(self, server: Server, counts: RoundCounts) -> None:
-        data = _encode(*server.state_dict())
+        data = state_file.encode(*server.state_dict())
         state = hashlib.sha256(data).hexdigest()
         write_durably(self._state_path(server.round), data)
         clients = sorted(server.cohort)
@@ -266,39 +273,6 @@ class RunFolder:
     def _state_path(self, rounds: int) -> Path:
         return self.path / f"state-{rounds:06d}.safetensors"
 
-    def _read_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        path = self._state_path(self.rounds)
-        try:
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error}.") from None
-        if found != self._state_hash:
-            raise ConfigError(
-                f"{path} is not the state that the ledger names: it was changed, cut short, or "
-                "put back from an older copy. Put the newest copy back, or begin a fork."
-            )
-        return decode_state(path)
-
-
-def decode_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return tensors and values of a state file.
-
-    Raises:
-        ConfigError: it is no such file. Nothing in it is ever executed.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            values = json.loads((file.metadata() or {})["values"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise ConfigError(f"{path} is no state of a run: {error}.") from None
-    return tensors, values
-
-
-def _encode(tensors: dict[str, Tensor], values: dict[str, Any]) -> bytes:
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    return save(contiguous, metadata={"values": json.dumps(values, allow_nan=False)})
-
 
 def _locked(folder: Path) -> FileLock:
     lock = FileLock(folder / _LOCK)
@@ -316,4 +290,4 @@ def holds_a_run(path: str | Path) -> bool:
 
 def _is_free(folder: Path) -> bool:
     """Whether a folder is empty, or holds what a crash left before a run had begun."""
-    return all(f.name in (_KEY, _LOCK) or f.suffix == ".part" for f in folder.iterdir())
+    return all(f.name in (_KEY, _LOCK, _START) or f.suffix == ".part" for f in folder.iterdir())

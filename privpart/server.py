@@ -208,6 +208,15 @@ class Server:
             self.clip_norm = adaptive.next_clip_norm(self.clip_norm, share)
             self._bits = 0.0
 
+    def load_start(self, parameters: Tensor) -> None:
+        """Begin with another trainable part, shape (d,), before the first round."""
+        if self.round or parameters.shape != self.parameters.shape:
+            raise ConfigError(
+                f"start: {parameters.numel()} parameters for a model of {self.parameters.numel()} "
+                f"after {self.round} rounds; a start belongs before the first."
+            )
+        self.parameters.copy_(parameters)
+
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return all that the next round depends on but plan, key and participations.
 

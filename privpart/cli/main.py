@@ -1,6 +1,7 @@
 """``privpart``: the commands, and what becomes of an error.
 
-Exit codes: 0 ok, 2 bad input, 3 budget exceeded, 130 interrupted. Standard output carries the
+Exit codes: 0 ok, 2 bad input, 3 budget exceeded, 6 a run left its plan, 70 the disk refused, 130
+interrupted and resumable. Standard output carries the
 result only; progress, warnings and errors go to standard error.
 """
 
@@ -16,6 +17,8 @@ from privpart.cli.calibrate import calibrate
 from privpart.cli.demo import demo
 from privpart.cli.epsilon import epsilon
 from privpart.cli.mechanisms import mechanisms
+from privpart.cli.report import report
+from privpart.cli.train import train
 
 app = typer.Typer(
     help="Differential privacy for partially trained models in federated learning.",
@@ -26,6 +29,8 @@ app = typer.Typer(
 app.command()(epsilon)
 app.command()(calibrate)
 app.command()(mechanisms)
+app.command()(train)
+app.command()(report)
 app.command()(demo)
 
 
@@ -63,7 +68,7 @@ def main() -> None:
 
 _OPTIONS = {
     name
-    for command in (epsilon, calibrate, mechanisms, demo)
+    for command in (epsilon, calibrate, mechanisms, train, report, demo)
     for name in signature(command).parameters
 }
 

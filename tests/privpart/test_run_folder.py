@@ -21,7 +21,7 @@ from privpart import (
     Server,
     ServerOptimizer,
     fit,
-    run_folder,
+    state_file,
     witness,
 )
 from privpart.run_folder import StorageError
@@ -121,7 +121,7 @@ def test_a_complete_run_keeps_neither_key_nor_noise(folder):
     with RunFolder.open(folder) as run:
         train(run, 4)
     assert not (folder / "key").exists()
-    tensors, values = run_folder.decode_state(folder / "state-000004.safetensors")
+    tensors, values = state_file.decode(folder / "state-000004.safetensors")
     assert set(tensors) == {"parameters"}
     assert "noise" not in values
     with RunFolder.open(folder) as run:
@@ -314,4 +314,4 @@ def test_states_that_are_none(tmp_path):
     for content in (b"", b"\x80\x04K\x01.", b"\xff" * 40):
         (tmp_path / "state").write_bytes(content)
         with pytest.raises(ConfigError, match="is no state of a run"):
-            run_folder.decode_state(tmp_path / "state")
+            state_file.decode(tmp_path / "state")

@@ -1,0 +1,118 @@
+"""``privpart report``: what a run cost, derived again from its ledger."""
+
+import json
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from accounting import ConfigError
+from accounting.statement import up
+from privpart.cli import options
+from privpart.cli.options import Format
+from privpart.cli.output import as_csv, flat
+
+if TYPE_CHECKING:
+    from privpart.run_report import RunReport
+
+_EXCEEDED, _LEFT_ITS_PLAN = 3, 6
+_WIDTH = 96
+_VERDICTS = {
+    "holds": "HOLDS: all that it rests on was enforced or verified",
+    "conditional": "CONDITIONAL: it holds if what is listed as not checked is true",
+    "does-not-hold": "DOES NOT HOLD",
+    "not-private": "NOT PRIVATE: the noise can be computed again from a seed",
+}
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    delta: Annotated[
+        float | None, typer.Option(help="Delta; by default the plan's.", show_default=False)
+    ] = None,
+    vouch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Code of an assumption that you answer for, such as 'choices'; may be repeated. "
+            "The report says that you vouched."
+        ),
+    ] = None,
+    max_epsilon: options.MaxEpsilon = None,
+    statement: Annotated[
+        bool, typer.Option("--statement", help="Print the report in plain English instead.")
+    ] = False,
+    form: options.FormatOption = Format.TABLE,
+) -> None:
+    """Say whether the guarantee of a run holds, and what it is, from its ledger alone.
+
+    Works while the run goes on. Exit code 6 if the run left its plan, 3 above --max-epsilon.
+    """
+    from privpart.run_report import run_report, vouched
+
+    if statement and form is not Format.TABLE:
+        raise ConfigError(f"statement=True: is prose; leave out --format {form}.")
+    found = run_report(run, delta=delta)
+    for code in vouch or ():
+        found = vouched(found, code)
+    if statement:
+        typer.echo(found.guarantee.statement())
+    else:
+        print_run(found, form)
+    if found.deviations:
+        raise typer.Exit(_LEFT_ITS_PLAN)
+    if max_epsilon is not None and found.guarantee.epsilon > max_epsilon:
+        typer.echo(
+            f"privpart: epsilon {up(found.guarantee.epsilon)} exceeds {max_epsilon:g}.", err=True
+        )
+        raise typer.Exit(_EXCEEDED)
+
+
+def print_run(found: "RunReport", form: Format) -> None:
+    """Print a run's report; its warnings go to standard error."""
+    if form is Format.JSON:
+        typer.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+    elif form is Format.CSV:
+        own = {k: v for k, v in found.to_dict().items() if not isinstance(v, list | dict)}
+        typer.echo(as_csv([own | flat(found.guarantee) | {"schema": own["schema"]}]), nl=False)
+    else:
+        typer.echo(_as_text(found))
+    for warning in found.guarantee.warnings:
+        typer.echo(f"privpart: warning: {warning}", err=True)
+
+
+def _as_text(found: "RunReport") -> str:
+    g, real = found.guarantee, found.realised
+    seen = "nobody took part yet"
+    if real is not None:
+        seen = f"a client in at most {real.max_participations}"
+        if real.max_participations > 1:
+            seen += f", {real.min_separation} or more apart"
+    state = "complete" if found.complete else f"{found.planned_rounds - found.rounds} to go"
+    lines = [
+        ("verdict", _VERDICTS[g.status]),
+        ("epsilon", up(g.epsilon, 5)),
+        ("delta", f"{g.delta:g}"),
+        ("unit", f"{g.unit}, {g.adjacency} adjacency"),
+        ("mechanism", f"{g.mechanism}, noise multiplier {up(g.noise_multiplier, 6)}"),
+        ("planned", f"{found.planned_rounds} rounds, a {g.unit} in at most {g.max_participations}"),
+        ("ledger", f"{found.rounds} rounds ({state}), {seen}"),
+        ("mu", f"{up(g.mu, 5)}" + (" (an earlier run included)" if g.earlier_mu else "")),
+        ("cross-check", f"{g.cross_check.method} says {up(g.cross_check.epsilon, 5)}"),
+        ("run, plan", f"{found.run_id[:12]}, {found.plan[:12]}"),
+    ]
+    text = [f"  {name:<12} {value}" for name, value in lines]
+    for status, title in (
+        ("violated", "Violated"),
+        ("asserted", "Not checked"),
+        ("enforced", "Enforced by the code that ran"),
+        ("verified", "Verified in the ledger"),
+    ):
+        chosen = [a for a in g.assumptions if a.status == status]
+        if chosen:
+            text += ["", f"  {title}"]
+        for a in chosen:
+            said = f"{a.code}: {a.text}"
+            said += f" ({a.evidence})" if a.evidence else f"; else: {a.consequence}"
+            text.append(fill(said, _WIDTH, initial_indent="  - ", subsequent_indent="    "))
+    return "\n".join(text)

@@ -1,0 +1,170 @@
+"""``privpart train``: run a plan in a folder, from the start or from where it stopped."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from accounting import ConfigError
+from privpart.cli import options
+from privpart.cli.options import Format
+
+if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from privpart.plan_file import PlanFile
+    from privpart.run_folder import RunFolder
+
+_INTERRUPTED = 130
+_PLAN = "plan.toml"
+
+
+def train(
+    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    plan: Annotated[
+        Path | None, typer.Option(help="TOML file with the whole training; for a new run.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out.")
+    ] = False,
+    adopt: Annotated[
+        bool,
+        typer.Option(
+            "--adopt",
+            help="With --resume: go on although this machine never saw the run. You vouch that "
+            "the original will never be continued.",
+        ),
+    ] = False,
+    fork_of: Annotated[
+        Path | None,
+        typer.Option(
+            help="Begin from the model of another run, with a new key; its cost is added."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Noise from a seed, for simulations: the run is then NOT private."),
+    ] = None,
+    evaluate_every: Annotated[
+        int, typer.Option(help="Rounds between evaluations on the test images.")
+    ] = 10,
+    form: options.FormatOption = Format.TABLE,
+) -> None:
+    """Train under a plan; every round is committed to the folder before its model is released.
+
+    Ctrl-C, a crash or a full disk leave a run that --resume goes on with.
+
+    Example: privpart train --plan examples/digits.toml --out run
+    """
+    from privpart.run_report import run_report
+
+    run, read = _begun(plan, out, resume=resume, adopt=adopt, fork_of=fork_of, seed=seed)
+    with run:
+        _train(run, read, evaluate_every)
+    from privpart.cli.report import print_run
+
+    print_run(run_report(out), form)
+
+
+def _begun(
+    plan: Path | None,
+    out: Path,
+    *,
+    resume: bool,
+    adopt: bool,
+    fork_of: Path | None,
+    seed: int | None,
+) -> "tuple[RunFolder, PlanFile]":
+    """Open the run, or begin it; return it with its plan."""
+    from privpart.durable import write_durably
+    from privpart.fork import fork
+    from privpart.plan_file import parse, read
+    from privpart.run_folder import RunFolder
+
+    if resume:
+        if plan is not None or fork_of is not None or seed is not None:
+            raise ConfigError(
+                "resume=True: the run has its plan, its start and its noise; leave out --plan, "
+                "--fork-of and --seed."
+            )
+        run = RunFolder.open(out, adopt=adopt)
+        try:
+            kept = parse(run.facts["plan_file"], name=f"the plan of {out}")
+            if kept.hash != run.plan.context:
+                raise ConfigError(f"{out}: the plan file in the ledger is not the run's.")
+        except BaseException:
+            run.close()
+            raise
+        return run, kept
+    if adopt:
+        raise ConfigError("adopt=True: only with --resume.")
+    if plan is None:
+        raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
+    chosen = read(plan)
+    text = plan.read_text(encoding="utf-8")
+    facts = {"delta": chosen.privacy.delta, "plan_file": text}
+    if fork_of is not None:
+        if seed is not None:
+            raise ConfigError(f"seed={seed}: a fork of a private run needs a secret key.")
+        run = fork(fork_of, out, chosen.privacy_plan(), facts=facts)
+    else:
+        run = RunFolder.create(out, chosen.privacy_plan(), seed=seed, facts=facts)
+    write_durably(out / _PLAN, text.encode())  # for people; the ledger's copy counts
+    return run, chosen
+
+
+def _train(run: "RunFolder", plan: "PlanFile", evaluate_every: int) -> None:
+    import torch
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from privpart.loop import RoundRecord, fit
+    from privpart.server import Server
+    from privpart.training import training
+
+    torch.set_num_threads(1)  # small models lose time to more, and the result to none
+    setup = training(plan)
+    server = Server(run.plan, setup.model.flat, source=run.source(), optimizer=plan.server)
+    run.restore(server)
+    columns = (
+        TextColumn("round"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("", total=run.plan.rounds, completed=server.round)
+
+        def show(record: RoundRecord) -> None:
+            told = {} if record.metric is None else {"description": f"test {record.metric:.1%}"}
+            progress.update(bar, completed=record.round + 1, **told)
+            if record.metric is not None and not console.is_terminal:
+                console.print(f"round {record.round + 1}: test accuracy {record.metric:.1%}")
+
+        try:
+            fit(
+                server,
+                setup.engine,
+                setup.cohorts,
+                commit=run.commit,
+                evaluate=setup.accuracy,
+                evaluate_every=evaluate_every,
+                callbacks=[show],
+            )
+        except KeyboardInterrupt:
+            progress.stop()
+            typer.echo(
+                f"privpart: interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
+                f"Go on with: privpart train --resume --out {run.path}",
+                err=True,
+            )
+            raise typer.Exit(_INTERRUPTED) from None
+

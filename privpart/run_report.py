@@ -1,0 +1,178 @@
+"""Run report: the guarantee of a run, derived again from its ledger.
+
+The plan's epsilon is claimed only if the ledger shows that the run kept to the plan. Otherwise the
+report gives the figures that the realised participation would have, and says that nothing holds:
+limits that were not kept were no limits.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from accounting import Participation, PrivacyReport
+from accounting.checks import ConfigError
+from accounting.guarantee import Guarantee
+from privpart.ledger import Ledger, Row
+from privpart.plan import PrivacyPlan
+
+SCHEMA = "privpart/run/1"
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What a run cost, and what that rests on.
+
+    Attributes:
+        run_id: random name of the run.
+        plan: hash of its plan.
+        planned_rounds: that the guarantee covers.
+        rounds: that were committed.
+        complete: whether no more can follow.
+        realised: worst participation in the ledger; None before the first round.
+        deviations: how the run left its plan; empty if it did not.
+        guarantee: the report itself; its assumptions say what was enforced or verified.
+    """
+
+    run_id: str
+    plan: str
+    planned_rounds: int
+    rounds: int
+    complete: bool
+    realised: Participation | None
+    deviations: tuple[str, ...]
+    guarantee: PrivacyReport
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values under a schema name, ready for JSON."""
+        return {
+            "schema": SCHEMA,
+            "run_id": self.run_id,
+            "plan": self.plan,
+            "planned_rounds": self.planned_rounds,
+            "rounds": self.rounds,
+            "complete": self.complete,
+            "realised": None if self.realised is None else asdict(self.realised),
+            "deviations": list(self.deviations),
+            "guarantee": self.guarantee.to_dict(),
+        }
+
+
+def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
+    """Derive the guarantee of the run in a folder; reads only, also while the run goes on.
+
+    Args:
+        path: the run folder.
+        delta: in (0, 1); None takes the one that the run was planned with.
+
+    Raises:
+        ConfigError: no run, a changed or damaged ledger, no delta, or a run without noise.
+    """
+    ledger = Ledger(Path(path) / "ledger.sqlite", read_only=True)
+    try:
+        rows, histories = ledger.rows(), ledger.rounds_by_client()
+    finally:
+        ledger.close()
+    facts = ledger.facts
+    plan = PrivacyPlan.from_dict(facts["plan"])
+    chosen = facts.get("delta") if delta is None else delta
+    if chosen is None:
+        raise ConfigError("delta is missing: this run was planned without one; pass it (--delta).")
+    length = max(plan.rounds, len(rows))
+    realised = Participation.from_log(length, histories) if histories else None
+    deviations = _deviations(plan, rows, realised)
+    report = _claimed(plan, realised if deviations else None).report(
+        chosen,
+        noise_source="os" if facts["seed"] is None else "seeded",
+        earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
+    )
+    return RunReport(
+        run_id=facts["run_id"],
+        plan=plan.hash,
+        planned_rounds=plan.rounds,
+        rounds=len(rows),
+        complete=len(rows) >= plan.rounds,
+        realised=realised,
+        deviations=deviations,
+        guarantee=_with_evidence(report, len(rows), facts, deviations),
+    )
+
+
+def _deviations(
+    plan: PrivacyPlan, rows: list[Row], realised: Participation | None
+) -> tuple[str, ...]:
+    found = []
+    if len(rows) > plan.rounds:
+        found.append(f"{len(rows)} rounds, {plan.rounds} planned")
+    if realised is not None:
+        limits = plan.participation
+        k, b = realised.max_participations, realised.min_separation
+        if k > limits.max_participations:
+            found.append(f"a client took part {k} times, {limits.max_participations} allowed")
+        if k > 1 and b < limits.min_separation:
+            found.append(
+                f"a client came back after {b} rounds, {limits.min_separation} are the least"
+            )
+    if plan.adaptive_clipping is None:
+        found += [
+            f"round {row.round} was clipped to {row.clip_norm:g}, planned {plan.clip_norm:g}"
+            for row in rows
+            if row.clip_norm != plan.clip_norm
+        ]
+    if any(row.counted < plan.minimum_cohort for row in rows):
+        found.append(f"a round had fewer than {plan.minimum_cohort} updates, the plan's minimum")
+    return tuple(found)
+
+
+def _claimed(plan: PrivacyPlan, realised: Participation | None) -> PrivacyPlan:
+    """The plan, or what it would have been had it allowed what happened."""
+    if realised is None or realised.rounds != plan.rounds:
+        return plan
+    limits = plan.participation
+    k = max(realised.max_participations, limits.max_participations)
+    b = realised.min_separation if realised.max_participations > 1 else limits.min_separation
+    widest = min(b, limits.min_separation)
+    return replace(plan, participation=Participation(plan.rounds, k, widest))
+
+
+def _with_evidence(
+    report: PrivacyReport, rounds: int, facts: dict[str, Any], deviations: tuple[str, ...]
+) -> PrivacyReport:
+    """Say what the run's own code enforced and what its ledger shows."""
+    adopted = facts.get("adopted_at")
+    secret = facts["seed"] is None
+    evidence: dict[str, tuple[Any, str]] = {
+        "participation": ("verified", f"ledger of {rounds} rounds, one chain of hashes"),
+        "clipping": ("enforced", "the server clips every update again"),
+        "divisor": ("enforced", "the server divides by the plan's report_goal"),
+    }
+    if secret and adopted is None:
+        evidence["noise"] = (
+            "enforced",
+            "key from the operating system; each round committed before its release; no older "
+            "copy of the run was continued on this machine",
+        )
+    elif secret:
+        evidence["noise"] = (
+            "asserted",
+            f"the run was adopted after {adopted} rounds; that its original stopped is not shown",
+        )
+    if deviations:
+        evidence["participation"] = ("violated", "; ".join(deviations))
+    known = {a.code for a in report.assumptions}
+    for code, (status, why) in evidence.items():
+        if code in known:
+            report = report.with_status(code, status, why)
+    return report
+
+
+def vouched(found: RunReport, code: str) -> RunReport:
+    """Return the report with one open assumption vouched for by whoever asks.
+
+    Raises:
+        ConfigError: no such assumption, or one that is not open: a violation stays one.
+    """
+    open_ones = [a.code for a in found.guarantee.assumptions if a.status == "asserted"]
+    if code not in open_ones:
+        raise ConfigError(f"vouch={code!r}: must be one of {', '.join(open_ones) or 'none'}.")
+    said = found.guarantee.with_status(code, "verified", "vouched for by whoever asked for this")
+    return replace(found, guarantee=said)
