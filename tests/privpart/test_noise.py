@@ -36,10 +36,10 @@ class UnitVectors:
 
     def claim(self, stream): ...
 
-    def normal(self, index, count, *, stream=0, start=0, out=None):
+    def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
         assert start <= index < start + count
         self.asked.append(index)
-        out.zero_()[index - start] = 1.0
+        out.zero_()[index - start] = stddev
         return out
 
 
@@ -279,7 +279,8 @@ def test_no_noise_beyond_the_plan():
     [
         {"dim": 0},
         {"stddev": 0.0},
-        {"stddev": 1e-31},
+        {"stddev": 1e-16},
+        {"stddev": 1e16},
         {"stddev": float("nan")},
         {"stream": -1},
         {"dtype": torch.float16},
@@ -310,7 +311,7 @@ def test_bad_buffers(out):
 class Failing(UnitVectors):
     """Breaks down in the middle of a round."""
 
-    def normal(self, index, count, *, stream=0, start=0, out=None):
+    def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
         if start:
             raise KeyboardInterrupt
         return out.normal_(generator=torch.Generator().manual_seed(index))
@@ -326,12 +327,22 @@ def test_an_interrupted_round_ends_the_stream():
             use()
 
 
-def test_noise_that_grows_without_bound_is_an_error():
-    growing = Toeplitz(9, (1.0, 1e6))
-    stream = NoiseStream(growing, dim=4, stddev=1.0, source=SeededSource(0))
-    for _ in range(7):
-        stream.next()
-    with pytest.raises(ConfigError, match="the noise of round 7 is not finite"):
-        stream.next()
-    with pytest.raises(ConfigError, match="interrupted"):
-        stream.next()
+@pytest.mark.parametrize(
+    "growing",
+    [
+        Toeplitz(9, (1.0, 1e6)),
+        Toeplitz(3, (1e-40,)),
+        BufferedToeplitz(60, decay=(1.0,), scale=(30.0,)),
+        Dense(np.tril(np.full((9, 9), 1e6), -1) + np.eye(9)),
+    ],
+    ids=lambda m: m.name,
+)
+def test_noise_that_grows_without_bound_is_refused_before_the_run(growing):
+    with pytest.raises(ConfigError, match=r"grows (to|without bound)"):
+        NoiseStream(growing, dim=4, stddev=1.0, source=SeededSource(0))
+
+
+def test_the_scale_of_a_normalized_filter_does_not_matter():
+    tiny = Toeplitz(5, (1e-40, 5e-41), normalize_columns=True)
+    plain = Toeplitz(5, (1.0, 0.5), normalize_columns=True)
+    np.testing.assert_allclose(noising_matrix(tiny), noising_matrix(plain), rtol=1e-12)

@@ -18,9 +18,9 @@ class QuickSource:
 
     def claim(self, stream): ...
 
-    def normal(self, index, count, *, stream=0, start=0, out=None):
+    def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
         seed = (index * 7 + stream) * 1000 + start // BLOCK
-        return out.normal_(generator=torch.Generator().manual_seed(seed))
+        return out.normal_(0, stddev, generator=torch.Generator().manual_seed(seed))
 
 
 TREE = BinaryTree(8, 5, estimator="online")
