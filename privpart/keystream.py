@@ -56,15 +56,23 @@ class NoiseSource(Protocol):
         ...
 
     def normal(
-        self, index: int, count: int, *, stream: int = 0, start: int = 0, out: Tensor | None = None
+        self,
+        index: int,
+        count: int,
+        *,
+        stream: int = 0,
+        start: int = 0,
+        stddev: float = 1.0,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """Return coordinates ``start`` to ``start + count`` of a draw: independent N(0, 1) numbers.
+        """Return coordinates ``start`` to ``start + count`` of a draw: independent N(0, stddev^2).
 
         Args:
             index: of the draw within its stream, >= 0.
             count: number of coordinates, >= 1.
             stream: id of the stream, >= 0; other streams have other draws.
             start: first coordinate, >= 0.
+            stddev: from 1e-15 to 1e15; multiplying here costs nothing.
             out: where to write, shape (count,), contiguous, float32 or float64 (whose numbers are
                 the same up to rounding); None makes a float32 vector.
         """
@@ -111,10 +119,17 @@ class SecretSource:
         self._claimed.add(stream)
 
     def normal(
-        self, index: int, count: int, *, stream: int = 0, start: int = 0, out: Tensor | None = None
+        self,
+        index: int,
+        count: int,
+        *,
+        stream: int = 0,
+        start: int = 0,
+        stddev: float = 1.0,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return a slice of a draw; see ``NoiseSource``."""
-        return _normal(self._key, index, count, stream, start, out)
+        return _normal(self._key, index, count, stream, start, stddev, out)
 
     def __repr__(self) -> str:
         return "SecretSource(<key>)"
@@ -145,10 +160,17 @@ class SeededSource:
         """Nothing to protect: simulations repeat themselves."""
 
     def normal(
-        self, index: int, count: int, *, stream: int = 0, start: int = 0, out: Tensor | None = None
+        self,
+        index: int,
+        count: int,
+        *,
+        stream: int = 0,
+        start: int = 0,
+        stddev: float = 1.0,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return a slice of a draw; see ``NoiseSource``."""
-        return _normal(self._key, index, count, stream, start, out)
+        return _normal(self._key, index, count, stream, start, stddev, out)
 
     def __repr__(self) -> str:
         return f"SeededSource({self.seed})"
@@ -166,23 +188,38 @@ def one_thread() -> Iterator[None]:
 
 
 def _normal(
-    key: bytes, index: int, count: int, stream: int, start: int, out: Tensor | None
+    key: bytes,
+    index: int,
+    count: int,
+    stream: int,
+    start: int,
+    stddev: float,
+    out: Tensor | None,
 ) -> Tensor:
     address = _address(stream, index)
     count = checks.count("count", count)
     start = checks.count("start", start, minimum=0)
+    stddev = checked_stddev(stddev)
     out = torch.empty(count) if out is None else _writable(out, count)
     with one_thread():
         for first in range(start - start % BLOCK, start + count, BLOCK):
             low, high = max(first, start), min(first + BLOCK, start + count)
             piece = out[low - start : high - start]
             if high - low == BLOCK:
-                _gaussian_block(key, address + first // 2, piece)
+                _gaussian_block(key, address + first // 2, stddev, piece)
             else:
                 block = torch.empty(BLOCK, dtype=out.dtype)
-                _gaussian_block(key, address + first // 2, block)
+                _gaussian_block(key, address + first // 2, stddev, block)
                 piece.copy_(block[low - first : high - first])
     return out
+
+
+def checked_stddev(stddev: float) -> float:
+    """Return a standard deviation whose square is an ordinary float32."""
+    stddev = checks.positive("stddev", stddev)
+    if not 1e-15 <= stddev <= 1e15:
+        raise ConfigError(f"stddev={stddev:g}: must lie from 1e-15 to 1e15, or float32 loses it.")
+    return stddev
 
 
 def _address(stream: int, index: int) -> int:
@@ -204,23 +241,23 @@ def _writable(out: Tensor, count: int) -> Tensor:
     return out
 
 
-def _gaussian_block(key: bytes, counter: int, out: Tensor) -> None:
+def _gaussian_block(key: bytes, counter: int, stddev: float, out: Tensor) -> None:
     """Fill ``out``, shape (BLOCK,), with the numbers of the AES blocks from ``counter`` on."""
     cipher = Cipher(algorithms.AES256(key), modes.CTR(counter.to_bytes(16, "big")))
     keystream = bytearray(16 * _PAIRS + 15)  # update_into asks for room for one more block
     cipher.encryptor().update_into(_ZEROS, keystream)
     words = torch.frombuffer(keystream, dtype=torch.int64, count=2 * _PAIRS)
-    _box_muller(words.view(2, _PAIRS), out)
+    _box_muller(words.view(2, _PAIRS), stddev, out)
 
 
-def _box_muller(words: Tensor, out: Tensor) -> None:
+def _box_muller(words: Tensor, stddev: float, out: Tensor) -> None:
     """Turn signed 64-bit words, shape (2, n), into 2n normal numbers.
 
     Radius: u = |w| / 2^63 + 2^-64 lies in (0, 1], and small u, which make the tail, keep their
     relative precision in floats. Angle: in [-pi, pi].
     """
     radius, angle = torch.empty(words.shape, dtype=out.dtype).copy_(words)
-    radius.abs_().mul_(2.0**-63).add_(2.0**-64).log_().mul_(-2.0).sqrt_()
+    radius.abs_().mul_(2.0**-63).add_(2.0**-64).log_().mul_(-2.0 * stddev**2).sqrt_()
     angle.mul_(math.pi * 2.0**-63)
     cosines, sines = out.view(2, -1)
     torch.mul(torch.cos(angle), radius, out=cosines)

@@ -10,16 +10,17 @@ The state is as secret as the noise: with it, the rounds' noise can be removed.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from accounting import Mechanism, checks, fingerprint
+from accounting import BinaryTree, Independent, Mechanism, checks, fingerprint
 from accounting.checks import ConfigError
-from privpart.keystream import BLOCK, NoiseSource, one_thread
+from privpart.keystream import BLOCK, NoiseSource, checked_stddev, one_thread
 from privpart.recurrence import Draw, recurrence
 
 SCHEMA = "privpart/noise/1"
-_LEAST = 1e-30
+_MOST = 1e30
 _SEVERAL = "several sources"
 
 
@@ -41,7 +42,8 @@ class NoiseStream:
         round: rounds done, which is also the round that ``next()`` is for (from 0).
 
     Raises:
-        ConfigError: a value out of range, or a stream id that this secret source already feeds.
+        ConfigError: a value out of range, a filter whose noise grows beyond float32, or a stream id
+            that this secret source already feeds.
 
     >>> from accounting import BinaryTree
     >>> from privpart import SeededSource
@@ -64,9 +66,8 @@ class NoiseStream:
         self.mechanism = mechanism
         self._recurrence = recurrence(mechanism)
         self.dim = checks.count("dim", dim)
-        self.stddev = checks.positive("stddev", stddev)
-        if self.stddev < _LEAST:
-            raise ConfigError(f"stddev={stddev:g}: must be at least {_LEAST:g}, or floats lose it.")
+        self.stddev = checked_stddev(stddev)
+        _check_bounded(mechanism, self.stddev)
         self.stream = checks.count("stream", stream, minimum=0)
         if dtype not in (torch.float32, torch.float64):
             raise ConfigError(f"dtype={dtype}: must be torch.float32 or torch.float64.")
@@ -92,8 +93,7 @@ class NoiseStream:
 
         Raises:
             ConfigError: all planned rounds are done (one more could open a new level of the tree,
-                which nobody accounted for), an earlier call was interrupted halfway, or the noise
-                is not finite (the inverse of an unusual filter can grow without bound).
+                which nobody accounted for), or an earlier call was interrupted halfway.
         """
         if self.round >= self.mechanism.rounds:
             raise ConfigError(
@@ -106,12 +106,8 @@ class NoiseStream:
         self._interrupted = True
         with one_thread():
             for piece in self._pieces():
-                part = noise[piece]
-                self._recurrence.step(
-                    self.round, self._draw_from(piece.start), self._state[:, piece], part
-                )
-                if not torch.isfinite(part.sum()):
-                    raise ConfigError(f"the noise of round {self.round} is not finite; stop.")
+                draw = self._draw_from(piece.start)
+                self._recurrence.step(self.round, draw, self._state[:, piece], noise[piece])
         self._interrupted = False
         self.round += 1
         return noise
@@ -222,8 +218,9 @@ class NoiseStream:
     def _draw_from(self, start: int) -> Draw:
         def draw(index: int, into: Tensor) -> None:
             here = into if into.device.type == "cpu" else torch.empty_like(into, device="cpu")
-            self.source.normal(index, len(here), stream=self.stream, start=start, out=here)
-            here.mul_(self.stddev)
+            self.source.normal(
+                index, len(here), stream=self.stream, start=start, stddev=self.stddev, out=here
+            )
             if here is not into:
                 into.copy_(here)
 
@@ -252,6 +249,19 @@ class NoiseStream:
                 f"out: has shape {tuple(out.shape)}, {out.dtype}, on {out.device}; must be a "
                 f"contiguous vector of {self.dim} {self.dtype} numbers on {self.device}."
             )
+
+
+def _check_bounded(mechanism: Mechanism, stddev: float) -> None:
+    """Refuse a filter whose inverse grows too far; nodes and fresh draws cannot."""
+    if isinstance(mechanism, BinaryTree | Independent):
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        largest = stddev * float(np.sqrt(mechanism.prefix_variance().max()))
+    if not largest < _MOST:
+        raise ConfigError(
+            f"mechanism={mechanism.name}: its noise grows to {largest:.3g}, beyond float32. "
+            "Non-increasing, nonnegative coefficients are always safe."
+        )
 
 
 def _checked_tensor(value: object, shape: tuple[int, ...]) -> Tensor:

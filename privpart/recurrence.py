@@ -8,6 +8,7 @@ from the number of rounds alone. The formulas are those of the mechanisms' docst
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,12 +90,17 @@ class BufferedNoise:
 
 
 class ToeplitzNoise:
-    """y_t = (z_t - sum_j c_j y_{t-j}) / c_0; columns of unit norm give norm_t y_t instead."""
+    """x_t = z_t - sum_j (c_j / c_0) x_{t-j} in a ring, and y_t = x_t / c_0.
+
+    With columns of unit norm y_t = x_t norm_t / c_0, where norm_t is that of column t.
+    """
 
     def __init__(self, toeplitz: Toeplitz) -> None:
         self.vectors = toeplitz.bands - 1
-        self.coefficients = toeplitz.coefficients
-        self.norms = toeplitz.column_norms().tolist() if toeplitz.normalize_columns else None
+        first = toeplitz.coefficients[0]
+        self.past = [c / first for c in toeplitz.coefficients[1 : toeplitz.bands]]
+        norms = toeplitz.column_norms() if toeplitz.normalize_columns else np.ones(toeplitz.rounds)
+        self.weights = (norms / first).tolist()
 
     def kept(self, rounds: int) -> int:
         """The last bands - 1 vectors, in a ring."""
@@ -103,13 +109,12 @@ class ToeplitzNoise:
     def step(self, t: int, draw: Draw, state: Tensor, out: Tensor) -> None:
         """One draw, one pass per band."""
         draw(t, out)
-        for lag in range(1, self.kept(t) + 1):
-            out.sub_(state[(t - lag) % self.vectors], alpha=self.coefficients[lag])
-        out.div_(self.coefficients[0])
+        for lag, coefficient in enumerate(self.past[:t], start=1):
+            out.sub_(state[(t - lag) % self.vectors], alpha=coefficient)
         if self.vectors:
             state[t % self.vectors].copy_(out)
-        if self.norms is not None:
-            out.mul_(self.norms[t])
+        if self.weights[t] != 1:
+            out.mul_(self.weights[t])
 
 
 class DenseNoise:
@@ -156,29 +161,42 @@ class TreeNoise:
     def step(self, t: int, draw: Draw, state: Tensor, out: Tensor) -> None:
         """One draw per leaf (vanilla) or node (online) that the round completes."""
         tree, leaf = divmod(t, self.length)
-        out.zero_()
-        if tree and leaf == 0:
-            room = max(self.leaves.bit_length() - 1 - self.vectors, 0)
-            stack = [*state, *out.new_empty(room, len(out))]
-            for virtual in range(self.length, self.leaves):
-                self._push(tree - 1, virtual, draw, stack, out)
+        virtual = self._complete(tree - 1, draw, state, out) if tree and leaf == 0 else None
         self._push(tree, leaf, draw, list(state), out)
+        if virtual is not None:
+            out.add_(virtual)
+
+    def _complete(self, tree: int, draw: Draw, state: Tensor, out: Tensor) -> Tensor | None:
+        """What the virtual rounds after a tree's last real one add to its sum."""
+        if self.length == self.leaves:
+            return None
+        stack = [*state, *out.new_empty(self.leaves.bit_length() - 1 - self.vectors, len(out))]
+        total = torch.zeros_like(out)
+        for leaf in range(self.length, self.leaves):
+            self._push(tree, leaf, draw, stack, out)
+            total.add_(out)
+        return total
 
     def _push(self, tree: int, leaf: int, draw: Draw, stack: list[Tensor], out: Tensor) -> None:
-        """Complete a leaf and the nodes that end with it; add what the stack's sum gains."""
+        """Complete a leaf and the nodes that end with it; write what the stack's sum gains."""
         merges = (leaf + 1 & -(leaf + 1)).bit_length() - 1
         bottom = leaf.bit_count() - merges
         first = self._draws(tree, leaf)
-        estimate, fresh = torch.empty_like(out), torch.empty_like(out)
+        if merges == 0:
+            draw(first, out)
+            stack[bottom].copy_(out)
+            return
+        left_ones = stack[bottom : bottom + merges][::-1]
+        estimate = torch.empty_like(out)
         draw(first, estimate)
-        for height in range(1, merges + 1):
-            left = stack[bottom + merges - height]
-            out.sub_(left)
-            if self.online:
+        if self.online:
+            for height, left in enumerate(left_ones, start=1):
                 v = node_variance(height, "online")
-                draw(first + height, fresh)
-                estimate.add_(left).mul_(1 - v).add_(fresh, alpha=v)
-        out.add_(estimate)
+                draw(first + height, out)
+                estimate.add_(left).mul_(1 - v).add_(out, alpha=v)
+        torch.sub(estimate, left_ones[0], out=out)
+        for left in left_ones[1:]:
+            out.sub_(left)
         stack[bottom].copy_(estimate)
 
     def _draws(self, tree: int, leaf: int) -> int:

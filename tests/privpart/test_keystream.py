@@ -123,7 +123,7 @@ def exact(pair):
 def test_tails_end_at_nine_and_extremes_are_finite(dtype):
     least, most = -(2**63), 2**63 - 1
     out = torch.empty(10, dtype=dtype)
-    _box_muller(words([0, 1, least, most, 0], [0, 0, 0, 0, most]), out)
+    _box_muller(words([0, 1, least, most, 0], [0, 0, 0, 0, most]), 1.0, out)
     assert torch.isfinite(out).all()
     assert out[0] == pytest.approx((128 * np.log(2)) ** 0.5)
     assert out[1] == pytest.approx((2 * (64 - np.log2(3)) * np.log(2)) ** 0.5)
@@ -139,10 +139,17 @@ def test_the_tail_is_as_fine_as_floats_are():
     pair = words((size * rng.choice([-1, 1], 4096)).astype(np.int64).tolist(), [0] * 4096)
     pair[1] = torch.from_numpy(rng.integers(-(2**63), 2**63 - 1, 4096))
     out = torch.empty(2 * 4096)
-    _box_muller(pair, out)
+    _box_muller(pair, 1.0, out)
     error = np.abs(out.view(2, -1).double().numpy() - exact(pair))
     assert (np.abs(exact(pair)) > 6).sum() > 1000
     assert error.max() < 9.42 * np.pi * 2**-23  # two roundings of the angle, at the largest radius
+
+
+@pytest.mark.parametrize("stddev", [1e-15, 0.3, 1e15])
+def test_the_standard_deviation_scales_the_same_numbers(stddev):
+    unit = SeededSource(0).normal(0, BLOCK)
+    scaled = SeededSource(0).normal(0, BLOCK, stddev=stddev)
+    torch.testing.assert_close(scaled / stddev, unit, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=repr)
@@ -232,6 +239,9 @@ def test_a_seed_is_a_whole_number(seed):
         ("stream", -1),
         ("stream", 2**32),
         ("start", -1),
+        ("stddev", 0.0),
+        ("stddev", 1e16),
+        ("stddev", float("nan")),
         ("out", torch.empty(5)),
         ("out", torch.empty(4, dtype=torch.float16)),
         ("out", torch.empty(8)[::2]),
