@@ -3,13 +3,14 @@ import torch
 
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import (
-    ClientUpdate,
+    CohortTooSmallError,
     EmbeddedEngine,
     LocalTraining,
     PartialModel,
     PrivacyPlan,
     SeededSource,
     Server,
+    ServerOptimizer,
     Users,
     fit,
 )
@@ -25,13 +26,14 @@ def a_server(dim: int, rounds: int, z: float = 0.0) -> Server:
         noise_multiplier=z,
         report_goal=19,
     )
-    return Server(plan, torch.zeros(dim), source=SeededSource(0), learning_rate=0.5, momentum=0.9)
+    optimizer = ServerOptimizer(learning_rate=0.5, momentum=0.9)
+    return Server(plan, torch.zeros(dim), source=SeededSource(0), optimizer=optimizer)
 
 
 class Ones:
-    def run(self, round_, clients, start):
-        for client in clients:
-            yield ClientUpdate(client, torch.full_like(start, 0.1))
+    def run(self, task, start):
+        for client in task.clients:
+            yield task.update(client, torch.full_like(start, 0.1))
 
 
 def test_one_round_per_cohort_with_callbacks_and_evaluations():
@@ -51,8 +53,42 @@ def test_one_round_per_cohort_with_callbacks_and_evaluations():
 
 
 def test_more_cohorts_than_planned_rounds():
-    with pytest.raises(ConfigError, match="3 cohorts, but the plan has 2 rounds left"):
+    with pytest.raises(ConfigError, match="3 cohorts, but the plan has 2 rounds"):
         fit(a_server(4, rounds=2), Ones(), [[0], [1], [2]])
+
+
+def test_clients_beyond_their_limit_are_not_asked():
+    asked = []
+
+    class Asking(Ones):
+        def run(self, task, start):
+            asked.append(task.clients)
+            yield from super().run(task, start)
+
+    fit(a_server(4, rounds=3), Asking(), [[0, 1], [1, 2], [0, 3]])
+    assert asked == [(0, 1), (2,), (3,)]
+
+
+def test_a_cohort_that_is_too_small_stops_before_anything_is_committed():
+    server, committed = a_server(4, rounds=3), []
+    with pytest.raises(CohortTooSmallError, match="round 1: fewer than 1 well-formed updates"):
+        fit(server, Ones(), [[0], [0], [1]], commit=lambda *a: committed.append(a))
+    assert (server.round, len(committed)) == (1, 1)
+    assert len(fit(server, Ones(), [[0], [2], [1]])) == 2
+
+
+def test_a_round_is_committed_before_anyone_sees_it():
+    order = []
+    fit(
+        a_server(4, rounds=2),
+        Ones(),
+        [[0], [1]],
+        commit=lambda server, counts: order.append(("commit", server.round)),
+        evaluate=lambda parameters: order.append("evaluate") or 0.0,
+        evaluate_every=1,
+        callbacks=[lambda record: order.append("callback")],
+    )
+    assert order == [("commit", 1), "evaluate", "callback", ("commit", 2), "evaluate", "callback"]
 
 
 def digits_accuracy(train: list[str], z: float) -> float:
@@ -61,9 +97,7 @@ def digits_accuracy(train: list[str], z: float) -> float:
     users = Users(task.train_x, task.train_y, iid_users(1437, users=1437, data_seed=0))
     server = a_server(model.dim, rounds=72, z=z)
     server.parameters.copy_(model.flat)
-    engine = EmbeddedEngine(
-        model, users, local=LocalTraining(0.1, epochs=2), clip_norm=0.3, data_seed=0
-    )
+    engine = EmbeddedEngine(model, users, local=LocalTraining(0.1, epochs=2), data_seed=0)
     cohorts = cohorts_once_each(users=1437, rounds=72, data_seed=0)
 
     def accuracy(parameters):
