@@ -82,10 +82,8 @@ def main() -> None:
         if record.metric is not None:
             print(f"round {record.round + 1:>2}: test accuracy {record.metric:.1%}")
     report = plan.report(DELTA, noise_source="os")
-    print(
-        f"\nepsilon {report.epsilon:.3f} at delta {DELTA:g}, as if all devices were equal: zeros do "
-        "not\nlengthen an update, and the divisor is the same public constant everywhere."
-    )
+    print(f"\nepsilon {report.epsilon:.3f} at delta {DELTA:g}, as if all devices were equal:")
+    print("zeros do not lengthen an update, and the divisor is one public constant everywhere.")
 
 
 if __name__ == "__main__":

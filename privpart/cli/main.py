@@ -15,6 +15,7 @@ from accounting import ConfigError
 from privpart.cli.calibrate import calibrate
 from privpart.cli.demo import demo
 from privpart.cli.epsilon import epsilon
+from privpart.cli.freeze_search import freeze_search
 from privpart.cli.mechanisms import mechanisms
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(epsilon)
 app.command()(calibrate)
 app.command()(mechanisms)
+app.command()(freeze_search)
 app.command()(demo)
 
 
@@ -63,7 +65,7 @@ def main() -> None:
 
 _OPTIONS = {
     name
-    for command in (epsilon, calibrate, mechanisms, demo)
+    for command in (epsilon, calibrate, mechanisms, freeze_search, demo)
     for name in signature(command).parameters
 }
 
