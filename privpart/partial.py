@@ -5,16 +5,15 @@ parameters are views into one contiguous vector, and so are their gradients: a l
 and a clip are each one operation on it, whatever the number of layers.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accounting.checks import ConfigError
+from privpart.patterns import matching_parameters
 from privpart.seeded import Initializer, default_initializers, fingerprint, seeded_tensor
 
 
@@ -37,10 +36,9 @@ class PartialModel:
 
     Args:
         module: any module without batch statistics, on the CPU.
-        train: patterns (``*``, ``?``, ``[...]``) on parameter names; a parameter trains if any
-            matches.
+        train: patterns on parameter names or layer types, see ``privpart.patterns``.
         seed: public seed of all start values, 0 <= seed < 2^128.
-        initializers: by parameter name, beside ``default_initializers``.
+        initializers: by such a pattern, beside ``default_initializers``; later ones win.
 
     Attributes:
         module: the module itself.
@@ -71,12 +69,9 @@ class PartialModel:
         parameters = dict(module.named_parameters())
         self.module = module
         self.seed = seed
-        self.trainable = matching_names(tuple(parameters), train)
+        self.trainable = matching_parameters(module, train)
         self.frozen = tuple(name for name in parameters if name not in set(self.trainable))
-        own = dict(initializers or {})
-        if unknown := [name for name in own if name not in parameters]:
-            raise ConfigError(f"initializers name no parameter of the model: {', '.join(unknown)}.")
-        _initialize(parameters, seed, default_initializers(module) | own)
+        _initialize(parameters, seed, _initializers(module, initializers or {}))
         for name in self.frozen:
             parameters[name].requires_grad_(False)
         self.flat, self.gradient = _join([parameters[name] for name in self.trainable])
@@ -112,23 +107,11 @@ class PartialModel:
             buffer.copy_(self._buffers[name])
 
 
-def matching_names(names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that match any pattern, in their own order.
-
-    Raises:
-        ConfigError: a pattern that matches nothing (a typo must not freeze a layer silently), or
-            no pattern at all.
-    """
-    if isinstance(patterns, str) or not patterns:
-        raise ConfigError(f"train={patterns!r}: must be a list with at least one pattern.")
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern.rstrip(".*"), names, n=3, cutoff=0.3)
-            raise ConfigError(
-                f"train pattern {pattern!r} matches no parameter. "
-                f"Near it: {', '.join(near or names[:5])}."
-            )
-    return tuple(n for n in names if any(fnmatchcase(n, pattern) for pattern in patterns))
+def _initializers(module: nn.Module, own: Mapping[str, Initializer]) -> dict[str, Initializer]:
+    found = default_initializers(module)
+    for pattern, initializer in own.items():
+        found |= dict.fromkeys(matching_parameters(module, [pattern]), initializer)
+    return found
 
 
 def _initialize(
@@ -163,5 +146,5 @@ def _refuse_batch_statistics(module: nn.Module) -> None:
             raise ConfigError(
                 f"layer {name!r} is a {kind}: its statistics mix the examples of a batch and "
                 "would leave the client without noise. Replace it by GroupNorm, for instance with "
-                "opacus.validators.ModuleValidator.fix(module)."
+                "privpart.models.replace_batch_norm(module)."
             )

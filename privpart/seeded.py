@@ -35,13 +35,32 @@ class Normal:
 
 
 @dataclass(frozen=True, slots=True)
+class Uniform:
+    """Start values between -``limit`` and ``limit``, 65,536 of them equally likely."""
+
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Constant:
     """Every start value is ``value``."""
 
     value: float
 
 
-Initializer = Normal | Constant
+@dataclass(frozen=True, slots=True)
+class He:
+    """Gaussian of scale sqrt(2 / fan_in), for layers before a ReLU (He et al. 2015)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glorot:
+    """Variance 2 / (fan_in + fan_out), Gaussian or uniform (Glorot and Bengio 2010)."""
+
+    uniform: bool = False
+
+
+Initializer = Normal | Uniform | Constant | He | Glorot
 
 
 def seeded_tensor(seed: int, name: str, shape: torch.Size, initializer: Initializer) -> Tensor:
@@ -53,14 +72,18 @@ def seeded_tensor(seed: int, name: str, shape: torch.Size, initializer: Initiali
         shape: its shape.
         initializer: distribution and scale.
     """
-    if isinstance(initializer, Constant):
-        return torch.full(shape, initializer.value)
+    drawn = _resolved(initializer, name, shape)
+    if isinstance(drawn, Constant):
+        return torch.full(shape, drawn.value)
     numbers = math.prod(shape)
     label = b"|".join(
         [_GENERATOR, seed_bytes(seed), ",".join(map(str, shape)).encode(), name.encode()]
     )
     words = np.frombuffer(hashlib.shake_128(label).digest(2 * numbers), "<u2")
-    values = _quantiles()[words] * np.float32(initializer.scale)
+    if isinstance(drawn, Normal):
+        values = _quantiles()[words] * np.float32(drawn.scale)
+    else:
+        values = (2.0 * words - 65535).astype(np.float32) * np.float32(drawn.limit / 65535)
     return torch.from_numpy(values).reshape(shape)
 
 
@@ -80,8 +103,8 @@ def default_initializers(module: nn.Module) -> dict[str, Initializer]:
     """
     found: dict[str, Initializer] = {}
     for prefix, layer in module.named_modules():
-        for name, parameter in layer.named_parameters(prefix, recurse=False):
-            initializer = _layer_initializer(layer, name.rpartition(".")[2], parameter)
+        for name, _ in layer.named_parameters(prefix, recurse=False):
+            initializer = _layer_initializer(layer, name.rpartition(".")[2])
             if initializer is not None:
                 found[name] = initializer
     return found
@@ -97,13 +120,32 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()[:32]
 
 
+def _resolved(
+    initializer: Initializer, name: str, shape: torch.Size
+) -> Normal | Uniform | Constant:
+    """He and Glorot as the distribution that they are at this shape, (outputs, inputs, ...)."""
+    if not isinstance(initializer, He | Glorot):
+        return initializer
+    if len(shape) < 2:
+        raise ConfigError(
+            f"{type(initializer).__name__}() for {name!r} of shape {tuple(shape)}: must have "
+            "inputs and outputs, so at least two dimensions. Use Normal, Uniform or Constant."
+        )
+    fan_out, fan_in = (size * math.prod(shape[2:]) for size in shape[:2])
+    if isinstance(initializer, He):
+        return Normal(math.sqrt(2 / fan_in))
+    if initializer.uniform:
+        return Uniform(math.sqrt(6 / (fan_in + fan_out)))
+    return Normal(math.sqrt(2 / (fan_in + fan_out)))
+
+
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-def _layer_initializer(layer: nn.Module, kind: str, parameter: Tensor) -> Initializer | None:
+def _layer_initializer(layer: nn.Module, kind: str) -> Initializer | None:
     if isinstance(layer, _WEIGHTED) and kind == "weight":
-        return Normal(math.sqrt(2 / math.prod(parameter.shape[1:])))
+        return He()
     if isinstance(layer, _NORMS) and kind == "weight":
         return Constant(1.0)
     if isinstance(layer, (*_WEIGHTED, *_NORMS)) and kind == "bias":

@@ -11,7 +11,7 @@ from torch import nn
 from accounting import ConfigError
 from privpart import Normal, PartialModel
 from privpart.models import small_cnn
-from privpart.seeded import Constant, default_initializers, fingerprint, seeded_tensor
+from privpart.seeded import Constant, He, default_initializers, fingerprint, seeded_tensor
 
 PART = ["conv*", "norm.*", "dense2.*"]
 COMMITTED = {
@@ -74,7 +74,7 @@ def test_values_are_gaussian_of_the_stated_scale():
 def test_default_initializers():
     network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Embedding(5, 3))
     found = default_initializers(network)
-    assert found["0.weight"] == Normal((2 / 18) ** 0.5)
+    assert found["0.weight"] == He()
     assert found["0.bias"] == found["1.bias"] == Constant(0.0)
     assert found["1.weight"] == Constant(1.0)
     assert found["2.weight"] == Normal(1.0)

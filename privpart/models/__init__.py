@@ -1,0 +1,96 @@
+"""Models: the networks of the papers by name, each with what to freeze, as data.
+
+None uses batch statistics, unless asked to; all are float32 and fit for user-level DP.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from accounting.checks import ConfigError
+from privpart.models import convolutional, dense, preactivation, resnet, transformer
+from privpart.models.convert import replace_batch_norm
+from privpart.models.convolutional import emnist_cnn, mcmahan_cnn, small_cnn
+from privpart.models.dense import bag_of_words, mcmahan_2nn
+from privpart.models.preactivation import resnet18_gn
+from privpart.models.resnet import resnet8, resnet18
+from privpart.models.transformer import text_transformer, word_lm
+from privpart.seeded import Initializer
+
+__all__ = [
+    "MODELS",
+    "Architecture",
+    "bag_of_words",
+    "emnist_cnn",
+    "mcmahan_2nn",
+    "mcmahan_cnn",
+    "model",
+    "replace_batch_norm",
+    "resnet8",
+    "resnet18",
+    "resnet18_gn",
+    "small_cnn",
+    "text_transformer",
+    "word_lm",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A network and the parts that papers train of it.
+
+    Attributes:
+        build: returns the module; its keywords are sizes.
+        ladder: name of a rung -> patterns of what trains, see ``privpart.patterns``. The first
+            rung trains everything, each later one freezes more.
+        groups: FedPart's layer groups #1, #2, ... in order, as patterns; together they cover the
+            network once. Empty where no paper defines them.
+        initializers: by pattern, where the default of ``PartialModel`` is not the network's.
+    """
+
+    build: Callable[..., nn.Module]
+    ladder: Mapping[str, tuple[str, ...]]
+    groups: tuple[tuple[str, ...], ...] = ()
+    initializers: Mapping[str, Initializer] = field(default_factory=dict)
+
+
+MODELS: Mapping[str, Architecture] = {
+    "small_cnn": Architecture(small_cnn, convolutional.FREEZE_DENSE1),
+    "emnist_cnn": Architecture(emnist_cnn, convolutional.FREEZE_DENSE1),
+    "mcmahan_cnn": Architecture(mcmahan_cnn, convolutional.FREEZE_DENSE1),
+    "mcmahan_2nn": Architecture(mcmahan_2nn, dense.FREEZE_DENSE1),
+    "bag_of_words": Architecture(bag_of_words, dense.TRAIN_ALL),
+    "resnet18_gn": Architecture(
+        resnet18_gn, preactivation.FREEZE_STAGES, initializers=preactivation.START
+    ),
+    "resnet8": Architecture(resnet8, resnet.RESNET8_LADDER, resnet.RESNET8_GROUPS),
+    "resnet18": Architecture(resnet18, resnet.RESNET18_LADDER, resnet.RESNET18_GROUPS),
+    "word_lm": Architecture(word_lm, transformer.FREEZE_LINEAR1, initializers=transformer.START),
+    "text_transformer": Architecture(
+        text_transformer,
+        transformer.FREEZE_EMBEDDING,
+        transformer.CLASSIFIER_GROUPS,
+        transformer.START,
+    ),
+}
+
+
+def model(name: str, **sizes: Any) -> nn.Module:  # noqa: ANN401  every network has its own
+    """Return the network of that name.
+
+    Raises:
+        ConfigError: no such network, or a size that it does not have.
+
+    >>> sum(p.numel() for p in model("emnist_cnn").parameters())
+    1690174
+    """
+    if name not in MODELS:
+        near = difflib.get_close_matches(str(name), MODELS, n=3, cutoff=0.3)
+        raise ConfigError(f"model {name!r}: unknown. Near it: {', '.join(near or MODELS)}.")
+    try:
+        return MODELS[name].build(**sizes)
+    except TypeError as error:
+        raise ConfigError(f"model {name!r}: {error}.") from None

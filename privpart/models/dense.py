@@ -1,0 +1,38 @@
+"""Dense networks: two hidden layers, and none."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from torch import nn
+
+FREEZE_DENSE1: Mapping[str, tuple[str, ...]] = {
+    "full": ("*",),
+    "freeze-1": ("!dense1.*",),
+    "freeze-1-2": ("!dense1.*", "!dense2.*"),
+}
+TRAIN_ALL: Mapping[str, tuple[str, ...]] = {"full": ("*",)}
+
+
+def mcmahan_2nn(*, inputs: int = 784, hidden: int = 200, classes: int = 62) -> nn.Module:
+    """Return the "2NN" of McMahan et al. 2017: dense1, dense2, dense3 with ReLU between.
+
+    (B, ...) with ``inputs`` numbers each -> logits (B, classes); 209,662 parameters.
+    """
+    layers: dict[str, nn.Module] = {
+        "flatten": nn.Flatten(),
+        "dense1": nn.Linear(inputs, hidden),
+        "relu1": nn.ReLU(),
+        "dense2": nn.Linear(hidden, hidden),
+        "relu2": nn.ReLU(),
+        "dense3": nn.Linear(hidden, classes),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
+def bag_of_words(*, words: int = 10_000, tags: int = 500) -> nn.Module:
+    """Return one-against-rest logistic regression: counts (B, words) -> logits (B, tags).
+
+    The tag prediction of Federated Select (Charles et al. 2022, section 5.2): 5,000,500 parameters.
+    Its loss is the binary cross-entropy of each tag.
+    """
+    return nn.Sequential(OrderedDict(dense=nn.Linear(words, tags)))

@@ -1,0 +1,192 @@
+"""Transformers: a language model and a text classifier on one encoder (Vaswani et al. 2017).
+
+No dropout: all randomness of a client comes from its own generator. Attention is written out in
+plain matrix products, so that vmap, Opacus and operation counters see every one of them.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accounting import checks
+from accounting.checks import ConfigError
+from privpart.seeded import Glorot, Initializer, Normal
+
+# FedPT, Table 11: the first dense layer, kernel and bias, of these encoder layers.
+FREEZE_LINEAR1: Mapping[str, tuple[str, ...]] = {
+    "full": ("*",),
+    "freeze-2": ("!layers.2.linear1.*",),
+    "freeze-1-2": ("!layers.[12].linear1.*",),
+    "freeze-0-1-2": ("!layers.?.linear1.*",),
+}
+FREEZE_EMBEDDING: Mapping[str, tuple[str, ...]] = {
+    "full": ("*",),
+    "freeze-embedding": ("!embedding.*",),
+}
+# FedPart's eight groups, from github.com/FLAIR-Community/Fling.
+CLASSIFIER_GROUPS: tuple[tuple[str, ...], ...] = (
+    ("embedding.*",),
+    *(
+        (f"layers.{i}.{part}",)
+        if part == "attention.*"
+        else (f"layers.{i}.{part}", f"layers.{i}.norm?.*")
+        for i in range(3)
+        for part in ("attention.*", "linear?.*")
+    ),
+    ("head.*",),
+)
+START: Mapping[str, Initializer] = {
+    "embedding.weight": Normal(0.03),
+    "*.attention.*.weight": Glorot(),
+    "*.linear?.weight": Glorot(),
+}
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then two dense layers, each added to its input and normalised."""
+
+    def __init__(self, width: int, heads: int, hidden: int, *, causal: bool) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, causal=causal)
+        self.norm1 = nn.LayerNorm(width)
+        self.linear1 = nn.Linear(width, hidden)
+        self.linear2 = nn.Linear(hidden, width)
+        self.norm2 = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, T, width) to (B, T, width)."""
+        x = self.norm1(x + self.attention(x))
+        out: Tensor = self.norm2(x + self.linear2(self.linear1(x).relu()))
+        return out
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with biases; causal: a position sees itself and those before."""
+
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        if width % checks.count("heads", heads):
+            raise ConfigError(f"width={width}: must be a multiple of heads={heads}.")
+        self.heads, self.causal = heads, causal
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, T, width) to (B, T, width)."""
+        batch, length, width = x.shape
+
+        def split(y: Tensor) -> Tensor:
+            return y.reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
+
+        query, key, value = split(self.query(x)), split(self.key(x)), split(self.value(x))
+        scores = query @ key.transpose(2, 3) / math.sqrt(width // self.heads)
+        if self.causal:
+            later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
+        mixed = (scores.softmax(dim=3) @ value).transpose(1, 2).reshape(batch, length, width)
+        out: Tensor = self.output(mixed)
+        return out
+
+
+class LanguageModel(nn.Module):
+    """Next-word prediction: token ids (B, T) -> logits (B, T, vocabulary); see ``word_lm``."""
+
+    def __init__(self, vocabulary: int, width: int, heads: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.project_in = nn.Linear(width, width)
+        self.layers = nn.ModuleList(
+            EncoderLayer(width, heads, hidden, causal=True) for _ in range(layers)
+        )
+        self.project_out = nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map token ids (B, T) to the logits of the next token, (B, T, vocabulary)."""
+        x = self.project_in(_embed(self.embedding, tokens))
+        for layer in self.layers:
+            x = layer(x)
+        return functional.linear(self.project_out(x), self.embedding.weight)
+
+
+class TextClassifier(nn.Module):
+    """Class of a text: token ids (B, T) -> logits (B, classes); see ``text_transformer``."""
+
+    def __init__(
+        self, vocabulary: int, classes: int, width: int, heads: int, hidden: int, layers: int
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(
+            EncoderLayer(width, heads, hidden, causal=False) for _ in range(layers)
+        )
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map token ids (B, T) to logits (B, classes), read at the last position."""
+        x = _embed(self.embedding, tokens)
+        for layer in self.layers:
+            x = layer(x)
+        out: Tensor = self.head(x[:, -1])
+        return out
+
+
+def word_lm(
+    *,
+    vocabulary: int = 10_004,
+    width: int = 96,
+    heads: int = 8,
+    hidden: int = 2048,
+    layers: int = 3,
+) -> nn.Module:
+    """Return FedPT's Stack Overflow network: 2,277,984 parameters.
+
+    After fedopt_guide/stackoverflow_transformer of github.com/google-research/federated: output
+    tied to the embedding, without bias; a dense layer after the embedding and before the logits.
+
+    Args:
+        vocabulary: 10,000 words, padding, begin, end, and one out-of-vocabulary token.
+        width: of embedding and encoder, a multiple of ``heads``.
+        heads: of the attention.
+        hidden: width of the feed-forward layers.
+        layers: encoder layers.
+    """
+    return LanguageModel(vocabulary, width, heads, hidden, layers)
+
+
+def text_transformer(
+    *,
+    vocabulary: int = 30_333,
+    classes: int = 5,
+    width: int = 200,
+    heads: int = 2,
+    hidden: int = 200,
+    layers: int = 3,
+) -> nn.Module:
+    """Return FedPart's text classifier: 6,793,605 parameters (AG News), 15,775,405 (Sogou).
+
+    Args:
+        vocabulary: 30,333 tokens for AG News, 75,242 for Sogou.
+        classes: number of outputs; the paper's code has 5 for both.
+        width: of embedding and encoder, a multiple of ``heads``.
+        heads: of the attention.
+        hidden: width of the feed-forward layers.
+        layers: encoder layers.
+    """
+    return TextClassifier(vocabulary, classes, width, heads, hidden, layers)
+
+
+def _embed(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+    """Embeddings times sqrt(width), plus sines and cosines of the position: (B, T, width)."""
+    width = embedding.embedding_dim
+    device = tokens.device
+    position = torch.arange(tokens.shape[1], device=device).unsqueeze(1)
+    even = torch.arange(0, width, 2, device=device)
+    angle = position * torch.exp(even * (-math.log(10_000) / width))
+    waves = torch.stack([angle.sin(), angle.cos()], dim=2).reshape(tokens.shape[1], width)
+    embedded: Tensor = embedding(tokens)
+    return embedded * math.sqrt(width) + waves

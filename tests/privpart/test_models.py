@@ -1,0 +1,234 @@
+"""The papers' networks: their sizes, their tables, and that they train."""
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import ConfigError
+from privpart import PartialModel
+from privpart.models import MODELS, model, replace_batch_norm, resnet8, resnet18
+from privpart.patterns import freeze_ladder, matching_parameters
+
+
+def numbers(module: nn.Module, patterns=("*",)) -> int:
+    sizes = {name: p.numel() for name, p in module.named_parameters()}
+    return sum(sizes[name] for name in matching_parameters(module, patterns))
+
+
+def trained_share(name: str, rung: str) -> tuple[float, float]:
+    """Percent of the parameters that train on this rung, and the reduction in communication."""
+    module = model(name)
+    part, whole = numbers(module, MODELS[name].ladder[rung]), numbers(module)
+    return 100 * part / whole, whole / part
+
+
+def test_fedpt_table_6():
+    """Sidahmed et al. 2022, Table 6: the EMNIST network, layer by layer."""
+    module = model("emnist_cnn")
+    layers = ["conv1", "conv2", "norm", "dense1", "dense2"]
+    found = [numbers(module, [f"{layer}.*"]) for layer in layers]
+    assert found == [832, 51264, 128, 1606144, 31806]
+    assert numbers(module) == 1_690_174
+    assert numbers(module, MODELS["emnist_cnn"].ladder["freeze-dense1"]) == 84_030
+
+
+def test_fedpt_table_1():
+    """Table 1: EMNIST, 4.97 % trainable, 20 times less communication."""
+    share, reduction = trained_share("emnist_cnn", "freeze-dense1")
+    assert round(share, 2) == 4.97
+    assert round(reduction) == 20
+    assert reduction == pytest.approx(20.11, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("rung", "share", "reduction"),
+    [
+        ("full", 100, 1.0),
+        # The paper prints 26.25: a misprint, for its 3.8 is 1 / 26.45 % (and 1 / 26.25 %), and the
+        # three rows below come out exactly.
+        ("freeze-0", 26.45, 3.8),
+        ("freeze-0-1", 8.07, 12.4),
+        ("freeze-0-1-2", 3.47, 28.8),
+        ("freeze-0-1-2-3", 2.16, 46.3),
+    ],
+)
+def test_fedpt_tables_2_and_10(rung, share, reduction):
+    """Tables 2 and 10: ResNet-18 on CIFAR-10, by frozen blocks."""
+    found, times = trained_share("resnet18_gn", rung)
+    assert (round(found, 2), round(times, 1)) == (share, reduction)
+
+
+def test_fedpt_resnet_has_the_published_code_s_counts():
+    module = model("resnet18_gn")
+    assert numbers(module) == 11_227_812
+    stages = [numbers(module, [f"stages.{i}.*.conv?.weight"]) for i in (3, 2, 1, 0)]
+    assert stages == [8_257_536, 2_064_384, 516_096, 147_456]
+
+
+@pytest.mark.parametrize(
+    ("rung", "share", "reduction"),
+    [
+        ("full", 100, 1.0),
+        ("freeze-2", 91.3, 1.1),
+        ("freeze-1-2", 82.6, 1.2),
+        ("freeze-0-1-2", 73.8, 1.4),
+    ],
+)
+def test_fedpt_tables_3_and_11(rung, share, reduction):
+    """Tables 3 and 11: the Stack Overflow transformer, by partly frozen encoder layers."""
+    found, times = trained_share("word_lm", rung)
+    assert (round(found, 1), round(times, 1)) == (share, reduction)
+
+
+def test_fedpt_transformer_counts():
+    module = model("word_lm")
+    assert numbers(module) == 2_277_984
+    assert numbers(module, ["layers.0.linear1.*"]) == 198_656
+
+
+@pytest.mark.parametrize(
+    ("build", "classes", "count"),
+    [
+        (resnet8, 10, 1_235_274),
+        (resnet8, 100, 1_258_404),
+        (resnet8, 200, 1_284_104),
+        (resnet18, 10, 11_181_642),
+        (resnet18, 100, 11_227_812),
+        (resnet18, 200, 11_279_112),
+    ],
+)
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_fedpart_resnets(build, classes, count, norm):
+    """Wang et al. 2024, Tables 1 and 2, through their communication columns."""
+    assert numbers(build(classes=classes, norm=norm)) == count
+
+
+@pytest.mark.parametrize(("vocabulary", "count"), [(30_333, 6_793_605), (75_242, 15_775_405)])
+def test_fedpart_transformer(vocabulary, count):
+    """Wang et al. 2024, Table 3: AG News and Sogou, through their communication columns."""
+    assert numbers(model("text_transformer", vocabulary=vocabulary)) == count
+
+
+def test_fedpart_groups_of_resnet8():
+    module = model("resnet8")
+    found = [numbers(module, group) for group in MODELS["resnet8"].groups]
+    assert found == [9536, 36992, 36992, 73984, 147712, 8448, 295424, 590336, 33280, 2570]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("resnet8", 10), ("resnet18", 21), ("text_transformer", 8)]
+)
+def test_fedpart_groups_cover_the_network_once(name, count):
+    module = model(name)
+    groups = [matching_parameters(module, group) for group in MODELS[name].groups]
+    names = [name for group in groups for name in group]
+    assert len(groups) == count
+    assert sorted(names) == sorted(name for name, _ in module.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("mcmahan_cnn", 1_690_046), ("mcmahan_2nn", 209_662), ("bag_of_words", 5_000_500)],
+)
+def test_federated_select_networks(name, count):
+    """Charles et al. 2022: the full sizes behind its Tables 2 and 3, and its section 5.2."""
+    assert numbers(model(name)) == count
+
+
+SMALL = {
+    "small_cnn": ({"channels": (4, 8), "hidden": 16, "image_size": 8}, (2, 1, 8, 8), (2, 10)),
+    "emnist_cnn": ({}, (2, 1, 28, 28), (2, 62)),
+    "mcmahan_cnn": ({}, (2, 1, 28, 28), (2, 62)),
+    "mcmahan_2nn": ({"hidden": 20}, (2, 1, 28, 28), (2, 62)),
+    "bag_of_words": ({"words": 30, "tags": 5}, (2, 30), (2, 5)),
+    "resnet18_gn": ({"classes": 10}, (2, 3, 24, 24), (2, 10)),
+    "resnet8": ({"width": 16}, (2, 3, 32, 32), (2, 10)),
+    "resnet18": ({"width": 16}, (2, 3, 32, 32), (2, 10)),
+    "word_lm": ({"vocabulary": 50, "width": 16, "hidden": 32}, (2, 7), (2, 7, 50)),
+    "text_transformer": ({"vocabulary": 50, "width": 16}, (2, 7), (2, 5)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_answers_and_every_rung_of_its_ladder_trains_less(name):
+    sizes, shape, answer = SMALL[name]
+    generator = torch.Generator().manual_seed(0)
+    is_text = len(shape) == 2 and name != "bag_of_words"
+    x = (
+        torch.randint(50, shape, generator=generator)
+        if is_text
+        else torch.rand(shape, generator=generator)
+    )
+    dims = []
+    for train in MODELS[name].ladder.values():
+        part = PartialModel(
+            model(name, **sizes), train=train, seed=0, initializers=MODELS[name].initializers
+        )
+        logits = part.module(x)
+        assert logits.shape == answer
+        logits.logsumexp(dim=-1).mean().backward()
+        assert 0 < part.gradient.norm() < 100
+        dims.append(part.dim)
+    assert dims == sorted(set(dims), reverse=True)
+    assert dims[0] == part.numbers
+
+
+def test_a_causal_model_never_looks_ahead():
+    part = PartialModel(
+        model("word_lm", **SMALL["word_lm"][0]), seed=0, initializers=MODELS["word_lm"].initializers
+    )
+    tokens = torch.arange(14).reshape(2, 7)
+    changed = tokens.clone()
+    changed[:, 4] = 40
+    before, after = part.module(tokens), part.module(changed)
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.isclose(before[:, 4:], after[:, 4:]).all(dim=2).any()
+
+
+def test_attention_is_torch_s():
+    """The written-out attention equals nn.MultiheadAttention with the same weights."""
+    from privpart.models.transformer import Attention
+
+    generator = torch.Generator().manual_seed(0)
+    own, other = Attention(12, 3, causal=False), nn.MultiheadAttention(12, 3, batch_first=True)
+    with torch.no_grad():
+        other.in_proj_weight.copy_(torch.cat([own.query.weight, own.key.weight, own.value.weight]))
+        other.in_proj_bias.copy_(torch.cat([own.query.bias, own.key.bias, own.value.bias]))
+        other.out_proj.load_state_dict(own.output.state_dict())
+    x = torch.randn(2, 5, 12, generator=generator)
+    assert torch.allclose(own(x), other(x, x, x)[0], atol=1e-6)
+
+
+def test_a_computed_ladder_takes_the_largest_block_first():
+    module = model("resnet18_gn")
+    ladder = freeze_ladder(module, [f"stages.{i}.*.conv?.weight" for i in range(4)])
+    published = MODELS["resnet18_gn"].ladder
+    assert len(ladder) == len(published)
+    for computed, rung in zip(ladder.values(), published.values(), strict=True):
+        assert matching_parameters(module, computed) == matching_parameters(module, rung)
+    by_layer = freeze_ladder(model("emnist_cnn"))
+    assert list(by_layer)[:2] == ["full", "freeze dense1.*"]
+    assert not any("norm" in name or "dense2" in name for name in by_layer)
+
+
+def test_batch_norm_is_converted_and_what_remains_is_refused():
+    network = resnet8(width=16, norm="batch")
+    with pytest.raises(ConfigError, match=r"'norm' is a BatchNorm2d.*replace_batch_norm"):
+        PartialModel(network, seed=0)
+    converted = replace_batch_norm(network)
+    assert numbers(converted) == numbers(network)
+    assert PartialModel(converted, seed=0).dim == numbers(network)
+    tracking = nn.Sequential(nn.BatchNorm1d(2), nn.InstanceNorm1d(2, track_running_stats=True))
+    with pytest.raises(ConfigError, match="InstanceNorm1d"):
+        PartialModel(replace_batch_norm(tracking), seed=0)
+
+
+def test_unknown_networks_and_sizes_are_errors():
+    with pytest.raises(ConfigError, match=r"'resnet_8': unknown\. Near it: resnet8"):
+        model("resnet_8")
+    with pytest.raises(ConfigError, match=r"'resnet8'.*unexpected keyword argument 'depth'"):
+        model("resnet8", depth=3)
+    with pytest.raises(ConfigError, match="norm='layer': must be"):
+        resnet8(norm="layer")
+    with pytest.raises(ConfigError, match="width=10: must be a multiple of heads=8"):
+        model("word_lm", width=10)
