@@ -98,7 +98,7 @@ def client_update(
         model: rebuilt from its seed; its trainable part is overwritten.
         start: this round's trainable part, shape (d,).
         x: examples, shape (n, ...).
-        y: classes, shape (n,).
+        y: classes, shape (n,), or (n, length) for a language model.
         local: optimiser settings.
         clip_norm: bound on the joint L2 norm of the result.
         generator: order of the examples.
@@ -110,6 +110,16 @@ def client_update(
     optimizer = local.fresh_optimizer(model)
     for batch in local.batches(len(x), generator):
         model.gradient.zero_()
-        cross_entropy(model.module(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+        loss(model.module(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return clip(model.flat - start, clip_norm)
+
+
+def loss(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy, of shape ().
+
+    Args:
+        logits: shape (n, classes), or (n, length, classes) of a language model.
+        y: classes, shape (n,) or (n, length); -100 is padding and does not count.
+    """
+    return cross_entropy(logits.flatten(0, -2), y.flatten())

@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import checks
 from privpart.client import LocalTraining
+from privpart.client import loss as loss_of
 from privpart.partial import PartialModel
 
 
@@ -140,7 +140,7 @@ def _flops(model: PartialModel, x: Tensor, y: Tensor) -> tuple[int, int]:
         sdpa_kernel(SDPBackend.MATH),
         FlopCounterMode(display=False) as forward,
     ):
-        loss = cross_entropy(model.module(x), y)
+        loss = loss_of(model.module(x), y)
     with FlopCounterMode(display=False) as backward:
         loss.backward()  # type: ignore[no-untyped-call]
     model.gradient.zero_()
@@ -158,7 +158,7 @@ def _memory(model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining) -> 
     tensors = [*model.module.parameters(), *model.module.buffers()]
     resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = cross_entropy(model.module(x), y)
+        loss = loss_of(model.module(x), y)
     activations = sum(size for place, size in kept.items() if place not in resident)
     del loss
     return StepMemory(
