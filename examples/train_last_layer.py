@@ -34,9 +34,9 @@ def main() -> None:
         train=["conv*", "norm.*", "dense2.*"],
         seed=7,
     )
-    for row in model.describe():
-        print(f"{row.name:<14} {row.numbers:>7}  {'trained' if row.trained else 'frozen'}")
-    print(f"frozen part {model.fingerprint}, update {len(encode_update(model.flat))} bytes\n")
+    print(model.describe())
+    update = encode_update(model, model.flat)
+    print(f"frozen part {model.fingerprint}, update {len(update):,} bytes\n")
 
     plan = PrivacyPlan(
         mechanism=BinaryTree(ROUNDS),

@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from privpart.client import ClientUpdate, LocalTraining, client_update
     from privpart.engine import EmbeddedEngine, Engine, Users
+    from privpart.initializers import Constant, Glorot, He, Normal, Uniform
     from privpart.keystream import NoiseSource, SecretSource, SeededSource
     from privpart.loop import RoundRecord, fit
     from privpart.noise import NoiseStream
     from privpart.partial import PartialModel
     from privpart.plan import PrivacyPlan
-    from privpart.seeded import Constant, Normal
     from privpart.server import RoundCounts, Server
 
 _HOME = {
     "ClientUpdate": "client",
-    "Constant": "seeded",
+    "Constant": "initializers",
     "EmbeddedEngine": "engine",
     "Engine": "engine",
+    "Glorot": "initializers",
+    "He": "initializers",
     "LocalTraining": "client",
     "NoiseSource": "keystream",
     "NoiseStream": "noise",
-    "Normal": "seeded",
+    "Normal": "initializers",
     "PartialModel": "partial",
     "PrivacyPlan": "plan",
     "RoundCounts": "server",
@@ -33,6 +35,7 @@ _HOME = {
     "SecretSource": "keystream",
     "SeededSource": "keystream",
     "Server": "server",
+    "Uniform": "initializers",
     "Users": "engine",
     "client_update": "client",
     "fit": "loop",
@@ -43,6 +46,8 @@ __all__ = [
     "Constant",
     "EmbeddedEngine",
     "Engine",
+    "Glorot",
+    "He",
     "LocalTraining",
     "NoiseSource",
     "NoiseStream",
@@ -54,6 +59,7 @@ __all__ = [
     "SecretSource",
     "SeededSource",
     "Server",
+    "Uniform",
     "Users",
     "client_update",
     "fit",

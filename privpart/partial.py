@@ -5,26 +5,19 @@ parameters are views into one contiguous vector, and so are their gradients: a l
 and a clip are each one operation on it, whatever the number of layers.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accounting.checks import ConfigError
+from privpart.describe import Description, ParameterRow
+from privpart.initializers import Initializer, default_initializers
 from privpart.patterns import matching_parameters
-from privpart.seeded import Initializer, default_initializers, fingerprint, seeded_tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterRow:
-    """One line of ``PartialModel.describe``."""
-
-    name: str
-    shape: tuple[int, ...]
-    numbers: int
-    trained: bool
+from privpart.seeded import fingerprint as fingerprint_of
+from privpart.seeded import seeded_tensor
 
 
 class PartialModel:
@@ -35,10 +28,13 @@ class PartialModel:
     their first name.
 
     Args:
-        module: any module without batch statistics, on the CPU.
+        module: any float32 module without batch statistics, on the CPU.
         train: patterns on parameter names or layer types, see ``privpart.patterns``.
-        seed: public seed of all start values, 0 <= seed < 2^128.
-        initializers: by such a pattern, beside ``default_initializers``; later ones win.
+        seed: public seed of all start values, 0 <= seed < 2^128. None keeps the module's own
+            weights, for a pretrained model: clients need them shipped once, and the fingerprint
+            says whether they have the right ones.
+        initializers: by pattern, beside ``default_initializers``; later ones win.
+        fingerprint: what the frozen part must have, for instance from a message.
 
     Attributes:
         module: the module itself.
@@ -47,10 +43,12 @@ class PartialModel:
         gradient: their gradients, shape (d,); ``backward`` adds to it.
         trainable: names of the trainable parameters, in the order of ``flat``.
         frozen: names of the others.
+        fingerprint: 32 hex digits of every bit, name and shape of the frozen part.
+        mask: 20 hex digits of the names and shapes of the trainable part, in order.
 
     Raises:
         ConfigError: a pattern that matches nothing, a parameter without initialiser, batch
-            statistics.
+            statistics, weights that are not finite float32, another fingerprint.
 
     >>> model = PartialModel(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), train=["1.*"], seed=7)
     >>> model.trainable, model.flat.shape
@@ -62,21 +60,36 @@ class PartialModel:
         module: nn.Module,
         *,
         train: Sequence[str] = ("*",),
-        seed: int,
+        seed: int | None,
         initializers: Mapping[str, Initializer] | None = None,
+        fingerprint: str | None = None,
     ) -> None:
         _refuse_batch_statistics(module)
         parameters = dict(module.named_parameters())
         self.module = module
         self.seed = seed
         self.trainable = matching_parameters(module, train)
-        self.frozen = tuple(name for name in parameters if name not in set(self.trainable))
-        _initialize(parameters, seed, _initializers(module, initializers or {}))
-        for name in self.frozen:
-            parameters[name].requires_grad_(False)
+        trained = set(self.trainable)
+        self.frozen = tuple(name for name in parameters if name not in trained)
+        _refuse_other_types(parameters)
+        if seed is not None:
+            _initialize(parameters, seed, _initializers(module, initializers or {}))
+        elif initializers:
+            raise ConfigError("initializers with seed=None: a pretrained model keeps its weights.")
+        _refuse_non_finite(parameters)
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in trained)
         self.flat, self.gradient = _join([parameters[name] for name in self.trainable])
         self._buffers = {name: b.clone() for name, b in module.named_buffers()}
-        self.fingerprint = fingerprint({name: parameters[name] for name in self.frozen})
+        self.fingerprint = fingerprint_of({name: parameters[name] for name in self.frozen})
+        if fingerprint not in (None, self.fingerprint):
+            raise ConfigError(
+                f"the frozen part has fingerprint {self.fingerprint}, expected {fingerprint}: "
+                "another seed, network, initialiser, frozen set or generator version. Training on "
+                "it would be training another model."
+            )
+        shapes = [f"{name}|{tuple(parameters[name].shape)}" for name in self.trainable]
+        self.mask = hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:20]
 
     @property
     def dim(self) -> int:
@@ -88,13 +101,13 @@ class PartialModel:
         """Number of all parameters, trained and frozen."""
         return sum(p.numel() for p in self.module.parameters())
 
-    def describe(self) -> list[ParameterRow]:
-        """One row per parameter, in the module's order."""
-        trained = set(self.trainable)
-        return [
-            ParameterRow(name, tuple(p.shape), p.numel(), name in trained)
+    def describe(self) -> Description:
+        """Return one row per parameter; ``print`` it for a table with shares and totals."""
+        trained, numbers = set(self.trainable), self.numbers
+        return Description(
+            ParameterRow(name, tuple(p.shape), p.numel(), p.numel() / numbers, name in trained)
             for name, p in self.module.named_parameters()
-        ]
+        )
 
     def load(self, flat: Tensor) -> None:
         """Overwrite the trainable part with a vector of shape (d,), and reset all buffers.
@@ -121,9 +134,8 @@ def _initialize(
         raise ConfigError(
             f"no initialiser for {', '.join(missing)}: pass initializers={{name: Normal(scale)}}."
         )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(seeded_tensor(seed, name, parameter.shape, initializers[name]))
+    for name, parameter in parameters.items():
+        parameter.data = seeded_tensor(seed, name, parameter.shape, initializers[name])
 
 
 def _join(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
@@ -148,3 +160,18 @@ def _refuse_batch_statistics(module: nn.Module) -> None:
                 "would leave the client without noise. Replace it by GroupNorm, for instance with "
                 "privpart.models.replace_batch_norm(module)."
             )
+
+
+def _refuse_other_types(parameters: Mapping[str, nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise ConfigError(
+                f"parameter {name!r} is {parameter.dtype} on {parameter.device}: must be "
+                "torch.float32 on cpu. Use module.float().cpu()."
+            )
+
+
+def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        if not parameter.isfinite().all():
+            raise ConfigError(f"parameter {name!r} holds NaN or infinity: must be finite.")

@@ -2,65 +2,35 @@
 
 FedPT (Sidahmed et al. 2022, section 3.1) sends a seed in place of the frozen parameters. That needs
 the same bits on every machine, which ``torch.randn`` does not give: its bits differ between CPU
-capabilities. Here only integers decide: SHAKE-128 words, keyed by seed, name and shape, index a
-table of 65,536 normal quantiles that are multiples of 2^-20, exact in float32, followed by a single
-IEEE multiplication. The table's hash is checked, so a deviating maths library is an error, not a
-drift.
+capabilities. Here only integers decide: the 16-bit words of AES-256 in counter mode, keyed by seed,
+name and shape, index a table of 65,536 float32 numbers. That is a table of normal quantiles in
+multiples of 2^-20, exact in float32, each multiplied once by the scale (IEEE 754 has one answer to
+that). The table's hash is checked, so a deviating maths library is an error, not a drift.
+
+Nothing here is secret: the seed is public, and so is every bit that follows from it.
 """
 
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.initializers import Constant, Initializer, Normal, Uniform, at_shape
 
-_GENERATOR = b"privpart-seeded-1"
+GENERATOR = 2
+"""Version of the bits below; it travels in every message. Version 1 drew words from SHAKE-128."""
+
+_CHUNK = 1 << 16  # words at a time, so that words, indices and table stay in the cache
 _TABLE_SHA256 = "7030c40868edff0a36b70d4a06ceacbf25ac02eb87069f34786f8258a1e9a44d"
-
-
-@dataclass(frozen=True, slots=True)
-class Normal:
-    """Gaussian start values of standard deviation ``scale``, none beyond 4.33 times that."""
-
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
-class Uniform:
-    """Start values between -``limit`` and ``limit``, 65,536 of them equally likely."""
-
-    limit: float
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """Every start value is ``value``."""
-
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class He:
-    """Gaussian of scale sqrt(2 / fan_in), for layers before a ReLU (He et al. 2015)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Glorot:
-    """Variance 2 / (fan_in + fan_out), Gaussian or uniform (Glorot and Bengio 2010)."""
-
-    uniform: bool = False
-
-
-Initializer = Normal | Uniform | Constant | He | Glorot
 
 
 def seeded_tensor(seed: int, name: str, shape: torch.Size, initializer: Initializer) -> Tensor:
@@ -72,18 +42,19 @@ def seeded_tensor(seed: int, name: str, shape: torch.Size, initializer: Initiali
         shape: its shape.
         initializer: distribution and scale.
     """
-    drawn = _resolved(initializer, name, shape)
+    drawn = at_shape(initializer, shape)
     if isinstance(drawn, Constant):
-        return torch.full(shape, drawn.value)
-    numbers = math.prod(shape)
+        return torch.full(shape, drawn.value, dtype=torch.float32)
     label = b"|".join(
-        [_GENERATOR, seed_bytes(seed), ",".join(map(str, shape)).encode(), name.encode()]
+        [
+            b"privpart-seeded-%d" % GENERATOR,
+            seed_bytes(seed),
+            ",".join(map(str, shape)).encode(),
+            name.encode(),
+        ]
     )
-    words = np.frombuffer(hashlib.shake_128(label).digest(2 * numbers), "<u2")
-    if isinstance(drawn, Normal):
-        values = _quantiles()[words] * np.float32(drawn.scale)
-    else:
-        values = (2.0 * words - 65535).astype(np.float32) * np.float32(drawn.limit / 65535)
+    values = np.empty(math.prod(shape), np.float32)
+    _gather(_table(drawn), hashlib.sha256(label).digest(), values)
     return torch.from_numpy(values).reshape(shape)
 
 
@@ -93,21 +64,6 @@ def seed_bytes(seed: int) -> bytes:
     if value >= 1 << 128:
         raise ConfigError(f"seed={value}: must be below 2^128, it travels as 16 bytes.")
     return value.to_bytes(16, "big")
-
-
-def default_initializers(module: nn.Module) -> dict[str, Initializer]:
-    """Return an initialiser for every parameter of the common layers, by parameter name.
-
-    Dense and convolution weights: Gaussian He, scale sqrt(2 / fan_in); their biases 0.
-    Normalisation: weight 1, bias 0. Embedding: Gaussian of scale 1.
-    """
-    found: dict[str, Initializer] = {}
-    for prefix, layer in module.named_modules():
-        for name, _ in layer.named_parameters(prefix, recurse=False):
-            initializer = _layer_initializer(layer, name.rpartition(".")[2])
-            if initializer is not None:
-                found[name] = initializer
-    return found
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
@@ -120,39 +76,23 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _resolved(
-    initializer: Initializer, name: str, shape: torch.Size
-) -> Normal | Uniform | Constant:
-    """He and Glorot as the distribution that they are at this shape, (outputs, inputs, ...)."""
-    if not isinstance(initializer, He | Glorot):
-        return initializer
-    if len(shape) < 2:
-        raise ConfigError(
-            f"{type(initializer).__name__}() for {name!r} of shape {tuple(shape)}: must have "
-            "inputs and outputs, so at least two dimensions. Use Normal, Uniform or Constant."
-        )
-    fan_out, fan_in = (size * math.prod(shape[2:]) for size in shape[:2])
-    if isinstance(initializer, He):
-        return Normal(math.sqrt(2 / fan_in))
-    if initializer.uniform:
-        return Uniform(math.sqrt(6 / (fan_in + fan_out)))
-    return Normal(math.sqrt(2 / (fan_in + fan_out)))
+def _gather(table: NDArray[np.float32], key: bytes, out: NDArray[np.float32]) -> None:
+    """Fill ``out``, shape (n,), with the entries that the key's words point at."""
+    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    zeros, words = bytes(2 * _CHUNK), np.empty(_CHUNK + 8, "<u2")  # 8 words: room of one block
+    index = np.empty(_CHUNK, np.intp)
+    for start in range(0, len(out), _CHUNK):
+        part = out[start : start + _CHUNK]
+        stream.update_into(zeros[: 2 * len(part)], words.data.cast("B"))
+        index[: len(part)] = words[: len(part)]
+        np.take(table, index[: len(part)], out=part, mode="clip")  # "clip" needs no second copy
 
 
-_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-
-
-def _layer_initializer(layer: nn.Module, kind: str) -> Initializer | None:
-    if isinstance(layer, _WEIGHTED) and kind == "weight":
-        return He()
-    if isinstance(layer, _NORMS) and kind == "weight":
-        return Constant(1.0)
-    if isinstance(layer, (*_WEIGHTED, *_NORMS)) and kind == "bias":
-        return Constant(0.0)
-    if isinstance(layer, nn.Embedding) and kind == "weight":
-        return Normal(1.0)
-    return None
+def _table(drawn: Normal | Uniform) -> NDArray[np.float32]:
+    """What the 65,536 words stand for."""
+    if isinstance(drawn, Normal):
+        return _quantiles() * np.float32(drawn.scale)
+    return np.arange(-65535, 65536, 2, dtype=np.float32) * np.float32(drawn.limit / 65535)
 
 
 @cache

@@ -1,4 +1,26 @@
-"""Wire: what crosses the network, as safetensors bytes; never pickle."""
+"""Wire: the two messages of a round, as bytes; never pickle.
+
+The server sends the trainable part and the seed, a client returns the change of the trainable part
+(FedPT, Algorithm 1, lines 3 and 10). Each message is a header of 64 bytes, then one float32 vector
+as safetensors:
+
+    offset  size  content
+         0     3  b"PPM"
+         3     1  version of this layout, 1
+         4     1  direction: 0 from the server, 1 from a client
+         5     1  generator of the frozen part (``seeded.GENERATOR``); 0: pretrained, no seed
+         6    10  mask: which parameters the vector holds
+        16    16  seed, big-endian
+        32    16  fingerprint of the frozen part
+        48    16  plan: hash of the privacy plan, zeros if none
+
+A header protects against mistakes, not against forgery: transport security is the network's job,
+and whatever a client sends is clipped.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -6,31 +28,179 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from accounting.checks import ConfigError
+from privpart.partial import PartialModel
+from privpart.seeded import GENERATOR, seed_bytes
 
-_NAME = "delta"
+Direction = Literal["from server", "from client"]
+
+HEADER_BYTES = 64
+_LAYOUT = struct.Struct("!3sBBB10s16s16s16s")
+_MAGIC, _VERSION, _NAME = b"PPM", 1, "trainable"
+_NO_PLAN = "0" * 32
+_SAFETENSORS_OVERHEAD = 128  # its own header names one tensor: 72 to 88 bytes, by number of digits
 
 
-def encode_update(delta: Tensor) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a message says about the model that its vector belongs to.
+
+    Attributes:
+        direction: who sent it.
+        seed: of the frozen part; None for a pretrained model.
+        mask: 20 hex digits, ``PartialModel.mask``.
+        fingerprint: 32 hex digits, ``PartialModel.fingerprint``.
+        plan: 32 hex digits, the hash of the plan; zeros if there is none.
+    """
+
+    direction: Direction
+    seed: int | None
+    mask: str
+    fingerprint: str
+    plan: str = _NO_PLAN
+
+
+def encode_model(model: PartialModel, *, plan: str = _NO_PLAN) -> bytes:
+    """Return the server's message: header and trainable part, 4 d + 64 + about 80 bytes.
+
+    Args:
+        model: whose ``flat`` is sent.
+        plan: 32 hex digits.
+
+    >>> from torch import nn
+    >>> message = encode_model(PartialModel(nn.Linear(9, 1), seed=7))
+    >>> read_header(message).seed, len(message)
+    (7, 176)
+    """
+    return _encode(model.flat, _header(model, "from server", plan))
+
+
+def encode_update(model: PartialModel, delta: Tensor, *, plan: str = _NO_PLAN) -> bytes:
     """Return a client's message: its change of the trainable part, shape (d,), as float32."""
-    return save({_NAME: delta.detach().to(torch.float32).contiguous()})
+    if delta.shape != model.flat.shape:
+        raise ConfigError(f"delta of shape {tuple(delta.shape)}: must be ({model.dim},).")
+    return _encode(delta, _header(model, "from client", plan))
 
 
-def decode_update(message: bytes, *, dim: int) -> Tensor:
-    """Return the vector of shape (dim,) that a client sent.
+def decode_model(message: bytes, model: PartialModel, *, plan: str = _NO_PLAN) -> Tensor:
+    """Return the trainable part that the server sent, shape (d,), all finite.
+
+    Args:
+        message: untrusted bytes. Nothing in them is ever executed.
+        model: the client's own, rebuilt from ``read_header(message).seed``.
+        plan: the plan that the client agreed to.
 
     Raises:
-        ConfigError: the bytes are not such a message. Nothing in them is ever executed.
+        ConfigError: the bytes are no such message, or belong to another model or plan.
     """
-    try:
-        tensors = load(message)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"message of {len(message)} bytes is not an update: {error}") from None
-    delta = tensors.get(_NAME)
-    if len(tensors) != 1 or delta is None:
-        raise ConfigError(f"message holds {sorted(tensors)}; an update holds one, {_NAME!r}.")
-    if delta.shape != (dim,) or delta.dtype != torch.float32:
+    vector = _decode(message, model, _header(model, "from server", plan))
+    if not vector.isfinite().all():
+        raise ConfigError("message from the server holds NaN or infinity: must be finite.")
+    return vector
+
+
+def decode_update(message: bytes, model: PartialModel, *, plan: str = _NO_PLAN) -> Tensor:
+    """Return the update that a client sent, shape (d,); NaN passes, and counts as zero in a clip.
+
+    Args:
+        message: untrusted bytes. Nothing in them is ever executed.
+        model: the server's own.
+        plan: the plan of the run.
+
+    Raises:
+        ConfigError: the bytes are no such message, or belong to another model or plan.
+    """
+    return _decode(message, model, _header(model, "from client", plan))
+
+
+def read_header(message: bytes) -> Header:
+    """Return the header of an untrusted message: what a client needs to rebuild the model.
+
+    Raises:
+        ConfigError: the first 64 bytes are no header of this version and generator.
+    """
+    if not isinstance(message, bytes) or len(message) < HEADER_BYTES:
+        raise ConfigError(f"message: must be bytes, at least {HEADER_BYTES} of them.")
+    magic, version, direction, generator, mask, seed, fingerprint, plan = _LAYOUT.unpack(
+        message[:HEADER_BYTES]
+    )
+    if (magic, version) != (_MAGIC, _VERSION) or direction >= len(get_args(Direction)):
+        raise ConfigError(f"message begins with {message[:5]!r}: not a message of version 1.")
+    if generator not in (0, GENERATOR) or (generator == 0 and any(seed)):
         raise ConfigError(
-            f"message holds {delta.dtype} of shape {tuple(delta.shape)}; "
-            f"this model's updates are float32 of shape ({dim},)."
+            f"message has generator {generator}: this version rebuilds frozen parameters with "
+            f"generator {GENERATOR}, or has them shipped (0, no seed). Use the same version."
         )
-    return delta
+    return Header(
+        direction=get_args(Direction)[direction],
+        seed=int.from_bytes(seed, "big") if generator else None,
+        mask=mask.hex(),
+        fingerprint=fingerprint.hex(),
+        plan=plan.hex(),
+    )
+
+
+def _header(model: PartialModel, direction: Direction, plan: str) -> Header:
+    return Header(
+        direction=direction,
+        seed=model.seed,
+        mask=model.mask,
+        fingerprint=model.fingerprint,
+        plan=plan,
+    )
+
+
+def _encode(vector: Tensor, header: Header) -> bytes:
+    return _pack(header) + save({_NAME: vector.detach().to(torch.float32).contiguous()})
+
+
+def _pack(header: Header) -> bytes:
+    try:
+        plan = bytes.fromhex(header.plan)
+    except (TypeError, ValueError):
+        plan = b""
+    if len(plan) != 16:
+        raise ConfigError(f"plan={header.plan!r}: must be a hash of 32 hex digits.")
+    return _LAYOUT.pack(
+        _MAGIC,
+        _VERSION,
+        get_args(Direction).index(header.direction),
+        0 if header.seed is None else GENERATOR,
+        bytes.fromhex(header.mask),
+        seed_bytes(header.seed or 0),
+        bytes.fromhex(header.fingerprint),
+        plan,
+    )
+
+
+def _decode(message: bytes, model: PartialModel, expected: Header) -> Tensor:
+    found = read_header(message)
+    for field in ("direction", "seed", "mask", "fingerprint", "plan"):
+        if (has := getattr(found, field)) != (wants := getattr(expected, field)):
+            raise ConfigError(
+                f"message has {field} {has}, expected {wants}: it belongs to another model, "
+                "round trip or plan."
+            )
+    if len(message) > HEADER_BYTES + 4 * model.dim + _SAFETENSORS_OVERHEAD:
+        raise ConfigError(
+            f"message of {len(message)} bytes: too long for {model.dim} trainable numbers."
+        )
+    try:
+        tensors = load(message[HEADER_BYTES:])
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        AssertionError,
+    ) as error:
+        raise ConfigError(f"message of {len(message)} bytes holds no arrays: {error}") from None
+    vector = tensors.get(_NAME)
+    if len(tensors) != 1 or vector is None:
+        raise ConfigError(f"message holds {sorted(tensors)}; expected one array, {_NAME!r}.")
+    if vector.shape != (model.dim,) or vector.dtype != torch.float32:
+        raise ConfigError(
+            f"message holds {vector.dtype} of shape {tuple(vector.shape)}; "
+            f"this model has float32 of shape ({model.dim},)."
+        )
+    return vector

@@ -113,7 +113,7 @@ def _train(
             accuracies=tuple(found),
             trained=models[part].dim,
             numbers=models[part].numbers,
-            update_bytes=len(encode_update(models[part].flat)),
+            update_bytes=len(encode_update(models[part], models[part].flat)),
         )
         for (part, z), found in grouped.items()
     ]

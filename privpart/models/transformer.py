@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.seeded import Glorot, Initializer, Normal
+from privpart.initializers import Glorot, Initializer, Normal
 
 # FedPT, Table 11: the first dense layer, kernel and bias, of these encoder layers.
 FREEZE_LINEAR1: Mapping[str, tuple[str, ...]] = {

@@ -3,8 +3,9 @@ import torch
 from torch import nn
 
 from accounting import ConfigError
-from privpart import Constant, Normal, PartialModel
+from privpart import Constant, Glorot, Normal, PartialModel
 from privpart.models import small_cnn
+from privpart.seeded import fingerprint
 
 
 def network() -> nn.Module:
@@ -21,12 +22,29 @@ def test_patterns_choose_and_describe():
     assert set(model.trainable) | set(model.frozen) == {row.name for row in rows}
 
 
-def test_a_pattern_that_matches_nothing_names_its_neighbours():
-    with pytest.raises(ConfigError, match=r"'dnse1\.\*' matches no parameter.*dense1"):
-        PartialModel(network(), train=["conv1.*", "dnse1.*"], seed=0)
-    for nothing in ([], "conv1.*"):
-        with pytest.raises(ConfigError, match="must be a list"):
-            PartialModel(network(), train=nothing, seed=0)
+def test_the_description_prints_as_a_table_with_totals():
+    model = PartialModel(network(), train=["!dense1.*"], seed=0)
+    assert (
+        f"\n{model.describe()}\n"
+        == """
+parameter      shape          numbers     share
+--------------------------------------------------------
+conv1.weight   4 x 1 x 3 x 3       36    3.43 %  trained
+conv1.bias     4                    4    0.38 %  trained
+conv2.weight   8 x 4 x 3 x 3      288   27.43 %  trained
+conv2.bias     8                    8    0.76 %  trained
+norm.weight    8                    8    0.76 %  trained
+norm.bias      8                    8    0.76 %  trained
+dense1.weight  16 x 32            512   48.76 %  frozen
+dense1.bias    16                  16    1.52 %  frozen
+dense2.weight  10 x 16            160   15.24 %  trained
+dense2.bias    10                  10    0.95 %  trained
+--------------------------------------------------------
+trained                           522   49.71 %
+frozen                            528   50.29 %
+all                             1,050  100.00 %
+"""
+    )
 
 
 def test_flat_is_the_trainable_part_and_so_is_its_gradient():
@@ -91,3 +109,82 @@ def test_buffers_never_pass_from_one_client_to_the_next():
     model.module(torch.ones(3, 2))
     model.load(model.flat.clone())
     assert model.module.seen.tolist() == [0.0, 0.0]
+
+
+def test_a_pretrained_model_keeps_its_weights_and_is_known_by_its_fingerprint():
+    def shipped():
+        return small_cnn(channels=(4, 8), hidden=16, image_size=8)
+
+    weights = shipped().state_dict()
+    pretrained = shipped()
+    pretrained.load_state_dict(weights)
+    server = PartialModel(pretrained, train=["dense2.*"], seed=None)
+    assert all(torch.equal(server.module.state_dict()[name], weights[name]) for name in weights)
+    assert server.seed is None
+
+    again = shipped()
+    again.load_state_dict(weights)
+    client = PartialModel(again, train=["dense2.*"], seed=None, fingerprint=server.fingerprint)
+    assert torch.equal(client.flat, server.flat)
+
+    weights["conv1.weight"][0, 0, 0, 0] += 1e-6
+    again = shipped()
+    again.load_state_dict(weights)
+    with pytest.raises(ConfigError, match=f"expected {server.fingerprint}"):
+        PartialModel(again, train=["dense2.*"], seed=None, fingerprint=server.fingerprint)
+    with pytest.raises(ConfigError, match="keeps its weights"):
+        PartialModel(shipped(), seed=None, initializers={"*": Constant(0.0)})
+
+
+def test_a_client_refuses_to_train_on_another_frozen_part():
+    expected = PartialModel(network(), train=["dense2.*"], seed=1).fingerprint
+    PartialModel(network(), train=["dense2.*"], seed=1, fingerprint=expected)
+    for other in (
+        {"train": ["dense2.*"], "seed": 2},
+        {"train": ["dense2.weight"], "seed": 1},
+        {"train": ["dense2.*"], "seed": 1, "initializers": {"conv1.weight": Glorot()}},
+    ):
+        with pytest.raises(ConfigError, match="the frozen part has fingerprint"):
+            PartialModel(network(), fingerprint=expected, **other)
+
+
+def test_frozen_bits_do_not_move_in_training():
+    model = PartialModel(network(), train=["!dense1.*"], seed=3)
+    for _ in range(3):
+        model.gradient.zero_()
+        model.module(torch.rand(4, 1, 8, 8)).square().sum().backward()
+        model.flat.sub_(model.gradient)
+    frozen = {name: dict(model.module.named_parameters())[name] for name in model.frozen}
+    assert fingerprint(frozen) == model.fingerprint
+    assert PartialModel(network(), train=["!dense1.*"], seed=3).fingerprint == model.fingerprint
+
+
+def test_only_finite_float32_weights():
+    half = network().half()
+    with pytest.raises(ConfigError, match=r"'conv1.weight' is torch\.float16.*module\.float"):
+        PartialModel(half, seed=0)
+    broken = network()
+    with torch.no_grad():
+        broken.dense1.bias[3] = float("nan")
+    with pytest.raises(ConfigError, match=r"'dense1\.bias' holds NaN"):
+        PartialModel(broken, seed=None)
+
+
+def test_a_parameter_that_came_frozen_trains_when_asked():
+    module = network()
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    model = PartialModel(module, train=["dense2.*"], seed=None)
+    model.module(torch.rand(3, 1, 8, 8)).square().sum().backward()
+    assert model.gradient.norm() > 0
+
+
+def test_initializers_go_by_pattern_and_the_later_wins():
+    model = PartialModel(
+        network(), seed=0, initializers={"*.bias": Constant(3.0), "dense?.bias": Constant(2.0)}
+    )
+    found = {
+        row.name: p for row, p in zip(model.describe(), model.module.parameters(), strict=True)
+    }
+    assert found["conv1.bias"].unique().tolist() == [3.0]
+    assert found["dense1.bias"].unique().tolist() == [2.0]

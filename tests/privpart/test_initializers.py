@@ -1,0 +1,48 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import ConfigError
+from privpart import Constant, Glorot, He, Normal, Uniform
+from privpart.initializers import at_shape, default_initializers
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (6, 4, 3, 3), (6, 4, 3)])
+def test_scales_are_torch_s(shape):
+    weight = torch.empty(shape)
+    fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(weight)
+    assert at_shape(He(), weight.shape).scale == pytest.approx(math.sqrt(2 / fan_in))
+    glorot = at_shape(Glorot(), weight.shape)
+    assert glorot.scale == pytest.approx(math.sqrt(2 / (fan_in + fan_out)))
+    uniform = at_shape(Glorot(uniform=True), weight.shape)
+    assert uniform.limit == pytest.approx(math.sqrt(3) * glorot.scale)
+
+
+@pytest.mark.parametrize("initializer", [He(), Glorot()])
+def test_a_bias_has_no_fan(initializer):
+    with pytest.raises(ConfigError, match=r"shape \(3,\): needs a weight"):
+        at_shape(initializer, torch.Size([3]))
+
+
+def test_default_initializers():
+    network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Embedding(5, 3))
+    found = default_initializers(network)
+    assert found["0.weight"] == He()
+    assert found["0.bias"] == found["1.bias"] == Constant(0.0)
+    assert found["1.weight"] == Constant(1.0)
+    assert found["2.weight"] == Normal(1.0)
+
+
+@pytest.mark.parametrize("initializer", [Normal, Uniform, Constant])
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -math.inf, "1", None])
+def test_nonsense_is_an_error(initializer, nonsense):
+    with pytest.raises(ConfigError):
+        initializer(nonsense)
+
+
+@pytest.mark.parametrize("initializer", [Normal, Uniform])
+def test_scales_are_not_negative(initializer):
+    with pytest.raises(ConfigError, match="-1"):
+        initializer(-1)

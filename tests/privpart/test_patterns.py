@@ -1,0 +1,80 @@
+import pytest
+from torch import nn
+
+from accounting import ConfigError
+from privpart import PartialModel
+from privpart.models import small_cnn
+from privpart.patterns import freeze_ladder, matching_parameters
+
+
+def network() -> nn.Module:
+    return small_cnn(channels=(4, 8), hidden=16, image_size=8)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["conv1.*"], ["conv1.weight", "conv1.bias"]),
+        (["dense2.bias", "conv?.bias"], ["conv1.bias", "conv2.bias", "dense2.bias"]),
+        (["type:GroupNorm"], ["norm.weight", "norm.bias"]),
+        (["type:*Norm*"], ["norm.weight", "norm.bias"]),
+        (["type:_ConvNd", "!*.bias"], ["conv1.weight", "conv2.weight"]),
+        (["!conv*", "!type:Linear"], ["norm.weight", "norm.bias"]),
+        (["!*.weight", "dense*"], ["dense1.bias", "dense2.bias"]),
+    ],
+)
+def test_what_a_list_means(patterns, names):
+    assert list(matching_parameters(network(), patterns)) == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("dnse1.*", "dense1"),
+        ("!dnse1.*", "dense1"),
+        ("type:Groupnorm", "GroupNorm"),
+        ("!type:Lineal", "Linear"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_names_its_neighbours(pattern, near):
+    with pytest.raises(ConfigError, match=f"matches no parameter.*Near it:.*{near}"):
+        matching_parameters(network(), ["conv1.*", pattern])
+
+
+@pytest.mark.parametrize("nothing", [[], "conv1.*", ()])
+def test_patterns_come_as_a_list(nothing):
+    with pytest.raises(ConfigError, match="must be a list"):
+        matching_parameters(network(), nothing)
+
+
+@pytest.mark.parametrize("everything", [["!*"], ["conv1.*", "!conv*"]])
+def test_freezing_everything_is_an_error(everything):
+    with pytest.raises(ConfigError, match="leaves no parameter"):
+        matching_parameters(network(), everything)
+
+
+def tied() -> nn.Module:
+    embedding, output = nn.Embedding(7, 3), nn.Linear(3, 7)
+    output.weight = embedding.weight
+    return nn.Sequential(embedding, nn.Linear(3, 3), output)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "numbers"),
+    [(["0.*"], 21), (["2.weight"], 21), (["2.*"], 28), (["!2.*"], 12), (["type:Linear"], 40)],
+)
+def test_a_tied_parameter_answers_to_all_its_names_and_counts_once(patterns, numbers):
+    assert PartialModel(tied(), train=patterns, seed=0).dim == numbers
+
+
+def test_the_ladder_freezes_one_more_block_per_rung():
+    module = network()
+    ladder = freeze_ladder(module)
+    assert list(ladder) == [
+        "full",
+        "freeze dense1.*",
+        "freeze dense1.*, conv2.*",
+        "freeze dense1.*, conv2.*, conv1.*",
+    ]
+    dims = [PartialModel(network(), train=train, seed=0).dim for train in ladder.values()]
+    assert dims == [1050, 522, 226, 186]
