@@ -63,7 +63,7 @@ def main() -> None:
     print("class    trains   sends (bytes)")
     for name, engine in zip(PARTS, engines, strict=True):
         share = engine.model.dim / whole.dim
-        print(f"{name:<7} {share:>7.1%} {len(encode_update(engine.model.flat)):>15,}")
+        print(f"{name:<7} {share:>7.1%} {len(encode_update(engine.model, engine.model.flat)):>15,}")
 
     def accuracy(parameters: Tensor) -> float:
         whole.load(parameters)

@@ -18,6 +18,7 @@ from accounting import checks
 from privpart.client import LocalTraining
 from privpart.client import loss as loss_of
 from privpart.partial import PartialModel
+from privpart.wire import encode_model, encode_update
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class ClientCosts:
     Attributes:
         trained: numbers that train.
         numbers: numbers in all.
-        bytes_down: of the server's message.
+        bytes_down: of the server's message; what a pretrained frozen part took to ship, once, is
+            not in it.
         bytes_up: of the client's.
         forward_flops: of all local steps of the round.
         backward_flops: likewise.
@@ -97,8 +99,6 @@ def client_costs(
     *,
     local: LocalTraining,
     examples: int,
-    bytes_down: int,
-    bytes_up: int,
 ) -> ClientCosts:
     """Measure one local step on the batch ``x``, ``y`` and scale it to a round.
 
@@ -108,16 +108,14 @@ def client_costs(
         y: their classes.
         local: how the client trains.
         examples: that the client holds, >= 1.
-        bytes_down: length of the message to the client.
-        bytes_up: length of its answer.
     """
     seen = _examples_seen(local, checks.count("examples", examples))
     forward, backward = _flops(model, x, y)
     return ClientCosts(
         trained=model.dim,
         numbers=model.numbers,
-        bytes_down=bytes_down,
-        bytes_up=bytes_up,
+        bytes_down=len(encode_model(model)),
+        bytes_up=len(encode_update(model, model.flat)),
         forward_flops=forward * seen // len(x),
         backward_flops=backward * seen // len(x),
         memory=_memory(model, x, y, local),

@@ -28,13 +28,13 @@ class DeviceClasses:
     Args:
         server_model: trains whatever any class trains; the vectors that go in and out are its
             ``flat``, shape (d,).
-        engines: one per class, each with its own ``PartialModel`` of the same module and seed,
-            whose trained part lies within the server's.
+        engines: one per class, each with its own ``PartialModel`` of the same network, built from
+            the same seed, whose trained part lies within the server's.
         class_of: which engine runs a client; public, and the same whatever the client holds.
 
     Raises:
-        ConfigError: other parameters or another seed than the server's, or a part that the server
-            does not train.
+        ConfigError: another network or another frozen part than the server's, or a part that the
+            server does not train.
     """
 
     def __init__(
@@ -87,13 +87,15 @@ def _spans(model: PartialModel) -> dict[str, tuple[int, int]]:
 
 
 def _refuse_another_model(server: PartialModel, device: PartialModel, number: int) -> None:
-    shapes, own = (
-        {name: p.shape for name, p in model.module.named_parameters()} for model in (server, device)
+    theirs, own = (dict(model.module.named_parameters()) for model in (server, device))
+    same = server.module is not device.module and (
+        {name: p.shape for name, p in theirs.items()} == {name: p.shape for name, p in own.items()}
+        and all(torch.equal(theirs[name], own[name]) for name in server.frozen)
     )
-    if shapes != own or server.seed != device.seed or server.module is device.module:
+    if not same:
         raise ConfigError(
-            f"class {number} must have its own copy of the server's network, built from the "
-            f"server's seed {server.seed}."
+            f"class {number} must have its own copy of the server's network, with the same frozen "
+            f"part: build it from the server's seed, {server.seed}."
         )
     if more := [name for name in device.trainable if name not in server.trainable]:
         raise ConfigError(f"class {number} trains {', '.join(more)}, which the server does not.")

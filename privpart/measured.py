@@ -1,21 +1,21 @@
 """Measured step: seconds and peak memory of a client's local step, in a process of its own.
 
-Linux only. Memory is the rise of the resident set (VmHWM, reset once the model is built and has
-trained one step) over what the process held before there was a model: parameters, gradients,
-optimiser state, activations and the workspaces that ``costs.StepMemory`` leaves out. malloc is told
-to return large blocks at once, for otherwise it keeps what was freed; that costs time, so time is
-taken in another process.
+Linux only, one thread. Memory is the rise of the resident set (VmHWM, reset once the model is built
+and has trained one step) over what the process held before, with its libraries already at work:
+parameters, gradients, optimiser state, activations and the workspaces that ``costs.StepMemory``
+leaves out. malloc is told to return large blocks at once, for otherwise it keeps what was freed;
+that costs time, so time is taken in another process.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining
@@ -29,7 +29,8 @@ class MeasuredStep:
     """One local step as this machine ran it.
 
     Attributes:
-        seconds: per repeat; loading the trained part, one batch, the optimiser, the clip.
+        seconds: of one processor, per repeat, so that other programs do not count: loading the
+            trained part, one batch, the optimiser, the clip.
         peak_bytes: most resident memory during a step, over the process without a model.
     """
 
@@ -48,7 +49,6 @@ def measured_step(
     *,
     local: LocalTraining,
     repeats: int = 5,
-    threads: int = 1,
 ) -> MeasuredStep:
     """Run one batch of ``local.batch_size`` through the network of that name.
 
@@ -57,20 +57,19 @@ def measured_step(
         train: patterns.
         local: optimiser and batch size.
         repeats: timed steps, after one that is not.
-        threads: of torch.
 
     Raises:
         ConfigError: not on Linux.
     """
     if not _RESET.exists():
         raise ConfigError("measure=True: needs Linux, which alone resets a process's peak memory.")
-    job = json.dumps([name, list(train), asdict(local), repeats, threads])
+    job = json.dumps([name, list(train), asdict(local), repeats])
     time = _child(job, os.environ)
     memory = _child(job, os.environ | _RETURN_AT_ONCE)
     return MeasuredStep(tuple(time["seconds"]), int(memory["peak_bytes"]))
 
 
-def _child(job: str, environment: "os._Environ[str] | dict[str, str]") -> dict[str, list[float]]:
+def _child(job: str, environment: Mapping[str, str]) -> dict[str, list[float]]:
     command = [sys.executable, "-m", "privpart.measured"]
     done = subprocess.run(
         command, input=job, env=dict(environment), capture_output=True, text=True, check=True
@@ -88,23 +87,27 @@ def _run(job: str) -> dict[str, object]:
     from privpart.models.examples import example_batch, example_network
     from privpart.partial import PartialModel
 
-    name, train, options, repeats, threads = json.loads(job)
-    torch.set_num_threads(threads)
+    name, train, options, repeats = json.loads(job)
+    torch.set_num_threads(1)
     local = LocalTraining(**options)
-    x, y = example_batch(name, local.batch_size)
+
+    def build(name: str, train: Sequence[str], batch_size: int) -> Callable[[], float]:
+        start_values = MODELS[name].initializers
+        model = PartialModel(example_network(name), train=train, seed=0, initializers=start_values)
+        start, batch = model.flat.clone(), example_batch(name, batch_size)
+
+        def step() -> float:
+            began = process_time()
+            client_update(
+                model, start, *batch, local=local, clip_norm=1.0, generator=torch.Generator()
+            )
+            return process_time() - began
+
+        return step
+
+    build("small_cnn", ["*"], 2)()  # loads the libraries, which are no part of a model
     empty = _resident("VmRSS")
-    model = PartialModel(
-        example_network(name), train=train, seed=0, initializers=MODELS[name].initializers
-    )
-    start = model.flat.clone()
-
-    def step() -> float:
-        began = perf_counter()
-        client_update(
-            model, start, x, y, local=local, clip_norm=1.0, generator=torch.Generator()
-        )
-        return perf_counter() - began
-
+    step = build(name, train, local.batch_size)
     step()
     _RESET.write_text("5")
     seconds = [step() for _ in range(repeats)]

@@ -13,6 +13,7 @@ import typer
 
 from accounting import ConfigError
 from privpart.cli.calibrate import calibrate
+from privpart.cli.costs import costs
 from privpart.cli.demo import demo
 from privpart.cli.epsilon import epsilon
 from privpart.cli.freeze_search import freeze_search
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(epsilon)
 app.command()(calibrate)
 app.command()(mechanisms)
+app.command()(costs)
 app.command()(freeze_search)
 app.command()(demo)
 
@@ -65,7 +67,7 @@ def main() -> None:
 
 _OPTIONS = {
     name
-    for command in (epsilon, calibrate, mechanisms, freeze_search, demo)
+    for command in (epsilon, calibrate, mechanisms, costs, freeze_search, demo)
     for name in signature(command).parameters
 }
 

@@ -145,7 +145,7 @@ def test_the_divisor_is_the_same_for_every_coordinate():
 
 def test_other_networks_are_refused():
     with pytest.raises(ConfigError, match="own copy"):
-        DeviceClasses(model(STRONG), [engine(WEAK, seed=4)], lambda _: 0)
+        DeviceClasses(model(WEAK), [engine(WEAKEST, seed=4)], lambda _: 0)
     shared = engine(WEAK)
     with pytest.raises(ConfigError, match="own copy"):
         DeviceClasses(shared.model, [shared], lambda _: 0)
