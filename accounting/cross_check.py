@@ -20,7 +20,7 @@ class CrossCheck:
         epsilon: its figure at the same delta.
         agree_to: relative difference between the two.
         consistent: False if the two contradict each other: accountants of the same curve differ by
-            more than 1e-3, or an upper bound lies below the curve that it bounds.
+            more than 1e-3 (and 1e-12), or an upper bound lies below the curve that it bounds.
     """
 
     method: str
@@ -39,7 +39,7 @@ def compare(
     """Compare two epsilons at the same delta; ``slack`` (mu) is the scale of the losses."""
     largest = max(epsilon, second)
     agree_to = abs(epsilon - second) / largest if largest else 0.0
-    same = math.isclose(epsilon, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE * slack)
+    same = math.isclose(epsilon, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE * slack + 1e-12)
     ordered = (method in LOOSE and epsilon >= second) or (
         second_method in LOOSE and second >= epsilon
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting import accountants, checks, gaussian
+from accounting import accountants, checks, gaussian, quadrature
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck, compare
 from accounting.mechanisms import Mechanism
@@ -31,6 +31,7 @@ FORMULAS: dict[Method, str] = {
     "rdp": "Renyi DP of dp-accounting (Canonne, Kamath and Steinke 2020, Proposition 12)",
     "zcdp": "zCDP through dp-accounting (Canonne, Kamath and Steinke 2020, Proposition 12)",
 }
+Second = Literal["quadrature", "dp-accounting"]
 Adjacency = Literal["zero-out", "replace-one"]
 ADJACENCIES: tuple[str, ...] = get_args(Adjacency)
 
@@ -161,22 +162,25 @@ class Guarantee:
         """Return dp-accounting's GaussianDpEvent of the same mu, to go on with any accountant."""
         return accountants.gaussian_event(self.mu)
 
-    def cross_check(self, delta: float) -> CrossCheck:
+    def cross_check(self, delta: float, second: Second = "quadrature") -> CrossCheck:
         """Compare ``epsilon(delta)`` with an accountant that shares no code with this one.
 
-        PLD where this is exact (RDP, where delta is too small for PLD's grid), otherwise exact.
+        Args:
+            delta: in (0, 1).
+            second: "quadrature" integrates the definition of delta, in a millisecond;
+                "dp-accounting" asks its PLD (its RDP, where delta is too small for PLD's grid).
         """
         epsilon = self.epsilon(delta)
-        if self.method != "exact":
-            second = gaussian.epsilon(self.mu, delta)
-            return compare(self.method, epsilon, "exact", second, slack=self.mu)
+        if checks.choice("second", second, get_args(Second)) == "quadrature":
+            other = quadrature.epsilon(self.mu, delta)
+            return compare(self.method, epsilon, second, other, slack=self.mu)
+        method: accountants.Accountant = "pld"
         try:
-            method: accountants.Accountant = "pld"
-            second = accountants.epsilon(accountants.one_gaussian(method, self.mu), delta)
+            other = accountants.epsilon(accountants.one_gaussian(method, self.mu), delta)
         except ConfigError:
             method = "rdp"
-            second = accountants.epsilon(accountants.one_gaussian(method, self.mu), delta)
-        return compare("exact", epsilon, method, second, slack=self.mu)
+            other = accountants.epsilon(accountants.one_gaussian(method, self.mu), delta)
+        return compare(self.method, epsilon, method, other, slack=self.mu)
 
 
 def guarantee(

@@ -17,7 +17,7 @@ from accounting import assumptions, checks
 from accounting.assumptions import Assumption, Status
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck
-from accounting.guarantee import FORMULAS, METHODS, Adjacency, Guarantee, Method, mu_upper
+from accounting.guarantee import FORMULAS, METHODS, Adjacency, Guarantee, Method, Second, mu_upper
 from accounting.mechanisms import Mechanism, fingerprint
 from accounting.participation import Participation
 from accounting.statement import write
@@ -77,6 +77,7 @@ class PrivacyReport:
     method: Method
     assumptions: tuple[Assumption, ...]
     tpr_at_fpr: tuple[tuple[float, float], ...]
+    cross_check: CrossCheck
     unit: Unit = "client"
     adjacency: Adjacency = "zero-out"
     trust_model: str = "central: the server sees every update; others see what it releases"
@@ -84,7 +85,6 @@ class PrivacyReport:
     not_covered: tuple[str, ...] = NOT_COVERED
     formula: str = FORMULAS["exact"]
     version: str = "unknown"
-    cross_check: CrossCheck | None = None
     population: int | None = None
     tuning_runs: int | None = None
     noise_source: NoiseSource = "unstated"
@@ -137,7 +137,7 @@ class PrivacyReport:
         population: int | None = None,
         tuning_runs: int | None = None,
         noise_source: NoiseSource = "unstated",
-        cross_check: bool = False,
+        cross_check: Second = "quadrature",
     ) -> "PrivacyReport":
         """Account for a planned run.
 
@@ -151,11 +151,11 @@ class PrivacyReport:
             population: see the attributes.
             tuning_runs: see the attributes.
             noise_source: see the attributes.
-            cross_check: compare with a second accountant; takes a second.
+            cross_check: the second accountant, see ``Guarantee.cross_check``.
         """
         sensitivity = mechanism.sensitivity(participation)
         run = Guarantee(mu_upper(sensitivity.squared, noise_multiplier), method)
-        report = cls(
+        return cls(
             mechanism=mechanism.name,
             mechanism_fingerprint=fingerprint(mechanism),
             rounds=participation.rounds,
@@ -174,6 +174,7 @@ class PrivacyReport:
             method=method,
             assumptions=assumptions.of_run(mechanism, participation, unit),
             tpr_at_fpr=tuple((fpr, run.tpr_at_fpr(fpr)) for fpr in FALSE_POSITIVE_RATES),
+            cross_check=run.cross_check(delta, cross_check),
             unit=unit,
             formula=FORMULAS[method],
             version=_version(),
@@ -181,7 +182,6 @@ class PrivacyReport:
             tuning_runs=tuning_runs,
             noise_source=noise_source,
         )
-        return report.cross_checked() if cross_check else report
 
     @property
     def guarantee(self) -> Guarantee:
@@ -194,7 +194,7 @@ class PrivacyReport:
         if self.noise_source == "seeded":
             return "not-private"
         worst = {a.status for a in self.assumptions if a.severity == "critical"}
-        if "violated" in worst or (self.cross_check and not self.cross_check.consistent):
+        if "violated" in worst or not self.cross_check.consistent:
             return "does-not-hold"
         open_ones = (a for a in self.assumptions if a.severity != "negligible")
         if any(a.status in ("asserted", "violated") for a in open_ones):
@@ -234,10 +234,6 @@ class PrivacyReport:
         )
         return replace(self, assumptions=changed)
 
-    def cross_checked(self) -> "PrivacyReport":
-        """Return the report with a second accountant's epsilon beside its own."""
-        return replace(self, cross_check=self.guarantee.cross_check(self.delta))
-
     def statement(self) -> str:
         """Say it in plain English, with every condition."""
         return write(self)
@@ -269,7 +265,7 @@ class PrivacyReport:
             own["assumptions"] = tuple(Assumption(**a) for a in own["assumptions"])
             own["tpr_at_fpr"] = tuple((fpr, tpr) for fpr, tpr in own["tpr_at_fpr"])
             own["covered"], own["not_covered"] = tuple(own["covered"]), tuple(own["not_covered"])
-            own["cross_check"] = own["cross_check"] and CrossCheck(**own["cross_check"])
+            own["cross_check"] = CrossCheck(**own["cross_check"])
         except (TypeError, ValueError) as error:
             raise ConfigError(f"not a report: {error}") from None
         report = cls(**own)

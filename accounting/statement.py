@@ -80,8 +80,6 @@ def _accounting(report: "PrivacyReport") -> str:
         f"Accounting: {report.formula}, privpart {report.version}."
     )
     second = report.cross_check
-    if second is None:
-        return f"{text} No second accountant was asked."
     agrees = "agrees to" if second.consistent else "CONTRADICTS this by"
     return (
         f"{text} A second accountant ({second.method}) says {up(second.epsilon)} at the same "

@@ -15,6 +15,7 @@ from privpart import (
     RoundRecord,
     SecretSource,
     Server,
+    ServerOptimizer,
     Users,
     fit,
 )
@@ -46,12 +47,12 @@ def main() -> None:
         report_goal=USERS // ROUNDS,
     )
     # Noise from a secret key: these numbers differ from run to run, as they must.
-    server = Server(plan, model.flat, source=SecretSource(), learning_rate=0.3, momentum=0.9)
+    optimizer = ServerOptimizer(learning_rate=0.3, momentum=0.9)
+    server = Server(plan, model.flat, source=SecretSource(), optimizer=optimizer)
     engine = EmbeddedEngine(
         model,
         Users(task.train_x, task.train_y, iid_users(USERS, users=USERS, data_seed=0)),
         local=LocalTraining(learning_rate=0.1, epochs=2),
-        clip_norm=plan.clip_norm,
         data_seed=0,
     )
 
@@ -72,7 +73,7 @@ def main() -> None:
         evaluate_every=24,
         callbacks=[show],
     )
-    report = plan.report(DELTA, noise_source="os")
+    report = server.report(DELTA)
     print(f"\nepsilon {report.epsilon:.3f} at delta {DELTA:g}: {report.status}")
 
 

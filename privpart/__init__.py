@@ -7,18 +7,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privpart.client import ClientUpdate, LocalTraining, client_update
+    from privpart.adaptive_clipping import AdaptiveClipping
+    from privpart.client import LocalTraining, client_update
     from privpart.engine import EmbeddedEngine, Engine, Users
     from privpart.initializers import Constant, Glorot, He, Normal, Uniform
     from privpart.keystream import NoiseSource, SecretSource, SeededSource
-    from privpart.loop import RoundRecord, fit
+    from privpart.loop import CohortTooSmallError, RoundRecord, fit
+    from privpart.messages import ClientUpdate, RoundTask
     from privpart.noise import NoiseStream
     from privpart.partial import PartialModel
     from privpart.plan import PrivacyPlan
+    from privpart.run_folder import RunFolder
     from privpart.server import RoundCounts, Server
+    from privpart.server_optimizer import ServerOptimizer
 
 _HOME = {
-    "ClientUpdate": "client",
+    "AdaptiveClipping": "adaptive_clipping",
+    "ClientUpdate": "messages",
+    "CohortTooSmallError": "loop",
     "Constant": "initializers",
     "EmbeddedEngine": "engine",
     "Engine": "engine",
@@ -32,9 +38,12 @@ _HOME = {
     "PrivacyPlan": "plan",
     "RoundCounts": "server",
     "RoundRecord": "loop",
+    "RoundTask": "messages",
+    "RunFolder": "run_folder",
     "SecretSource": "keystream",
     "SeededSource": "keystream",
     "Server": "server",
+    "ServerOptimizer": "server_optimizer",
     "Uniform": "initializers",
     "Users": "engine",
     "client_update": "client",
@@ -42,7 +51,9 @@ _HOME = {
 }
 
 __all__ = [
+    "AdaptiveClipping",
     "ClientUpdate",
+    "CohortTooSmallError",
     "Constant",
     "EmbeddedEngine",
     "Engine",
@@ -56,9 +67,12 @@ __all__ = [
     "PrivacyPlan",
     "RoundCounts",
     "RoundRecord",
+    "RoundTask",
+    "RunFolder",
     "SecretSource",
     "SeededSource",
     "Server",
+    "ServerOptimizer",
     "Uniform",
     "Users",
     "client_update",

@@ -74,14 +74,6 @@ class LocalTraining:
         return SGD([model.flat], lr=self.learning_rate, momentum=self.momentum)
 
 
-@dataclass(frozen=True, slots=True)
-class ClientUpdate:
-    """What one client sends: its id and the change of the trainable part, shape (d,)."""
-
-    client: int
-    delta: Tensor
-
-
 def client_update(
     model: PartialModel,
     start: Tensor,

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from accounting import checks
-from privpart.client import ClientUpdate, LocalTraining, client_update
+from privpart.client import LocalTraining, client_update
+from privpart.messages import ClientUpdate, RoundTask
 from privpart.partial import PartialModel
 
 
 class Engine(Protocol):
     """Runs clients, wherever they are."""
 
-    def run(self, round_: int, clients: Sequence[int], start: Tensor) -> Iterator[ClientUpdate]:
-        """Yield the update of each client that trained from ``start``, shape (d,)."""
+    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
+        """Yield the update of each client of the task that trained from ``start``, shape (d,)."""
         ...
 
 
@@ -46,7 +47,6 @@ class EmbeddedEngine:
         model: shared by all clients; rebuilt part and trained part as in ``PartialModel``.
         users: the clients' data.
         local: how each trains.
-        clip_norm: bound on each update.
         data_seed: order of examples; each (round, client) has its own generator, so the result
             does not depend on the order in which clients run.
     """
@@ -57,18 +57,16 @@ class EmbeddedEngine:
         users: Users,
         *,
         local: LocalTraining,
-        clip_norm: float,
         data_seed: int,
     ) -> None:
         self.model = model
         self.users = users
         self.local = local
-        self.clip_norm = checks.positive("clip_norm", clip_norm)
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
 
-    def run(self, round_: int, clients: Sequence[int], start: Tensor) -> Iterator[ClientUpdate]:
+    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, shape (d,)."""
-        for client in clients:
+        for client in task.clients:
             rows = self.users.indices[client]
             delta = client_update(
                 self.model,
@@ -76,10 +74,10 @@ class EmbeddedEngine:
                 self.users.x[rows],
                 self.users.y[rows],
                 local=self.local,
-                clip_norm=self.clip_norm,
-                generator=self._generator(round_, client),
+                clip_norm=task.clip_norm,
+                generator=self._generator(task.round, client),
             )
-            yield ClientUpdate(client, delta)
+            yield task.update(client, delta)
 
     def _generator(self, round_: int, client: int) -> torch.Generator:
         address = np.random.SeedSequence((self.data_seed, round_, client)).generate_state(1)

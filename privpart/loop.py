@@ -28,34 +28,56 @@ class RoundRecord:
     metric: float | None
 
 
+class CohortTooSmallError(RuntimeError):
+    """A round had fewer well-formed updates than the plan's minimum; nothing was released.
+
+    The server stands where it stood before: ``fit`` may be called again.
+    """
+
+
 def fit(
     server: Server,
     engine: Engine,
     cohorts: Sequence[Sequence[int]],
     *,
+    commit: Callable[[Server, RoundCounts], None] | None = None,
     evaluate: Callable[[Tensor], float] | None = None,
     evaluate_every: int | None = None,
     callbacks: Sequence[Callable[[RoundRecord], None]] = (),
 ) -> list[RoundRecord]:
-    """Run one round per cohort and return a record of each.
+    """Run the rounds from ``server.round`` to the last cohort and return a record of each.
 
     Args:
         server: owns the model, the noise and the limits.
         engine: runs the clients.
-        cohorts: client ids per round; chosen without looking at data. At most the planned rounds.
+        cohorts: per round, counted from round 0 also when a run is resumed, the ids of the clients
+            to ask; chosen without looking at data. Those whose limit is reached are not asked.
+        commit: makes a round durable, as ``RunFolder.commit``. Called before anything else, here
+            or outside, sees the round's model.
         evaluate: of the trainable part, shape (d,); on public data, for it is not accounted.
         evaluate_every: rounds between evaluations; None evaluates after the last round only.
         callbacks: called after each round, in order.
+
+    Raises:
+        ConfigError: more cohorts than planned rounds.
+        CohortTooSmallError: see there.
     """
-    left = server.plan.mechanism.rounds - server.round
-    if len(cohorts) > left:
-        raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {left} rounds left.")
+    if len(cohorts) > server.plan.rounds:
+        raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
     records = []
-    for number, cohort in enumerate(cohorts, start=1):
-        counts = server.run_round(engine.run(server.round, cohort, server.parameters))
-        due = number == len(cohorts) or (evaluate_every and number % evaluate_every == 0)
+    for number in range(server.round, len(cohorts)):
+        task = server.task(server.eligible(cohorts[number]))
+        counts = server.run_round(engine.run(task, server.parameters))
+        if not counts.released:
+            raise CohortTooSmallError(
+                f"round {number}: fewer than {server.plan.minimum_cohort} well-formed updates "
+                f"among the {counts.received} that came. Nothing was released; try again later."
+            )
+        if commit is not None:
+            commit(server, counts)
+        due = number + 1 == len(cohorts) or (evaluate_every and (number + 1) % evaluate_every == 0)
         metric = evaluate(server.parameters) if evaluate is not None and due else None
-        record = RoundRecord(server.round - 1, counts, metric)
+        record = RoundRecord(number, counts, metric)
         records.append(record)
         for callback in callbacks:
             callback(record)

@@ -92,11 +92,13 @@ def _matches(module: nn.Module, pattern: str, own_names: dict[str, str]) -> set[
     kind, is_type, wanted = pattern.partition("type:")
     if is_type and not kind:
         candidates = _names_by_type(module)
-        found = {name for name, kinds in candidates.items() if any(_fits(k, wanted) for k in kinds)}
+        found = {
+            name for name, kinds in candidates.items() if any(fnmatchcase(k, wanted) for k in kinds)
+        }
         near = sorted({kinds[0] for kinds in candidates.values()})
     else:
         wanted = pattern
-        found = {name for name in own_names if _fits(name, pattern)}
+        found = {name for name in own_names if fnmatchcase(name, pattern)}
         near = list(own_names)
     if not found:
         close = difflib.get_close_matches(wanted.rstrip(".*"), near, n=3, cutoff=0.3)
@@ -113,7 +115,3 @@ def _names_by_type(module: nn.Module) -> dict[str, list[str]]:
         for prefix, layer in module.named_modules(remove_duplicate=False)
         for name, _ in layer.named_parameters(prefix, recurse=False, remove_duplicate=False)
     }
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern)

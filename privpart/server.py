@@ -6,44 +6,65 @@ plan's ``report_goal``, never the number of clients that came (that number is pr
 by it would let one client weigh more than accounted).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from accounting import checks
+from accounting import PrivacyReport
 from accounting.checks import ConfigError
-from privpart.client import ClientUpdate
+from privpart.adaptive_clipping import restarts
 from privpart.clip import clip
 from privpart.keystream import NoiseSource
+from privpart.messages import ClientUpdate, RoundTask
 from privpart.noise import NoiseStream
 from privpart.plan import PrivacyPlan
+from privpart.server_optimizer import (
+    ServerOptimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
 
 _ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_IDS = 2**63
+_UNCLIPPED = 1 - 1e-5
+"""A client clips in float32: its update is then this close to the clip norm, or closer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundCounts:
-    """What happened in a round. Not covered by the guarantee: for the operator, not for release."""
+    """What happened in a round. Not covered by the guarantee: for the operator, not for release.
+
+    Attributes:
+        received: updates, of any kind.
+        counted: updates that entered the sum.
+        refused: malformed, replayed, of another plan, twice in the round, or beyond the limits.
+        released: False if too few were well formed: then nothing has changed.
+    """
 
     received: int
     counted: int
     refused: int
+    released: bool = True
 
 
 class Server:
-    """The trainable part under DP-FTRL: SGD with momentum on noised means of updates.
+    """The trainable part under DP-FTRL.
 
     Args:
         plan: what is promised; fixes clip norm, noise, divisor, rounds, participation.
         start: trainable part before the first round, shape (d,); public.
         source: of the noise; ``SecretSource()`` unless the run is a simulation.
-        learning_rate: server step on the mean update, > 0; 1 is plain averaging.
-        momentum: in [0, 1).
+        optimizer: of the noised mean update; plain averaging unless said otherwise.
 
     Attributes:
         parameters: the trainable part, shape (d,): what the next round's clients receive.
+        round: the next round, from 0; equal to ``plan.rounds`` when the run is complete.
+        clip_norm: of the next round.
+        cohort: ids whose updates entered the last sum, ascending; not for release.
+        last_clip_norm: of the last round.
     """
 
     def __init__(
@@ -52,11 +73,8 @@ class Server:
         start: Tensor,
         *,
         source: NoiseSource,
-        learning_rate: float = 1.0,
-        momentum: float = 0.0,
+        optimizer: ServerOptimizer | None = None,
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ConfigError(f"momentum={momentum}: must be at least 0 and below 1.")
         if start.dtype is not torch.float32:
             raise ConfigError(
                 f"start has {start.dtype}: must be torch.float32. The noise is float32, and a "
@@ -66,71 +84,185 @@ class Server:
         self.source = source
         self.parameters = start.detach().clone()
         self.round = 0
-        self._optimizer = torch.optim.SGD(
-            [self.parameters],
-            lr=checks.positive("learning_rate", learning_rate),
-            momentum=momentum,
-        )
-        self._noise = (
-            NoiseStream(plan.mechanism, dim=start.numel(), stddev=plan.noise_stddev, source=source)
-            if plan.noise_multiplier > 0
-            else None
-        )
+        self.clip_norm = float(plan.clip_norm)
+        self._plan_hash = plan.hash
+        self._optimizer = (optimizer or ServerOptimizer()).of(self.parameters)
+        self._noise = self._stream(start.numel(), plan.update_noise_multiplier, 0)
+        self._restarts: frozenset[int] = frozenset()
+        self._bit_noise: NoiseStream | None = None
+        if plan.adaptive_clipping is not None:
+            self._restarts = restarts(plan.mechanism)
+            self._bit_noise = self._stream(1, plan.adaptive_clipping.bit_noise_multiplier, 1)
+        self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[int, list[int]] = {}
+        self.cohort: tuple[int, ...] = ()
+        self.last_clip_norm = self.clip_norm
+
+    def _stream(self, dim: int, noise_multiplier: float, stream: int) -> NoiseStream | None:
+        """Noise in units of the clip norm, which may change between trees."""
+        if noise_multiplier == 0:
+            return None
+        return NoiseStream(
+            self.plan.mechanism,
+            dim=dim,
+            stddev=noise_multiplier,
+            source=self.source,
+            stream=stream,
+        )
 
     @property
     def private(self) -> bool:
         """Whether the plan's guarantee may be claimed: there is noise, and it is secret."""
         return self._noise is not None and self.source.private
 
+    def report(self, delta: float) -> PrivacyReport:
+        """Return the plan's guarantee at ``delta`` in (0, 1), saying where its noise came from."""
+        return self.plan.report(delta, noise_source="os" if self.source.private else "seeded")
+
+    def eligible(self, clients: Iterable[int]) -> list[int]:
+        """Return those of ``clients`` that the plan still allows in the next round, in order."""
+        return [client for client in clients if self._may_take_part(client)]
+
+    def task(self, clients: Sequence[int]) -> RoundTask:
+        """Return what the next round asks of a cohort."""
+        return RoundTask(self.round, tuple(clients), self.clip_norm, self._plan_hash)
+
     def run_round(self, updates: Iterable[ClientUpdate]) -> RoundCounts:
         """Aggregate one round of updates and step; return what was counted.
 
         Guarantees:
             Whatever the updates hold, nothing is raised for them, and leaving one client out
-            changes the sum by at most clip_norm. Who a client is must come from whoever
+            changes the sum by at most ``clip_norm``. Who a client is must come from whoever
             authenticates it: the limits count ids, and a client that picks its own evades them.
+            Below the minimum cohort nothing changes: no step, no noise drawn, no participation.
 
         Raises:
             ConfigError: all planned rounds are done.
         """
-        if self.round >= self.plan.mechanism.rounds:
+        if self.round >= self.plan.rounds:
             raise ConfigError(
-                f"all {self.plan.mechanism.rounds} planned rounds are done: another one is not "
+                f"all {self.plan.rounds} planned rounds are done: another one is not "
                 "covered by the guarantee. Plan more rounds from the start."
             )
         total = torch.zeros(self.parameters.shape, dtype=torch.float64)
-        received = counted = 0
+        came: set[int] = set()
+        received, bits = 0, 0.0
         for update in updates:
             received += 1
-            if self._admit(update):
-                total += clip(update.delta.detach(), self.plan.clip_norm)
-                counted += 1
+            if self._admit(update, came):
+                clipped = clip(update.delta.detach(), self.clip_norm)
+                bits += 0.5 if clipped.norm() <= self.clip_norm * _UNCLIPPED else -0.5
+                total += clipped
+                came.add(update.client)
+        if len(came) < self.plan.minimum_cohort:
+            return RoundCounts(received, 0, received, released=False)
+        self.cohort, self.last_clip_norm = tuple(sorted(came)), self.clip_norm
+        for client in came:
+            self._participations.setdefault(client, []).append(self.round)
         if self._noise is not None:
-            total += self._noise.next()
+            total += self._noise.next() * self.clip_norm
         self._step(total / self.plan.report_goal)
         self.round += 1
-        return RoundCounts(received, counted, received - counted)
+        self._adapt(bits)
+        return RoundCounts(received, len(came), received - len(came))
 
-    def _admit(self, update: ClientUpdate) -> bool:
-        """Whether the update is well formed and its client may take part; if so, note it."""
+    def _admit(self, update: ClientUpdate, came: set[int]) -> bool:
+        """Whether the update is well formed, answers this round, and its client may take part."""
         if not isinstance(update, ClientUpdate) or type(update.client) is not int:
             return False
-        delta, plan = update.delta, self.plan.participation
-        if not isinstance(delta, Tensor) or delta.dtype not in _ACCEPTED:
+        if not 0 <= update.client < _IDS:
+            return False
+        if type(update.round) is not int or update.round != self.round:
+            return False
+        if type(update.plan) is not str or update.plan != self._plan_hash:
+            return False
+        delta = update.delta
+        if type(delta) is not Tensor or delta.dtype not in _ACCEPTED:  # a subclass runs own code
             return False
         if delta.layout is not torch.strided or delta.device.type != "cpu":
             return False
         if delta.shape != self.parameters.shape or not bool(torch.isfinite(delta).all()):
             return False
-        rounds = self._participations.setdefault(update.client, [])
-        if len(rounds) >= plan.max_participations:
-            return False
-        if rounds and self.round - rounds[-1] < plan.min_separation:
-            return False
-        rounds.append(self.round)
-        return True
+        return update.client not in came and self._may_take_part(update.client)
+
+    def _may_take_part(self, client: int) -> bool:
+        limits, rounds = self.plan.participation, self._participations.get(client)
+        if not rounds:
+            return True
+        far_enough = self.round - rounds[-1] >= limits.min_separation
+        return len(rounds) < limits.max_participations and far_enough
 
     def _step(self, mean: Tensor) -> None:
         self.parameters.grad = -mean.to(self.parameters.dtype)
         self._optimizer.step()
+
+    def _adapt(self, bits: float) -> None:
+        """Add the round's bits, noised; at a restart, let them move the clip norm."""
+        adaptive = self.plan.adaptive_clipping
+        if adaptive is None or self._bit_noise is None:
+            return
+        self._bits += bits + float(self._bit_noise.next())
+        if self.round in self._restarts:
+            began = max((r for r in self._restarts if r < self.round), default=0)
+            share = 0.5 + self._bits / (self.plan.report_goal * (self.round - began))
+            self.clip_norm = adaptive.next_clip_norm(self.clip_norm, share)
+            self._bits = 0.0
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return all that the next round depends on but plan, key and participations.
+
+        Returns:
+            Tensors by name, and plain values, ready for JSON. A run that is complete keeps no
+            noise: nothing needs it any more, and it would undo the guarantee.
+        """
+        tensors = {"parameters": self.parameters.detach()}
+        for name, tensor in optimizer_tensors(self._optimizer).items():
+            tensors[f"optimizer.{name}"] = tensor
+        values: dict[str, Any] = {
+            "plan": self._plan_hash,
+            "round": self.round,
+            "clip_norm": self.clip_norm,
+            "bits": self._bits,
+        }
+        for prefix, stream in self._streams() if self.round < self.plan.rounds else ():
+            state = stream.state_dict()
+            tensors |= {f"{prefix}.{k}": v for k, v in state.items() if isinstance(v, Tensor)}
+            values[prefix] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
+        return tensors, values
+
+    def load_state_dict(
+        self,
+        tensors: dict[str, Tensor],
+        values: dict[str, Any],
+        participations: dict[int, list[int]],
+    ) -> None:
+        """Continue where ``state_dict`` was taken; bit for bit, given the same key.
+
+        Raises:
+            ConfigError: state of another plan or model.
+        """
+        if values["plan"] != self._plan_hash:
+            raise ConfigError(
+                f"the state belongs to plan {values['plan'][:12]}, this is {self._plan_hash[:12]}."
+            )
+        if tensors["parameters"].shape != self.parameters.shape:
+            raise ConfigError(
+                f"the state has {tensors['parameters'].numel()} parameters, "
+                f"the model {self.parameters.numel()}."
+            )
+        self.parameters.copy_(tensors["parameters"])
+        self.round, self.clip_norm = values["round"], values["clip_norm"]
+        self._bits = values["bits"]
+        self._participations = participations
+        load_optimizer_tensors(self._optimizer, _under("optimizer", tensors))
+        for prefix, stream in self._streams() if self.round < self.plan.rounds else ():
+            stream.load_state_dict({**values[prefix], **_under(prefix, tensors)})
+
+    def _streams(self) -> list[tuple[str, NoiseStream]]:
+        both = (("noise", self._noise), ("bit_noise", self._bit_noise))
+        return [(name, stream) for name, stream in both if stream is not None]
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    dot = f"{prefix}."
+    return {name[len(dot) :]: t.clone() for name, t in tensors.items() if name.startswith(dot)}

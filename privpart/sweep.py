@@ -18,6 +18,8 @@ from privpart.models import small_cnn
 from privpart.partial import PartialModel
 from privpart.plan import PrivacyPlan
 from privpart.server import Server
+from privpart.server_optimizer import ServerOptimizer
+from privpart.training import accuracy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,30 +116,19 @@ def train_cell(recipe: Recipe, cell: Cell) -> float:
         plan,
         model.flat,
         source=SeededSource(cell.seed),
-        learning_rate=_server_rate(recipe, cell.noise_multiplier),
-        momentum=recipe.momentum,
+        optimizer=ServerOptimizer(
+            learning_rate=_server_rate(recipe, cell.noise_multiplier), momentum=recipe.momentum
+        ),
     )
-    engine = EmbeddedEngine(
-        model, users, local=recipe.local, clip_norm=recipe.clip_norm, data_seed=cell.seed
-    )
+    engine = EmbeddedEngine(model, users, local=recipe.local, data_seed=cell.seed)
     cohorts = tasks.cohorts_once_each(users=recipe.users, rounds=recipe.rounds, data_seed=cell.seed)
 
-    def accuracy(parameters: Tensor) -> float:
+    def evaluate(parameters: Tensor) -> float:
         model.load(parameters)
-        return test_accuracy(model.module, task.test_x, task.test_y)
+        return accuracy(model.module, task.test_x, task.test_y)
 
-    last = fit(server, engine, cohorts, evaluate=accuracy)[-1]
+    last = fit(server, engine, cohorts, evaluate=evaluate)[-1]
     return last.metric if last.metric is not None else float("nan")
-
-
-@torch.no_grad()
-def test_accuracy(module: torch.nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the share of ``x`` that is classified as ``y``."""
-    right = sum(
-        int((module(some).argmax(dim=1) == classes).sum())
-        for some, classes in zip(torch.split(x, 1000), torch.split(y, 1000), strict=True)
-    )
-    return right / len(x)
 
 
 def _server_rate(recipe: Recipe, noise_multiplier: float) -> float:

@@ -12,12 +12,14 @@ as safetensors:
          6    10  mask: which parameters the vector holds
         16    16  seed, big-endian
         32    16  fingerprint of the frozen part
-        48    16  plan: hash of the privacy plan, zeros if none
+        48    12  plan: the first 24 digits of ``PrivacyPlan.hash``, zeros if none
+        60     4  round, from 0
 
 A header protects against mistakes, not against forgery: transport security is the network's job,
 and whatever a client sends is clipped.
 """
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -27,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from accounting import checks
 from accounting.checks import ConfigError
 from privpart.partial import PartialModel
 from privpart.seeded import GENERATOR, seed_bytes
@@ -34,9 +37,9 @@ from privpart.seeded import GENERATOR, seed_bytes
 Direction = Literal["from server", "from client"]
 
 HEADER_BYTES = 64
-_LAYOUT = struct.Struct("!3sBBB10s16s16s16s")
+_LAYOUT = struct.Struct("!3sBBB10s16s16s12sI")
 _MAGIC, _VERSION, _NAME = b"PPM", 1, "trainable"
-_NO_PLAN = "0" * 32
+_NO_PLAN = "0" * 24
 _SAFETENSORS_OVERHEAD = 128  # its own header names one tensor: 72 to 88 bytes, by number of digits
 
 
@@ -49,36 +52,45 @@ class Header:
         seed: of the frozen part; None for a pretrained model.
         mask: 20 hex digits, ``PartialModel.mask``.
         fingerprint: 32 hex digits, ``PartialModel.fingerprint``.
-        plan: 32 hex digits, the hash of the plan; zeros if there is none.
+        plan: 24 hex digits, the beginning of ``PrivacyPlan.hash``; zeros if there is none.
+        round: from 0. Decoding does not judge it: a server that gets an update of another round
+            refuses it as replayed.
     """
 
     direction: Direction
     seed: int | None
     mask: str
     fingerprint: str
-    plan: str = _NO_PLAN
+    plan: str
+    round: int
 
 
-def encode_model(model: PartialModel, *, plan: str = _NO_PLAN) -> bytes:
+def encode_model(model: PartialModel, *, plan: str = _NO_PLAN, round_number: int = 0) -> bytes:
     """Return the server's message: header and trainable part, 4 d + 64 + about 80 bytes.
 
     Args:
         model: whose ``flat`` is sent.
-        plan: 32 hex digits.
+        plan: ``PrivacyPlan.hash``.
+        round_number: 0 <= round_number < 2^32.
 
     >>> from torch import nn
     >>> message = encode_model(PartialModel(nn.Linear(9, 1), seed=7))
     >>> read_header(message).seed, len(message)
     (7, 176)
     """
-    return _encode(model.flat, _header(model, "from server", plan))
+    return _encode(model.flat, _header(model, "from server", plan, round_number))
 
 
-def encode_update(model: PartialModel, delta: Tensor, *, plan: str = _NO_PLAN) -> bytes:
-    """Return a client's message: its change of the trainable part, shape (d,), as float32."""
+def encode_update(
+    model: PartialModel, delta: Tensor, *, plan: str = _NO_PLAN, round_number: int = 0
+) -> bytes:
+    """Return a client's message: its change of the trainable part, shape (d,), as float32.
+
+    Arguments as for ``encode_model``.
+    """
     if delta.shape != model.flat.shape:
         raise ConfigError(f"delta of shape {tuple(delta.shape)}: must be ({model.dim},).")
-    return _encode(delta, _header(model, "from client", plan))
+    return _encode(delta, _header(model, "from client", plan, round_number))
 
 
 def decode_model(message: bytes, model: PartialModel, *, plan: str = _NO_PLAN) -> Tensor:
@@ -87,7 +99,7 @@ def decode_model(message: bytes, model: PartialModel, *, plan: str = _NO_PLAN) -
     Args:
         message: untrusted bytes. Nothing in them is ever executed.
         model: the client's own, rebuilt from ``read_header(message).seed``.
-        plan: the plan that the client agreed to.
+        plan: hash of the plan that the client agreed to.
 
     Raises:
         ConfigError: the bytes are no such message, or belong to another model or plan.
@@ -104,7 +116,7 @@ def decode_update(message: bytes, model: PartialModel, *, plan: str = _NO_PLAN) 
     Args:
         message: untrusted bytes. Nothing in them is ever executed.
         model: the server's own.
-        plan: the plan of the run.
+        plan: hash of the plan of the run.
 
     Raises:
         ConfigError: the bytes are no such message, or belong to another model or plan.
@@ -120,9 +132,8 @@ def read_header(message: bytes) -> Header:
     """
     if not isinstance(message, bytes) or len(message) < HEADER_BYTES:
         raise ConfigError(f"message: must be bytes, at least {HEADER_BYTES} of them.")
-    magic, version, direction, generator, mask, seed, fingerprint, plan = _LAYOUT.unpack(
-        message[:HEADER_BYTES]
-    )
+    fields = _LAYOUT.unpack(message[:HEADER_BYTES])
+    magic, version, direction, generator, mask, seed, fingerprint, plan, round_number = fields
     if (magic, version) != (_MAGIC, _VERSION) or direction >= len(get_args(Direction)):
         raise ConfigError(f"message begins with {message[:5]!r}: not a message of version 1.")
     if generator not in (0, GENERATOR) or (generator == 0 and any(seed)):
@@ -136,16 +147,22 @@ def read_header(message: bytes) -> Header:
         mask=mask.hex(),
         fingerprint=fingerprint.hex(),
         plan=plan.hex(),
+        round=round_number,
     )
 
 
-def _header(model: PartialModel, direction: Direction, plan: str) -> Header:
+def _header(model: PartialModel, direction: Direction, plan: str, round_number: int = 0) -> Header:
+    if not isinstance(plan, str) or not re.fullmatch("[0-9a-f]{24,}", plan):
+        raise ConfigError(f"plan={plan!r}: must be a hash of 24 or more hex digits.")
+    if checks.count("round_number", round_number, minimum=0) >= 1 << 32:
+        raise ConfigError(f"round_number={round_number}: must be below 2^32.")
     return Header(
         direction=direction,
         seed=model.seed,
         mask=model.mask,
         fingerprint=model.fingerprint,
-        plan=plan,
+        plan=plan[:24],
+        round=round_number,
     )
 
 
@@ -154,12 +171,6 @@ def _encode(vector: Tensor, header: Header) -> bytes:
 
 
 def _pack(header: Header) -> bytes:
-    try:
-        plan = bytes.fromhex(header.plan)
-    except (TypeError, ValueError):
-        plan = b""
-    if len(plan) != 16:
-        raise ConfigError(f"plan={header.plan!r}: must be a hash of 32 hex digits.")
     return _LAYOUT.pack(
         _MAGIC,
         _VERSION,
@@ -168,7 +179,8 @@ def _pack(header: Header) -> bytes:
         bytes.fromhex(header.mask),
         seed_bytes(header.seed or 0),
         bytes.fromhex(header.fingerprint),
-        plan,
+        bytes.fromhex(header.plan),
+        header.round,
     )
 
 

@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 
 from accounting import ConfigError, Participation, PrivacyReport
 from accounting import guarantee as guarantee_of
-from privpart.cli.options import Against, MechanismChoice, MechanismName
+from privpart.cli.options import Against
+from privpart.mechanism_choice import MechanismChoice, MechanismName
 
 _POINTS = 25
 _AXES = {

@@ -17,15 +17,9 @@ from accounting import (
 )
 from accounting.guarantee import Method
 from privpart.cli import options
-from privpart.cli.options import (
-    EstimatorName,
-    Format,
-    MechanismChoice,
-    MechanismName,
-    MethodName,
-    ReleaseName,
-)
+from privpart.cli.options import Format, MethodName
 from privpart.cli.output import print_report
+from privpart.mechanism_choice import EstimatorName, MechanismChoice, MechanismName, ReleaseName
 
 
 class Unknown(StrEnum):

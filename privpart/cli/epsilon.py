@@ -8,16 +8,9 @@ import typer
 from accounting import ConfigError, Participation, PrivacyReport, checks
 from accounting.statement import up
 from privpart.cli import options
-from privpart.cli.options import (
-    Against,
-    EstimatorName,
-    Format,
-    MechanismChoice,
-    MechanismName,
-    MethodName,
-    ReleaseName,
-)
+from privpart.cli.options import Against, Format, MethodName
 from privpart.cli.output import print_report
+from privpart.mechanism_choice import EstimatorName, MechanismChoice, MechanismName, ReleaseName
 
 _EXCEEDED = 3
 
@@ -45,7 +38,7 @@ def epsilon(
         int | None, typer.Option(help="Clients in all, if public: warns of too large a delta.")
     ] = None,
     cross_check: Annotated[
-        bool, typer.Option("--cross-check", help="Ask a second accountant as well (a second).")
+        bool, typer.Option("--cross-check", help="Cross-check by dp-accounting (a second more).")
     ] = False,
     max_epsilon: options.MaxEpsilon = None,
     plot: Annotated[
@@ -81,7 +74,7 @@ def epsilon(
         delta=delta,
         method=method.value,
         population=population,
-        cross_check=cross_check,
+        cross_check="dp-accounting" if cross_check else "quadrature",
     )
     if plot is not None:
         from privpart.cli.budget_plot import draw

@@ -1,43 +1,11 @@
-"""Options that several commands share, and the mechanism that they describe."""
+"""Options that several commands share."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from accounting import (
-    BinaryTree,
-    ConfigError,
-    Independent,
-    Mechanism,
-    Participation,
-    Toeplitz,
-    optimize,
-)
-
-
-class MechanismName(StrEnum):
-    """Mechanisms by the name that people type."""
-
-    TREE = "tree"
-    INDEPENDENT = "independent"
-    TOEPLITZ = "toeplitz"
-    BLT = "blt"
-
-
-class EstimatorName(StrEnum):
-    """How a tree's nodes make a prefix sum."""
-
-    VANILLA = "vanilla"
-    ONLINE = "online"
-
-
-class ReleaseName(StrEnum):
-    """What of a tree leaves the server."""
-
-    NODES = "nodes"
-    PREFIX = "prefix"
+from privpart.mechanism_choice import EstimatorName, MechanismName, ReleaseName
 
 
 class MethodName(StrEnum):
@@ -124,50 +92,3 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Form of the resu
 MaxEpsilon = Annotated[
     float | None, typer.Option(help="Exit with 3 if epsilon is above this; for CI.")
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MechanismChoice:
-    """The mechanism options as typed; ``build`` makes the mechanism of a given participation."""
-
-    name: MechanismName
-    restart_every: int | None = None
-    estimator: EstimatorName = EstimatorName.VANILLA
-    completed: bool = False
-    release: ReleaseName = ReleaseName.NODES
-    bands: int | None = None
-    buffers: int | None = None
-
-    def build(self, participation: Participation) -> Mechanism:
-        """Return the mechanism; fitting a BLT takes a few seconds at thousands of rounds."""
-        self._refuse_what_does_not_apply()
-        rounds = participation.rounds
-        if self.name is MechanismName.TREE:
-            return BinaryTree(
-                rounds,
-                restart_every=self.restart_every,
-                estimator=self.estimator.value,
-                completed=self.completed,
-                release=self.release.value,
-            )
-        if self.name is MechanismName.TOEPLITZ:
-            return Toeplitz.square_root(rounds, bands=self.bands)
-        if self.name is MechanismName.BLT:
-            return optimize("blt", participation, buffers=self.buffers)
-        return Independent(rounds)
-
-    def _refuse_what_does_not_apply(self) -> None:
-        default = MechanismChoice(name=self.name)
-        owners = {
-            MechanismName.TREE: ("restart_every", "estimator", "completed", "release"),
-            MechanismName.TOEPLITZ: ("bands",),
-            MechanismName.BLT: ("buffers",),
-        }
-        for owner, names in owners.items():
-            for name in names:
-                value = getattr(self, name)
-                if owner is not self.name and value != getattr(default, name):
-                    raise ConfigError(
-                        f"{name}={value}: only for --mechanism {owner}; "
-                        f"leave it out with {self.name}."
-                    )

@@ -63,10 +63,9 @@ def _as_text(report: PrivacyReport) -> str:
         ("mu", f"{up(report.mu, 5)}   (effective noise multiplier 1/mu = {1 / report.mu:.5g})"),
         ("rho", up(report.rho, 5)),
         ("advantage", f"at most {up(report.advantage, 3)} for any membership test"),
+        ("cross-check", _cross_check(report)),
     ]
     text = [f"  {name:<17} {value}" for name, value in lines]
-    if report.cross_check is not None:
-        text.append(f"  {'cross-check':<17} {_cross_check(report)}")
     text += ["", "  It holds if"]
     for assumption in report.assumptions:
         sentence = f"{assumption.text}; else: {assumption.consequence}"
@@ -76,7 +75,5 @@ def _as_text(report: PrivacyReport) -> str:
 
 def _cross_check(report: PrivacyReport) -> str:
     second = report.cross_check
-    if second is None:
-        return "none"
     verdict = "agrees" if second.consistent else "CONTRADICTS"
     return f"{verdict}: {second.method} says {up(second.epsilon, 5)}"

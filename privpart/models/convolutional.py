@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from accounting import checks
+from accounting.checks import ConfigError
 
 # FedPT, section 4.1: the dense layer after the convolutions, kernel and bias, is 95 % of the model.
 FREEZE_DENSE1: Mapping[str, tuple[str, ...]] = {
@@ -34,6 +35,12 @@ def small_cnn(
         groups: of the normalisation after conv2; 0 leaves it out.
     """
     first, second = (checks.count("channels", c) for c in channels)
+    for name, value in {"hidden": hidden, "classes": classes, "kernel": kernel}.items():
+        checks.count(name, value)
+    if kernel % 2 == 0:
+        raise ConfigError(f"kernel={kernel}: must be odd, so that the image keeps its size.")
+    if checks.count("groups", groups, minimum=0) and second % groups:
+        raise ConfigError(f"groups={groups}: must divide the {second} filters of conv2, or be 0.")
     features = second * (checks.count("image_size", image_size, minimum=4) // 4) ** 2
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(1, first, kernel, padding="same"),

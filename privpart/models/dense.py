@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from accounting import checks
+
 FREEZE_DENSE1: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-1": ("!dense1.*",),
@@ -18,6 +20,8 @@ def mcmahan_2nn(*, inputs: int = 784, hidden: int = 200, classes: int = 62) -> n
 
     (B, ...) with ``inputs`` numbers each -> logits (B, classes); 209,662 parameters.
     """
+    for name, value in {"inputs": inputs, "hidden": hidden, "classes": classes}.items():
+        checks.count(name, value)
     layers: dict[str, nn.Module] = {
         "flatten": nn.Flatten(),
         "dense1": nn.Linear(inputs, hidden),
@@ -35,4 +39,6 @@ def bag_of_words(*, words: int = 10_000, tags: int = 500) -> nn.Module:
     The tag prediction of Federated Select (Charles et al. 2022, section 5.2): 5,000,500 parameters.
     Its loss is the binary cross-entropy of each tag.
     """
-    return nn.Sequential(OrderedDict(dense=nn.Linear(words, tags)))
+    return nn.Sequential(
+        OrderedDict(dense=nn.Linear(checks.count("words", words), checks.count("tags", tags)))
+    )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from accounting import checks
 from privpart.initializers import Initializer, Normal
 
 # FedPT, Table 10: blocks 0 to 3 are the 3x3 convolutions of a stage, the widest stage first.
@@ -44,7 +45,7 @@ def resnet18_gn(*, classes: int = 100) -> nn.Module:
     model.add_module("relu", nn.ReLU())
     model.add_module("mean", nn.AdaptiveAvgPool2d(1))
     model.add_module("flatten", nn.Flatten())
-    model.add_module("head", nn.Linear(512, classes))
+    model.add_module("head", nn.Linear(512, checks.count("classes", classes)))
     return model
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from accounting import checks
 from accounting.checks import ConfigError
 
 Norm = Literal["group", "batch"]
@@ -100,6 +101,8 @@ class ResidualBlock(nn.Module):
 def _resnet(
     blocks: Sequence[int], classes: int, width: int, channels: int, norm: Norm
 ) -> nn.Module:
+    for name, value in {"classes": classes, "width": width, "channels": channels}.items():
+        checks.count(name, value)
     stages: list[nn.Module] = []
     inputs = width
     for stage, depth in enumerate(blocks):

@@ -68,8 +68,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
-        if width % checks.count("heads", heads):
-            raise ConfigError(f"width={width}: must be a multiple of heads={heads}.")
+        _check_width(width, heads)
         self.heads, self.causal = heads, causal
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
@@ -98,6 +97,8 @@ class LanguageModel(nn.Module):
 
     def __init__(self, vocabulary: int, width: int, heads: int, hidden: int, layers: int) -> None:
         super().__init__()
+        _check(vocabulary=vocabulary, hidden=hidden, layers=layers)
+        _check_width(width, heads)
         self.embedding = nn.Embedding(vocabulary, width)
         self.project_in = nn.Linear(width, width)
         self.layers = nn.ModuleList(
@@ -120,6 +121,8 @@ class TextClassifier(nn.Module):
         self, vocabulary: int, classes: int, width: int, heads: int, hidden: int, layers: int
     ) -> None:
         super().__init__()
+        _check(vocabulary=vocabulary, classes=classes, hidden=hidden, layers=layers)
+        _check_width(width, heads)
         self.embedding = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(
             EncoderLayer(width, heads, hidden, causal=False) for _ in range(layers)
@@ -178,6 +181,16 @@ def text_transformer(
         layers: encoder layers.
     """
     return TextClassifier(vocabulary, classes, width, heads, hidden, layers)
+
+
+def _check(**sizes: int) -> None:
+    for name, value in sizes.items():
+        checks.count(name, value)
+
+
+def _check_width(width: int, heads: int) -> None:
+    if checks.count("width", width) % checks.count("heads", heads) or width % 2:
+        raise ConfigError(f"width={width}: must be even and a multiple of heads={heads}.")
 
 
 def _embed(embedding: nn.Embedding, tokens: Tensor) -> Tensor:

@@ -33,3 +33,18 @@ def cohorts_once_each(*, users: int, rounds: int, data_seed: int) -> Sequence[Se
         raise ConfigError(f"rounds={rounds}: more than the {users} users, who take part once each.")
     order = torch.randperm(users, generator=torch.Generator().manual_seed(data_seed)).tolist()
     return [order[r * size : (r + 1) * size] for r in range(rounds)]
+
+
+def cohorts_in_turn(
+    *, users: int, size: int, rounds: int, data_seed: int
+) -> Sequence[Sequence[int]]:
+    """Deal all users at random into cohorts of ``size``, which take turns.
+
+    A user comes back only when everyone else had a turn, exactly ``users // size`` rounds later:
+    the largest separation that all users can have. The remainder takes no part.
+    """
+    turns = checks.count("users", users) // checks.count("size", size)
+    if turns == 0:
+        raise ConfigError(f"size={size}: must be at most users={users}.")
+    once = cohorts_once_each(users=users, rounds=turns, data_seed=data_seed)
+    return [once[r % turns][:size] for r in range(checks.count("rounds", rounds))]

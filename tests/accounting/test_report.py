@@ -26,7 +26,7 @@ def make(**changes):
     return PrivacyReport.of(*STACK_OVERFLOW, **settings)
 
 
-REPORT = make(tuning_runs=3, cross_check=True)
+REPORT = make(tuning_runs=3, cross_check="dp-accounting")
 FLAT = [
     "schema", "mechanism", "rounds", "max_participations", "min_separation", "noise_multiplier",
     "epsilon", "delta", "mu", "rho", "sensitivity_squared", "sensitivity_exact",
@@ -231,7 +231,7 @@ def test_statement_of_other_reports():
     ).statement()  # fmt: skip
     assert "Unit: one example, taking part at most 4 times, 25 or more rounds apart" in text
     assert "stated to be the only run" in text
-    assert "No second accountant was asked" in text
+    assert "A second accountant (quadrature) says" in text
     assert "was not stated" in make().statement()
     assert "- each client takes part in at most one round (participation)" in make().statement()
     enforced = make().with_status("clipping", "enforced", "server").statement()
@@ -247,9 +247,9 @@ def test_shown_figures_round_up(value, text):
     assert float(up(value)) >= value
 
 
-def test_a_plain_report_asks_no_second_accountant():
-    assert make().cross_check is None
-    assert make().cross_checked().cross_check == make(cross_check=True).cross_check
+def test_every_report_has_a_second_accountant():
+    assert make().cross_check.method == "quadrature"
+    assert make().cross_check.agree_to < 1e-7
 
 
 def test_a_prefix_release_states_its_condition_and_the_fingerprint_its_parameters():

@@ -35,7 +35,7 @@ MECHANISMS = [
 ]
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m: " ".join(repr(m).split()))
 def test_round_trip(mechanism):
     again = mechanism_from_dict(json.loads(json.dumps(mechanism.to_dict())))
     assert again == mechanism

@@ -1,5 +1,7 @@
 """The papers' networks: their sizes, their tables, and that they train."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -230,5 +232,59 @@ def test_unknown_networks_and_sizes_are_errors():
         model("resnet8", depth=3)
     with pytest.raises(ConfigError, match="norm='layer': must be"):
         resnet8(norm="layer")
-    with pytest.raises(ConfigError, match="width=10: must be a multiple of heads=8"):
+    with pytest.raises(ConfigError, match="width=10: must be even and a multiple of heads=8"):
         model("word_lm", width=10)
+
+
+WHOLE_SIZES = [
+    (name, size)
+    for name, architecture in MODELS.items()
+    for size, parameter in inspect.signature(architecture.build).parameters.items()
+    if parameter.annotation is int and size != "groups"
+]
+
+
+@pytest.mark.parametrize(("name", "size"), WHOLE_SIZES)
+@pytest.mark.parametrize("nonsense", [0, -1, 1.5, True, "3", None])
+def test_sizes_are_whole_numbers_from_1(name, size, nonsense):
+    with pytest.raises(ConfigError, match=f"{size}="):
+        model(name, **SMALL[name][0] | {size: nonsense})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fault"),
+    [
+        ({"groups": 3}, "groups=3: must divide"),
+        ({"groups": -1}, "groups=-1"),
+        ({"kernel": 4}, "kernel=4: must be odd"),
+        ({"channels": (0, 8)}, "channels=0"),
+    ],
+)
+def test_sizes_that_do_not_fit_say_so(sizes, fault):
+    with pytest.raises(ConfigError, match=fault):
+        model("small_cnn", **SMALL["small_cnn"][0] | sizes)
+
+
+@pytest.mark.parametrize("name", ["word_lm", "resnet8", "small_cnn"])
+def test_gradients_per_example_by_vmap_are_those_of_a_loop(name):
+    sizes, shape, _ = SMALL[name]
+    part = PartialModel(model(name, **sizes), seed=0, initializers=MODELS[name].initializers)
+    generator = torch.Generator().manual_seed(0)
+    x = (
+        torch.randint(50, shape, generator=generator)
+        if name == "word_lm"
+        else torch.rand(shape, generator=generator)
+    )
+    parameters = {k: p.detach() for k, p in part.module.named_parameters()}
+
+    def loss(parameters, example):
+        return (
+            torch.func.functional_call(part.module, parameters, example[None]).logsumexp(-1).mean()
+        )
+
+    together = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    for i, example in enumerate(x):
+        part.gradient.zero_()
+        loss(dict(part.module.named_parameters()), example).backward()
+        alone = torch.cat([together[k][i].flatten() for k in part.trainable])
+        assert torch.allclose(part.gradient, alone, rtol=1e-3, atol=1e-5)

@@ -1,71 +1,225 @@
 """The server's noise against the mechanism: exact linear algebra, then distribution with power."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
 
-from accounting import BinaryTree, ConfigError, Independent
+from accounting import (
+    BinaryTree,
+    BufferedToeplitz,
+    ConfigError,
+    Dense,
+    Independent,
+    Participation,
+    Toeplitz,
+    brute_force,
+    footprint,
+)
 from accounting.mechanisms.mechanism import prefix_sums
 from privpart import NoiseStream, SecretSource, SeededSource
+from privpart.keystream import BLOCK
 
-MECHANISMS = [
+BLT3 = {"decay": (0.703864, 0.970182, 0.998105), "scale": (0.295937, 0.131099, 0.057899)}
+SQUARE = Dense(
+    np.tril(np.random.default_rng(0).uniform(-0.5, 1, (7, 7)), -1) + np.diag(range(1, 8))
+)
+
+TREES = [
     *(BinaryTree(n) for n in (1, 2, 3, 8, 13, 16)),
-    BinaryTree(13, restart_every=5),
-    BinaryTree(12, restart_every=4),
-    Independent(7),
+    *(BinaryTree(n, estimator="online") for n in (1, 2, 7, 8, 13)),
+    *(BinaryTree(n, estimator="online", release="prefix") for n in (2, 8, 11)),
+    BinaryTree(11, release="prefix"),
+    *(
+        BinaryTree(n, every, estimator=estimator, completed=completed)
+        for n, every in ((13, 5), (12, 4), (11, 3), (5, 1), (6, 9), (13, 6))
+        for estimator in ("vanilla", "online")
+        for completed in (False, True)
+    ),
+    BinaryTree(12, 5, estimator="online", completed=True, release="prefix"),
 ]
+FILTERS = [
+    Independent(7),
+    Toeplitz.square_root(1),
+    Toeplitz.square_root(9),
+    Toeplitz.square_root(9, bands=3),
+    Toeplitz.square_root(9, bands=3, normalize_columns=True),
+    Toeplitz.square_root(8, normalize_columns=True),
+    Toeplitz(6, (2.0, 0.5, 0.0)),
+    Toeplitz(6, (2.0, 0.5), normalize_columns=True),
+    Toeplitz(8, (1.0, 0.25, -0.5)),
+    BufferedToeplitz(1, **BLT3),
+    BufferedToeplitz(11, **BLT3),
+    BufferedToeplitz(6, decay=(0.0, 1.0), scale=(0.5, 0.25)),
+    SQUARE,
+]
+MECHANISMS = TREES + FILTERS
+every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
 
 
 class UnitVectors:
     """Draw i is the i-th unit vector: the stream then writes out its own matrix."""
 
     private = False
+    identity = "unit vectors"
 
-    def claim(self) -> None: ...
+    def __init__(self):
+        self.asked = []
 
-    def normal(self, index: int, dim: int) -> torch.Tensor:
-        return torch.eye(dim)[index]
+    def claim(self, stream): ...
+
+    def normal(self, index, count, *, stream=0, start=0, out=None):
+        assert start <= index < start + count
+        self.asked.append(index)
+        return out.zero_().index_fill_(0, torch.tensor([index - start]), 1.0)
 
 
-def noising_matrix(mechanism, stddev: float = 1.0) -> np.ndarray:
-    """N, shape (n, n): row t is how the noise of round t mixes the i.i.d. draws."""
-    stream = NoiseStream(mechanism, dim=mechanism.rounds, stddev=stddev, source=UnitVectors())
-    return np.stack([stream.next().double().numpy() for _ in range(mechanism.rounds)])
+def total_draws(mechanism) -> int:
+    return round(footprint(mechanism).draws_per_round * mechanism.rounds)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
+def noising_matrix(mechanism, stddev=1.0, dtype=torch.float64) -> np.ndarray:
+    """N, shape (n, draws): row t is how the noise of round t mixes the i.i.d. draws."""
+    source = UnitVectors()
+    dim = total_draws(mechanism)
+    stream = NoiseStream(mechanism, dim=dim, stddev=stddev, source=source, dtype=dtype)
+    matrix = np.stack([stream.next().double().numpy() for _ in range(mechanism.rounds)])
+    assert source.asked == list(range(dim))  # each draw once, in order, and no more than claimed
+    return matrix
+
+
+def encoder_of_the_draws(mechanism) -> np.ndarray:
+    """C, shape (draws, n): what rounds each draw hides. A vanilla draw serves the largest node
+    that ends with its leaf; the others never appear in a prefix sum."""
+    if not isinstance(mechanism, BinaryTree):
+        return mechanism.encoder()
+    nodes = mechanism.nodes()
+    rows = BinaryTree(
+        mechanism.rounds, mechanism.restart_every, completed=mechanism.completed
+    ).encoder()
+    if mechanism.estimator == "online":
+        return rows
+    last = {}
+    for row, (first, size) in enumerate(nodes):
+        last[block_of(mechanism, first), first + size] = row
+    return rows[sorted(last.values())]
+
+
+def block_of(tree, first) -> int:
+    """Virtual leaves run past the first round of the next tree: tell the trees apart by order."""
+    return max(i for i, block in enumerate(tree.blocks()) if block.first <= first)
+
+
+@every_mechanism
+def test_the_stream_inverts_the_encoder(mechanism):
+    """N C = I: the noised sums are C x + z, mixed; nothing of x is lost or added."""
+    product = noising_matrix(mechanism) @ encoder_of_the_draws(mechanism)
+    np.testing.assert_allclose(product, np.eye(mechanism.rounds), atol=1e-12)
+
+
+@every_mechanism
 def test_covariance_of_the_stream_is_that_of_the_decoder(mechanism):
     """The released prefix sums carry z C B w: same covariance as what the accountant assumed."""
     stream = prefix_sums(mechanism.rounds) @ noising_matrix(mechanism, stddev=3.0)
     decoder = mechanism.decoder()
-    np.testing.assert_allclose(stream @ stream.T, 9 * decoder @ decoder.T, atol=1e-5)
+    np.testing.assert_allclose(stream @ stream.T, 9 * decoder @ decoder.T, atol=1e-9)
+    variance = (stream**2).sum(axis=1)
+    np.testing.assert_allclose(variance, 9 * mechanism.prefix_variance(), rtol=1e-9)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
-def test_the_stream_inverts_an_encoder_no_more_sensitive_than_the_claim(mechanism):
-    """N is lower triangular and invertible; C = N^-1 is what is released, and it moves at most as
-    far as the accounted encoder for one participation, and for all of them."""
+def encoder_in_law(matrix: np.ndarray) -> np.ndarray:
+    """The lower-triangular C with C x + z equal in law to what the stream releases: the noise of
+    the rounds' sums is N z = L w, with w independent of the future, and C = L^-1."""
+    return np.linalg.inv(np.linalg.cholesky(matrix @ matrix.T))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@every_mechanism
+def test_the_encoder_behind_the_stream_is_no_more_sensitive_than_the_claim(mechanism, dtype):
+    """By brute force, from the matrix that the noise is made with. For filters, column by column,
+    and exactly as far as the claim where it is exact."""
+    encoder = encoder_in_law(noising_matrix(mechanism, dtype=dtype))
+    n = mechanism.rounds
+    for k, b in ((1, 1), (2, 1), (3, 2), (2, 4)):
+        if n > (k - 1) * b:
+            participation = Participation(n, k, b)
+            claimed = mechanism.sensitivity(participation)
+            found = brute_force(encoder, participation)
+            if mechanism in FILTERS and claimed.exact:
+                assert found == pytest.approx(claimed.squared, rel=1e-6)
+            signs = (encoder.T @ encoder > -1e-9).all()
+            assert found <= claimed.squared * (1 + 1e-6) or not signs
+    if not isinstance(mechanism, BinaryTree):
+        columns, claimed_columns = ((c**2).sum(axis=0) for c in (encoder, mechanism.encoder()))
+        np.testing.assert_allclose(columns, claimed_columns, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", FILTERS, ids=repr)
+def test_filters_do_not_look_ahead(mechanism):
     matrix = noising_matrix(mechanism)
     assert np.array_equal(matrix, np.tril(matrix))
-    encoder = np.linalg.inv(matrix)
-    claimed = mechanism.encoder()
-    columns = (encoder**2).sum(axis=0)
-    assert columns.max() == pytest.approx((claimed**2).sum(axis=0).max())
-    assert (columns <= (claimed**2).sum(axis=0) + 1e-9).all()
-    assert (encoder.T @ encoder <= claimed.T @ claimed + 1e-9).all()
+    assert (np.diag(matrix) > 0).all()
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
-def test_cumulative_is_the_sum_of_the_parts(mechanism):
-    stream = NoiseStream(mechanism, dim=50, stddev=2.0, source=SeededSource(1))
-    total = torch.zeros(50, dtype=torch.float64)
+@every_mechanism
+def test_every_round_has_a_draw_of_its_own_and_none_of_later_rounds(mechanism):
+    """Adaptivity: what round t draws hides it, and was in no earlier round's noise."""
+    source = UnitVectors()
+    stream = NoiseStream(mechanism, dim=total_draws(mechanism), stddev=1.0, source=source)
     for _ in range(mechanism.rounds):
-        total += stream.next()
-        torch.testing.assert_close(stream.cumulative().double(), total, rtol=1e-4, atol=1e-4)
+        before = len(source.asked)
+        noise = stream.next()
+        assert noise[source.asked[-1]] > 0
+        assert len(source.asked) > before
+        assert not noise[len(source.asked) :].any()
 
+
+@pytest.mark.parametrize("dim", [50, BLOCK + 3])
+@every_mechanism
+def test_cumulative_is_the_sum_of_the_parts(mechanism, dim):
+    stream = NoiseStream(mechanism, dim=dim, stddev=2.0, source=SeededSource(1))
+    assert not stream.cumulative().any()
+    total = torch.zeros(dim, dtype=torch.float64)
+    for t in range(mechanism.rounds):
+        total += stream.next()
+        if dim == 50 or t == mechanism.rounds - 1:
+            assert torch.equal(stream.cumulative(), total.float())
+
+
+@every_mechanism
+def test_the_state_is_what_the_footprint_claims_and_nothing_else(mechanism):
+    dim = 12_347
+    stream = NoiseStream(mechanism, dim=dim, stddev=1.0, source=SeededSource(0))
+    assert stream.state_vectors == footprint(mechanism).state_vectors
+    for _ in range(mechanism.rounds):
+        stream.next()
+        assert len(stream.state_dict()["state"]) <= stream.state_vectors
+    gc.collect()
+    alive = [x for x in gc.get_objects() if isinstance(x, torch.Tensor) and x.numel() >= dim]
+    held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in alive}
+    assert sum(held.values()) == 4 * dim * footprint(mechanism).state_vectors
+
+
+def test_three_buffers_are_three_vectors_whatever_the_rounds():
+    stream = NoiseStream(BufferedToeplitz(1600, **BLT3), dim=1, stddev=1.0, source=SeededSource(0))
+    assert stream.state_vectors == 3
+    tree = NoiseStream(BinaryTree(1600), dim=1, stddev=1.0, source=SeededSource(0))
+    assert tree.state_vectors == 10
+
+
+# Distribution, through the real sources.
 
 CELLS = 100_000
+LAW = [
+    BinaryTree(7),
+    BinaryTree(7, 3, estimator="online", completed=True),
+    BufferedToeplitz(5, **BLT3),
+    Toeplitz.square_root(6, bands=3, normalize_columns=True),
+    Independent(3),
+    SQUARE,
+]
 
 
 def variance_accepted(sample: np.ndarray, variance: float) -> bool:
@@ -76,23 +230,67 @@ def variance_accepted(sample: np.ndarray, variance: float) -> bool:
 
 
 @pytest.mark.parametrize("make_source", [lambda: SeededSource(7), SecretSource])
-@pytest.mark.parametrize("mechanism", [BinaryTree(7), Independent(3)], ids=repr)
+@pytest.mark.parametrize("mechanism", LAW, ids=repr)
 def test_distribution_of_the_noise_with_a_power_twin(mechanism, make_source):
     stream = NoiseStream(mechanism, dim=CELLS, stddev=2.5, source=make_source())
+    total = torch.zeros(CELLS, dtype=torch.float64)
     for variance in mechanism.prefix_variance():
-        stream.next()
-        sample = stream.cumulative().double().numpy()
+        total += stream.next()
+        sample = total.numpy()
         assert variance_accepted(sample, 2.5**2 * variance)
         assert not variance_accepted(sample * 1.05, 2.5**2 * variance)
         assert not variance_accepted(sample / 1.05, 2.5**2 * variance)
 
 
-def test_rounds_and_coordinates_are_independent_draws():
-    stream = NoiseStream(Independent(2), dim=CELLS, stddev=1.0, source=SecretSource())
-    first, second = stream.next(), stream.next()
-    for one, other in ((first, second), (first[1:], first[:-1]), (first[::2], first[1::2])):
-        correlation = float((one * other).mean())
-        assert abs(correlation) < 6.2 / len(one) ** 0.5  # P = 6e-10 if independent
+@pytest.mark.parametrize("mechanism", LAW, ids=repr)
+def test_rounds_are_correlated_as_the_mechanism_says(mechanism):
+    """Undo the filter: what remains is independent between rounds, coordinates and neighbours."""
+    stream = NoiseStream(mechanism, dim=CELLS, stddev=2.5, source=SecretSource())
+    noises = np.stack([stream.next().double().numpy() for _ in range(mechanism.rounds)])
+    root = np.linalg.cholesky((a := np.diff(mechanism.decoder(), axis=0, prepend=0)) @ a.T)
+    white = np.linalg.solve(root, noises) / 2.5
+    bound = 6.5 / CELLS**0.5  # P < 1e-10 each if independent
+    between_rounds = white @ white.T / CELLS - np.eye(mechanism.rounds)
+    assert np.abs(np.tril(between_rounds, -1)).max() < bound
+    assert np.abs((white[:, 1:] * white[:, :-1]).mean(axis=1)).max() < bound
+    if mechanism.rounds > 1 and not isinstance(mechanism, Independent):
+        raw = noises / noises.std(axis=1, keepdims=True)
+        assert np.abs(np.tril(raw @ raw.T / CELLS, -1)).max() > bound  # power
+
+
+def test_streams_of_one_source_are_independent():
+    source = SecretSource()
+    one, two = (
+        NoiseStream(Independent(1), dim=CELLS, stddev=1.0, source=source, stream=stream).next()
+        for stream in (0, 1)
+    )
+    assert abs(float((one * two).mean())) < 6.2 / CELLS**0.5
+    with pytest.raises(ConfigError, match="stream=1: this SecretSource already feeds"):
+        NoiseStream(Independent(1), dim=4, stddev=1.0, source=source, stream=1)
+
+
+# Coordinates: pieces, threads and buffers change no bit.
+
+
+@pytest.mark.parametrize("mechanism", LAW, ids=repr)
+def test_pieces_threads_and_buffers_change_no_bit(mechanism):
+    dim, before = 2 * BLOCK + 5, torch.get_num_threads()
+
+    def run(dim, out=None):
+        stream = NoiseStream(mechanism, dim=dim, stddev=1.5, source=SeededSource(2))
+        return [stream.next(out=out).clone() for _ in range(mechanism.rounds)]
+
+    try:
+        torch.set_num_threads(1)
+        noises = run(dim)
+        torch.set_num_threads(3)
+        threaded = run(dim, out=torch.full((dim,), float("nan")))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    for noise, other, block in zip(noises, threaded, run(BLOCK), strict=True):
+        assert torch.equal(noise, other)
+        assert torch.equal(noise[:BLOCK], block)
 
 
 def test_no_noise_beyond_the_plan():
@@ -103,22 +301,62 @@ def test_no_noise_beyond_the_plan():
         stream.next()
 
 
-def test_memory_is_a_logarithm_of_the_rounds():
-    stream = NoiseStream(BinaryTree(1000), dim=1, stddev=1.0, source=SeededSource(0))
-    for _ in range(1000):
-        stream.next()
-        assert len(stream._nodes) <= 10
-
-
-@pytest.mark.parametrize("bad", [{"dim": 0}, {"stddev": 0.0}, {"stddev": float("nan")}])
-def test_bad_streams(bad):
-    fields = {"dim": 3, "stddev": 1.0} | bad
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        NoiseStream(BinaryTree(3), source=SeededSource(0), **fields)
-
-
-def test_a_secret_source_feeds_one_stream_only():
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"dim": 0},
+        {"stddev": 0.0},
+        {"stddev": 1e-31},
+        {"stddev": float("nan")},
+        {"stream": -1},
+        {"dtype": torch.float16},
+        {"mechanism": "tree"},
+    ],
+    ids=repr,
+)
+def test_bad_streams_claim_nothing(bad):
     source = SecretSource()
-    NoiseStream(BinaryTree(3), dim=3, stddev=1.0, source=source)
-    with pytest.raises(ConfigError, match="already feeds a noise stream"):
-        NoiseStream(BinaryTree(3), dim=3, stddev=1.0, source=source)
+    fields = {"mechanism": BinaryTree(3), "dim": 3, "stddev": 1.0, "source": source}
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        NoiseStream(**(fields | bad))
+    NoiseStream(**fields)
+
+
+@pytest.mark.parametrize(
+    "out",
+    [torch.empty(5), torch.empty(4).double(), torch.empty(8)[::2], torch.empty(4, device="meta")],
+    ids=["length", "dtype", "stride", "device"],
+)
+def test_bad_buffers(out):
+    stream = NoiseStream(BinaryTree(3), dim=4, stddev=1.0, source=SeededSource(0))
+    with pytest.raises(ConfigError, match="out: has shape"):
+        stream.next(out=out)
+    assert stream.next().shape == (4,)
+
+
+class Failing(UnitVectors):
+    """Breaks down in the middle of a round."""
+
+    def normal(self, index, count, *, stream=0, start=0, out=None):
+        if start:
+            raise KeyboardInterrupt
+        return out.normal_(generator=torch.Generator().manual_seed(index))
+
+
+def test_an_interrupted_round_ends_the_stream():
+    """Half of its state has moved: to go on would break the correlation without a sign."""
+    stream = NoiseStream(BinaryTree(3), dim=BLOCK + 1, stddev=1.0, source=Failing())
+    with pytest.raises(KeyboardInterrupt):
+        stream.next()
+    for use in (stream.next, stream.cumulative, stream.state_dict):
+        with pytest.raises(ConfigError, match="round 0 was interrupted halfway"):
+            use()
+
+
+def test_noise_that_grows_without_bound_is_an_error():
+    stream = NoiseStream(Toeplitz(60, (1.0, 30.0)), dim=4, stddev=1.0, source=SeededSource(0))
+    with pytest.raises(ConfigError, match="is not finite"):
+        for _ in range(60):
+            stream.next()
+    with pytest.raises(ConfigError, match="interrupted"):
+        stream.next()

@@ -1,6 +1,7 @@
 """The server: what one client can do to the sum, and what becomes of the sum."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting import BinaryTree, ConfigError, Independent, Participation
-from privpart import ClientUpdate, NoiseStream, PrivacyPlan, SecretSource, SeededSource, Server
+from privpart import (
+    NoiseStream,
+    PrivacyPlan,
+    SecretSource,
+    SeededSource,
+    Server,
+    ServerOptimizer,
+)
 
 DIM = 6
 
@@ -25,25 +33,71 @@ def plan(rounds=4, z=0.0, k=1, b=1, **change) -> PrivacyPlan:
     return PrivacyPlan(**(fields | change))
 
 
-def server(a_plan=None, **change) -> Server:
-    return Server(a_plan or plan(), torch.zeros(DIM), source=SeededSource(3), **change)
+def server(a_plan=None, **optimizer) -> Server:
+    chosen = ServerOptimizer(**optimizer) if optimizer else None
+    return Server(a_plan or plan(), torch.zeros(DIM), source=SeededSource(3), optimizer=chosen)
 
 
-def constant(client: int, value: float, dim: int = DIM) -> ClientUpdate:
-    return ClientUpdate(client, torch.full((dim,), value))
+def run(one: Server, *updates):
+    """One round with updates given as (client, value or vector)."""
+    task = one.task([])
+    return one.run_round(
+        task.update(client, torch.full((DIM,), x) if isinstance(x, float) else x)
+        for client, x in updates
+    )
 
 
 def test_mean_over_the_report_goal_never_over_who_came():
     one = server()
-    counts = one.run_round([constant(0, 0.1), constant(1, 0.1)])
+    counts = run(one, (0, 0.1), (1, 0.1))
     torch.testing.assert_close(one.parameters, torch.full((DIM,), 0.2 / 10))
     assert (counts.received, counts.counted, counts.refused) == (2, 2, 0)
 
 
 def test_updates_are_clipped_again():
     one = server()
-    one.run_round([constant(0, 1e9)])
+    run(one, (0, 1e9))
     assert one.parameters.norm() * 10 == pytest.approx(0.5, rel=1e-6)
+
+
+def test_a_server_reports_where_its_noise_came_from():
+    a_plan = plan(rounds=9, z=2.0)
+    assert Server(a_plan, torch.zeros(1), source=SecretSource()).report(1e-6).noise_source == "os"
+    assert server(a_plan).report(1e-6).status == "not-private"
+
+
+def test_answers_to_another_round_or_plan_are_refused():
+    one, other = server(plan(rounds=8, k=8)), server(plan(rounds=8, k=8, clip_norm=0.4))
+    old = one.task([]).update(0, torch.full((DIM,), 0.1))
+    assert one.run_round([old]).counted == 1
+    foreign = other.task([]).update(1, torch.ones(DIM))
+    replayed = [replace(foreign, round=1), old, replace(old, round=True), replace(old, plan=None)]
+    counts = run(one, (2, 0.1))
+    assert counts.counted == 1
+    counts = one.run_round([*replayed, one.task([]).update(3, torch.zeros(DIM))])
+    assert (counts.counted, counts.refused) == (1, 4)
+
+
+def test_below_the_minimum_cohort_nothing_changes():
+    one, clean = server(plan(z=1.0, minimum_cohort=2)), server(plan(z=1.0, minimum_cohort=2))
+    before = one.parameters.clone()
+    counts = run(one, (0, 0.1), (0, 0.1), (1, [0.0]))
+    assert (counts.received, counts.counted, counts.released) == (3, 0, False)
+    assert one.round == 0
+    assert torch.equal(one.parameters, before)
+    for each in (one, clean):  # client 0 has not used up its one participation, nor noise a draw
+        assert run(each, (0, 0.1), (1, 0.1)).released
+    assert torch.equal(one.parameters, clean.parameters)
+
+
+def test_who_may_still_be_asked():
+    one = server(plan(rounds=8, k=2, b=3))
+    asked = []
+    for _ in range(8):
+        asked.append(one.eligible([0, 1]))
+        run(one, (0, 0.1), (9, 0.0) if one.round in (0, 3) else (one.round + 20, 0.0))
+    assert [0 in some for some in asked] == [True, False, False, True, False, False, False, False]
+    assert all(1 in some for some in asked)
 
 
 MALFORMED = [
@@ -64,7 +118,7 @@ MALFORMED = [
 @pytest.mark.parametrize("client", [float("nan"), [], None, "7", True, 1.0])
 def test_ids_are_plain_whole_numbers(client):
     one = server()
-    assert one.run_round([ClientUpdate(client, torch.zeros(DIM)) for _ in range(3)]).counted == 0
+    assert run(one, *[(client, torch.zeros(DIM))] * 3).counted == 0
 
 
 def test_what_is_no_update_at_all_is_refused_too():
@@ -80,8 +134,8 @@ def test_only_float32_models_so_that_the_noise_covers_every_bit(dtype):
 @pytest.mark.parametrize("delta", MALFORMED)
 def test_malformed_updates_count_as_zero_and_raise_nothing(delta):
     one, clean = server(), server()
-    counts = one.run_round([constant(0, 0.1), ClientUpdate(1, delta)])
-    clean.run_round([constant(0, 0.1)])
+    counts = run(one, (0, 0.1), (1, delta))
+    run(clean, (0, 0.1))
     assert torch.equal(one.parameters, clean.parameters)
     assert (counts.counted, counts.refused) == (1, 1)
 
@@ -89,7 +143,8 @@ def test_malformed_updates_count_as_zero_and_raise_nothing(delta):
 def test_a_client_counts_once_per_round_and_as_often_as_planned():
     one = server(plan(rounds=8, k=2, b=3))
     for expected in (1, 0, 0, 1, 0, 0, 0, 0):
-        assert one.run_round([constant(7, 0.1), constant(7, 0.1)]).counted == expected
+        filler = (100 + one.round, 0.0)  # so that no round is empty
+        assert run(one, (7, 0.1), (7, 0.1), filler).counted == expected + 1
 
 
 UPDATES = st.lists(
@@ -102,11 +157,7 @@ UPDATES = st.lists(
 def test_leaving_a_client_out_moves_the_sum_by_at_most_clip_norm(updates, absent):
     def summed(skip):
         one = server(plan(rounds=1))
-        one.run_round(
-            ClientUpdate(client, torch.tensor(values))
-            for client, values in updates
-            if client != skip
-        )
+        run(one, *((c, torch.tensor(values)) for c, values in updates if c != skip))
         return one.parameters.double() * 10
 
     moved = float((summed(None) - summed(absent)).norm())
@@ -120,7 +171,7 @@ def test_the_server_adds_exactly_the_noise_of_the_stream_to_the_sum(mechanism):
     stream = NoiseStream(mechanism, dim=DIM, stddev=2.0 * 0.5, source=SeededSource(3))
     expected = torch.zeros(DIM, dtype=torch.float64)
     for client in range(5):
-        one.run_round([constant(client, 0.1)])
+        run(one, (client, 0.1))
         expected += (0.1 + stream.next().double()) / 10
         torch.testing.assert_close(one.parameters.double(), expected, rtol=1e-5, atol=1e-6)
 
@@ -128,17 +179,31 @@ def test_the_server_adds_exactly_the_noise_of_the_stream_to_the_sum(mechanism):
 def test_noise_on_released_models_has_the_planned_size():
     """The whole path: z times clip_norm on the sum, divided by the goal; not scaled for a mean."""
     one = Server(plan(rounds=3, z=2.0), torch.zeros(100_000), source=SecretSource())
-    for variance in BinaryTree(3).prefix_variance():
-        one.run_round([])
+    for client, variance in enumerate(BinaryTree(3).prefix_variance()):
+        one.run_round([one.task([]).update(client, torch.zeros(100_000))])
         expected = 2.0 * 0.5 * math.sqrt(variance) / 10
         assert float(one.parameters.double().std()) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("settings", "step"),
+    [
+        ({"kind": "adam", "adaptivity": 1e-3}, 0.01 / (0.01 + 1e-3)),
+        ({"kind": "adagrad", "adaptivity": 1e-3}, 0.01 / (0.01 + 1e-3)),
+        ({"kind": "sgd"}, 0.01),
+    ],
+)
+def test_the_first_step_of_each_optimiser(settings, step):
+    one = server(learning_rate=0.5, **settings)
+    run(one, (0, 0.1))
+    assert float(one.parameters[0]) == pytest.approx(0.5 * step, rel=1e-5)
 
 
 def test_momentum_is_heavy_ball():
     one = server(plan(rounds=3), learning_rate=0.5, momentum=0.9)
     velocity = position = 0.0
     for client, value in enumerate((0.1, 0.05, -0.1)):
-        one.run_round([constant(client, value)])
+        run(one, (client, value))
         velocity = 0.9 * velocity + value / 10
         position += 0.5 * velocity
         assert float(one.parameters[0]) == pytest.approx(position, rel=1e-5)
@@ -153,7 +218,7 @@ def test_a_run_is_private_only_with_secret_noise():
 
 def test_no_round_beyond_the_plan():
     one = server(plan(rounds=1))
-    one.run_round([])
+    run(one, (0, 0.1))
     with pytest.raises(ConfigError, match="all 1 planned rounds are done"):
         one.run_round([])
 

@@ -17,10 +17,10 @@ from privpart import PartialModel
 from privpart.models import MODELS, model
 from privpart.wire import decode_model, decode_update, encode_model, encode_update, read_header
 
-PLAN = "0123456789abcdef" * 2
+PLAN = "0123456789abcdef" * 4
 TINY = PartialModel(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), train=["1.*"], seed=7)
 SENT = encode_model(TINY, plan=PLAN)
-RETURNED = encode_update(TINY, torch.ones(3), plan=PLAN)
+RETURNED = encode_update(TINY, torch.ones(3), plan=PLAN, round_number=258)
 HEADER = RETURNED[:64]
 
 
@@ -33,7 +33,7 @@ def test_a_round_trip_rebuilds_the_model_from_the_message_alone():
         fingerprint=header.fingerprint,
     )
     assert torch.equal(decode_model(SENT, client, plan=PLAN), TINY.flat)
-    assert (header.direction, header.plan) == ("from server", PLAN)
+    assert (header.direction, header.plan, header.round) == ("from server", PLAN[:24], 0)
     delta = torch.tensor([1.0, -2.0, 0.5])
     assert torch.equal(decode_update(encode_update(client, delta), TINY), delta)
 
@@ -45,7 +45,9 @@ def test_the_layout_of_the_header():
     assert RETURNED[6:16].hex() == TINY.mask
     assert RETURNED[16:32] == (7).to_bytes(16, "big")
     assert RETURNED[32:48].hex() == TINY.fingerprint
-    assert RETURNED[48:64].hex() == PLAN
+    assert RETURNED[48:60].hex() == PLAN[:24]
+    assert RETURNED[60:64] == bytes([0, 0, 1, 2])
+    assert read_header(RETURNED).round == 258
 
 
 @pytest.mark.parametrize(
@@ -115,10 +117,16 @@ def test_a_model_of_nan_is_refused_and_an_update_of_nan_is_left_to_the_clip(valu
     assert not decode_update(encode_update(broken, broken.flat), broken).isfinite().any()
 
 
-@pytest.mark.parametrize("plan", ["", "00", "g" * 32, None, 7])
+@pytest.mark.parametrize("plan", ["", "00", "g" * 32, "A" * 32, None, 7])
 def test_bad_plan_hashes(plan):
-    with pytest.raises(ConfigError, match="32 hex digits"):
+    with pytest.raises(ConfigError, match="24 or more hex digits"):
         encode_model(TINY, plan=plan)
+
+
+@pytest.mark.parametrize("round_number", [-1, 2**32, 1.5, None, True])
+def test_bad_rounds(round_number):
+    with pytest.raises(ConfigError, match="round_number="):
+        encode_model(TINY, round_number=round_number)
 
 
 def test_a_delta_of_another_shape_is_not_sent():
@@ -179,7 +187,7 @@ def check(message: bytes) -> None:
     with suppress(ConfigError):
         decoded = decode_update(message, TINY, plan=PLAN)
         assert (decoded.shape, decoded.dtype) == ((3,), torch.float32)
-        assert message[:64] == HEADER
+        assert message[:60] == HEADER[:60]
 
 
 @pytest.mark.parametrize("place", range(len(RETURNED)))
@@ -187,7 +195,7 @@ def test_any_other_byte_in_any_place_is_an_error_or_a_vector(place):
     for value in set(range(256)) - {RETURNED[place]}:
         message = RETURNED[:place] + bytes([value]) + RETURNED[place + 1 :]
         check(message)
-        if place < 64:
+        if place < 60:  # the round is the server's to judge
             with pytest.raises(ConfigError):
                 decode_update(message, TINY, plan=PLAN)
 

@@ -1,0 +1,40 @@
+r"""Quadrature: delta of the Gaussian mechanism by numerical integration, to check the closed form.
+
+It starts from the definition, delta(epsilon) = integral of max(0, p - e^epsilon q) over outputs,
+with p = N(mu, 1) and q = N(0, 1), and shares nothing with ``gaussian``: no error function, no
+asymptotics, no rounding. Outputs x that count lie above x0 = epsilon/mu + mu/2; with x = x0 + t and
+a = x0 - mu,
+
+    delta(epsilon) = integral over t > 0 of  exp(-(a + t)^2 / 2) / sqrt(2 pi) * (1 - exp(-mu t)).
+"""
+
+import math
+
+import numpy as np
+from scipy.integrate import simpson
+from scipy.optimize import brentq
+
+_POINTS = 4001
+_WIDEST = 12.0
+"""Standard deviations, or e-folds, beyond which the integrand is lost beside its peak."""
+
+
+def log_delta(mu: float, epsilon: float) -> float:
+    """Return log delta(epsilon), good to about 1e-9; mu > 0, epsilon >= 0."""
+    a = epsilon / mu - mu / 2
+    peak = max(0.0, -a)
+    reach = min(_WIDEST, 4 * _WIDEST / a) if a > 0 else _WIDEST
+    s = np.linspace(max(-peak, -_WIDEST), reach, _POINTS)
+    # relative to its greatest value, exp(-max(a, 0)^2 / 2): never all zeros
+    shape = np.exp(-max(a, 0.0) * s - s * s / 2) * -np.expm1(-mu * (peak + s))
+    mass = float(simpson(shape, x=s))
+    return math.log(mass) - max(a, 0.0) ** 2 / 2 - math.log(2 * math.pi) / 2
+
+
+def epsilon(mu: float, delta: float) -> float:
+    """Return the least epsilon >= 0 for ``delta`` in (0, 1), not rounded either way."""
+    target = math.log(delta)
+    if log_delta(mu, 0.0) <= target:
+        return 0.0
+    enough = mu * mu / 2 + mu * math.sqrt(-2 * target)  # Bun and Steinke 2016, Proposition 1.3
+    return float(brentq(lambda e: log_delta(mu, e) - target, 0.0, enough * 1.01, xtol=1e-300))

@@ -1,0 +1,186 @@
+"""Ledger: which rounds of a run were committed, and who took part; SQLite, chained by hashes.
+
+Row r holds the hash of the state after round r. Each row's chain value hashes the one before it and
+all that the row says, down to the clients, so a row cannot be changed, dropped or moved alone.
+The ledger names clients: it stays with the server, and is no part of any release.
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accounting.checks import ConfigError
+
+SCHEMA = "privpart/ledger/1"
+_LATER = ("adopted_at",)
+_TABLES = """
+CREATE TABLE run (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE rounds (
+    round INTEGER PRIMARY KEY, state TEXT NOT NULL, clip_norm REAL NOT NULL,
+    received INTEGER NOT NULL, counted INTEGER NOT NULL, chain TEXT NOT NULL
+) STRICT;
+CREATE TABLE participations (
+    client INTEGER, round INTEGER REFERENCES rounds, PRIMARY KEY (client, round)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX participations_by_round ON participations (round);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One committed round.
+
+    Attributes:
+        round: from 0.
+        state: SHA-256, in hex, of the state file after it.
+        clip_norm: that its updates were clipped to.
+        received: updates that came.
+        counted: updates that entered the sum.
+        chain: hash of this row and all before it.
+    """
+
+    round: int
+    state: str
+    clip_norm: float
+    received: int
+    counted: int
+    chain: str
+
+
+class Ledger:
+    """The ledger of one run, open; every change is on the disk when its call returns."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        if not path.is_file():
+            raise ConfigError(f"{path.parent} holds no run: {path.name} is missing.")
+        try:
+            mode = "ro" if read_only else "rw"
+            uri = f"{path.resolve().as_uri()}?mode={mode}"
+            self._db = sqlite3.connect(uri, uri=True, isolation_level=None)
+            # EXTRA also flushes the directory after a commit.
+            self._db.execute("PRAGMA synchronous = EXTRA")
+            self.facts: dict[str, Any] = {
+                name: json.loads(value) for name, value in self._db.execute("SELECT * FROM run")
+            }
+        except (sqlite3.Error, ValueError) as error:
+            raise _damaged(path, error) from None
+        if (schema := self.facts.get("schema")) != SCHEMA:
+            raise ConfigError(f"{path}: schema {schema!r}, this version reads {SCHEMA!r}.")
+        self._path = path
+
+    @classmethod
+    def create(cls, path: Path, facts: Mapping[str, Any]) -> "Ledger":
+        """Make an empty ledger that holds ``facts``, "schema" among them, and open it."""
+        scratch = path.with_name(path.name + ".part")
+        scratch.unlink(missing_ok=True)
+        db = sqlite3.connect(scratch, isolation_level=None)
+        scratch.chmod(0o600)
+        db.execute("PRAGMA synchronous = EXTRA")
+        db.executescript(f"BEGIN;{_TABLES}COMMIT;")
+        rows = [(name, json.dumps(value)) for name, value in facts.items()]
+        db.executemany("INSERT INTO run VALUES (?, ?)", rows)
+        db.close()
+        scratch.replace(path)
+        return cls(path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def add_fact(self, name: str, value: Any) -> None:  # noqa: ANN401  any JSON
+        """Record one more fact about the run."""
+        self._db.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, json.dumps(value)))
+        self.facts[name] = value
+
+    def rows(self) -> list[Row]:
+        """Return the committed rounds in order, after checking that they form one chain.
+
+        Raises:
+            ConfigError: a row was changed, dropped or moved, or the file is damaged.
+        """
+        try:
+            rows = [Row(*values) for values in self._db.execute("SELECT * FROM rounds ORDER BY 1")]
+            clients = self.clients_by_round()
+        except (sqlite3.Error, TypeError) as error:
+            raise _damaged(self._path, error) from None
+        chain = genesis(self.facts)
+        for number, row in enumerate(rows):
+            chain = _link(chain, row, clients.pop(number, []))
+            if row.round != number or row.chain != chain:
+                raise ConfigError(
+                    f"{self._path}: row {number} does not follow from the rows before it. The "
+                    "ledger was changed after the fact, so no guarantee can be derived from it."
+                )
+        if clients:
+            raise ConfigError(f"{self._path}: participations in rounds that were never committed.")
+        return rows
+
+    def clients_by_round(self) -> dict[int, list[int]]:
+        """Return the clients whose updates entered each round's sum, in ascending order."""
+        found: dict[int, list[int]] = {}
+        for client, round_ in self._db.execute("SELECT * FROM participations ORDER BY 1, 2"):
+            found.setdefault(round_, []).append(client)
+        return found
+
+    def rounds_by_client(self) -> dict[int, list[int]]:
+        """Return the rounds of each client, in ascending order."""
+        found: dict[int, list[int]] = {}
+        for client, round_ in self._db.execute("SELECT * FROM participations ORDER BY 1, 2"):
+            found.setdefault(client, []).append(round_)
+        return found
+
+    def append(self, row: Row, clients: Sequence[int]) -> None:
+        """Commit one round and its clients, in one transaction."""
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?)",
+                (row.round, row.state, row.clip_norm, row.received, row.counted, row.chain),
+            )
+            self._db.executemany(
+                "INSERT INTO participations VALUES (?, ?)", [(c, row.round) for c in clients]
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+
+def genesis(facts: Mapping[str, Any]) -> str:
+    """Return what the first row is chained to: all that was said when the run began."""
+    said = {name: value for name, value in facts.items() if name not in _LATER}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def next_row(
+    before: str,
+    *,
+    round_: int,
+    state: str,
+    clip_norm: float,
+    received: int,
+    clients: Sequence[int],
+) -> Row:
+    """Return the row that follows a chain whose head is ``before``; ``clients`` ascending."""
+    row = Row(round_, state, clip_norm, received, len(clients), "")
+    return Row(round_, state, clip_norm, received, len(clients), _link(before, row, clients))
+
+
+def _link(before: str, row: Row, clients: Sequence[int]) -> str:
+    said = [before, row.round, row.state, row.clip_norm, row.received, row.counted, *clients]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path} is damaged, or no ledger: {error}.")

@@ -1,0 +1,43 @@
+"""Messages: what the server asks of a round's cohort, and what one client sends back."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTask:
+    """What one round asks of its clients.
+
+    Attributes:
+        round: from 0.
+        clients: ids of the cohort; chosen without looking at data.
+        clip_norm: bound on the L2 norm of each update, this round.
+        plan: hash of the plan; it comes back in every update.
+    """
+
+    round: int
+    clients: tuple[int, ...]
+    clip_norm: float
+    plan: str
+
+    def update(self, client: int, delta: Tensor) -> "ClientUpdate":
+        """Return a client's answer to this task."""
+        return ClientUpdate(client, delta, self.round, self.plan)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientUpdate:
+    """What one client sends: its id and the change of the trainable part, shape (d,).
+
+    Attributes:
+        client: whole number; who it is must come from whoever authenticates the client.
+        delta: after - before.
+        round: the round that it answers; an old answer sent again is refused.
+        plan: hash of the plan under which the client trained; another plan's is refused.
+    """
+
+    client: int
+    delta: Tensor
+    round: int
+    plan: str

@@ -1,0 +1,188 @@
+"""Plan file: a whole training as people write it, in TOML.
+
+Everything that shapes the run is in it, so its hash, which is part of the privacy plan, fixes the
+run before it starts. Unknown keys are errors: a misspelt clip norm must not become a default.
+"""
+
+import difflib
+import hashlib
+import json
+import tomllib
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from accounting import ConfigError, Mechanism, Participation, calibrate
+from privpart.adaptive_clipping import AdaptiveClipping
+from privpart.client import LocalTraining
+from privpart.mechanism_choice import MechanismChoice
+from privpart.plan import PrivacyPlan
+from privpart.server_optimizer import ServerOptimizer
+
+SCHEMA = "privpart/plan/1"
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Privacy(_Table):
+    """Table ``[privacy]``: what is promised, as in ``PrivacyPlan``.
+
+    Either ``noise_multiplier``, or ``target_epsilon`` for the least noise that meets it at
+    ``delta``.
+    """
+
+    rounds: int
+    clip_norm: float
+    delta: float
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    report_goal: int | None = Field(default=None, description="None: clients_per_round")
+    minimum_cohort: int = 1
+    max_participations: int = 1
+    min_separation: int = 1
+    mechanism: MechanismChoice
+    adaptive_clipping: AdaptiveClipping | None = None
+
+
+class Model(_Table):
+    """Table ``[model]``: a network of ``privpart.models``, and which part trains."""
+
+    name: str
+    sizes: dict[str, Any] = Field(default_factory=dict, description="keywords of the network")
+    train: list[str] = Field(default_factory=lambda: ["*"])
+    seed: int
+
+
+class Data(_Table):
+    """Table ``[data]``: a task, dealt at random to simulated users, who take part in turn."""
+
+    task: Literal["digits", "fashion-mnist"]
+    directory: Path | None = None
+    users: int
+    clients_per_round: int
+    seed: int = 0
+
+
+class PlanFile(_Table):
+    """A whole training. ``read`` makes it from a TOML file.
+
+    Attributes:
+        plan_schema: "schema" in the file; names the version of this format.
+        privacy: what is promised.
+        model: what trains.
+        data: who trains it on what.
+        client: how a client trains.
+        server: how the noised mean moves the model.
+    """
+
+    plan_schema: Literal["privpart/plan/1"] = Field(alias="schema")
+    privacy: Privacy
+    model: Model
+    data: Data
+    client: LocalTraining
+    server: ServerOptimizer
+
+    @property
+    def hash(self) -> str:
+        """SHA-256, in hex, of all values, defaults included; not of spaces and comments."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """All values, defaults included, as canonical JSON."""
+        return json.dumps(
+            self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":")
+        )
+
+    def participation(self) -> Participation:
+        """Return how often the plan lets one client take part."""
+        p = self.privacy
+        return Participation(p.rounds, p.max_participations, p.min_separation)
+
+    def privacy_plan(self) -> PrivacyPlan:
+        """Return the promise; fits a BLT, and solves for the noise, if the file asks for it.
+
+        Raises:
+            ConfigError: values out of range, or both or none of noise and target.
+        """
+        p, participation = self.privacy, self.participation()
+        mechanism = p.mechanism.build(participation)
+        return PrivacyPlan(
+            mechanism=mechanism,
+            participation=participation,
+            clip_norm=p.clip_norm,
+            noise_multiplier=_noise_multiplier(p, mechanism, participation),
+            report_goal=p.report_goal or self.data.clients_per_round,
+            minimum_cohort=p.minimum_cohort,
+            adaptive_clipping=p.adaptive_clipping,
+            context=self.hash,
+        )
+
+
+def read(path: str | Path) -> PlanFile:
+    """Return the plan in a TOML file.
+
+    Raises:
+        ConfigError: no such file, no TOML, unknown keys (with the nearest that exist), missing
+            ones, or values out of range.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"plan {path} cannot be read: {error}.") from None
+    return parse(text, name=str(path))
+
+
+def parse(text: str, *, name: str = "plan") -> PlanFile:
+    """Return the plan in a TOML text; raises as ``read``."""
+    try:
+        return PlanFile.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is no TOML: {error}.") from None
+    except ValidationError as error:
+        faults = "\n".join(f"  {_sentence(fault)}" for fault in error.errors())
+        raise ConfigError(f"{name} is no plan:\n{faults}") from None
+
+
+def _noise_multiplier(p: Privacy, mechanism: Mechanism, participation: Participation) -> float:
+    if (p.noise_multiplier is None) == (p.target_epsilon is None):
+        raise ConfigError(
+            "privacy: give either noise_multiplier or target_epsilon; "
+            f"this plan has {'neither' if p.noise_multiplier is None else 'both'}."
+        )
+    if p.target_epsilon is None:
+        return float(p.noise_multiplier or 0.0)
+    return calibrate(mechanism, participation, target_epsilon=p.target_epsilon, delta=p.delta)
+
+
+def _sentence(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
+    """One validation error as a sentence that names the key."""
+    where = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = _keys_at(fault["loc"][:-1])
+        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.0)
+        return f"{where}: no such key. The nearest is {near[0]}; all are {', '.join(known)}."
+    if fault["type"] in ("missing", "missing_argument"):
+        return f"{where}: is missing."
+    if fault["type"] == "value_error":
+        return f"{where}: {fault['ctx']['error']}"
+    return f"{where}: {fault['msg']}; this is {fault['input']!r}."
+
+
+def _keys_at(location: tuple[Any, ...]) -> list[str]:
+    """The keys of the table at ``location``."""
+    table: Any = PlanFile
+    for part in location:
+        annotation = _fields(table)[str(part)]
+        options = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type)]
+        table = next(a for a in options if is_dataclass(a) or issubclass(a, BaseModel))
+    return ["schema" if key == "plan_schema" else key for key in _fields(table)]
+
+
+def _fields(table: Any) -> dict[str, Any]:  # noqa: ANN401  a model or a dataclass
+    if is_dataclass(table):
+        return {name: field.type for name, field in table.__dataclass_fields__.items()}
+    return {name: field.annotation for name, field in table.model_fields.items()}

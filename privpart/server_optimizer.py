@@ -1,0 +1,61 @@
+"""Server optimiser: how the noised mean update moves the model."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from accounting import checks
+from accounting.checks import ConfigError
+
+Kind = Literal["sgd", "adam", "adagrad"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptimizer:
+    """Settings of ``torch.optim`` on the one flat vector (Reddi et al. 2021, Algorithm 2).
+
+    All of them only see noised sums, so none of them costs privacy.
+
+    Args:
+        kind: "sgd" (1.0 without momentum is plain averaging), "adam" or "adagrad".
+        learning_rate: > 0.
+        momentum: of "sgd", in [0, 1).
+        adaptivity: of "adam" and "adagrad": what is added to the root of the second moment, > 0.
+    """
+
+    kind: Kind = "sgd"
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+    adaptivity: float = 1e-3
+
+    def __post_init__(self) -> None:
+        checks.choice("kind", self.kind, get_args(Kind))
+        checks.positive("learning_rate", self.learning_rate)
+        checks.positive("adaptivity", self.adaptivity)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
+        if self.momentum and self.kind != "sgd":
+            raise ConfigError(f"momentum={self.momentum}: only for sgd; {self.kind} has its own.")
+
+    def of(self, parameters: Tensor) -> torch.optim.Optimizer:
+        """Return the optimiser of ``parameters``, shape (d,)."""
+        if self.kind == "adam":
+            return torch.optim.Adam([parameters], lr=self.learning_rate, eps=self.adaptivity)
+        if self.kind == "adagrad":
+            return torch.optim.Adagrad([parameters], lr=self.learning_rate, eps=self.adaptivity)
+        return torch.optim.SGD([parameters], lr=self.learning_rate, momentum=self.momentum)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the state of an optimiser of one vector, by name; empty before its first step."""
+    state = optimizer.state_dict()["state"].get(0, {})
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put back what ``optimizer_tensors`` returned."""
+    whole = optimizer.state_dict()
+    whole["state"] = {0: tensors} if tensors else {}
+    optimizer.load_state_dict(whole)

@@ -1,0 +1,317 @@
+"""The run folder: what it keeps, what it refuses, and what it says."""
+
+import errno
+import os
+import pickle
+import re
+import resource
+import shutil
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+import torch
+
+from accounting import BinaryTree, ConfigError, Independent, Participation
+from privpart import (
+    AdaptiveClipping,
+    PrivacyPlan,
+    RunFolder,
+    Server,
+    ServerOptimizer,
+    fit,
+    run_folder,
+    witness,
+)
+from privpart.run_folder import StorageError
+
+DIM = 6
+COHORTS = [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def plan(**change) -> PrivacyPlan:
+    fields = {
+        "mechanism": BinaryTree(4),
+        "participation": Participation(4),
+        "clip_norm": 0.5,
+        "noise_multiplier": 1.0,
+        "report_goal": 2,
+    }
+    return PrivacyPlan(**(fields | change))
+
+
+class Clients:
+    def run(self, task, start):
+        for client in task.clients:
+            generator = torch.Generator().manual_seed(100 * task.round + client)
+            yield task.update(client, torch.randn(start.shape, generator=generator))
+
+
+def server(run: RunFolder, dim: int = DIM, **optimizer) -> Server:
+    one = Server(
+        run.plan, torch.zeros(dim), source=run.source(), optimizer=ServerOptimizer(**optimizer)
+    )
+    run.restore(one)
+    return one
+
+
+def train(run: RunFolder, rounds: int, **optimizer) -> Server:
+    one = server(run, **optimizer)
+    fit(one, Clients(), COHORTS[:rounds], commit=run.commit)
+    return one
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A secret run after two of its four rounds."""
+    with RunFolder.create(tmp_path / "run", plan()) as run:
+        train(run, 2)
+    return tmp_path / "run"
+
+
+SETTINGS = [
+    ({}, {"kind": "sgd", "momentum": 0.9}),
+    ({}, {"kind": "adam"}),
+    ({"mechanism": Independent(4)}, {"kind": "adagrad"}),
+    (
+        {
+            "mechanism": BinaryTree(4, 2),
+            "adaptive_clipping": AdaptiveClipping(bit_noise_multiplier=1.0),
+        },
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "optimizer"), SETTINGS)
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_resumed_run_is_the_undisturbed_one_bit_for_bit(tmp_path, change, optimizer, stop):
+    a_plan = plan(**change)
+    with RunFolder.create(tmp_path / "whole", a_plan, seed=3) as run:
+        whole = train(run, 4, **optimizer)
+    with RunFolder.create(tmp_path / "halves", a_plan, seed=3) as run:
+        train(run, stop, **optimizer)
+    with RunFolder.open(tmp_path / "halves") as run:
+        halves = train(run, 4, **optimizer)
+    assert torch.equal(whole.parameters, halves.parameters)
+    assert whole.clip_norm == halves.clip_norm
+    name = "state-000004.safetensors"
+    assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "halves" / name).read_bytes()
+
+
+def test_participation_limits_survive_a_resumption(folder):
+    with RunFolder.open(folder) as run:
+        one = server(run)
+        assert one.eligible(range(6)) == [4, 5]
+        assert one.run_round([one.task([]).update(0, torch.zeros(DIM))]).released is False
+
+
+def test_what_lies_in_the_folder(folder):
+    names = {file.name for file in folder.iterdir()}
+    assert names == {"key", "ledger.sqlite", "lock", "state-000002.safetensors"}
+    assert folder.stat().st_mode & 0o077 == 0
+    for name in names - {"lock"}:
+        assert (folder / name).stat().st_mode & 0o077 == 0, name
+        with pytest.raises((pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError)):
+            pickle.loads((folder / name).read_bytes())
+
+
+def test_a_complete_run_keeps_neither_key_nor_noise(folder):
+    with RunFolder.open(folder) as run:
+        train(run, 4)
+    assert not (folder / "key").exists()
+    tensors, values = run_folder.decode_state(folder / "state-000004.safetensors")
+    assert set(tensors) == {"parameters"}
+    assert "noise" not in values
+    with RunFolder.open(folder) as run:
+        assert server(run).round == 4
+
+
+def test_one_process_at_a_time(folder):
+    with RunFolder.open(folder), pytest.raises(ConfigError, match="another process works on"):
+        RunFolder.open(folder)
+    RunFolder.open(folder).close()
+
+
+def test_an_older_copy_of_the_whole_folder_is_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "backup")
+    with RunFolder.open(folder) as run:
+        train(run, 3)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    with pytest.raises(ConfigError, match=r"older copy: it stands after 2 rounds, while 3 were"):
+        RunFolder.open(folder)
+    assert "begin a fork" in refusal(folder)
+
+
+def test_two_copies_cannot_both_go_on(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "twin")
+    with RunFolder.open(folder) as run:
+        train(run, 3)
+    with pytest.raises(ConfigError, match="older copy"):
+        RunFolder.open(tmp_path / "twin")
+
+
+def test_an_older_state_file_is_refused(folder, tmp_path):
+    old = (folder / "state-000002.safetensors").read_bytes()
+    with RunFolder.open(folder) as run:
+        train(run, 3)
+    (folder / "state-000003.safetensors").write_bytes(old)
+    with RunFolder.open(folder) as run, pytest.raises(ConfigError, match="not the state that the"):
+        server(run)
+
+
+def test_a_run_that_this_machine_never_saw_needs_adoption(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv(witness.VARIABLE, str(tmp_path / "elsewhere"))
+    with pytest.raises(ConfigError, match="has no record of the run"):
+        RunFolder.open(folder)
+    with RunFolder.open(folder, adopt=True) as run:
+        assert run.facts["adopted_at"] == 2
+        train(run, 3)
+    with RunFolder.open(folder) as run:  # from here on it is known
+        assert run.rounds == 3
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ConfigError) as error, RunFolder.open(folder) as run:
+        server(run)
+    return str(error.value)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+STATE = "state-000002.safetensors"
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+def test_a_damaged_state_is_refused(folder, damage):
+    damage(folder / STATE)
+    assert re.search("not the state that the ledger names|cannot be read", refusal(folder))
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink, lambda path: path.write_bytes(b"no" * 999)])
+def test_a_damaged_ledger_is_refused(folder, damage):
+    damage(folder / "ledger.sqlite")
+    assert re.search("is damaged|is missing", refusal(folder))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE rounds SET counted = 1 WHERE round = 0",
+        "UPDATE rounds SET state = 'a' WHERE round = 1",
+        "UPDATE participations SET client = 77 WHERE client = 0",
+        "DELETE FROM participations WHERE client = 3",
+        "INSERT INTO participations VALUES (5, 1)",
+        "INSERT INTO participations VALUES (5, 3)",
+        "DELETE FROM rounds WHERE round = 0",
+        "UPDATE run SET value = '9' WHERE name = 'seed'",
+    ],
+)
+def test_a_ledger_that_was_changed_is_refused(folder, change):
+    with sqlite3.connect(folder / "ledger.sqlite") as db:
+        db.execute("PRAGMA foreign_keys = OFF")
+        db.execute(change)
+    db.close()
+    assert re.search("does not follow|never committed|older copy", refusal(folder))
+
+
+def test_a_ledger_of_another_schema(folder):
+    with sqlite3.connect(folder / "ledger.sqlite") as db:
+        db.execute("""UPDATE run SET value = '"privpart/ledger/9"' WHERE name = 'schema'""")
+    db.close()
+    assert "this version reads 'privpart/ledger/1'" in refusal(folder)
+
+
+def test_a_lost_key(folder):
+    (folder / "key").unlink()
+    assert "a new key, and the cost of both" in refusal(folder)
+
+
+def test_another_plan_or_model(folder):
+    with RunFolder.open(folder) as run:
+        other = Server(plan(clip_norm=0.4), torch.zeros(DIM), source=run.source())
+        with pytest.raises(ConfigError, match="the state belongs to plan"):
+            run.restore(other)
+    with (
+        RunFolder.open(folder) as run,
+        pytest.raises(ConfigError, match="has 6 parameters, the model 7"),
+    ):
+        server(run, dim=7)
+
+
+def test_a_run_begins_in_a_folder_of_its_own(folder, tmp_path):
+    with pytest.raises(ConfigError, match="is not empty: a run begins in a folder of its own"):
+        RunFolder.create(folder, plan())
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        RunFolder.open(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"ledger\.sqlite is missing"):
+        RunFolder.open(tmp_path / "empty")
+
+
+def test_a_server_that_is_not_one_round_ahead_is_not_committed(folder):
+    with RunFolder.open(folder) as run:
+        one = server(run)
+        with pytest.raises(ConfigError, match="the run has 2 rounds, the server 2"):
+            run.commit(one, None)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_refuses_loses_nothing(folder, monkeypatch, number):
+    real = os.open
+
+    def refuses(path, flags, *rest):
+        if flags & os.O_WRONLY and "state-" in str(path):
+            raise OSError(number, os.strerror(number))
+        return real(path, flags, *rest)
+
+    with RunFolder.open(folder) as run:
+        one = server(run)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", refuses)
+            with pytest.raises(StorageError) as error:
+                fit(one, Clients(), COHORTS, commit=run.commit)
+    assert os.strerror(number) in str(error.value)
+    assert "Nothing of it was released; the run stands after 2 rounds" in str(error.value)
+    with RunFolder.open(folder) as run:
+        assert train(run, 4).round == 4
+
+
+def test_a_disk_that_fills_up_while_writing_loses_nothing(folder):
+    """A real refusal by the system: files may not grow beyond 64 bytes for a while."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with RunFolder.open(folder) as run:
+        one = server(run)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+            with pytest.raises(StorageError, match="the run stands after 2 rounds"):
+                fit(one, Clients(), COHORTS, commit=run.commit)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, ignored)
+    with RunFolder.open(folder) as run:
+        assert train(run, 4).round == 4
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        RunFolder.create(tmp_path / "file" / "run", plan())
+
+
+def test_states_that_are_none(tmp_path):
+    for content in (b"", b"\x80\x04K\x01.", b"\xff" * 40):
+        (tmp_path / "state").write_bytes(content)
+        with pytest.raises(ConfigError, match="is no state of a run"):
+            run_folder.decode_state(tmp_path / "state")
