@@ -14,6 +14,7 @@ from privpart import (
     PrivacyPlan,
     SecretSource,
     Server,
+    ServerOptimizer,
     Users,
     fit,
 )
@@ -53,13 +54,13 @@ def main() -> None:
             network(train),
             users,
             local=LocalTraining(0.1, epochs=2),
-            clip_norm=plan.clip_norm,
             data_seed=0,
         )
         for train in PARTS.values()
     ]
     whole = network(["*"])
-    server = Server(plan, whole.flat, source=SecretSource(), learning_rate=0.5, momentum=0.9)
+    optimizer = ServerOptimizer(learning_rate=0.5, momentum=0.9)
+    server = Server(plan, whole.flat, source=SecretSource(), optimizer=optimizer)
     print("class    trains   sends (bytes)")
     for name, engine in zip(PARTS, engines, strict=True):
         share = engine.model.dim / whole.dim
@@ -81,7 +82,7 @@ def main() -> None:
     for record in records:
         if record.metric is not None:
             print(f"round {record.round + 1:>2}: test accuracy {record.metric:.1%}")
-    report = plan.report(DELTA, noise_source="os")
+    report = server.report(DELTA)
     print(f"\nepsilon {report.epsilon:.3f} at delta {DELTA:g}, as if all devices were equal:")
     print("zeros do not lengthen an update, and the divisor is one public constant everywhere.")
 

@@ -23,12 +23,13 @@ from privpart import (
     PrivacyPlan,
     SeededSource,
     Server,
+    ServerOptimizer,
     Users,
     fit,
 )
 from privpart.models import MODELS, emnist_cnn
-from privpart.sweep import test_accuracy
 from privpart.tasks import Task, cohorts_once_each, fashion_mnist, iid_users
+from privpart.training import accuracy as accuracy_on
 from privpart.wire import encode_model
 
 PARTS = MODELS["emnist_cnn"].ladder
@@ -56,15 +57,15 @@ def train(task: Task, part: str, seed: int, options: argparse.Namespace) -> floa
             iid_users(held, users=users, data_seed=seed),
         ),
         local=LocalTraining(learning_rate=options.learning_rate),
-        clip_norm=NEVER_CLIPS,
         data_seed=seed,
     )
 
     def accuracy(parameters: Tensor) -> float:
         model.load(parameters)
-        return test_accuracy(model.module, task.test_x, task.test_y)
+        return accuracy_on(model.module, task.test_x, task.test_y)
 
-    server = Server(plan, model.flat, source=SeededSource(seed), momentum=MOMENTUM)
+    optimizer = ServerOptimizer(momentum=MOMENTUM)
+    server = Server(plan, model.flat, source=SeededSource(seed), optimizer=optimizer)
     cohorts = cohorts_once_each(users=users, rounds=rounds, data_seed=seed)
     return fit(server, engine, cohorts, evaluate=accuracy)[-1].metric
 

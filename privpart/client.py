@@ -8,7 +8,7 @@ lowest trained layer, below which no activation is kept.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.clip import clip
 from privpart.partial import PartialModel
+
+OptimizerName = Literal["sgd", "adam"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class LocalTraining:
     epochs: int = 1
     batch_size: int = 16
     steps: int | None = None
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: OptimizerName = "sgd"
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
@@ -49,12 +51,11 @@ class LocalTraining:
             checks.count("steps", self.steps)
             if self.epochs != 1:
                 raise ConfigError(f"epochs={self.epochs}: leave it out, steps={self.steps} rules.")
-        if self.optimizer not in ("sgd", "adam"):
-            raise ConfigError(f"optimizer={self.optimizer!r}: must be 'sgd' or 'adam'.")
+        checks.choice("optimizer", self.optimizer, get_args(OptimizerName))
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
         if self.momentum and self.optimizer == "adam":
-            raise ConfigError(f"momentum={self.momentum}: is an option of 'sgd'; Adam has its own.")
+            raise ConfigError(f"momentum={self.momentum}: only for sgd; adam has its own.")
 
     def batches(self, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``."""

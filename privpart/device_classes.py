@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.client import ClientUpdate
 from privpart.engine import EmbeddedEngine
+from privpart.messages import ClientUpdate, RoundTask
 from privpart.partial import PartialModel
 
 
@@ -61,15 +61,15 @@ class DeviceClasses:
             for engine in engines
         ]
 
-    def run(self, round_: int, clients: Sequence[int], start: Tensor) -> Iterator[ClientUpdate]:
+    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, zero outside its class's part, shape (d,)."""
-        for client in clients:
+        for client in task.clients:
             number = self.class_of(client)
             rows = self._trained[number]
             with torch.no_grad():
                 for parameter, span in self._still[number]:
                     parameter.copy_(start[slice(*span)].view(parameter.shape))
-            for update in self.engines[number].run(round_, [client], start[rows]):
+            for update in self.engines[number].run(replace(task, clients=(client,)), start[rows]):
                 filled = torch.zeros_like(start)
                 filled[rows] = update.delta
                 yield replace(update, delta=filled)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import process_time
+from typing import Any
 
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining
@@ -69,16 +70,16 @@ def measured_step(
     return MeasuredStep(tuple(time["seconds"]), int(memory["peak_bytes"]))
 
 
-def _child(job: str, environment: Mapping[str, str]) -> dict[str, list[float]]:
+def _child(job: str, environment: Mapping[str, str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "privpart.measured"]
     done = subprocess.run(
         command, input=job, env=dict(environment), capture_output=True, text=True, check=True
     )
-    result: dict[str, list[float]] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
-def _run(job: str) -> dict[str, object]:
+def _run(job: str) -> dict[str, Any]:
     """Build, warm up, reset the peak, then train ``repeats`` times."""
     import torch
 

@@ -12,6 +12,7 @@ from privpart import (
     LocalTraining,
     PartialModel,
     PrivacyPlan,
+    RoundTask,
     SeededSource,
     Server,
     Users,
@@ -32,23 +33,24 @@ def model(train, seed=3):
     return PartialModel(small_cnn(channels=(2, 4), hidden=8, image_size=8), train=train, seed=seed)
 
 
-def engine(train, clip_norm=CLIP, seed=3):
-    return EmbeddedEngine(
-        model(train, seed), USERS, local=LocalTraining(0.5), clip_norm=clip_norm, data_seed=1
-    )
+def engine(train, seed=3):
+    return EmbeddedEngine(model(train, seed), USERS, local=LocalTraining(0.5), data_seed=1)
 
 
-def classes(*trains, clip_norm=CLIP, server=STRONG):
-    return DeviceClasses(
-        model(server), [engine(train, clip_norm) for train in trains], lambda c: c % len(trains)
-    )
+def classes(*trains, server=STRONG):
+    engines = [engine(train) for train in trains]
+    return DeviceClasses(model(server), engines, lambda client: client % len(trains))
 
 
-def server(start, clip_norm=CLIP):
+def task(clients, clip_norm=CLIP):
+    return RoundTask(0, tuple(clients), clip_norm, "plan")
+
+
+def server(start):
     plan = PrivacyPlan(
         mechanism=BinaryTree(4),
         participation=Participation(4, 4),
-        clip_norm=clip_norm,
+        clip_norm=CLIP,
         noise_multiplier=0,
         report_goal=8,
     )
@@ -58,9 +60,9 @@ def server(start, clip_norm=CLIP):
 def test_equal_classes_are_the_plain_engine():
     both, plain = classes(WEAK, WEAK, server=WEAK), engine(WEAK)
     one, other = server(model(WEAK).flat), server(model(WEAK).flat)
-    for round_ in range(3):
-        one.run_round(both.run(round_, range(8), one.parameters))
-        other.run_round(plain.run(round_, range(8), other.parameters))
+    for _ in range(3):
+        one.run_round(both.run(one.task(range(8)), one.parameters))
+        other.run_round(plain.run(other.task(range(8)), other.parameters))
     assert torch.equal(one.parameters, other.parameters)
     assert not torch.equal(one.parameters, model(WEAK).flat)
 
@@ -77,10 +79,10 @@ def trained_by(patterns, shape):
 def test_the_update_is_the_class_update_with_zeros_elsewhere():
     trains = (STRONG, WEAK, WEAKEST)
     start = model(STRONG).flat
-    for update in classes(*trains).run(0, range(6), start):
+    for update in classes(*trains).run(task(range(6)), start):
         train = trains[update.client % 3]
         alone = engine(train)
-        own = next(alone.run(0, [update.client], alone.model.flat.clone()))
+        own = next(alone.run(task([update.client]), alone.model.flat.clone()))
         mask = trained_by(train, start.shape)
         assert torch.equal(update.delta[mask], own.delta)
         assert not update.delta[~mask].any()
@@ -91,7 +93,7 @@ def test_the_update_is_the_class_update_with_zeros_elsewhere():
 
 def test_a_weak_device_trains_against_the_current_model():
     start = model(STRONG, seed=8).flat  # far from what the classes' seed gives
-    update = next(classes(STRONG, WEAK, clip_norm=1e6).run(0, [1], start))
+    update = next(classes(STRONG, WEAK).run(task([1], clip_norm=1e6), start))
     reference = model(STRONG)
     reference.load(start)
     rows = USERS.indices[1]
@@ -109,7 +111,7 @@ def test_one_client_moves_the_sum_by_at_most_clip_norm(kinds):
 
     def after(clients):
         one = server(model(STRONG).flat)
-        one.run_round(mixed.run(0, clients, one.parameters))
+        one.run_round(mixed.run(one.task(clients), one.parameters))
         return one.parameters.double()
 
     everyone = after(range(8))
@@ -123,7 +125,7 @@ def test_a_divisor_per_coordinate_would_break_the_bound():
     mixed = classes(STRONG, WEAK)
     mixed.class_of = lambda client: int(client > 0)
     start = model(STRONG).flat
-    deltas = torch.stack([u.delta.double() for u in mixed.run(0, range(8), start)])
+    deltas = torch.stack([u.delta.double() for u in mixed.run(task(range(8)), start)])
     trained = trained_by(STRONG, start.shape), trained_by(WEAK, start.shape)
     weights = torch.stack([trained[int(c > 0)] for c in range(8)]).double()
 
@@ -138,8 +140,8 @@ def test_the_divisor_is_the_same_for_every_coordinate():
     mixed = classes(STRONG, WEAK)
     one = server(model(STRONG).flat)
     start = one.parameters.clone()
-    total = sum(u.delta.double() for u in mixed.run(0, range(8), start))
-    one.run_round(mixed.run(0, range(8), start))
+    total = sum(u.delta.double() for u in mixed.run(task(range(8)), start))
+    one.run_round(mixed.run(one.task(range(8)), start))
     torch.testing.assert_close(one.parameters, (start + total / 8).float())
 
 
