@@ -12,13 +12,11 @@ of one step at sampling rate 1, which is the same Gaussian.
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from machine import machine
 
 from accounting import BinaryTree, Participation, PrivacyReport, guarantee
 
@@ -123,31 +122,11 @@ def measure() -> dict[str, dict[str, float | None]]:
     return rows
 
 
-def machine() -> dict[str, Any]:
-    """What a reader needs to judge the figures."""
-    packages = ("dp-accounting", "numpy", "opacus", "scipy", "torch")
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": 1,
-        "load_average": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "packages": {name: metadata.version(name) for name in packages},
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 def main() -> None:
     """Measure, print and write."""
     warnings.simplefilter("ignore")  # Opacus warns that its best order is the last one
-    facts, rows = machine(), measure()
+    facts = machine("dp-accounting", "numpy", "opacus", "scipy", "torch")
+    rows = measure()
     print(
         f"{facts['processor']}, {facts['cores']} cores, 1 thread, load {facts['load_average']:.2f}"
     )

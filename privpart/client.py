@@ -1,34 +1,78 @@
-"""Client: local training of the trainable part, and the update that leaves the device."""
+"""Client: local training of the trainable part, and the update that leaves the device.
 
+Freezing saves what FedPT (Sidahmed et al. 2022, section 3.2) says: gradients, optimiser state and
+the copy from before training exist for the trained part only, and the backward pass ends at the
+lowest trained layer, below which no activation is kept.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, islice
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, Optimizer
 
 from accounting import checks
+from accounting.checks import ConfigError
 from privpart.clip import clip
 from privpart.partial import PartialModel
+
+OptimizerName = Literal["sgd", "adam"]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTraining:
-    """How a client trains: SGD over its own examples.
+    """How a client trains on its own examples; nothing is kept from one round to the next.
 
     Args:
         learning_rate: > 0.
         epochs: passes over the client's examples, >= 1.
         batch_size: >= 1; the last batch of a pass may be smaller.
+        steps: batches in all, >= 1, in place of epochs; None trains for whole passes.
+        optimizer: ClientOpt of FedPT's Algorithm 1. "adam" has torch's usual constants.
+        momentum: of "sgd", in [0, 1).
     """
 
     learning_rate: float
     epochs: int = 1
     batch_size: int = 16
+    steps: int | None = None
+    optimizer: OptimizerName = "sgd"
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         checks.positive("learning_rate", self.learning_rate)
         checks.count("epochs", self.epochs)
         checks.count("batch_size", self.batch_size)
+        if self.steps is not None:
+            checks.count("steps", self.steps)
+            if self.epochs != 1:
+                raise ConfigError(f"epochs={self.epochs}: leave it out, steps={self.steps} rules.")
+        checks.choice("optimizer", self.optimizer, get_args(OptimizerName))
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
+        if self.momentum and self.optimizer == "adam":
+            raise ConfigError(f"momentum={self.momentum}: only for sgd; adam has its own.")
+
+    def batches(self, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``."""
+        passes = range(self.epochs) if self.steps is None else count()
+        every = (
+            batch
+            for _ in passes
+            for batch in torch.split(torch.randperm(examples, generator=generator), self.batch_size)
+        )
+        return islice(every, self.steps)
+
+    def fresh_optimizer(self, model: PartialModel) -> Optimizer:
+        """Return an optimiser of ``model.flat``; its state is as long as the trained part."""
+        model.flat.grad = model.gradient
+        if self.optimizer == "adam":
+            return Adam([model.flat], lr=self.learning_rate, fused=True)
+        return SGD([model.flat], lr=self.learning_rate, momentum=self.momentum)
 
 
 def client_update(
@@ -47,7 +91,7 @@ def client_update(
         model: rebuilt from its seed; its trainable part is overwritten.
         start: this round's trainable part, shape (d,).
         x: examples, shape (n, ...).
-        y: classes, shape (n,).
+        y: classes, shape (n,), or (n, length) for a language model.
         local: optimiser settings.
         clip_norm: bound on the joint L2 norm of the result.
         generator: order of the examples.
@@ -56,10 +100,19 @@ def client_update(
         after - before, shape (d,), clipped: see ``clip``.
     """
     model.load(start)
-    for _ in range(local.epochs):
-        order = torch.randperm(len(x), generator=generator)
-        for batch in torch.split(order, local.batch_size):
-            model.gradient.zero_()
-            cross_entropy(model.module(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
-            model.flat.add_(model.gradient, alpha=-local.learning_rate)
+    optimizer = local.fresh_optimizer(model)
+    for batch in local.batches(len(x), generator):
+        model.gradient.zero_()
+        loss(model.module(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
     return clip(model.flat - start, clip_norm)
+
+
+def loss(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy, of shape ().
+
+    Args:
+        logits: shape (n, classes), or (n, length, classes) of a language model.
+        y: classes, shape (n,) or (n, length); -100 is padding and does not count.
+    """
+    return cross_entropy(logits.flatten(0, -2), y.flatten())

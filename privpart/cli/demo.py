@@ -1,10 +1,8 @@
 """``privpart demo``: train, account and audit on real data, and say what the numbers mean."""
 
 import json
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
-from enum import StrEnum
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +12,7 @@ import typer
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.cli.recipes import Data, processors, recipe_for
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from rich.progress import Progress, TaskID
@@ -27,13 +26,6 @@ DELTA = 1e-5
 NOISE_MULTIPLIERS = (0.0, 0.3, 1.0, 3.0)
 PARTS = {"full": ("*",), "partial": ("conv*", "norm.*", "dense2.*")}
 AUDITED_IMAGES = 4
-
-
-class Data(StrEnum):
-    """Data sets by the name that people type."""
-
-    DIGITS = "digits"
-    FASHION_MNIST = "fashion-mnist"
 
 
 def demo(
@@ -58,7 +50,7 @@ def demo(
     """
     checks.count("seed", seed, minimum=0)
     checks.count("seeds", seeds)
-    jobs = checks.count("jobs", jobs if jobs is not None else _processors())
+    jobs = checks.count("jobs", jobs if jobs is not None else processors())
     _make_folder(out)
 
     from rich.console import Console
@@ -66,7 +58,7 @@ def demo(
 
     from privpart.cli import demo_tables, plots
 
-    recipe = _recipe(data, data_dir)
+    recipe = recipe_for(data, data_dir)
     task = recipe.load()
     with Progress(console=Console(stderr=True), transient=True) as progress:
         accuracies = _train(recipe, task, range(seed, seed + seeds), jobs, progress)
@@ -90,45 +82,6 @@ def demo(
     plots.leakage(list(audits.values()), out / "leakage.png")
     demo_tables.show(recipe, budgets, accuracies, audits)
     typer.echo(f"\nWritten: {out / 'report.json'}, {out / 'accuracy.png'}, {out / 'leakage.png'}")
-
-
-def _recipe(data: Data, data_dir: Path | None) -> "Recipe":
-    """Rates and clip norm were chosen by hand, on the same test images; no budget covers that."""
-    from privpart.client import LocalTraining
-    from privpart.sweep import Recipe
-
-    digits = Recipe(
-        task="digits",
-        channels=(16, 32),
-        hidden=512,
-        kernel=3,
-        users=1437,
-        images_per_user=1,
-        rounds=72,
-        local=LocalTraining(learning_rate=0.1, epochs=2),
-        clip_norm=0.3,
-        learning_rate=0.5,
-        damping=0.3,
-        momentum=0.9,
-    )
-    if data is Data.DIGITS:
-        if data_dir is not None:
-            raise ConfigError("data_dir is for fashion-mnist: digits come with scikit-learn.")
-        return digits
-    return replace(
-        digits,
-        task=data.value,
-        data_dir=data_dir,
-        channels=(8, 16),
-        hidden=256,
-        kernel=5,
-        users=10_000,
-        images_per_user=2,
-        rounds=100,
-        local=LocalTraining(learning_rate=0.1),
-        learning_rate=1.0,
-        damping=1.0,
-    )
 
 
 def _train(
@@ -232,7 +185,3 @@ def _make_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"out={out}: cannot be made: {error.strerror}.") from None
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

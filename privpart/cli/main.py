@@ -14,8 +14,10 @@ import typer
 
 from accounting import ConfigError
 from privpart.cli.calibrate import calibrate
+from privpart.cli.costs import costs
 from privpart.cli.demo import demo
 from privpart.cli.epsilon import epsilon
+from privpart.cli.freeze_search import freeze_search
 from privpart.cli.mechanisms import mechanisms
 from privpart.cli.report import report
 from privpart.cli.train import train
@@ -26,12 +28,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(epsilon)
-app.command()(calibrate)
-app.command()(mechanisms)
-app.command()(train)
-app.command()(report)
-app.command()(demo)
+_COMMANDS = (epsilon, calibrate, mechanisms, train, report, costs, freeze_search, demo)
+for _command in _COMMANDS:
+    app.command()(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -59,6 +58,11 @@ def main() -> None:
     except ConfigError as error:
         typer.echo(f"privpart: {_as_option(str(error))}", err=True)
         sys.exit(2)
+    except RuntimeError as error:
+        if type(error).__name__ not in _SAYS_ALL:
+            raise
+        typer.echo(f"privpart: {error}", err=True)
+        sys.exit(_REFUSED)
     except MemoryError:
         typer.echo(
             "privpart: not enough memory for that many rounds; a tree needs little.", err=True
@@ -66,11 +70,9 @@ def main() -> None:
         sys.exit(2)
 
 
-_OPTIONS = {
-    name
-    for command in (epsilon, calibrate, mechanisms, train, report, demo)
-    for name in signature(command).parameters
-}
+_SAYS_ALL = ("StorageError", "CohortTooSmallError")  # by name: their modules import torch
+_REFUSED = 70
+_OPTIONS = {name for command in _COMMANDS for name in signature(command).parameters}
 
 
 def _as_option(message: str) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting import ConfigError
+from accounting import ConfigError, checks
 from privpart.cli import options
 from privpart.cli.options import Format
 
@@ -22,9 +22,7 @@ def train(
     plan: Annotated[
         Path | None, typer.Option(help="TOML file with the whole training; for a new run.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     adopt: Annotated[
         bool,
         typer.Option(
@@ -56,57 +54,57 @@ def train(
     """
     from privpart.run_report import run_report
 
-    run, read = _begun(plan, out, resume=resume, adopt=adopt, fork_of=fork_of, seed=seed)
-    with run:
-        _train(run, read, evaluate_every)
-    from privpart.cli.report import print_run
-
-    print_run(run_report(out), form)
-
-
-def _begun(
-    plan: Path | None,
-    out: Path,
-    *,
-    resume: bool,
-    adopt: bool,
-    fork_of: Path | None,
-    seed: int | None,
-) -> "tuple[RunFolder, PlanFile]":
-    """Open the run, or begin it; return it with its plan."""
-    from privpart.durable import write_durably
-    from privpart.fork import fork
-    from privpart.plan_file import parse, read
-    from privpart.run_folder import RunFolder
-
     if resume:
         if plan is not None or fork_of is not None or seed is not None:
             raise ConfigError(
                 "resume=True: the run has its plan, its start and its noise; leave out --plan, "
                 "--fork-of and --seed."
             )
-        run = RunFolder.open(out, adopt=adopt)
-        try:
-            kept = parse(run.facts["plan_file"], name=f"the plan of {out}")
-            if kept.hash != run.plan.context:
-                raise ConfigError(f"{out}: the plan file in the ledger is not the run's.")
-        except BaseException:
-            run.close()
-            raise
-        return run, kept
-    if adopt:
-        raise ConfigError("adopt=True: only with --resume.")
-    if plan is None:
+        run, kept = _resumed(out, adopt)
+    elif plan is None or adopt:
         raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
-    chosen = read(plan)
-    text = plan.read_text(encoding="utf-8")
+    else:
+        run, kept = _begun(plan, out, fork_of, seed)
+    with run:
+        _train(run, kept, checks.count("evaluate_every", evaluate_every))
+    from privpart.cli.report import print_run
+
+    print_run(run_report(out), form)
+
+
+def _resumed(out: Path, adopt: bool) -> "tuple[RunFolder, PlanFile]":
+    """Open a run; return it with the plan that its ledger keeps."""
+    from privpart.plan_file import parse
+    from privpart.run_folder import RunFolder
+
+    run = RunFolder.open(out, adopt=adopt)
+    try:
+        kept = parse(run.facts.get("plan_file", ""), name=f"the plan of {out}")
+        if kept.hash != run.plan.context:
+            raise ConfigError(f"{out}: the plan file in the ledger is not the run's.")
+    except BaseException:
+        run.close()
+        raise
+    return run, kept
+
+
+def _begun(
+    plan: Path, out: Path, fork_of: Path | None, seed: int | None
+) -> "tuple[RunFolder, PlanFile]":
+    """Begin a run; return it with its plan."""
+    from privpart.durable import write_durably
+    from privpart.fork import fork
+    from privpart.plan_file import read
+    from privpart.run_folder import RunFolder
+
+    chosen, text = read(plan), plan.read_text(encoding="utf-8")
     facts = {"delta": chosen.privacy.delta, "plan_file": text}
-    if fork_of is not None:
-        if seed is not None:
-            raise ConfigError(f"seed={seed}: a fork of a private run needs a secret key.")
+    if fork_of is None:
+        run = RunFolder.create(out, chosen.privacy_plan(), seed=seed, facts=facts)
+    elif seed is None:
         run = fork(fork_of, out, chosen.privacy_plan(), facts=facts)
     else:
-        run = RunFolder.create(out, chosen.privacy_plan(), seed=seed, facts=facts)
+        raise ConfigError(f"seed={seed}: a fork of a private run needs a secret key.")
     write_durably(out / _PLAN, text.encode())  # for people; the ledger's copy counts
     return run, chosen
 
@@ -144,9 +142,11 @@ def _train(run: "RunFolder", plan: "PlanFile", evaluate_every: int) -> None:
         bar = progress.add_task("", total=run.plan.rounds, completed=server.round)
 
         def show(record: RoundRecord) -> None:
-            told = {} if record.metric is None else {"description": f"test {record.metric:.1%}"}
-            progress.update(bar, completed=record.round + 1, **told)
-            if record.metric is not None and not console.is_terminal:
+            progress.update(bar, completed=record.round + 1)
+            if record.metric is None:
+                return
+            progress.update(bar, description=f"test {record.metric:.1%}")
+            if not console.is_terminal:
                 console.print(f"round {record.round + 1}: test accuracy {record.metric:.1%}")
 
         try:
@@ -167,4 +167,3 @@ def _train(run: "RunFolder", plan: "PlanFile", evaluate_every: int) -> None:
                 err=True,
             )
             raise typer.Exit(_INTERRUPTED) from None
-

@@ -1,11 +1,13 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import ConfigError
-from privpart import EmbeddedEngine, LocalTraining, PartialModel, Users, client_update
+from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
 from privpart.models import small_cnn
 
 PART = ["conv*", "norm.*", "dense2.*"]
@@ -17,22 +19,36 @@ def examples(count: int, seed: int = 0):
     return x, torch.randint(10, (count,), generator=generator)
 
 
+OPTIMIZERS = {
+    "sgd": (LocalTraining(0.1, 3, 4), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": (
+        LocalTraining(0.1, 3, 4, momentum=0.9),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    ),
+    "adam": (
+        LocalTraining(0.01, 3, 4, optimizer="adam"),
+        lambda p: torch.optim.Adam(p, lr=0.01, fused=False),
+    ),
+}
+
+
+def flat_of(module, names):
+    parameters = dict(module.named_parameters())
+    return torch.cat([parameters[name].detach().flatten() for name in names])
+
+
 @pytest.mark.parametrize("train", [["*"], PART])
-def test_local_training_is_plain_sgd_on_the_trainable_part(train):
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_local_training_is_the_plain_optimizer_on_the_trainable_part(train, name):
+    local, make = OPTIMIZERS[name]
     model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=1)
     reference = copy.deepcopy(model.module)
     x, y = examples(10)
-    update = client_update(
-        model,
-        model.flat.clone(),
-        x,
-        y,
-        local=LocalTraining(0.1, epochs=3, batch_size=4),
-        clip_norm=1e6,
-        generator=torch.Generator().manual_seed(5),
-    )
-    before = torch.cat([dict(reference.named_parameters())[n].flatten() for n in model.trainable])
-    optimizer = torch.optim.SGD([p for p in reference.parameters() if p.requires_grad], lr=0.1)
+    start = model.flat.clone()
+    for _ in range(2):  # the second time shows that nothing is kept from the first
+        generator = torch.Generator().manual_seed(5)
+        update = client_update(model, start, x, y, local=local, clip_norm=1e6, generator=generator)
+    optimizer = make([p for p in reference.parameters() if p.requires_grad])
     generator = torch.Generator().manual_seed(5)
     for _ in range(3):
         order = torch.randperm(10, generator=generator)
@@ -40,9 +56,85 @@ def test_local_training_is_plain_sgd_on_the_trainable_part(train):
             optimizer.zero_grad()
             cross_entropy(reference(x[rows]), y[rows]).backward()
             optimizer.step()
-    after = torch.cat([dict(reference.named_parameters())[n].flatten() for n in model.trainable])
-    torch.testing.assert_close(update, (after - before).detach(), rtol=1e-5, atol=1e-7)
+    after = flat_of(reference, model.trainable)
+    torch.testing.assert_close(update, after - start, rtol=1e-4, atol=1e-6)
     assert update.norm() > 0.01
+
+
+def test_steps_cut_the_passes_off():
+    def rows(local):
+        return [b.tolist() for b in local.batches(10, torch.Generator().manual_seed(5))]
+
+    passes = rows(LocalTraining(0.1, epochs=3, batch_size=4))
+    assert [len(b) for b in passes] == [4, 4, 2] * 3
+    assert sorted(row for batch in passes[:3] for row in batch) == list(range(10))
+    assert rows(LocalTraining(0.1, batch_size=4, steps=7)) == passes[:7]
+    assert rows(LocalTraining(0.1, batch_size=4, steps=2)) == passes[:2]
+
+
+def test_a_client_without_examples_sends_zero():
+    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
+    x, y = examples(0)
+    for local in (LocalTraining(0.1), LocalTraining(0.1, steps=5)):
+        update = client_update(
+            model,
+            model.flat.clone(),
+            x,
+            y,
+            local=local,
+            clip_norm=1.0,
+            generator=torch.Generator(),
+        )
+        assert torch.equal(update, torch.zeros(model.dim))
+
+
+def backward_reaches(train):
+    """Layers whose output takes part in the backward pass, and their share of its FLOPs."""
+    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=1)
+    reached, saved = [], []
+
+    def watch(name):
+        def hook(_layer, inputs, output):
+            if output.requires_grad:
+                output.register_hook(lambda _gradient: reached.append(name))
+            assert not inputs[0].requires_grad or name != "conv1"
+
+        return hook
+
+    for name, layer in model.module.named_children():
+        layer.register_forward_hook(watch(name))
+    x, y = examples(4)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        loss = cross_entropy(model.module(x), y)
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    return set(reached), counter.get_total_flops(), [tuple(t.shape) for t in saved]
+
+
+def test_backward_ends_at_the_lowest_trained_layer():
+    last, last_flops, last_saved = backward_reaches(["dense2.*"])
+    assert last == {"dense2"}
+    assert last_flops == 2 * 4 * 16 * 10  # the gradient of the last weight, and nothing else
+    assert all(len(shape) == 2 or shape in {(), (4,)} for shape in last_saved)  # no feature map
+    upper, upper_flops, _ = backward_reaches(["norm.*", "dense2.*"])
+    assert upper == {"norm", "pool2", "relu2", "flatten", "dense1", "relu3", "dense2"}
+    # dense1 is frozen above a trained layer: the gradient goes through it, but not into it
+    assert upper_flops == 2 * last_flops + 2 * 4 * 32 * 16
+    full, full_flops, full_saved = backward_reaches(["*"])
+    assert "conv1" in full
+    assert full_flops > upper_flops > last_flops
+    assert any(len(shape) == 4 for shape in full_saved)
+
+
+@pytest.mark.parametrize("local", [local for local, _ in OPTIMIZERS.values()])
+def test_state_is_kept_for_the_trained_part_only(local):
+    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), train=PART, seed=1)
+    optimizer = local.fresh_optimizer(model)
+    model.gradient.fill_(1.0)
+    optimizer.step()
+    held = [t.numel() for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)]
+    assert all(n in {1, model.dim} for n in held)
+    assert sum(p.grad is not None for p in model.module.parameters()) == len(model.trainable)
 
 
 def test_frozen_bits_survive_training_and_only_the_trainable_part_is_sent():
@@ -84,19 +176,33 @@ def test_engine_does_not_depend_on_the_order_of_clients():
     model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), train=PART, seed=1)
     x, y = examples(12)
     users = Users(x, y, torch.arange(12).split(3))
-    engine = EmbeddedEngine(
-        model, users, local=LocalTraining(0.1, 2, 2), clip_norm=1.0, data_seed=3
-    )
+    engine = EmbeddedEngine(model, users, local=LocalTraining(0.1, 2, 2), data_seed=3)
     start = model.flat.clone()
-    forth = {u.client: u.delta for u in engine.run(0, [0, 1, 2, 3], start)}
-    back = {u.client: u.delta for u in engine.run(0, [3, 2, 1, 0], start)}
+    task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
+    forth = {u.client: u.delta for u in engine.run(task, start)}
+    back = {u.client: u.delta for u in engine.run(replace(task, clients=(3, 2, 1, 0)), start)}
     assert all(torch.equal(forth[client], back[client]) for client in range(4))
-    later = next(engine.run(1, [0], start)).delta
+    later = next(engine.run(replace(task, round=1), start)).delta
     assert not torch.equal(later, forth[0])
 
 
-@pytest.mark.parametrize("field", ["learning_rate", "epochs", "batch_size"])
+@pytest.mark.parametrize("field", ["learning_rate", "epochs", "batch_size", "steps"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_bad_local_training(field, value):
     with pytest.raises(ConfigError, match=field):
         LocalTraining(**{"learning_rate": 0.1, field: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"optimizer": "lion"}, "optimizer"),
+        ({"momentum": 1.0}, "below 1"),
+        ({"momentum": float("nan")}, "below 1"),
+        ({"momentum": 0.9, "optimizer": "adam"}, "adam has its own"),
+        ({"epochs": 2, "steps": 3}, "leave it out"),
+    ],
+)
+def test_options_that_contradict(options, match):
+    with pytest.raises(ConfigError, match=match):
+        LocalTraining(0.1, **options)

@@ -1,0 +1,194 @@
+"""``privpart costs``: what one round takes from one client, full and partial side by side."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from accounting import ConfigError
+from privpart.cli import options
+from privpart.cli.options import Format
+from privpart.cli.output import as_csv
+
+if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from rich.table import Table
+
+    from privpart.client import LocalTraining
+    from privpart.costs import Bandwidth
+
+Cell = Callable[[dict[str, Any]], str]
+_WORK, _LINK = "Local training", "Network"
+_MEGA, _GIGA = 1e6, 1e9
+
+
+def costs(
+    model: Annotated[str, typer.Argument(help="Network, for instance emnist_cnn.")],
+    train: Annotated[
+        list[str] | None,
+        typer.Option(help="Pattern of parameters that train; may be given several times."),
+    ] = None,
+    ladder: Annotated[
+        bool,
+        typer.Option("--ladder", help="All named freeze steps; the default without --train."),
+    ] = False,
+    examples: Annotated[
+        int, typer.Option(help="Examples that a client holds.", rich_help_panel=_WORK)
+    ] = 100,
+    epochs: Annotated[int, typer.Option(help="Passes over them.", rich_help_panel=_WORK)] = 1,
+    batch_size: Annotated[
+        int, typer.Option(help="Examples per local step.", rich_help_panel=_WORK)
+    ] = 16,
+    optimizer: Annotated[
+        Literal["sgd", "adam"], typer.Option(help="The client's.", rich_help_panel=_WORK)
+    ] = "sgd",
+    momentum: Annotated[float, typer.Option(help="Of sgd.", rich_help_panel=_WORK)] = 0.0,
+    down: Annotated[
+        float,
+        typer.Option(
+            help="Download in MB/s; this and the next from Wang et al. 2021.", rich_help_panel=_LINK
+        ),
+    ] = 0.75,
+    up: Annotated[float, typer.Option(help="Upload in MB/s.", rich_help_panel=_LINK)] = 0.25,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Also time a local step and its resident memory, on this machine."
+        ),
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw bars into this picture (.png, .svg, .pdf).")
+    ] = None,
+    form: options.FormatOption = Format.TABLE,
+) -> None:
+    """Report bytes, seconds, FLOPs and memory of one client in one round.
+
+    Bytes are those of encoded messages, FLOPs and memory those of a local step that is run.
+    Example: privpart costs emnist_cnn --train '!dense1.*'
+    """
+    from privpart.client import LocalTraining
+    from privpart.costs import Bandwidth
+    from privpart.models import MODELS
+
+    name = model.replace("-", "_")
+    if name not in MODELS:
+        raise ConfigError(f"model {model!r} is unknown: must be one of {', '.join(MODELS)}.")
+    parts: dict[str, Sequence[str]] = {"full": ("*",)}
+    if ladder or not train:
+        parts |= MODELS[name].ladder
+    if train:
+        parts[" ".join(train)] = train
+    local = LocalTraining(
+        0.1, epochs=epochs, batch_size=batch_size, optimizer=optimizer, momentum=momentum
+    )
+    bandwidth = Bandwidth(down * _MEGA, up * _MEGA)
+    rows = _rows(name, parts, local, examples, bandwidth, measure=measure)
+    if plot is not None:
+        from privpart.cli.costs_plot import draw
+
+        draw(rows, title=f"{name}: one client, one round, as shares of full training", path=plot)
+    if form is Format.JSON:
+        document = {
+            "schema": "privpart/costs/1",
+            "model": name,
+            "examples": examples,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "optimizer": optimizer,
+            "momentum": momentum,
+            "bytes_per_second_down": bandwidth.down,
+            "bytes_per_second_up": bandwidth.up,
+            "rows": rows,
+        }
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    elif form is Format.CSV:
+        typer.echo(as_csv(rows), nl=False)
+    else:
+        of_a_client = f"{examples} examples x {epochs}, batches of {batch_size}, {optimizer}"
+        _print_tables(rows, f"{name}: one client in one round; {of_a_client}")
+
+
+def _rows(
+    name: str,
+    parts: Mapping[str, Sequence[str]],
+    local: "LocalTraining",
+    examples: int,
+    bandwidth: "Bandwidth",
+    *,
+    measure: bool,
+) -> list[dict[str, Any]]:
+    """One row per trained part; the first is full training."""
+    from privpart.costs import client_costs
+    from privpart.measured import measured_step
+    from privpart.models import MODELS
+    from privpart.models.examples import example_batch, example_network
+    from privpart.partial import PartialModel
+
+    x, y = example_batch(name, local.batch_size)
+    rows: list[dict[str, Any]] = []
+    for part, train in parts.items():
+        typer.echo(f"measuring {part} ...", err=True)
+        model = PartialModel(
+            example_network(name), train=train, seed=0, initializers=MODELS[name].initializers
+        )
+        found = client_costs(model, x, y, local=local, examples=examples)
+        row = {"part": part, "train": " ".join(train)} | found.to_dict(bandwidth)
+        sent = row["bytes_down"] + row["bytes_up"]
+        full = rows[0] if rows else row
+        row["reduction"] = (full["bytes_down"] + full["bytes_up"]) / sent
+        if measure:
+            step = measured_step(name, train, local=local)
+            row["measured_step_seconds"] = step.median_seconds
+            row["measured_peak_bytes"] = step.peak_bytes
+        rows.append(row)
+    return rows
+
+
+def _print_tables(rows: Sequence[dict[str, Any]], title: str) -> None:
+    from rich.console import Console
+
+    console = Console(width=100, highlight=False)
+    network: dict[str, Cell] = {
+        "trains": lambda r: f"{100 * r['trained'] / r['numbers']:.2f} %",
+        "down MB": lambda r: f"{r['bytes_down'] / _MEGA:.3f}",
+        "up MB": lambda r: f"{r['bytes_up'] / _MEGA:.3f}",
+        "reduced": lambda r: f"{r['reduction']:.1f}x",
+        "down s": lambda r: f"{r['seconds_down']:.2f}",
+        "up s": lambda r: f"{r['seconds_up']:.2f}",
+        "GFLOP fwd": lambda r: f"{r['forward_flops'] / _GIGA:.2f}",
+        "GFLOP bwd": lambda r: f"{r['backward_flops'] / _GIGA:.2f}",
+    }
+    memory: dict[str, Cell] = {
+        "total": lambda r: f"{r['memory_bytes'] / _MEGA:.2f}",
+        "parameters": lambda r: f"{r['parameters_bytes'] / _MEGA:.2f}",
+        "gradients": lambda r: f"{r['gradients_bytes'] / _MEGA:.2f}",
+        "as received": lambda r: f"{r['before_bytes'] / _MEGA:.2f}",
+        "optimizer": lambda r: f"{r['optimizer_bytes'] / _MEGA:.2f}",
+        "activations": lambda r: f"{r['activations_bytes'] / _MEGA:.2f}",
+    }
+    measured: dict[str, Cell] = {
+        "resident MB": lambda r: f"{r['measured_peak_bytes'] / _MEGA:.1f}",
+        "processor s": lambda r: f"{r['measured_step_seconds']:.3f}",
+    }
+    console.print(_table(title, rows, network))
+    console.print(_table("Memory of one local step, MB", rows, memory))
+    if "measured_peak_bytes" in rows[0]:
+        console.print(_table("One local step on this machine, one processor", rows, measured))
+
+
+def _table(
+    title: str,
+    rows: Sequence[dict[str, Any]],
+    columns: Mapping[str, Cell],
+) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
+    table.add_column("part", min_width=14, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row["part"], *(cell(row) for cell in columns.values()))
+    return table

@@ -1,0 +1,150 @@
+"""``privpart freeze-search``: which layers can stay at their start values."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from accounting import checks
+from privpart.cli import options
+from privpart.cli.options import Format
+from privpart.cli.output import as_csv
+from privpart.cli.recipes import Data, processors, recipe_for
+
+if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from privpart.freeze_search import Trial
+    from privpart.sweep import Recipe
+
+NOT_COVERED = (
+    "A search looks at accuracies. On the clients' private data it is a release of its own, which "
+    "no epsilon of the later training covers: search on public or proxy data, as here, and take "
+    "the result as a choice made without private data."
+)
+
+
+def freeze_search(
+    data: Annotated[Data, typer.Option(help="Public or proxy data to train on.")] = Data.DIGITS,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files.")
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(help="Points of accuracy that a block may cost and still be frozen, >= 0."),
+    ] = 1.0,
+    seeds: Annotated[int, typer.Option(help="Trainings per trial, the same seeds in each.")] = 3,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes; by default one per processor.")
+    ] = None,
+    form: options.FormatOption = Format.TABLE,
+) -> None:
+    """Find which layers to freeze: largest first, kept frozen while accuracy holds (FedPT).
+
+    Trains the demo's network without noise, once per layer and seed; normalisation always trains.
+    Example: privpart freeze-search --data digits --tolerance 2
+    """
+    checks.count("seeds", seeds)
+    checks.nonnegative("tolerance", tolerance)
+    jobs = checks.count("jobs", jobs if jobs is not None else processors())
+    recipe = recipe_for(data, data_dir)
+    rows, train = _search(recipe, tolerance, range(seeds), jobs)
+    if form is Format.JSON:
+        document = {
+            "schema": "privpart/freeze-search/1",
+            "data": data.value,
+            "rounds": recipe.rounds,
+            "tolerance": tolerance,
+            "seeds": seeds,
+            "train": train,
+            "rows": rows,
+            "not_covered": NOT_COVERED,
+        }
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    elif form is Format.CSV:
+        typer.echo(as_csv(rows), nl=False)
+        typer.echo(NOT_COVERED, err=True)
+    else:
+        _print_table(rows, train, data, recipe.rounds, tolerance)
+
+
+def _search(
+    recipe: "Recipe", tolerance: float, seeds: Sequence[int], jobs: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row per trial, and the patterns that train after the last one that was kept."""
+    from privpart.freeze_search import freeze_search as search
+    from privpart.freeze_search import layer_blocks
+    from privpart.sweep import Cell, sweep
+
+    size = recipe.load().train_x.shape[-1]
+    module = recipe.model(("*",), image_size=size, seed=0).module
+    names = [name for name, _ in module.named_parameters()]
+    blocks = layer_blocks(module)
+    accuracies: dict[tuple[str, ...], list[float]] = {}
+
+    def trained(frozen: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if name.rpartition(".")[0] not in frozen)
+
+    def accuracy(frozen: tuple[str, ...]) -> float:
+        typer.echo(f"training with {', '.join(frozen) or 'nothing'} frozen ...", err=True)
+        cells = [Cell("", trained(frozen), 0.0, seed) for seed in seeds]
+        accuracies[frozen] = list(sweep(recipe, cells, jobs=jobs))
+        return mean(accuracies[frozen])
+
+    trials = list(search(blocks, accuracy, tolerance=tolerance / 100))
+    numbers = sum(p.numel() for p in module.parameters())
+    rows = [_row(trial, accuracies, numbers) for trial in trials]
+    best = [trial for trial in trials if trial.kept][-1]
+    layers = dict.fromkeys(name.rpartition(".")[0] for name in trained(best.frozen))
+    return rows, [f"{layer}.*" for layer in layers]
+
+
+def _row(
+    trial: "Trial", accuracies: dict[tuple[str, ...], list[float]], numbers: int
+) -> dict[str, Any]:
+    full, found = accuracies[()], accuracies[trial.frozen]
+    differences = [part - whole for part, whole in zip(found, full, strict=True)]
+    return {
+        "frozen": " ".join(trial.frozen),
+        "trained": numbers - trial.numbers,
+        "reduction": numbers / (numbers - trial.numbers),
+        "accuracy": trial.accuracy,
+        "difference": mean(differences),
+        "difference_deviation": stdev(differences) if len(differences) > 1 else None,
+        "kept": trial.kept,
+    }
+
+
+def _print_table(
+    rows: Sequence[dict[str, Any]], train: Sequence[str], data: Data, rounds: int, tolerance: float
+) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{data}, {rounds} rounds without noise; a block may cost {tolerance:g} points",
+        box=SIMPLE_HEAD,
+        title_justify="left",
+    )
+    table.add_column("frozen")
+    for column in ("trained", "reduction", "accuracy (%)", "to full", ""):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        spread = row["difference_deviation"]
+        table.add_row(
+            row["frozen"].replace(" ", ", ") or "nothing",
+            f"{row['trained']:,}",
+            f"{row['reduction']:.1f}x",
+            f"{100 * row['accuracy']:.1f}",
+            f"{100 * row['difference']:+.1f}"
+            + ("" if spread is None else f" ± {100 * spread:.1f}"),
+            "kept" if row["kept"] else "no",
+        )
+    console = Console(width=100, highlight=False)
+    console.print(table)
+    typer.echo("Train " + " ".join(f"--train '{pattern}'" for pattern in train))
+    note = "Differences below their spread over seeds mean nothing. " + NOT_COVERED
+    typer.echo("\n" + fill(note, 96))

@@ -1,0 +1,181 @@
+"""Costs: what one round takes from one client, in bytes, seconds, FLOPs and memory.
+
+Everything is measured on the messages and on one local step, nothing is estimated from parameter
+counts. FLOPs are those of convolutions and matrix products, two per multiply-add; the backward
+pass is counted as it runs, so a frozen layer above a trained one costs its input gradient only.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from accounting import checks
+from privpart.client import LocalTraining
+from privpart.client import loss as loss_of
+from privpart.partial import PartialModel
+from privpart.wire import encode_model, encode_update
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Bytes per second of a client; the defaults are Wang et al. 2021's for real phones."""
+
+    down: float = 0.75e6
+    up: float = 0.25e6
+
+    def __post_init__(self) -> None:
+        checks.positive("down", self.down)
+        checks.positive("up", self.up)
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Bytes that are alive together when the backward pass of a local step begins.
+
+    Attributes:
+        parameters: trained and frozen, and buffers.
+        gradients: of the trained part.
+        before: the trained part as received, which the update is the difference to.
+        optimizer: its state.
+        activations: what the forward pass keeps for the backward pass, each storage once, without
+            parameters. Temporaries inside a single operation are not counted.
+    """
+
+    parameters: int
+    gradients: int
+    before: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """Sum of all, in bytes."""
+        return self.parameters + self.gradients + self.before + self.optimizer + self.activations
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCosts:
+    """What one round takes from one client.
+
+    Attributes:
+        trained: numbers that train.
+        numbers: numbers in all.
+        bytes_down: of the server's message; what a pretrained frozen part took to ship, once, is
+            not in it.
+        bytes_up: of the client's.
+        forward_flops: of all local steps of the round.
+        backward_flops: likewise.
+        memory: of one local step.
+    """
+
+    trained: int
+    numbers: int
+    bytes_down: int
+    bytes_up: int
+    forward_flops: int
+    backward_flops: int
+    memory: StepMemory
+
+    def to_dict(self, bandwidth: Bandwidth) -> dict[str, Any]:
+        """Return flat values for JSON and CSV, with the seconds that the messages take."""
+        row = asdict(self)
+        memory = row.pop("memory")
+        row["seconds_down"] = self.bytes_down / bandwidth.down
+        row["seconds_up"] = self.bytes_up / bandwidth.up
+        return (
+            row | {f"{k}_bytes": v for k, v in memory.items()} | {"memory_bytes": self.memory.total}
+        )
+
+
+def client_costs(
+    model: PartialModel,
+    x: Tensor,
+    y: Tensor,
+    *,
+    local: LocalTraining,
+    examples: int,
+) -> ClientCosts:
+    """Measure one local step on the batch ``x``, ``y`` and scale it to a round.
+
+    Args:
+        model: left as it was.
+        x: one batch of ``local.batch_size`` examples; their values do not matter.
+        y: their classes.
+        local: how the client trains.
+        examples: that the client holds, >= 1.
+    """
+    seen = _examples_seen(local, checks.count("examples", examples))
+    forward, backward = _flops(model, x, y)
+    return ClientCosts(
+        trained=model.dim,
+        numbers=model.numbers,
+        bytes_down=len(encode_model(model)),
+        bytes_up=len(encode_update(model, model.flat)),
+        forward_flops=forward * seen // len(x),
+        backward_flops=backward * seen // len(x),
+        memory=_memory(model, x, y, local),
+    )
+
+
+def _examples_seen(local: LocalTraining, examples: int) -> int:
+    """Examples that pass through the model in one round, repetitions included."""
+    if local.steps is None:
+        return local.epochs * examples
+    per_pass = math.ceil(examples / local.batch_size)
+    passes, rest = divmod(local.steps, per_pass)
+    return passes * examples + rest * min(local.batch_size, examples)
+
+
+def _flops(model: PartialModel, x: Tensor, y: Tensor) -> tuple[int, int]:
+    """Forward and backward FLOPs of one batch."""
+    with (
+        # FlopCounterMode counts nothing for the fused attention kernel of the CPU (torch 2.13)
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False) as forward,
+    ):
+        loss = loss_of(model.module(x), y)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()  # type: ignore[no-untyped-call]
+    model.gradient.zero_()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+def _memory(model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining) -> StepMemory:
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tensors = [*model.module.parameters(), *model.module.buffers()]
+    resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = loss_of(model.module(x), y)
+    activations = sum(size for place, size in kept.items() if place not in resident)
+    del loss
+    return StepMemory(
+        parameters=sum(resident.values()),
+        gradients=model.gradient.nbytes,
+        before=model.flat.nbytes,
+        optimizer=_optimizer_bytes(model, local),
+        activations=activations,
+    )
+
+
+def _optimizer_bytes(model: PartialModel, local: LocalTraining) -> int:
+    before = model.flat.clone()
+    optimizer = local.fresh_optimizer(model)
+    optimizer.step()
+    model.flat.copy_(before)
+    return sum(
+        value.nbytes
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    )

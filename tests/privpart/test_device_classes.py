@@ -1,0 +1,155 @@
+"""Device classes: zero fill keeps norms; one client still moves the sum by at most clip_norm."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+
+from accounting import BinaryTree, ConfigError, Participation
+from privpart import (
+    EmbeddedEngine,
+    LocalTraining,
+    PartialModel,
+    PrivacyPlan,
+    RoundTask,
+    SeededSource,
+    Server,
+    Users,
+)
+from privpart.device_classes import DeviceClasses
+from privpart.models import small_cnn
+
+STRONG, WEAK, WEAKEST = ["*"], ["norm.*", "dense2.*"], ["dense2.bias"]
+CLIP = 0.25
+USERS = Users(
+    torch.rand(16, 1, 8, 8, generator=torch.Generator().manual_seed(0)),
+    torch.arange(16) % 10,
+    torch.arange(16).split(2),
+)
+
+
+def model(train, seed=3):
+    return PartialModel(small_cnn(channels=(2, 4), hidden=8, image_size=8), train=train, seed=seed)
+
+
+def engine(train, seed=3):
+    return EmbeddedEngine(model(train, seed), USERS, local=LocalTraining(0.5), data_seed=1)
+
+
+def classes(*trains, server=STRONG):
+    engines = [engine(train) for train in trains]
+    return DeviceClasses(model(server), engines, lambda client: client % len(trains))
+
+
+def task(clients, clip_norm=CLIP):
+    return RoundTask(0, tuple(clients), clip_norm, "plan")
+
+
+def server(start):
+    plan = PrivacyPlan(
+        mechanism=BinaryTree(4),
+        participation=Participation(4, 4),
+        clip_norm=CLIP,
+        noise_multiplier=0,
+        report_goal=8,
+    )
+    return Server(plan, start, source=SeededSource(0))
+
+
+def test_equal_classes_are_the_plain_engine():
+    both, plain = classes(WEAK, WEAK, server=WEAK), engine(WEAK)
+    one, other = server(model(WEAK).flat), server(model(WEAK).flat)
+    for _ in range(3):
+        one.run_round(both.run(one.task(range(8)), one.parameters))
+        other.run_round(plain.run(other.task(range(8)), other.parameters))
+    assert torch.equal(one.parameters, other.parameters)
+    assert not torch.equal(one.parameters, model(WEAK).flat)
+
+
+def trained_by(patterns, shape):
+    """Which coordinates of the whole vector a class trains, by names alone."""
+    names = set(model(patterns).trainable)
+    parameters = model(STRONG).module.named_parameters()
+    mask = torch.cat([torch.full((p.numel(),), name in names) for name, p in parameters])
+    assert mask.shape == shape
+    return mask
+
+
+def test_the_update_is_the_class_update_with_zeros_elsewhere():
+    trains = (STRONG, WEAK, WEAKEST)
+    start = model(STRONG).flat
+    for update in classes(*trains).run(task(range(6)), start):
+        train = trains[update.client % 3]
+        alone = engine(train)
+        own = next(alone.run(task([update.client]), alone.model.flat.clone()))
+        mask = trained_by(train, start.shape)
+        assert torch.equal(update.delta[mask], own.delta)
+        assert not update.delta[~mask].any()
+        norms = float(update.delta.double().norm()), float(own.delta.double().norm())
+        assert norms[0] == pytest.approx(norms[1], rel=1e-12)
+        assert 0 < update.delta.double().norm() <= CLIP
+
+
+def test_a_weak_device_trains_against_the_current_model():
+    start = model(STRONG, seed=8).flat  # far from what the classes' seed gives
+    update = next(classes(STRONG, WEAK).run(task([1], clip_norm=1e6), start))
+    reference = model(STRONG)
+    reference.load(start)
+    rows = USERS.indices[1]
+    cross_entropy(reference.module(USERS.x[rows]), USERS.y[rows]).backward()
+    expected = torch.where(trained_by(WEAK, start.shape), -0.5 * reference.gradient, 0.0)
+    torch.testing.assert_close(update.delta, expected, rtol=1e-4, atol=1e-6)
+    assert expected.norm() > 0.01
+
+
+@given(st.lists(st.sampled_from(range(3)), min_size=8, max_size=8))
+@settings(max_examples=8)
+def test_one_client_moves_the_sum_by_at_most_clip_norm(kinds):
+    mixed = classes(STRONG, WEAK, WEAKEST)
+    mixed.class_of = kinds.__getitem__
+
+    def after(clients):
+        one = server(model(STRONG).flat)
+        one.run_round(mixed.run(one.task(clients), one.parameters))
+        return one.parameters.double()
+
+    everyone = after(range(8))
+    for gone in range(8):
+        moved = 8 * (everyone - after([c for c in range(8) if c != gone])).norm()
+        assert 0.99 * CLIP < moved <= CLIP * (1 + 1e-4)
+
+
+def test_a_divisor_per_coordinate_would_break_the_bound():
+    """Seven devices leave a part alone: a mean over those that trained it is one device's word."""
+    mixed = classes(STRONG, WEAK)
+    mixed.class_of = lambda client: int(client > 0)
+    start = model(STRONG).flat
+    deltas = torch.stack([u.delta.double() for u in mixed.run(task(range(8)), start)])
+    trained = trained_by(STRONG, start.shape), trained_by(WEAK, start.shape)
+    weights = torch.stack([trained[int(c > 0)] for c in range(8)]).double()
+
+    def mean(keep):
+        return (deltas[keep] * weights[keep]).sum(0) / weights[keep].sum(0).clamp(min=1)
+
+    moved = 8 * (mean(slice(None)) - mean(slice(1, None))).norm()
+    assert moved > 4 * CLIP
+
+
+def test_the_divisor_is_the_same_for_every_coordinate():
+    mixed = classes(STRONG, WEAK)
+    one = server(model(STRONG).flat)
+    start = one.parameters.clone()
+    total = sum(u.delta.double() for u in mixed.run(task(range(8)), start))
+    one.run_round(mixed.run(one.task(range(8)), start))
+    torch.testing.assert_close(one.parameters, (start + total / 8).float())
+
+
+def test_other_networks_are_refused():
+    with pytest.raises(ConfigError, match="own copy"):
+        DeviceClasses(model(WEAK), [engine(WEAKEST, seed=4)], lambda _: 0)
+    shared = engine(WEAK)
+    with pytest.raises(ConfigError, match="own copy"):
+        DeviceClasses(shared.model, [shared], lambda _: 0)
+    with pytest.raises(ConfigError, match="which the server does not"):
+        DeviceClasses(model(WEAK), [engine(STRONG)], lambda _: 0)

@@ -1,0 +1,21 @@
+"""Measured step: what a process of its own reports about one local step."""
+
+import sys
+
+import pytest
+
+from privpart import LocalTraining
+from privpart.measured import measured_step
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux resets a process's peak memory"
+)
+
+
+def test_a_step_holds_at_least_the_model_and_its_gradients():
+    step = measured_step("bag_of_words", ["*"], local=LocalTraining(0.1, batch_size=2), repeats=3)
+    assert len(step.seconds) == 3
+    assert 0 < min(step.seconds) <= step.median_seconds <= max(step.seconds) < 10
+    # 5,000,500 numbers: the model, its gradients and the values as received; and nowhere near
+    # what the process holds beside them
+    assert 3 * 20_002_000 < step.peak_bytes < 8 * 20_002_000
