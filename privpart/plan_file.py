@@ -12,7 +12,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
 
 from accounting import ConfigError, Mechanism, Participation, calibrate
 from privpart.adaptive_clipping import AdaptiveClipping
@@ -35,15 +35,15 @@ class Privacy(_Table):
     ``delta``.
     """
 
-    rounds: int
-    clip_norm: float
-    delta: float
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
-    report_goal: int | None = Field(default=None, description="None: clients_per_round")
-    minimum_cohort: int = 1
-    max_participations: int = 1
-    min_separation: int = 1
+    rounds: StrictInt
+    clip_norm: StrictFloat
+    delta: StrictFloat
+    noise_multiplier: StrictFloat | None = None
+    target_epsilon: StrictFloat | None = None
+    report_goal: StrictInt | None = Field(default=None, description="None: clients_per_round")
+    minimum_cohort: StrictInt = 1
+    max_participations: StrictInt = 1
+    min_separation: StrictInt = 1
     mechanism: MechanismChoice
     adaptive_clipping: AdaptiveClipping | None = None
 
@@ -54,7 +54,7 @@ class Model(_Table):
     name: str
     sizes: dict[str, Any] = Field(default_factory=dict, description="keywords of the network")
     train: list[str] = Field(default_factory=lambda: ["*"])
-    seed: int
+    seed: StrictInt
 
 
 class Data(_Table):
@@ -62,9 +62,9 @@ class Data(_Table):
 
     task: Literal["digits", "fashion-mnist"]
     directory: Path | None = None
-    users: int
-    clients_per_round: int
-    seed: int = 0
+    users: StrictInt
+    clients_per_round: StrictInt
+    seed: StrictInt = 0
 
 
 class PlanFile(_Table):

@@ -1,0 +1,112 @@
+"""Adaptive clipping: the cost of its bits, where it may act, and that it finds the quantile."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting import BinaryTree, ConfigError, Independent, Participation, guarantee
+from privpart import AdaptiveClipping, PrivacyPlan, SeededSource, Server
+from privpart.adaptive_clipping import restarts
+
+
+def plan(rounds=8, every=2, z=2.0, bits=5.0, clip=0.1, **change) -> PrivacyPlan:
+    return PrivacyPlan(
+        mechanism=BinaryTree(rounds, every),
+        participation=Participation(rounds, rounds),
+        clip_norm=clip,
+        noise_multiplier=z,
+        report_goal=100,
+        adaptive_clipping=AdaptiveClipping(bit_noise_multiplier=bits, **change),
+    )
+
+
+@given(z=st.floats(0.01, 100), ratio=st.floats(0.51, 1e4))
+def test_updates_and_bits_together_cost_what_the_plan_says(z, ratio):
+    """Zeroing a client moves the sum by clip_norm and the bits by 1/2, both through one encoder."""
+    adaptive = AdaptiveClipping(bit_noise_multiplier=ratio * z)
+    z_u = adaptive.update_noise_multiplier(z)
+    mechanism, run = BinaryTree(9, 4), Participation(9, 3, 2)
+    updates = guarantee(mechanism, run, noise_multiplier=z_u)
+    bits = guarantee(mechanism, run, noise_multiplier=2 * adaptive.bit_noise_multiplier)
+    both = updates.compose(bits)
+    planned = guarantee(mechanism, run, noise_multiplier=z)
+    assert both.mu == pytest.approx(planned.mu, rel=1e-9)
+    assert math.hypot(1 / z_u, 1 / (2 * adaptive.bit_noise_multiplier)) <= 1 / z
+
+
+def test_bits_that_cost_more_than_the_plan_are_refused():
+    with pytest.raises(ConfigError, match="above half the noise multiplier 2"):
+        plan(bits=1.0)
+
+
+def test_the_clip_norm_changes_only_where_a_tree_restarts():
+    assert restarts(BinaryTree(9, 4)) == {4, 8}
+    assert restarts(BinaryTree(8, 4)) == {4}
+    assert restarts(Independent(3)) == {1, 2}
+    for mechanism in (BinaryTree(8),):
+        with pytest.raises(ConfigError, match="only where the noise starts anew"):
+            restarts(mechanism)
+    one = Server(plan(every=3), torch.zeros(4), source=SeededSource(0))
+    norms = []
+    for _ in range(8):
+        task = one.task([])
+        norms.append(task.clip_norm)
+        one.run_round([task.update(0, torch.ones(4))])
+        assert one.last_clip_norm == norms[-1]
+    assert norms[0] == norms[1] == norms[2] != norms[3]
+    assert norms[3] == norms[4] == norms[5] != norms[6] == norms[7]
+
+
+class NoNoise:
+    """Draws zeros: shows what the noiseless part of the server does."""
+
+    private, identity = False, "zeros"
+
+    def claim(self, stream):
+        pass
+
+    def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
+        return torch.zeros(count) if out is None else out.zero_()
+
+
+def test_it_finds_the_quantile():
+    one = Server(plan(rounds=400, every=4, rate=0.5), torch.zeros(1), source=NoNoise())
+    lengths = torch.linspace(0.01, 1.0, 100)
+    while one.round < 400:
+        task = one.task([])
+        clipped = lengths.clamp(max=task.clip_norm)  # clients clip before they send
+        one.run_round(task.update(c, clipped[c : c + 1]) for c in range(100))
+    assert one.clip_norm == pytest.approx(0.5, abs=0.02)
+
+
+def test_noise_follows_the_clip_norm_of_its_tree():
+    """Servers that differ in the first clip norm only: so does their first noise."""
+    sums = []
+    for clip in (0.1, 0.4):
+        one = Server(plan(clip=clip), torch.zeros(5), source=SeededSource(1))
+        one.run_round([one.task([]).update(0, torch.zeros(5))])
+        sums.append(one.parameters * 100)
+    torch.testing.assert_close(sums[1], 4 * sums[0])
+
+
+def test_noise_on_the_bits_has_its_size_and_its_own_stream():
+    shares = []
+    for seed in range(400):
+        one = Server(plan(rounds=2, every=1, bits=50.0), torch.zeros(1), source=SeededSource(seed))
+        one.run_round([one.task([]).update(0, torch.zeros(1))])
+        shares.append(0.5 - math.log(one.clip_norm / 0.1) / 0.2)
+    inside = torch.tensor([s for s in shares if 0 < s < 1])
+    assert len(inside) > 250  # 50 / 100 = half a share: two thirds lie inside [0, 1]
+    assert 0.2 < float(inside.std()) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("quantile", 0.0), ("quantile", 1.0), ("rate", 0), ("bit_noise_multiplier", math.nan)],
+)
+def test_bad_settings(field, value):
+    with pytest.raises(ConfigError, match=field):
+        AdaptiveClipping(**{"bit_noise_multiplier": 5.0, field: value})

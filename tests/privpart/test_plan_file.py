@@ -1,0 +1,142 @@
+"""Plan files: what people write, what they get wrong, and what fixes the run."""
+
+from pathlib import Path
+
+import pytest
+
+from accounting import BinaryTree, BufferedToeplitz, ConfigError, Independent, Toeplitz
+from privpart import plan_file
+from privpart.plan import PrivacyPlan
+
+TEXT = Path("examples/digits.toml").read_text()
+
+
+def changed(old: str, new: str) -> str:
+    assert old in TEXT
+    return TEXT.replace(old, new)
+
+
+def test_the_example():
+    plan = plan_file.parse(TEXT)
+    promised = plan.privacy_plan()
+    assert isinstance(promised.mechanism, BufferedToeplitz)
+    assert promised.report_goal == 19
+    assert promised.context == plan.hash
+    assert plan.client.epochs == 2
+
+
+def test_spaces_and_comments_do_not_change_the_hash_and_every_value_does():
+    base = plan_file.parse(TEXT).hash
+    assert plan_file.parse(TEXT + "\n# a comment\n").hash == base
+    for old, new in [
+        ("noise_multiplier = 1.0", "noise_multiplier = 1.5"),
+        ("epochs = 2", "epochs = 3"),
+        ("seed = 7", "seed = 8"),
+        ('"conv*", ', ""),
+        ("momentum = 0.9", "momentum = 0.8"),
+        ("clients_per_round = 19", "clients_per_round = 18"),
+    ]:
+        assert plan_file.parse(changed(old, new)).hash != base
+
+
+def test_a_privacy_plan_survives_json():
+    promised = plan_file.parse(TEXT).privacy_plan()
+    again = PrivacyPlan.from_dict(promised.to_dict())
+    assert again == promised
+    assert again.hash == promised.hash
+    with pytest.raises(ConfigError, match="not a privacy plan"):
+        PrivacyPlan.from_dict(promised.to_dict() | {"clip": 1})
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "expected"),
+    [
+        ('{ name = "independent" }', Independent(72)),
+        ('{ name = "tree", restart_every = 9 }', BinaryTree(72, 9)),
+        (
+            '{ name = "tree", estimator = "online", release = "prefix" }',
+            BinaryTree(72, estimator="online", release="prefix"),
+        ),
+        ('{ name = "toeplitz", bands = 4 }', Toeplitz.square_root(72, bands=4)),
+        ('{ name = "toeplitz", coefficients = [1.0, 0.5] }', Toeplitz(72, (1.0, 0.5))),
+        ('{ name = "blt", decay = [0.9], scale = [0.3] }', BufferedToeplitz(72, [0.9], [0.3])),
+    ],
+)
+def test_mechanisms(mechanism, expected):
+    plan = plan_file.parse(changed('{ name = "blt" }', mechanism))
+    assert plan.privacy_plan().mechanism == expected
+
+
+def test_a_target_is_met_by_the_least_noise():
+    plan = plan_file.parse(changed("noise_multiplier = 1.0 ", "target_epsilon = 3.0"))
+    assert 3.0 * (1 - 1e-4) < plan.privacy_plan().guarantee().epsilon(1e-5) <= 3.0
+
+
+def test_adaptive_clipping_in_a_plan():
+    text = changed('{ name = "blt" }', '{ name = "tree", restart_every = 8 }')
+    text += "\n[privacy.adaptive_clipping]\nbit_noise_multiplier = 2.0\n"
+    adaptive = plan_file.parse(text).privacy_plan().adaptive_clipping
+    assert adaptive.bit_noise_multiplier == 2.0
+
+
+FAULTS = [
+    ("clip_norm = 0.3", "clip_nrom = 0.3", "privacy.clip_nrom: no such key. The nearest is clip_"),
+    ("clip_norm = 0.3", "clip_nrom = 0.3", "privacy.clip_norm: is missing"),
+    ("epochs = 2", "epoch = 2", "client.epoch: no such key. The nearest is epochs"),
+    (
+        'name = "blt" }',
+        'name = "blt", bufers = 2 }',
+        "privacy.mechanism.bufers: no such key. The n",
+    ),
+    ("[server]", "[sever]", "sever: no such key. The nearest is server"),
+    ('schema = "privpart/plan/1"', 'schema = "privpart/plan/2"', "schema: "),
+    ("rounds = 72", 'rounds = "many"', "privacy.rounds: "),
+    ("rounds = 72", "rounds = true", "privacy.rounds: "),
+    ("clip_norm = 0.3", "clip_norm = nan", "privacy.clip_norm: "),
+    ("momentum = 0.9", "momentum = 1.0", "server: momentum=1.0: must be at least 0 and below 1"),
+    ("learning_rate = 0.1", "learning_rate = -0.1", "client: learning_rate=-0.1: must be"),
+    ('task = "digits"', 'task = "mnist"', "data.task: "),
+    ('name = "blt"', 'name = "tee"', "privacy.mechanism.name: "),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), FAULTS)
+def test_faults_are_named(old, new, sentence):
+    with pytest.raises(ConfigError) as error:
+        plan_file.parse(changed(old, new), name="mine.toml")
+    assert str(error.value).startswith("mine.toml is no plan:")
+    assert sentence in str(error.value)
+
+
+LATER = [
+    (
+        "noise_multiplier = 1.0 ",
+        "",
+        "give either noise_multiplier or target",
+    ),
+    (
+        "noise_multiplier = 1.0 ",
+        "noise_multiplier = 1.0\ntarget_epsilon = 2.0 ",
+        "plan has both",
+    ),
+    ('name = "blt"', 'name = "blt", decay = [0.9]', "decay and scale of a BLT belong together"),
+    ('name = "blt"', 'name = "blt", restart_every = 2', "only for --mechanism tree"),
+    ("clip_norm = 0.3", "clip_norm = 0.0", "clip_norm=0"),
+    ("rounds = 72", "rounds = 0", "rounds=0"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), LATER)
+def test_values_out_of_range(old, new, sentence):
+    with pytest.raises(ConfigError, match=sentence.split(";")[0]):
+        plan_file.parse(changed(old, new)).privacy_plan()
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        plan_file.read(tmp_path / "nothing.toml")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        plan_file.read(tmp_path / "bytes")
+    with pytest.raises(ConfigError, match="plan is no TOML"):
+        plan_file.parse("rounds = = 3")
