@@ -110,7 +110,7 @@ def _deviations(
             found.append(f"a client took part {k} times, {limits.max_participations} allowed")
         if k > 1 and b < limits.min_separation:
             found.append(
-                f"a client came back after {b} rounds, {limits.min_separation} are the least"
+                f"rounds of one client lie {b} apart, {limits.min_separation} is the least"
             )
     if plan.adaptive_clipping is None:
         found += [

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from accounting import ConfigError, Participation, PrivacyReport, checks
+from accounting import ConfigError, Mechanism, Participation, PrivacyReport, checks
 from accounting.statement import up
 from privpart.cli import options
 from privpart.cli.options import Against, Format, MethodName
@@ -16,14 +16,22 @@ _EXCEEDED = 3
 
 
 def epsilon(
-    rounds: options.Rounds,
+    rounds: Annotated[
+        int | None, typer.Option(help="Training rounds, each of which releases a model.")
+    ] = None,
     noise_multiplier: Annotated[
-        float,
+        float | None,
         typer.Option(
             help="Noise standard deviation per coordinate / clip norm, on the scale of the sum."
         ),
-    ],
-    delta: options.Delta,
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="Plan file to read all of this from, as `privpart train` does."),
+    ] = None,
     mechanism: options.MechanismOption = MechanismName.TREE,
     max_participations: options.MaxParticipations = 1,
     min_separation: options.MinSeparation = 1,
@@ -57,7 +65,6 @@ def epsilon(
     if statement and form is not Format.TABLE:
         raise ConfigError(f"statement=True: is prose; leave out --format {form}.")
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
-    participation = Participation(rounds, max_participations, min_separation)
     choice = MechanismChoice(
         name=mechanism,
         restart_every=restart_every,
@@ -67,8 +74,20 @@ def epsilon(
         bands=bands,
         buffers=buffers,
     )
+    if plan is not None:
+        said = (rounds, noise_multiplier, max_participations, min_separation, choice)
+        if said != (None, None, 1, 1, _DEFAULT):
+            raise ConfigError(f"plan={plan}: says it all; leave out the options it contains.")
+        choice, participation, built, noise_multiplier, delta = _planned(plan, delta)
+    elif rounds is None or noise_multiplier is None or delta is None:
+        raise ConfigError(
+            "--rounds, --noise-multiplier and --delta are needed; or --plan FILE, which has them."
+        )
+    else:
+        participation = Participation(rounds, max_participations, min_separation)
+        built = choice.build(participation)
     report = PrivacyReport.of(
-        choice.build(participation),
+        built,
         participation,
         noise_multiplier=noise_multiplier,
         delta=delta,
@@ -87,3 +106,23 @@ def epsilon(
     if limit is not None and report.epsilon > limit:
         typer.echo(f"privpart: epsilon {up(report.epsilon)} exceeds {limit:g}.", err=True)
         raise typer.Exit(_EXCEEDED)
+
+
+_DEFAULT = MechanismChoice(name=MechanismName.TREE)
+
+
+def _planned(
+    path: Path, delta: float | None
+) -> tuple[MechanismChoice, Participation, Mechanism, float, float]:
+    """Read a plan file; takes a second, because plans name optimisers, which need torch."""
+    from privpart.plan_file import read
+
+    plan = read(path)
+    promised = plan.privacy_plan()
+    return (
+        plan.privacy.mechanism,
+        promised.participation,
+        promised.mechanism,
+        promised.noise_multiplier,
+        plan.privacy.delta if delta is None else delta,
+    )

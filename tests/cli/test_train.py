@@ -1,0 +1,135 @@
+"""``privpart train`` and ``privpart report``, as a person calls them."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PLAN = """
+schema = "privpart/plan/1"
+[privacy]
+rounds = 8
+clip_norm = 1          # an integer is a number
+noise_multiplier = 1.0
+delta = 1e-5
+mechanism = { name = "tree", estimator = "online" }
+[model]
+name = "small_cnn"
+sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
+train = ["dense2.*"]
+seed = 7
+[data]
+task = "digits"
+users = 1437
+clients_per_round = 4
+[client]
+learning_rate = 0.1
+[server]
+learning_rate = 0.3
+"""
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.toml"
+    path.write_text(PLAN)
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(privpart, plan, tmp_path_factory):
+    """A finished run, and what the command said."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    state = str(tmp_path_factory.mktemp("witnesses"))
+    os.environ["PRIVPART_STATE_DIR"] = state
+    return out, privpart("train", "--plan", str(plan), "--out", str(out), "--format", "json")
+
+
+def test_a_whole_run_with_its_report(done, privpart):
+    out, told = done
+    assert told.returncode == 0, told.stderr
+    report = json.loads(told.stdout)
+    assert (report["schema"], report["rounds"], report["complete"]) == ("privpart/run/1", 8, True)
+    assert report["guarantee"]["status"] == "conditional"
+    assert "test accuracy" in told.stderr
+    again = privpart("report", str(out), "--format", "json")
+    assert json.loads(again.stdout) == report
+    assert not (out / "key").exists()
+    assert (out / "plan.toml").read_text() == PLAN
+
+
+def test_report_as_text_prose_csv_and_ci_gate(done, privpart):
+    out, _ = done
+    text = privpart("report", str(out), "--vouch", "choices", "--vouch", "floating-point")
+    assert "HOLDS: all that it rests on was enforced or verified" in text.stdout
+    assert "8 rounds (complete), a client in at most 1" in text.stdout
+    assert "vouched for by whoever asked" in " ".join(text.stdout.split())
+    assert "Enforced by the code that ran" in privpart("report", str(out), "--statement").stdout
+    assert privpart("report", str(out), "--format", "csv").stdout.startswith("schema,run_id,plan")
+    over = privpart("report", str(out), "--max-epsilon", "0.5")
+    assert over.returncode == 3
+    assert "exceeds 0.5" in over.stderr
+
+
+def test_a_changed_ledger_is_one_sentence(done, privpart, tmp_path):
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / "ledger.sqlite").write_bytes((done[0] / "ledger.sqlite").read_bytes())
+    with sqlite3.connect(changed / "ledger.sqlite") as db:
+        db.execute("UPDATE rounds SET counted = 1 WHERE round = 3")
+    db.close()
+    told = privpart("report", str(changed))
+    assert told.returncode == 2
+    assert "does not follow from the rows before it" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--out", "x"], "plan is missing: pass --plan FILE to begin a run, or --resume"),
+        (["--out", "x", "--resume"], "x holds no run: there is no such folder"),
+        (
+            ["--out", "x", "--resume", "--seed", "1"],
+            "the run has its plan, its start and its noise",
+        ),
+        (["--out", "x", "--plan", "nothing.toml"], "plan nothing.toml cannot be read"),
+    ],
+)
+def test_wrong_calls_are_one_sentence(privpart, arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = privpart("train", *arguments)
+    assert told.returncode == 2
+    assert sentence in " ".join(told.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_by_the_keyboard_and_resumed(privpart, tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(PLAN.replace("rounds = 8", "rounds = 359").replace("= 1437", "= 1437"))
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "privpart.cli.main", "train", "--plan", str(plan)]
+    process = subprocess.Popen(
+        [*command, "--out", str(out), "--seed", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(out.glob("state-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert stdout == ""
+    assert f"Go on with: privpart train --resume --out {out}" in " ".join(stderr.split())
+    resumed = privpart("train", "--resume", "--out", str(out), "--format", "json")
+    assert resumed.returncode == 0, resumed.stderr
+    report = json.loads(resumed.stdout)
+    assert (report["rounds"], report["guarantee"]["status"]) == (359, "not-private")

@@ -1,0 +1,186 @@
+"""The report of a run says what its ledger shows, and what a fork adds."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+from accounting import BinaryTree, ConfigError, Participation, PrivacyReport, guarantee
+from privpart import PrivacyPlan, RunFolder, Server, fit
+from privpart.fork import fork
+from privpart.ledger import Ledger, next_row
+from privpart.run_report import run_report, vouched
+
+DIM = 4
+
+
+def plan(rounds=6, k=2, b=3, **change) -> PrivacyPlan:
+    fields = {
+        "mechanism": BinaryTree(rounds),
+        "participation": Participation(rounds, k, b),
+        "clip_norm": 0.5,
+        "noise_multiplier": 4.0,
+        "report_goal": 2,
+    }
+    return PrivacyPlan(**(fields | change))
+
+
+class Clients:
+    def run(self, task, start):
+        for client in task.clients:
+            yield task.update(client, torch.full_like(start, 0.1))
+
+
+COHORTS = [[0, 1], [2, 3], [4, 5], [0, 1], [6, 7], [8, 9]]
+
+
+def train(run: RunFolder, rounds: int) -> None:
+    server = Server(run.plan, torch.zeros(DIM), source=run.source())
+    run.restore(server)
+    fit(server, Clients(), COHORTS[:rounds], commit=run.commit)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with RunFolder.create(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run:
+        train(run, 5)
+    return tmp_path / "run"
+
+
+def statuses(report: PrivacyReport) -> dict[str, str]:
+    return {a.code: a.status for a in report.assumptions}
+
+
+def test_a_run_that_kept_to_its_plan_has_the_plans_epsilon(folder):
+    found = run_report(folder)
+    assert found.guarantee.epsilon == plan().guarantee().epsilon(1e-6)
+    assert (found.rounds, found.planned_rounds, found.complete) == (5, 6, False)
+    assert found.realised == Participation(6, 2, 3)
+    assert found.deviations == ()
+    assert found.guarantee.status == "conditional"
+    assert statuses(found.guarantee) == {
+        "participation": "verified",
+        "clipping": "enforced",
+        "divisor": "enforced",
+        "noise": "enforced",
+        "choices": "asserted",
+        "floating-point": "asserted",
+    }
+    assert json.loads(json.dumps(found.to_dict()))["guarantee"]["status"] == "conditional"
+    assert run_report(folder, delta=1e-3).guarantee.delta == 1e-3
+
+
+def test_it_holds_when_somebody_answers_for_the_rest(folder):
+    found = vouched(vouched(run_report(folder), "choices"), "floating-point")
+    assert found.guarantee.status == "holds"
+    with pytest.raises(ConfigError, match="vouch='clipping': must be one of choices, floating-po"):
+        vouched(run_report(folder), "clipping")
+
+
+def test_it_can_be_read_while_the_run_goes_on(folder):
+    with RunFolder.open(folder) as run:
+        assert run_report(folder).rounds == 5
+        train(run, 6)
+        assert run_report(folder).complete
+
+
+def test_a_seeded_run_is_not_private(tmp_path):
+    with RunFolder.create(tmp_path / "run", plan(), seed=1) as run:
+        train(run, 1)
+    with pytest.raises(ConfigError, match="delta is missing"):
+        run_report(tmp_path / "run")
+    found = run_report(tmp_path / "run", delta=1e-6)
+    assert found.guarantee.status == "not-private"
+    assert statuses(found.guarantee)["noise"] == "asserted"
+
+
+def test_an_adopted_run_says_so(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
+    RunFolder.open(folder, adopt=True).close()
+    found = run_report(folder).guarantee
+    noise = next(a for a in found.assumptions if a.code == "noise")
+    assert noise.status == "asserted"
+    assert "adopted after 5 rounds" in noise.evidence
+
+
+@pytest.mark.parametrize(
+    ("clients", "sentence", "realised"),
+    [
+        ([0], "a client took part 3 times, 2 allowed", Participation(6, 3, 2)),
+        ([6], "rounds of one client lie 1 apart, 3 is the least", Participation(6, 2, 1)),
+    ],
+)
+def test_a_run_that_left_its_plan_claims_nothing(folder, clients, sentence, realised):
+    """Somebody's own server wrote a proper ledger, but did not keep the limits."""
+    ledger = Ledger(folder / "ledger.sqlite")
+    last = ledger.rows()[-1]
+    row = next_row(last.chain, round_=5, state="0" * 64, clip_norm=0.5, received=1, clients=clients)
+    ledger.append(row, clients)
+    ledger.close()
+    found = run_report(folder)
+    assert sentence in found.deviations
+    assert found.realised == realised
+    assert found.guarantee.status == "does-not-hold"
+    worse = guarantee(BinaryTree(6), realised, noise_multiplier=4.0).epsilon(1e-6)
+    assert found.guarantee.epsilon >= worse > plan().guarantee().epsilon(1e-6)
+
+
+def test_rounds_beyond_the_plan_and_another_clip_norm(folder):
+    ledger = Ledger(folder / "ledger.sqlite")
+    for round_ in (5, 6):
+        head = ledger.rows()[-1].chain
+        clip = 0.5 if round_ == 5 else 0.7
+        someone = [20 + round_]
+        row = next_row(head, round_=round_, state="", clip_norm=clip, received=1, clients=someone)
+        ledger.append(row, someone)
+    ledger.close()
+    found = run_report(folder)
+    assert "7 rounds, 6 planned" in found.deviations
+    assert "round 6 was clipped to 0.7, planned 0.5" in found.deviations
+    assert found.guarantee.status == "does-not-hold"
+
+
+def test_a_fork_goes_on_from_the_model_and_adds_the_cost(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "backup")
+    with RunFolder.open(folder) as run:
+        train(run, 6)
+    with pytest.raises(ConfigError, match="begin a fork"):
+        RunFolder.open(tmp_path / "backup")
+    with fork(tmp_path / "backup", tmp_path / "fork", plan(), facts={"delta": 1e-6}) as run:
+        assert (run.path / "key").read_bytes() != (tmp_path / "backup" / "key").read_bytes()
+        server = Server(run.plan, torch.zeros(DIM), source=run.source())
+        run.restore(server)
+        assert server.parameters.abs().sum() > 0  # the old model, not the plan's start
+        fit(server, Clients(), COHORTS[:2], commit=run.commit)
+    with RunFolder.open(tmp_path / "fork") as run:
+        train(run, 6)
+    both = run_report(tmp_path / "fork").guarantee
+    alone = plan().guarantee().mu
+    assert both.mu == pytest.approx(alone * math.sqrt(2))
+    assert both.earlier_mu == pytest.approx(alone)
+    assert "An earlier run on the same data" in both.statement()
+    with fork(tmp_path / "fork", tmp_path / "third", plan(), facts={"delta": 1e-6}):
+        pass
+    third = run_report(tmp_path / "third").guarantee
+    assert third.mu == pytest.approx(alone * math.sqrt(3))
+
+
+def test_what_cannot_be_forked(folder, tmp_path):
+    with RunFolder.create(tmp_path / "seeded", plan(), seed=1) as run:
+        train(run, 1)
+    with pytest.raises(ConfigError, match="was not private"):
+        fork(tmp_path / "seeded", tmp_path / "new", plan())
+    with RunFolder.create(tmp_path / "fresh", plan()):
+        pass
+    with pytest.raises(ConfigError, match="holds no state"):
+        fork(tmp_path / "fresh", tmp_path / "new", plan())
+
+
+def test_a_start_that_was_changed_is_refused(folder, tmp_path):
+    with fork(folder, tmp_path / "fork", plan()) as run:
+        (run.path / "start.safetensors").write_bytes(b"")
+        server = Server(run.plan, torch.zeros(DIM), source=run.source())
+        with pytest.raises(ConfigError, match="not the state that the ledger names"):
+            run.restore(server)
