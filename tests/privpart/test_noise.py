@@ -266,6 +266,47 @@ def test_pieces_threads_and_buffers_change_no_bit(mechanism):
         assert torch.equal(noise[:BLOCK], block)
 
 
+def test_pieces_follow_each_other():
+    """Every piece has draws of its own: a stream of fresh noise is the source's draw, whole."""
+    source, dim = SeededSource(4), 2 * BLOCK + 5
+    noise = NoiseStream(Independent(1), dim=dim, stddev=0.3, source=source).next()
+    assert torch.equal(noise, source.normal(0, dim, stddev=0.3))
+    assert len(torch.unique(noise)) > 0.95 * dim
+
+
+class ThreadCount(UnitVectors):
+    def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
+        self.asked.append(torch.get_num_threads())
+        return out.zero_()
+
+
+def test_a_round_runs_on_one_thread():
+    """So that no library splits a piece where its last bits would depend on the split."""
+    before = torch.get_num_threads()
+    source = ThreadCount()
+    try:
+        torch.set_num_threads(3)
+        NoiseStream(Independent(1), dim=4, stddev=1.0, source=source).next()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert source.asked == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mechanism", LAW, ids=repr)
+def test_a_stream_on_another_device(mechanism):
+    fields = {"dim": BLOCK + 5, "stddev": 1.5, "source": SeededSource(2)}
+    here, there = (NoiseStream(mechanism, device=device, **fields) for device in ("cpu", "cuda"))
+    for _ in range(mechanism.rounds):
+        resumed = NoiseStream(mechanism, device="cuda", **fields)
+        resumed.load_state_dict(there.state_dict())
+        noise = there.next()
+        assert torch.equal(resumed.next(), noise)
+        torch.testing.assert_close(noise.cpu(), here.next(), rtol=1e-5, atol=1e-5)
+
+
 def test_no_noise_beyond_the_plan():
     stream = NoiseStream(BinaryTree(3), dim=4, stddev=1.0, source=SeededSource(0))
     for _ in range(3):
@@ -313,14 +354,14 @@ class Failing(UnitVectors):
 
     def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
         if start:
-            raise KeyboardInterrupt
+            raise MemoryError
         return out.normal_(generator=torch.Generator().manual_seed(index))
 
 
 def test_an_interrupted_round_ends_the_stream():
     """Half of its state has moved: to go on would break the correlation without a sign."""
     stream = NoiseStream(BinaryTree(3), dim=BLOCK + 1, stddev=1.0, source=Failing())
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(MemoryError):
         stream.next()
     for use in (stream.next, stream.cumulative, stream.state_dict):
         with pytest.raises(ConfigError, match="round 0 was interrupted halfway"):
