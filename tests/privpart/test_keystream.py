@@ -50,6 +50,22 @@ def test_the_number_of_threads_changes_no_bit():
     assert torch.equal(draws[0], draws[2])
 
 
+def test_every_block_is_computed_by_one_thread(monkeypatch):
+    seen = []
+
+    def block(key, counter, stddev, out):
+        seen.append(torch.get_num_threads())
+
+    monkeypatch.setattr("privpart.keystream._gaussian_block", block)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        SeededSource(1).normal(0, BLOCK + 1)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 1]
+
+
 def test_no_two_addresses_share_a_draw():
     """Neighbouring streams, indices and blocks, and their carries into each other."""
     source = SeededSource(0)
