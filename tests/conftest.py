@@ -3,12 +3,10 @@
 import pytest
 from hypothesis import settings
 
-from privpart.witness import VARIABLE
-
 settings.register_profile("ci", derandomize=True, database=None, deadline=None, max_examples=100)
 settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)
 def _witnesses_of_tests_stay_out_of_the_home_directory(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path_factory.getbasetemp() / "witnesses"))
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path_factory.getbasetemp() / "witnesses"))
