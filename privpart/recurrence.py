@@ -85,8 +85,8 @@ class BufferedNoise:
         draw(t, out)
         for buffer, scale in zip(state, self.scale, strict=True):
             out.sub_(buffer, alpha=scale)
-        for buffer, decay in zip(state, self.decay, strict=True):
-            torch.add(out, buffer, alpha=decay, out=buffer)
+        decay = state.new_tensor(self.decay)[:, None]
+        torch.addcmul(out.expand_as(state), state, decay, out=state)
 
 
 class ToeplitzNoise:
