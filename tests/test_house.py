@@ -59,3 +59,15 @@ def test_readme_blocks_run():
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
+
+
+def test_every_silent_failure_names_tests_that_exist():
+    text = (ROOT / "docs" / "silent-failures.md").read_text()
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", text))
+    defined = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert len(named) > 30
+    assert not named - defined
