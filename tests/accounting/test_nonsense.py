@@ -27,7 +27,8 @@ from accounting import (
 
 RUN = BinaryTree(64), Participation(64)
 SAMPLING = PoissonSampling(10, 1000)
-REPORT = PrivacyReport.of(*RUN, noise_multiplier=4.0, delta=1e-6)
+EARLIER = Guarantee(0.5)
+REPORT = PrivacyReport.of(*RUN, noise_multiplier=4.0, delta=1e-6, earlier=EARLIER)
 BUDGET = {"noise_multiplier": 40.0, "target_epsilon": 2.0, "delta": 1e-6}
 NOTHING: dict = {}
 
@@ -154,7 +155,7 @@ NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
 
 MAY_BE_ZERO = {
     ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
-    ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
+    ("PrivacyReport", "earlier_mu"), ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
     ("Participation.from_tf_privacy", "min_separation"),
 }  # fmt: skip
 NONSENSE = [math.nan, math.inf, -math.inf, -1, -1e-9, "1", True, None, 0, 1.5, 1e301, [1.0], 1j]

@@ -262,3 +262,13 @@ def test_a_prefix_release_states_its_condition_and_the_fingerprint_its_parameter
     assert reports[1].epsilon < reports[0].epsilon
     assert reports[0].mechanism_fingerprint != reports[1].mechanism_fingerprint
     assert reports[0].mechanism_fingerprint == fingerprint(plain)
+
+
+def test_an_earlier_run_is_included():
+    before = Guarantee(2.0)
+    alone, both = make(), make(earlier=before)
+    assert both.mu == pytest.approx(math.hypot(alone.mu, 2.0))
+    assert both.epsilon > alone.epsilon
+    assert PrivacyReport.from_json(both.to_json()) == both
+    with pytest.raises(ConfigError, match="mu="):
+        replace(alone, earlier_mu=2.0)
