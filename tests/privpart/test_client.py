@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
+from privpart.client import loss
 from privpart.models import small_cnn
 
 PART = ["conv*", "norm.*", "dense2.*"]
@@ -59,6 +60,15 @@ def test_local_training_is_the_plain_optimizer_on_the_trainable_part(train, name
     after = flat_of(reference, model.trainable)
     torch.testing.assert_close(update, after - start, rtol=1e-4, atol=1e-6)
     assert update.norm() > 0.01
+
+
+def test_loss_of_a_language_model_is_the_mean_over_tokens_without_padding():
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    words = torch.tensor([[1, 4, -100], [0, -100, -100]])
+    by_hand = -logits.log_softmax(2)
+    expected = (by_hand[0, 0, 1] + by_hand[0, 1, 4] + by_hand[1, 0, 0]) / 3
+    torch.testing.assert_close(loss(logits, words), expected)
+    torch.testing.assert_close(loss(logits[0], words[0]), by_hand[0, [0, 1], [1, 4]].mean())
 
 
 def test_steps_cut_the_passes_off():
