@@ -82,6 +82,24 @@ def test_steps_cut_the_passes_off():
     assert rows(LocalTraining(0.1, batch_size=4, steps=2)) == passes[:2]
 
 
+@pytest.mark.parametrize("clip_norm", [1e-3, 1e6])
+def test_an_update_outlives_the_next_client(clip_norm):
+    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
+    start = model.flat.clone()
+    local = LocalTraining(0.1)
+
+    def update(seed):
+        rows = examples(6, seed)
+        return client_update(
+            model, start, *rows, local=local, clip_norm=clip_norm, generator=torch.Generator()
+        )
+
+    first = update(0)
+    kept = first.clone()
+    assert not torch.equal(update(1), kept)
+    assert torch.equal(first, kept)
+
+
 def test_a_client_without_examples_sends_zero():
     model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
     x, y = examples(0)
