@@ -100,12 +100,21 @@ def client_update(
         after - before, shape (d,), clipped: see ``clip``.
     """
     model.load(start)
+    _train(model, x, y, local, generator)
+    # where the gradients were: a client holds no copy beside those that training needed
+    delta = torch.sub(model.flat, start, out=model.gradient)
+    clipped = clip(delta, clip_norm)
+    return delta.clone() if clipped is delta else clipped
+
+
+def _train(
+    model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining, generator: torch.Generator
+) -> None:
     optimizer = local.fresh_optimizer(model)
     for batch in local.batches(len(x), generator):
         model.gradient.zero_()
         loss(model.module(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return clip(model.flat - start, clip_norm)
 
 
 def loss(logits: Tensor, y: Tensor) -> Tensor:

@@ -33,8 +33,11 @@ def freeze_search(
     ] = None,
     tolerance: Annotated[
         float,
-        typer.Option(help="Points of accuracy that a block may cost and still be frozen, >= 0."),
-    ] = 1.0,
+        typer.Option(
+            help="Points of accuracy that a block may cost and still be frozen, >= 0; below the "
+            "spread over seeds it is chance that decides."
+        ),
+    ] = 2.0,
     seeds: Annotated[int, typer.Option(help="Trainings per trial, the same seeds in each.")] = 3,
     jobs: Annotated[
         int | None, typer.Option(help="Processes; by default one per processor.")
@@ -44,7 +47,7 @@ def freeze_search(
     """Find which layers to freeze: largest first, kept frozen while accuracy holds (FedPT).
 
     Trains the demo's network without noise, once per layer and seed; normalisation always trains.
-    Example: privpart freeze-search --data digits --tolerance 2
+    Example: privpart freeze-search --data digits --tolerance 3
     """
     checks.count("seeds", seeds)
     checks.nonnegative("tolerance", tolerance)

@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
+from privpart.client import loss
 from privpart.models import small_cnn
 
 PART = ["conv*", "norm.*", "dense2.*"]
@@ -61,6 +62,15 @@ def test_local_training_is_the_plain_optimizer_on_the_trainable_part(train, name
     assert update.norm() > 0.01
 
 
+def test_loss_of_a_language_model_is_the_mean_over_tokens_without_padding():
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    words = torch.tensor([[1, 4, -100], [0, -100, -100]])
+    by_hand = -logits.log_softmax(2)
+    expected = (by_hand[0, 0, 1] + by_hand[0, 1, 4] + by_hand[1, 0, 0]) / 3
+    torch.testing.assert_close(loss(logits, words), expected)
+    torch.testing.assert_close(loss(logits[0], words[0]), by_hand[0, [0, 1], [1, 4]].mean())
+
+
 def test_steps_cut_the_passes_off():
     def rows(local):
         return [b.tolist() for b in local.batches(10, torch.Generator().manual_seed(5))]
@@ -70,6 +80,24 @@ def test_steps_cut_the_passes_off():
     assert sorted(row for batch in passes[:3] for row in batch) == list(range(10))
     assert rows(LocalTraining(0.1, batch_size=4, steps=7)) == passes[:7]
     assert rows(LocalTraining(0.1, batch_size=4, steps=2)) == passes[:2]
+
+
+@pytest.mark.parametrize("clip_norm", [1e-3, 1e6])
+def test_an_update_outlives_the_next_client(clip_norm):
+    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
+    start = model.flat.clone()
+    local = LocalTraining(0.1)
+
+    def update(seed):
+        rows = examples(6, seed)
+        return client_update(
+            model, start, *rows, local=local, clip_norm=clip_norm, generator=torch.Generator()
+        )
+
+    first = update(0)
+    kept = first.clone()
+    assert not torch.equal(update(1), kept)
+    assert torch.equal(first, kept)
 
 
 def test_a_client_without_examples_sends_zero():
