@@ -131,6 +131,8 @@ def _solve(
         return Participation(n, min(k, -(-n // b)), b)
     mechanism = choice.build(Participation(rounds))
     if solve is Unknown.MAX_PARTICIPATIONS:
+        if k != 1:
+            raise ConfigError(f"max_participations={k}: that is what is solved for; leave it out.")
         k = most_participations(
             mechanism,
             noise_multiplier=z,
@@ -140,6 +142,8 @@ def _solve(
             method=method,
         )
     else:
+        if b != 1:
+            raise ConfigError(f"min_separation={b}: that is what is solved for; leave it out.")
         b = least_separation(
             mechanism,
             max_participations=k,

@@ -52,7 +52,9 @@ def epsilon(
     plot: Annotated[
         Path | None, typer.Option(help="Also draw epsilon into this picture (.png, .svg, .pdf).")
     ] = None,
-    plot_against: Annotated[Against, typer.Option(help="What the picture varies.")] = Against.NOISE,
+    plot_against: Annotated[
+        Against | None, typer.Option(help="What the picture varies; by default the noise.")
+    ] = None,
     statement: Annotated[
         bool, typer.Option("--statement", help="Print the report in plain English instead.")
     ] = False,
@@ -62,8 +64,7 @@ def epsilon(
 
     Example: privpart epsilon --mechanism tree --rounds 1600 --noise-multiplier 1.13 --delta 1e-6
     """
-    if statement and form is not Format.TABLE:
-        raise ConfigError(f"statement=True: is prose; leave out --format {form}.")
+    _refuse_contradictions(statement, form, plot, plot_against)
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     choice = MechanismChoice(
         name=mechanism,
@@ -98,7 +99,7 @@ def epsilon(
     if plot is not None:
         from privpart.cli.budget_plot import draw
 
-        draw(choice, report, against=plot_against, path=plot)
+        draw(choice, report, against=plot_against or Against.NOISE, path=plot)
     if statement:
         typer.echo(report.statement())
     else:
@@ -106,6 +107,15 @@ def epsilon(
     if limit is not None and report.epsilon > limit:
         typer.echo(f"privpart: epsilon {up(report.epsilon)} exceeds {limit:g}.", err=True)
         raise typer.Exit(_EXCEEDED)
+
+
+def _refuse_contradictions(
+    statement: bool, form: Format, plot: Path | None, plot_against: Against | None
+) -> None:
+    if statement and form is not Format.TABLE:
+        raise ConfigError(f"statement=True: is prose; leave out --format {form}.")
+    if plot_against is not None and plot is None:
+        raise ConfigError(f"plot_against={plot_against}: needs --plot FILE to draw into.")
 
 
 _DEFAULT = MechanismChoice(name=MechanismName.TREE)

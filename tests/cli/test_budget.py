@@ -48,6 +48,8 @@ def test_exact_is_the_default_and_json_is_the_whole_of_stdout(privpart):
         (["--max-epsilon", "0"], "--max-epsilon 0: must be positive"),
         (["--mechanism", "independent", "--restart-every", "4"], "only for --mechanism tree"),
         (["--mechanism", "forest"], "'independent'"),
+        (["--plot-against", "rounds"], "--plot-against rounds: needs --plot FILE"),
+        (["--plan", "plan.toml"], "says it all; leave out the options it contains"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(privpart, change, fault):
@@ -169,7 +171,10 @@ def test_plot_into_nowhere_is_one_sentence(privpart, tmp_path):
 )
 def test_calibrate_for_something_else_spends_the_budget_and_no_more(privpart, solve, field):
     run = ["--noise-multiplier", "40", "--target-epsilon", "1.5", "--delta", "1e-6",
-           "--rounds", "512", "--max-participations", "5", "--min-separation", "50"]  # fmt: skip
+           "--rounds", "512"]  # fmt: skip
+    limits = {"max-participations": "5", "min-separation": "50"}
+    for name in limits.keys() - {solve}:
+        run += [f"--{name}", limits[name]]
     done = privpart("calibrate", "--solve", solve, *run, "--format", "json")
     report = json.loads(done.stdout)
     assert report["epsilon"] <= 1.5
@@ -181,6 +186,14 @@ def test_calibrate_for_something_else_spends_the_budget_and_no_more(privpart, so
     [
         (["--solve", "rounds"], "needs to know the noise"),
         (["--noise-multiplier", "3"], "that is what is solved for"),
+        (
+            ["--solve", "min-separation", "--noise-multiplier", "9", "--min-separation", "4"],
+            "--min-separation 4: that is what is solved for",
+        ),
+        (
+            "--solve max-participations --noise-multiplier 9 --max-participations 2".split(),
+            "--max-participations 2: that is what is solved for",
+        ),
         (
             ["--solve", "rounds", "--noise-multiplier", "9", "--mechanism", "blt"],
             "fitted to its participation",
