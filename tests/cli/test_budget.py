@@ -191,7 +191,7 @@ def test_calibrate_for_something_else_spends_the_budget_and_no_more(privpart, so
             "--min-separation 4: that is what is solved for",
         ),
         (
-            "--solve max-participations --noise-multiplier 9 --max-participations 2".split(),
+            ["--solve", "max-participations", "--noise-multiplier", "9", "--max-participations=2"],
             "--max-participations 2: that is what is solved for",
         ),
         (
