@@ -221,6 +221,11 @@ def test_cross_check_where_both_are_zero():
         assert check == CrossCheck(name, 0.0, 0.0, consistent=True)
 
 
+def test_an_unknown_second_accountant():
+    with pytest.raises(ConfigError, match=r"^second='feeling': must be one of quadrature, dp-acc"):
+        Guarantee(1.0).cross_check(1e-6, "feeling")
+
+
 def test_a_wrong_closed_form_is_noticed(monkeypatch):
     right = gaussian.epsilon
     monkeypatch.setattr(gaussian, "epsilon", lambda mu, delta: 0.99 * right(mu, delta))
