@@ -67,14 +67,19 @@ def fit(
     records = []
     for number in range(server.round, len(cohorts)):
         task = server.task(server.eligible(cohorts[number]))
-        counts = server.run_round(engine.run(task, server.parameters))
+        try:
+            counts = server.run_round(engine.run(task, server.parameters))
+            if counts.released and commit is not None:
+                commit(server, counts)
+        except BaseException as error:
+            if server.round != number:  # else nothing was drawn, and the round may be tried again
+                server.halt(f"round {number} was not committed ({type(error).__name__})")
+            raise
         if not counts.released:
             raise CohortTooSmallError(
                 f"round {number}: fewer than {server.plan.minimum_cohort} well-formed updates "
                 f"among the {counts.received} that came. Nothing was released; try again later."
             )
-        if commit is not None:
-            commit(server, counts)
         due = number + 1 == len(cohorts) or (evaluate_every and (number + 1) % evaluate_every == 0)
         metric = evaluate(server.parameters) if evaluate is not None and due else None
         record = RoundRecord(number, counts, metric)

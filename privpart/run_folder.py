@@ -16,7 +16,6 @@ import hashlib
 import secrets
 import sqlite3
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
@@ -50,6 +49,7 @@ class RunFolder:
 
     def __init__(self, path: Path, ledger: Ledger, lock: FileLock) -> None:
         self.path, self._ledger, self._lock = path, ledger, lock
+        self._source: NoiseSource | None = None
         rows = ledger.rows()
         self.rounds = len(rows)
         self._head = rows[-1].chain if rows else genesis(ledger.facts)
@@ -141,12 +141,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -157,7 +152,7 @@ class RunFolder:
     @property
     def facts(self) -> dict[str, Any]:
         """What the ledger keeps about the run."""
-        return dict(self._ledger.facts)
+        return self._ledger.facts
 
     @property
     def private(self) -> bool:
@@ -168,8 +163,17 @@ class RunFolder:
         """Return the source of the run's noise, for its one ``Server``.
 
         Raises:
-            ConfigError: the key is missing or damaged.
+            ConfigError: the key is missing or damaged, or the source was given out before: two
+                servers would draw the same noise.
         """
+        if self._source is not None:
+            raise ConfigError(
+                "source: was given out before; a second server would repeat its noise. Reopen."
+            )
+        self._source = self._make_source()
+        return self._source
+
+    def _make_source(self) -> NoiseSource:
         if not self.private:
             return SeededSource(self._ledger.facts["seed"])
         try:
@@ -209,6 +213,8 @@ class RunFolder:
                 f"the run has {self.rounds} rounds, the server {server.round}: a commit needs a "
                 "server of this plan that is one round ahead. Open the run again and restore."
             )
+        if server.source is not self._source:
+            raise ConfigError("the server's noise is not the run's: give it RunFolder.source().")
         try:
             self._commit(server, counts)
         except (OSError, sqlite3.Error) as error:
@@ -233,12 +239,9 @@ class RunFolder:
         )
         self._ledger.append(row, clients)
         self.rounds, self._head, self._state_hash = server.round, row.chain, state
-        self._note()
-        self._remove_leftovers()
-
-    def _note(self) -> None:
         if self.private:
             witness.note(self.facts["run_id"], witness.Seen(self.rounds, self._head))
+        self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
         """Keep the committed state only; a complete run needs no key, and is safer without."""
@@ -268,7 +271,7 @@ class RunFolder:
                 "other sums, and their difference has none. Put the newest copy back, or begin a "
                 "fork: a new run with a new key, whose report adds the cost of this one."
             )
-        self._note()
+        witness.note(self.facts["run_id"], witness.Seen(self.rounds, self._head))
 
     def _state_path(self, rounds: int) -> Path:
         return self.path / f"state-{rounds:06d}.safetensors"

@@ -141,7 +141,7 @@ def _with_evidence(
     adopted = facts.get("adopted_at")
     secret = facts["seed"] is None
     evidence: dict[str, tuple[Any, str]] = {
-        "participation": ("verified", f"ledger of {rounds} rounds, one chain of hashes"),
+        "participation": ("verified", f"ledger of {rounds} rounds in one chain, by client id"),
         "clipping": ("enforced", "the server clips every update again"),
         "divisor": ("enforced", "the server divides by the plan's report_goal"),
     }

@@ -95,6 +95,7 @@ class Server:
             self._bit_noise = self._stream(1, plan.adaptive_clipping.bit_noise_multiplier, 1)
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[int, list[int]] = {}
+        self._halted = ""
         self.cohort: tuple[int, ...] = ()
         self.last_clip_norm = self.clip_norm
 
@@ -124,7 +125,12 @@ class Server:
         return [client for client in clients if self._may_take_part(client)]
 
     def task(self, clients: Sequence[int]) -> RoundTask:
-        """Return what the next round asks of a cohort."""
+        """Return what the next round asks of a cohort.
+
+        Raises:
+            ConfigError: the server was halted: its model must not be seen.
+        """
+        self._check_running()
         return RoundTask(self.round, tuple(clients), self.clip_norm, self._plan_hash)
 
     def run_round(self, updates: Iterable[ClientUpdate]) -> RoundCounts:
@@ -139,6 +145,7 @@ class Server:
         Raises:
             ConfigError: all planned rounds are done.
         """
+        self._check_running()
         if self.round >= self.plan.rounds:
             raise ConfigError(
                 f"all {self.plan.rounds} planned rounds are done: another one is not "
@@ -156,6 +163,7 @@ class Server:
                 came.add(update.client)
         if len(came) < self.plan.minimum_cohort:
             return RoundCounts(received, 0, received, released=False)
+        self.halt("a round was interrupted between drawing its noise and ending")
         self.cohort, self.last_clip_norm = tuple(sorted(came)), self.clip_norm
         for client in came:
             self._participations.setdefault(client, []).append(self.round)
@@ -164,7 +172,19 @@ class Server:
         self._step(total / self.plan.report_goal)
         self.round += 1
         self._adapt(bits)
+        self._halted = ""
         return RoundCounts(received, len(came), received - len(came))
+
+    def halt(self, reason: str) -> None:
+        """Refuse all further rounds: the last one was drawn, and may not have been committed."""
+        self._halted = reason
+
+    def _check_running(self) -> None:
+        if self._halted:
+            raise ConfigError(
+                f"this server is halted: {self._halted}. Its model may not be seen; make a new "
+                "server and restore the last committed round."
+            )
 
     def _admit(self, update: ClientUpdate, came: set[int]) -> bool:
         """Whether the update is well formed, answers this round, and its client may take part."""

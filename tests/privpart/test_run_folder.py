@@ -18,6 +18,7 @@ from privpart import (
     AdaptiveClipping,
     PrivacyPlan,
     RunFolder,
+    SeededSource,
     Server,
     ServerOptimizer,
     fit,
@@ -257,6 +258,31 @@ def test_a_run_begins_in_a_folder_of_its_own(folder, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"ledger\.sqlite is missing"):
         RunFolder.open(tmp_path / "empty")
+
+
+def test_one_source_per_opening_and_no_other(folder):
+    with RunFolder.open(folder) as run:
+        run.source()
+        with pytest.raises(ConfigError, match="a second server would repeat its noise"):
+            run.source()
+        other = Server(run.plan, torch.zeros(DIM), source=SeededSource(1))
+        run.restore(other)
+        with pytest.raises(ConfigError, match="noise is not the run's"):
+            fit(other, Clients(), COHORTS, commit=run.commit)
+
+
+def test_a_model_that_was_not_committed_is_never_sent(folder, monkeypatch):
+    """Whoever catches the error and goes on with the same server must not release its model."""
+    with RunFolder.open(folder) as run:
+        one = server(run)
+        with monkeypatch.context() as patched:
+            patched.setattr(RunFolder, "_commit", lambda *_: os.fsync(10**6))
+            with pytest.raises(StorageError):
+                fit(one, Clients(), COHORTS, commit=run.commit)
+        with pytest.raises(ConfigError, match=r"round 2 was not committed \(StorageError\)"):
+            fit(one, Clients(), COHORTS, commit=run.commit)
+        with pytest.raises(ConfigError, match="halted"):
+            one.run_round([])
 
 
 def test_a_server_that_is_not_one_round_ahead_is_not_committed(folder):

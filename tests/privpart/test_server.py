@@ -78,6 +78,31 @@ def test_answers_to_another_round_or_plan_are_refused():
     assert (counts.counted, counts.refused) == (1, 4)
 
 
+def test_an_interrupted_round_halts_the_server(monkeypatch):
+    one = server(plan(z=1.0))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(one, "_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(one, (0, 0.1))
+    with pytest.raises(ConfigError, match="halted: a round was interrupted"):
+        one.task([])
+
+
+def test_clients_that_fail_leave_the_round_as_it_was():
+    one = server(plan(z=1.0))
+
+    def dies():
+        yield one.task([]).update(0, torch.zeros(DIM))
+        raise OSError("worker died")
+
+    with pytest.raises(OSError, match="worker died"):
+        one.run_round(dies())
+    assert run(one, (0, 0.1)).counted == 1
+
+
 def test_below_the_minimum_cohort_nothing_changes():
     one, clean = server(plan(z=1.0, minimum_cohort=2)), server(plan(z=1.0, minimum_cohort=2))
     before = one.parameters.clone()
