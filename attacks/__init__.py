@@ -5,21 +5,37 @@ only where the attack is known to work: read the verdict, not the decibels.
 """
 
 from attacks.analytic import invert_dense
+from attacks.cosine import cosine_tv
+from attacks.features import dense_then_invert
+from attacks.labels import infer_labels
 from attacks.leakage import leakage
-from attacks.metrics import baselines, psnr
+from attacks.matching import match_batch, reid_rank
+from attacks.metrics import baselines, feature_error, psnr, ssim, wilson
 from attacks.observation import Observation, observe
 from attacks.reconstruct import Reconstruction, dlg
 from attacks.report import LeakageReport, LeakageRow
+from attacks.suite import suite
+from attacks.update import LocalSteps
 
 __all__ = [
     "LeakageReport",
     "LeakageRow",
+    "LocalSteps",
     "Observation",
     "Reconstruction",
     "baselines",
+    "cosine_tv",
+    "dense_then_invert",
     "dlg",
+    "feature_error",
+    "infer_labels",
     "invert_dense",
     "leakage",
+    "match_batch",
     "observe",
     "psnr",
+    "reid_rank",
+    "ssim",
+    "suite",
+    "wilson",
 ]

@@ -1,15 +1,19 @@
 """Closed forms: what a dense layer's gradient gives away without any optimisation."""
 
+import itertools
 import math
 import time
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from accounting import checks
 from accounting.checks import ConfigError
-from attacks.labels import known_labels
+from attacks.labels import label_candidates
 from attacks.observation import Observation
-from attacks.reconstruct import SOLVED, Reconstruction, matching_loss
+from attacks.reconstruct import Reconstruction, matching_loss
+from attacks.solvers import SOLVED
 
 
 def invert_dense(weight_grad: Tensor, bias_grad: Tensor | None = None) -> Tensor:
@@ -56,21 +60,72 @@ def invert_dense(weight_grad: Tensor, bias_grad: Tensor | None = None) -> Tensor
     return gb @ gw / gb.square().sum()
 
 
+def invert_dense_rows(weight_grad: Tensor, bias_grad: Tensor, batch: int) -> Tensor:
+    """Return inputs of a dense layer before a ReLU that its gradient for a batch copies out.
+
+    A neuron that only one image switches on has gw_o = gb_o x exactly, so gw_o / gb_o is that
+    image (Boenisch et al. 2023; here with honest weights). Where two neurons or more give the same
+    vector it can be nothing else; those come first, most frequent first. A single one is taken
+    only if it is not negative, as images and ReLU features are; a mixture of images may pass.
+
+    Args:
+        weight_grad: (O, I).
+        bias_grad: (O,).
+        batch: at most so many are returned, >= 1.
+
+    Returns:
+        (n, I) float64, n <= batch; n may be 0.
+
+    Raises:
+        ConfigError: as ``invert_dense``.
+
+    >>> x = torch.tensor([[0.0, 1.0], [0.5, 0.25]])
+    >>> gb = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, -2.0, 1.0, 0.0]])  # image by neuron
+    >>> invert_dense_rows(gb.T @ x, gb.sum(0), 2)
+    tensor([[0.0000, 1.0000],
+            [0.5000, 0.2500]], dtype=torch.float64)
+    """
+    batch = checks.count("batch", batch)
+    invert_dense(weight_grad, bias_grad)  # checks both
+    gw, gb = weight_grad.detach().double(), bias_grad.detach().double()
+    alive = gb.abs() > _SILENT * gb.abs().max()
+    rows = gw[alive] / gb[alive, None]
+    gaps = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    homes = (gaps <= _SAME * rows.norm(dim=1)[:, None]).int().argmax(1).tolist()
+    groups = [[i for i, home in enumerate(homes) if home == first] for first in set(homes)]
+    sure = [g for g in groups if len(g) > 1]
+    maybe = [g for g in groups if len(g) == 1 and float(rows[g[0]].min()) >= -_SAME]
+    best = sorted(sure, key=len, reverse=True)[:batch]
+    chosen = best + sorted(maybe, key=lambda g: float(rows[g[0]].max()))[: batch - len(best)]
+    return rows[[g[0] for g in chosen]]
+
+
+_SILENT, _SAME = 1e-9, 1e-6  # relative sizes below which a bias is zero, and two inputs are one
+
+
 def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruction | None:
-    """Try ``invert_dense`` on each visible dense layer as wide as the image; the best by match.
+    """Try the closed forms on each visible dense layer as wide as the image; the best by match.
 
     A layer that does not act on the pixels themselves gives a poor match, so nothing has to be
-    known of the order of the layers. None where no layer is that wide. Pixels are in [0, 1].
+    known of the order of the layers. None where no layer is that wide, or a batch has no bias in
+    view. Pixels are in [0, 1]; what a batch does not give away is left grey.
     """
     start = time.perf_counter()
-    pixels = math.prod(observation.shape)
-    layers = [pair for pair in _visible_dense(model, observation) if pair[0].shape[1] == pixels]
-    if not layers:
+    pixels, batch = math.prod(observation.shape[1:]), observation.shape[0]
+    layers = visible_dense(observation, [n for n, m in model.named_modules() if is_dense(m)])
+    inputs = [
+        found
+        for _, gw, gb in layers
+        if gw.shape[1] == pixels
+        for found in recovered_inputs(gw, gb, batch)
+    ]
+    if not inputs:
         return None
-    labels = known_labels(model, observation)
+    labels = label_candidates(model, observation)[0]
     loss = matching_loss(model, observation, labels)
-    inputs = [invert_dense(*pair).cpu() for pair in layers]
-    images = [flat.reshape(observation.shape).clamp(0, 1) for flat in inputs]
+    images = [
+        _ordered(loss, found.cpu().reshape(observation.shape).clamp(0, 1)) for found in inputs
+    ]
     matches = [float(loss(image).detach()) for image in images]
     best = min(range(len(images)), key=matches.__getitem__)
     return Reconstruction(
@@ -84,11 +139,40 @@ def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruc
     )
 
 
-def _visible_dense(
-    model: nn.Module, observation: Observation
-) -> list[tuple[Tensor, Tensor | None]]:
-    """(weight gradient, bias gradient or None) of each dense layer whose weight is in view."""
-    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+def _ordered(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Pair the images of a batch with the labels: swap two as long as that lowers the residual."""
+    best, value, better = x, float(loss(x).detach()), len(x) > 1
+    while better:
+        better = False
+        for i, j in itertools.combinations(range(len(x)), 2):
+            order = list(range(len(x)))
+            order[i], order[j] = j, i
+            there = float(loss(best[order]).detach())
+            if there < value:
+                best, value, better = best[order], there, True
+    return best
+
+
+def recovered_inputs(gw: Tensor, gb: Tensor | None, batch: int) -> list[Tensor]:
+    """(batch, I) inputs that a dense layer's gradient gives, grey where it gives none."""
+    if batch == 1:
+        return [invert_dense(gw, gb)[None]]
+    if gb is None:
+        return []
+    rows = invert_dense_rows(gw, gb, batch)
+    grey = torch.full((batch - len(rows), gw.shape[1]), 0.5, dtype=torch.float64)
+    return [torch.cat([rows, grey])] if len(rows) else []
+
+
+def visible_dense(
+    observation: Observation, layers: Sequence[str]
+) -> list[tuple[str, Tensor, Tensor | None]]:
+    """(name, weight gradient, bias gradient or None) of each of the layers that is in view."""
     update = observation.update
-    pairs = [(update.get(f"{name}.weight"), update.get(f"{name}.bias")) for name in layers]
-    return [(weight, bias) for weight, bias in pairs if weight is not None and bool(weight.any())]
+    pairs = [(name, update.get(f"{name}.weight"), update.get(f"{name}.bias")) for name in layers]
+    return [(name, w, b) for name, w, b in pairs if w is not None and bool(w.any())]
+
+
+def is_dense(module: nn.Module) -> bool:
+    """Whether the closed forms apply to it."""
+    return isinstance(module, nn.Linear)

@@ -1,43 +1,126 @@
-"""Labels: given, or read off the update."""
+"""Labels: given, read off the update, or guessed one by one."""
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from accounting import checks
 from accounting.checks import ConfigError
 from attacks.observation import Observation
+from attacks.update import ready
+
+_PROBES = 64  # random images that show what the model answers on average
 
 
-def known_labels(model: nn.Module, observation: Observation) -> Tensor:
-    """Return the labels that were revealed, else the one that the last dense bias shows.
+def infer_labels(
+    weight_grad: Tensor | None,
+    bias_grad: Tensor | None,
+    batch: int = 1,
+    *,
+    mean_prediction: Tensor | None = None,
+) -> Tensor:
+    """Return the labels of a batch from the gradient of the last dense layer, in rising order.
 
-    For one image under cross-entropy the gradient of the logits, hence of the bias of the last
-    dense layer, is softmax - onehot: its one negative entry is the label (Zhao, Mopuri and Bilen
-    2020, iDLG). Noise may turn the sign of others, so the least entry is taken.
+    Under cross-entropy the gradient of the logits is softmax - onehot. For one image the bias's
+    gradient has one negative entry, the label (Zhao, Mopuri and Bilen 2020); without a bias the
+    label's row of the weight's gradient is the one that points against all others. For a batch the
+    bias's gradient is mean softmax - count / batch, so count = batch (mean softmax - gradient) up
+    to what the attacker knows of the mean softmax. A class with a negative entry is surely there.
+
+    Args:
+        weight_grad: (K, I), used where the bias is not in view; then only for a batch of one.
+        bias_grad: (K,), or None.
+        batch: images in the batch, >= 1; the loss is their mean.
+        mean_prediction: (K,) what the model answers on average; None takes 1/K.
 
     Raises:
-        ConfigError: the labels are hidden and this rule does not apply.
+        ConfigError: neither gradient, no bias for more than one image, values not finite.
+
+    >>> infer_labels(None, torch.tensor([0.2, -0.9, 0.7]))
+    tensor([1])
+    >>> infer_labels(None, torch.tensor([-0.5, 0.25, 0.0, 0.25]), batch=4)
+    tensor([0, 0, 0, 2])
+    """
+    batch = checks.count("batch", batch)
+    if bias_grad is None:
+        return _label_of_one(weight_grad, batch)
+    gb = bias_grad.detach().double()
+    if gb.ndim != 1 or len(gb) < 2 or not bool(gb.isfinite().all()):
+        raise ConfigError(f"bias_grad: shape {tuple(gb.shape)}; must be (K,), K >= 2, and finite.")
+    if batch == 1:
+        return gb.argmin().reshape(1)
+    mean = torch.full_like(gb, 1 / len(gb)) if mean_prediction is None else mean_prediction.double()
+    expected = batch * (mean - gb)
+    counts = torch.zeros(len(gb), dtype=torch.long)
+    for label in gb.argsort()[: min(batch, int((gb < 0).sum()))]:
+        counts[label] = 1  # only an image of that class pulls its entry below zero
+    for _ in range(batch - int(counts.sum())):
+        counts[(expected - counts).argmax()] += 1
+    return torch.arange(len(gb)).repeat_interleave(counts)
+
+
+def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]:
+    """Return the (B,) labels that an attack should try: one where they are known or inferred.
+
+    Labels that were not revealed are read off the layer that makes the logits; where that is not
+    in view, a batch of one has as many candidates as there are classes.
+
+    Raises:
+        ConfigError: hidden labels of several images, or a loss other than cross-entropy.
     """
     if observation.labels is not None:
-        return observation.labels
-    if observation.shape[0] != 1 or observation.loss is not cross_entropy:
+        return [observation.labels]
+    if observation.loss is not cross_entropy:
         raise ConfigError(
-            "labels=None: only a batch of one under cross-entropy shows its label; "
-            "observe with reveal_labels=True."
+            "labels=None: are inferred only under cross-entropy; observe with reveal_labels=True."
         )
-    bias = f"{_last_dense(model)}.bias"
-    if bias not in observation.update:
-        raise ConfigError(
-            f"labels=None: they can be read only off {bias!r}, which is not in view; "
-            "show it, or observe with reveal_labels=True."
-        )
-    return observation.update[bias].argmin().reshape(1)
+    layer, logits = _head(model, observation)
+    batch, update, local = observation.shape[0], observation.update, observation.local
+    weight, bias = update.get(f"{layer}.weight"), update.get(f"{layer}.bias")
+    if bias is not None or (weight is not None and batch == 1):
+        sign = 1.0 if local is None else -1 / (local.learning_rate * local.steps)
+        weight, bias = (None if grad is None else sign * grad for grad in (weight, bias))
+        return [infer_labels(weight, bias, batch, mean_prediction=logits.softmax(1).mean(0))]
+    if batch == 1:
+        return [torch.tensor([label]) for label in range(logits.shape[1])]
+    raise ConfigError(
+        f"labels=None: those of {batch} images can be read only off the bias of the last dense "
+        f"layer ({layer or 'the model has none'}), which is not in view; show it, or observe with "
+        "reveal_labels=True."
+    )
 
 
-def _last_dense(model: nn.Module) -> str:
-    """Name of the dense layer that was registered last; by convention it makes the logits."""
-    names: list[str] = [
-        name for name, module in model.named_modules() if isinstance(module, nn.Linear)
-    ]
-    if not names:
-        raise ConfigError("labels=None: the model has no nn.Linear; pass reveal_labels=True.")
-    return names[-1]
+def _label_of_one(weight_grad: Tensor | None, batch: int) -> Tensor:
+    if weight_grad is None:
+        raise ConfigError("weight_grad=None: pass the gradient of the weight, the bias or both.")
+    if batch != 1:
+        raise ConfigError(f"batch={batch}: without the bias only the label of one image shows.")
+    gw = weight_grad.detach().double()
+    if gw.ndim != 2 or len(gw) < 3 or not bool(gw.isfinite().all()):
+        raise ConfigError(f"weight_grad: shape {tuple(gw.shape)}; must be (K, I), K >= 3, finite.")
+    return (gw @ gw.sum(0) - gw.square().sum(1)).argmin().reshape(1)
+
+
+def _head(model: nn.Module, observation: Observation) -> tuple[str, Tensor]:
+    """Name of the dense layer whose output is the logits ("" if none), and logits of probes."""
+    twin = ready(model, observation.training)
+    outputs: dict[str, Tensor] = {}
+
+    def watch(name: str, module: nn.Module) -> None:
+        module.register_forward_hook(lambda _m, _i, out: outputs.__setitem__(name, out))
+
+    for name, module in twin.named_modules():
+        if isinstance(module, nn.Linear):
+            watch(name, module)
+    generator = torch.Generator().manual_seed(0)
+    probes = torch.rand(_PROBES, *observation.shape[1:], generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        logits = functional_call(
+            twin, {k: _wide(v) for k, v in observation.state.items()}, (probes,)
+        )
+    return next((name for name, out in outputs.items() if out is logits), ""), logits
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value

@@ -1,20 +1,26 @@
-"""Leakage by view: what an attacker recovers from the whole update and from parts of it.
+"""Leakage by view: what attackers recover from the whole update and from parts of it.
 
 The report separates "protected" from "the attack failed", and puts beside every score the one of
 an image that nobody had to attack for. PSNR certifies nothing: it is a lower bound on what leaks,
 never to be turned into an epsilon.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
-from attacks.analytic import invert_first_dense
-from attacks.metrics import baselines, psnr
-from attacks.observation import Observation, observe, select
-from attacks.reconstruct import SOLVED, Reconstruction, dlg
-from attacks.report import VERDICTS, Attack, LeakageReport, LeakageRow, Trial
+from attacks.audit import Audit, Found
+from attacks.metrics import baseline_images, psnr
+from attacks.report import Adversary, LeakageReport
+from attacks.schedule import summarise, with_union
+from attacks.suite import Attack, suite
+from attacks.update import LocalSteps, Loss, ready
 
 
 def leakage(
@@ -23,92 +29,132 @@ def leakage(
     y: Tensor,
     *,
     views: Mapping[str, Sequence[str]],
+    attacks: Mapping[str, Attack] | None = None,
+    batch: int = 1,
+    loss: Loss = cross_entropy,
+    local: LocalSteps | None = None,
+    clip: float | None = None,
+    noise_multiplier: float = 0.0,
+    delta: float = 1e-5,
+    schedule: Sequence[str] = (),
     dataset_mean: Tensor | None = None,
-    restarts: int = 3,
-    max_evaluations: int = 1000,
+    class_means: Tensor | None = None,
+    decoys: tuple[Tensor, Tensor] | None = None,
+    restarts: int = 2,
+    max_evaluations: int = 500,
     reveal_labels: bool = True,
     seed: int = 0,
+    done: MutableMapping[str, Found] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> LeakageReport:
-    """Attack the gradient of each image alone, once per view, without clip or noise.
+    """Attack the update of each batch, once per view and adversary.
+
+    The "server" sees the update after the clip and before noise. With noise there is also the
+    "recipient" of the noised sum, who knows every other client's update, as the adversary of
+    differential privacy does: to it the sum is one client's update plus noise.
 
     Args:
-        model: with (B, K) logits; its own weights are those that the attacker knows.
-        x: (N, C, H, W) in [0, 1]; every image is one trial with a batch of one.
+        model: with (B, K) logits, in the mode in which clients train; its own weights are those
+            that the attacker knows.
+        x: (N, C, H, W) in [0, 1].
         y: (N,) labels.
-        views: name -> patterns of the parameters that the update shows, as in ``observe``.
+        views: name -> patterns of the parameters that the update shows, as in ``observe``. Only
+            these train; the others are frozen, and public.
+        attacks: tried in this order until one recovers the image; None is ``suite``.
+        batch: images per update; must divide N.
+        loss: see ``Observation``.
+        local: see ``Observation``.
+        clip: see ``observe``.
+        noise_multiplier: see ``observe``.
+        delta: at which the accountant's epsilon of the noised release is printed.
+        schedule: the view that each round of a training sends; its worst round is reported, and
+            the union of its views is audited too.
         dataset_mean: (C, H, W) mean of public data, a baseline; None leaves it out.
-        restarts: see ``dlg``.
-        max_evaluations: see ``dlg``.
+        class_means: (K, C, H, W) mean of each class in public data, likewise.
+        decoys: (images, labels) that are not in ``x``, for the re-identification rank.
+        restarts: of ``suite``.
+        max_evaluations: of ``suite``.
         reveal_labels: whether the attacker is told ``y``.
-        seed: of the starting points; the same for all views.
+        seed: of the starting points and of the noise; the same for all views.
+        done: what was found before, by a key of (adversary, view, batch); filled as the audit
+            goes, so that one that was cut off can go on. The caller keeps it to one set of options.
         progress: called with a line before each attack.
 
     Raises:
         ConfigError: a pattern that matches no parameter, values out of range.
     """
+    batch = checks.count("batch", batch)
     if not views:
         raise ConfigError("views={}: name at least one, such as {'full': ['*']}.")
     if len(x) < 1 or len(x) != len(y):
         raise ConfigError(f"x, y: {len(x)} images and {len(y)} labels; must be equally many.")
-    names = {view: _names(model, patterns) for view, patterns in views.items()}
-    guesses = baselines(x, dataset_mean, seed=seed)
-    floor = [max(float(scores[i]) for scores in guesses.values()) for i in range(len(x))]
-    own: dict[str, list[Trial]] = {view: [] for view in views}
-    for view, patterns in views.items():
-        for i in range(len(x)):
-            if progress is not None:
-                progress(f"{view}: image {i + 1} of {len(x)}")
-            one = slice(i, i + 1)
-            seen = observe(model, x[one], y[one], visible=patterns, reveal_labels=reveal_labels)
-            attack, found = _attack(model, seen, restarts, max_evaluations, seed + i)
-            score = float(psnr(found.x, x[one])[0])
-            own[view].append(Trial(view, attack, found, score, floor[i]))
+    if len(x) % batch:
+        raise ConfigError(f"batch={batch}: must divide the number of images, {len(x)}.")
+    means = None if class_means is None else class_means[y]
+    guesses = baseline_images(x, dataset_mean, means, seed=seed)
+    scores = {name: psnr(guess, x.double()) for name, guess in guesses.items()}
+    audit = Audit(
+        model=model,
+        x=x.detach(),
+        y=y,
+        views=with_union(views, schedule),
+        attacks=suite(restarts=restarts, max_evaluations=max_evaluations)
+        if attacks is None
+        else attacks,
+        batch=batch,
+        options={"loss": loss, "local": local, "clip": clip, "reveal_labels": reveal_labels},
+        noise_multiplier=noise_multiplier,
+        floor=torch.stack(list(scores.values())).amax(0).tolist(),
+        decoys=decoys,
+        seed=checks.count("seed", seed, minimum=0),
+        done={} if done is None else done,
+        progress=progress,
+    )
+    adversaries: list[Adversary] = ["server", "recipient"] if noise_multiplier else ["server"]
+    rows = tuple(row for adversary in adversaries for row in audit.rows(adversary))
     return LeakageReport(
-        rows=tuple(_row(model, view, views[view], names, own) for view in views),
+        rows=rows,
         truth=x.detach().clone(),
-        baselines={name: tuple(scores.tolist()) for name, scores in guesses.items()},
+        baselines={name: tuple(found.tolist()) for name, found in scores.items()},
         labels_revealed=reveal_labels,
         seed=seed,
+        threat=_threat(audit),
+        losses=tuple(_loss(model, *audit.images(number), loss) for number in audit.batches),
+        baseline_images=guesses,
+        bound=_bound(noise_multiplier),
+        delta=checks.probability("delta", delta),
+        schedule=summarise(rows, schedule) if schedule else None,
+        decoys=0 if decoys is None else len(decoys[0]),
     )
 
 
-def _names(model: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
-    return frozenset(select([name for name, _ in model.named_parameters()], patterns))
+def _bound(noise_multiplier: float) -> Guarantee | None:
+    """What the accountant says of one noised release, whatever the attacks found."""
+    if not noise_multiplier:
+        return None
+    return guarantee(Independent(1), Participation(1), noise_multiplier=noise_multiplier)
 
 
-def _attack(
-    model: nn.Module, seen: Observation, restarts: int, max_evaluations: int, seed: int
-) -> tuple[Attack, Reconstruction]:
-    """The better by match of the closed form and of ``dlg``; the first, if it leaves no doubt."""
-    closed = invert_first_dense(model, seen)
-    if closed is not None and closed.match <= SOLVED:
-        return "invert_dense", closed
-    found = dlg(model, seen, restarts=restarts, max_evaluations=max_evaluations, seed=seed)
-    if closed is not None and closed.match < found.match:
-        return "invert_dense", closed
-    return "dlg", found
+def _loss(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> float:
+    twin = ready(model, model.training).double()
+    with torch.no_grad():
+        return float(loss(twin(x.double()), y))
 
 
-def _row(
-    model: nn.Module,
-    view: str,
-    patterns: Sequence[str],
-    names: Mapping[str, frozenset[str]],
-    own: Mapping[str, Sequence[Trial]],
-) -> LeakageRow:
-    sizes = {name: value.numel() for name, value in model.named_parameters()}
-    inside = [view, *(other for other in own if other != view and names[other] <= names[view])]
-    pool = list(zip(*(own[other] for other in inside), strict=True))
-    visible = sum(sizes[name] for name in names[view])
-    verdicts = {trial.verdict for trials in pool for trial in trials}
-    return LeakageRow(
-        view=view,
-        patterns=tuple(patterns),
-        visible=visible,
-        share=visible / sum(sizes.values()),
-        unknowns=own[view][0].reconstruction.x.numel(),
-        own=tuple(own[view]),
-        best=tuple(max(trials, key=lambda trial: trial.psnr) for trials in pool),
-        verdict=next(v for v in VERDICTS if v in verdicts),
-    )
+def _threat(audit: Audit) -> dict[str, Any]:
+    """What the attacker knows and what was done to the update, as JSON types."""
+    local = audit.options["local"]
+    clip = audit.options["clip"]
+    return {
+        "update": "gradient" if local is None else "delta",
+        "local": None if local is None else asdict(local),
+        "batch": audit.batch,
+        "mode": "train" if audit.model.training else "eval",
+        "weights": "public",
+        "labels": "revealed" if audit.options["reveal_labels"] else "inferred",
+        "clip": clip,
+        "noise_multiplier": audit.noise_multiplier,
+        "noise_std": audit.noise_multiplier * clip if audit.noise_multiplier else 0.0,
+        "recipient": "knows every other client's update",
+        "attacks": list(audit.attacks),
+    }

@@ -1,8 +1,11 @@
 """How close a reconstruction is, and how close a guess that saw no update would be."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -13,6 +16,7 @@ FLOAT64_MSE = torch.finfo(torch.float64).eps ** 2
 def psnr(x: Tensor, reference: Tensor, data_range: float = 1.0) -> Tensor:
     """Return the peak signal-to-noise ratio of each image, in dB: 10 log10(range^2 / MSE).
 
+    As in FedPart's Table 9 (its formula lacks the minus sign), with the data range stated.
     The MSE is floored at float64's resolution, (2^-52 range)^2, so that equal images score
     313.07 dB and no average over images is ever infinite.
 
@@ -38,9 +42,76 @@ def psnr(x: Tensor, reference: Tensor, data_range: float = 1.0) -> Tensor:
     return -10 * mse.clamp(min=FLOAT64_MSE).log10()
 
 
+def ssim(x: Tensor, reference: Tensor, data_range: float = 1.0) -> Tensor:
+    """Return the structural similarity of each image, in [-1, 1] (Wang et al. 2004).
+
+    As published: an 11x11 Gaussian window of standard deviation 1.5, only where it fits inside
+    the image, k1 = 0.01, k2 = 0.03, population moments, the mean over positions and channels.
+    Images under 11 pixels get the greatest odd window that fits.
+
+    Args:
+        x: (B, C, H, W) in [0, data_range].
+        reference: the truth, of the same shape and range.
+        data_range: greatest pixel value, > 0.
+
+    Returns:
+        (B,) float64.
+
+    Raises:
+        ConfigError: as ``psnr``.
+    """
+    top = checks.positive("data_range", data_range)
+    if x.shape != reference.shape or x.ndim != 4:
+        raise ConfigError(f"x: shape {tuple(x.shape)}; must be (B, C, H, W), as the reference.")
+    a, b = _in_range("x", x, top) / top, _in_range("reference", reference, top) / top
+    window = _gaussian_window(min(11, *((side - 1) // 2 * 2 + 1 for side in a.shape[-2:])))
+
+    def blur(image: Tensor) -> Tensor:
+        return conv2d(image.flatten(0, 1)[:, None], window)
+
+    mean_a, mean_b = blur(a), blur(b)
+    var_a, var_b = blur(a * a) - mean_a**2, blur(b * b) - mean_b**2
+    together = blur(a * b) - mean_a * mean_b
+    c1, c2 = 0.01**2, 0.03**2
+    light = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
+    structure = (2 * together + c2) / (var_a + var_b + c2)
+    return (light * structure).reshape(*a.shape[:2], -1).mean((1, 2))
+
+
+def feature_error(found: Tensor, truth: Tensor) -> float:
+    """Return ||found - truth|| / ||truth|| of the input of a dense layer; 0 is exact.
+
+    Raises:
+        ConfigError: shapes that differ, values that are not finite, a truth of zero.
+    """
+    a, b = found.detach().double(), truth.detach().double()
+    if a.shape != b.shape or not bool(a.isfinite().all() and b.isfinite().all()):
+        raise ConfigError(f"found: shape {tuple(a.shape)}; must be finite and {tuple(b.shape)}.")
+    if not bool(b.any()):
+        raise ConfigError("truth: is zero, so there is no relative error.")
+    return float((a - b).norm() / b.norm())
+
+
+def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Return Wilson's interval of a success rate; ``z`` = 1.96 gives 95 %.
+
+    >>> tuple(round(end, 3) for end in wilson(9, 10))
+    (0.596, 0.982)
+    """
+    n = checks.count("trials", trials)
+    k = checks.count("successes", successes, minimum=0)
+    z = checks.positive("z", z)
+    if k > n:
+        raise ConfigError(f"successes={k}: must be at most trials={n}.")
+    rate, spread = k / n, z * math.sqrt(k / n * (1 - k / n) / n + z * z / (4 * n * n))
+    middle, width = (rate + z * z / (2 * n)), 1 + z * z / n
+    return max(0.0, (middle - spread) / width), min(1.0, (middle + spread) / width)
+
+
 def baselines(
     reference: Tensor,
     dataset_mean: Tensor | None = None,
+    class_means: Tensor | None = None,
     *,
     data_range: float = 1.0,
     seed: int = 0,
@@ -48,14 +119,31 @@ def baselines(
     """Return the PSNR (B,) of images that nobody had to attack for.
 
     "grey" is half the range, "own mean" the image's mean colour, "noise" uniform, "dataset mean"
-    the mean image of public data. A score that does not beat them is not a leak.
+    the mean image of public data, "class mean" that of its class. A score that does not beat them
+    is not a leak.
 
     Args:
         reference: (B, C, H, W) in [0, data_range].
         dataset_mean: (C, H, W), or None to leave that row out.
+        class_means: (B, C, H, W), the mean of each image's class, or None to leave it out.
         data_range: greatest pixel value, > 0.
         seed: of the noise.
     """
+    guesses = baseline_images(
+        reference, dataset_mean, class_means, data_range=data_range, seed=seed
+    )
+    return {name: psnr(guess, reference, data_range) for name, guess in guesses.items()}
+
+
+def baseline_images(
+    reference: Tensor,
+    dataset_mean: Tensor | None = None,
+    class_means: Tensor | None = None,
+    *,
+    data_range: float = 1.0,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Return the images (B, C, H, W) that ``baselines`` scores, by the same names."""
     top = checks.positive("data_range", data_range)
     truth = _in_range("reference", reference, top)
     rng = np.random.default_rng([checks.count("seed", seed, minimum=0)])
@@ -66,7 +154,17 @@ def baselines(
     }
     if dataset_mean is not None:
         guesses["dataset mean"] = dataset_mean.double().expand_as(truth)
-    return {name: psnr(guess, truth, top) for name, guess in guesses.items()}
+    if class_means is not None:
+        guesses["class mean"] = class_means.double().expand_as(truth)
+    return guesses
+
+
+def _gaussian_window(size: int, std: float = 1.5) -> Tensor:
+    """(1, 1, size, size), summing to one."""
+    line = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
+    bell = (-line.square() / (2 * std**2)).exp()
+    window = bell.outer(bell)
+    return (window / window.sum())[None, None]
 
 
 def _in_range(name: str, value: Tensor, top: float) -> Tensor:

@@ -5,27 +5,36 @@ cannot be tuned, stopped or selected by them.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from accounting import checks
 from accounting.checks import ConfigError
-
-Loss = Callable[[Tensor, Tensor], Tensor]
+from attacks.update import (
+    LocalSteps,
+    Loss,
+    as_double,
+    client_update,
+    clip_scale,
+    double_state,
+    norm,
+    ready,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """What one client's update shows to whoever holds it (one gradient step, one batch).
+    """What one client's update shows to whoever holds it (one round, one batch).
 
     Args:
-        update: visible parameters only, by name: the gradient, after clip and noise.
+        update: visible parameters only, by name: the gradient or the delta of ``local``, after
+            clip and noise.
         state: ALL parameters and buffers of the model. Frozen ones are public: they come from a
             seed or a previous release, and an attacker who lacks them only looks weak.
         shape: (B, C, H, W) of the batch.
@@ -33,6 +42,11 @@ class Observation:
         clip: the joint L2 bound that the update was clipped to, or None.
         noise_std: standard deviation of the Gaussian noise on each visible number, >= 0.
         loss: (logits (B, K), labels (B,)) -> scalar; the client's training loss.
+        local: how the client trained, where ``update`` is a change of weights (after - before);
+            None where it is the gradient of the batch.
+        training: whether the client's model was in training mode (batch statistics).
+        sent: the parameters that trained and were clipped jointly, where these are more than the
+            visible ones; () means the visible ones.
 
     Raises:
         ConfigError: an empty update, a name or shape that is not the model's, a value that is
@@ -46,15 +60,51 @@ class Observation:
     clip: float | None = None
     noise_std: float = 0.0
     loss: Loss = cross_entropy
+    local: LocalSteps | None = None
+    training: bool = False
+    sent: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.update:
             raise ConfigError("update={}: shows nothing, so there is nothing to attack.")
+        if len(self.shape) != 4 or min(self.shape) < 1:
+            raise ConfigError(f"shape={self.shape}: must be (B, C, H, W), all at least 1.")
+        for name, value in self.state.items():
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise ConfigError(f"state[{name!r}]: has values that are not finite.")
         for name, value in self.update.items():
             _check_entry(name, value, self.state)
+        if self.sent and not set(self.update) <= set(self.sent) <= set(self.state):
+            raise ConfigError("sent: must hold every visible name, and only names of the model.")
         if self.clip is not None:
             checks.positive("clip", self.clip)
         checks.nonnegative("noise_std", self.noise_std)
+
+    @property
+    def kind(self) -> Literal["gradient", "delta"]:
+        """What the numbers of ``update`` are."""
+        return "gradient" if self.local is None else "delta"
+
+    @property
+    def noise_share(self) -> float:
+        """Expected share of ``||update||^2`` that is noise: what even the truth cannot match."""
+        count = sum(value.numel() for value in self.update.values())
+        total = norm(self.update) ** 2
+        return count * self.noise_std**2 / total if total > 0 else 0.0
+
+    def restrict(self, names: Collection[str]) -> "Observation":
+        """Return what remains when the attacker looks at these visible parameters only.
+
+        The rest still took part in the client's training and clip, which the attacker knows.
+        """
+        unknown = [name for name in names if name not in self.update]
+        if unknown:
+            raise ConfigError(
+                f"names: {unknown[0]!r} is not in view. {_near(unknown[0], self.update)}"
+            )
+        part = {name: value for name, value in self.update.items() if name in names}
+        alone = self.local is None and self.clip is None
+        return replace(self, update=part, sent=() if alone else self.sent or tuple(self.update))
 
 
 def observe(
@@ -64,14 +114,16 @@ def observe(
     *,
     visible: Sequence[str] | None = None,
     loss: Loss = cross_entropy,
+    local: LocalSteps | None = None,
     clip: float | None = None,
     noise_multiplier: float = 0.0,
     generator: torch.Generator | None = None,
     reveal_labels: bool = True,
 ) -> Observation:
-    """Return what a client that trains on (x, y) sends: the true gradient of the true loss.
+    """Return what a client that trains on (x, y) sends: the true update of the true loss.
 
     A copy of the model is run in float64 on the CPU, in the mode (train or eval) that it is in.
+    Only the visible parameters train; the others are frozen, and public.
 
     Args:
         model: any module whose output is (B, K) logits.
@@ -79,6 +131,7 @@ def observe(
         y: (B,) hard labels.
         visible: patterns of parameter names (``"dense1.*"``); None shows every parameter.
         loss: see ``Observation``.
+        local: see ``Observation``.
         clip: joint L2 bound over all visible parameters; None does not clip.
         noise_multiplier: noise standard deviation of one coordinate / clip, >= 0; needs ``clip``.
         generator: draws the noise; needed when there is noise.
@@ -90,14 +143,16 @@ def observe(
     names = select([name for name, _ in model.named_parameters()], visible)
     _check_batch(x, y)
     std = _noise_std(clip, noise_multiplier, generator)
-    state = double_state(model)
+    state, mode = double_state(model), model.training
     y = y.detach().to("cpu", copy=True)
-    update = gradient(model, state, names, as_double(x), y, loss)
-    update = {name: value.detach() for name, value in clipped(update, clip).items()}
+    update = client_update(ready(model, mode), state, names, as_double(x), y, loss, local)
+    scale = clip_scale(update, clip)
+    update = {name: value * scale for name, value in update.items()}
     if std > 0:
         update = {name: value + std * _normal(value, generator) for name, value in update.items()}
     b, c, h, w = x.shape
-    return Observation(update, state, (b, c, h, w), y if reveal_labels else None, clip, std, loss)
+    known = y if reveal_labels else None
+    return Observation(update, state, (b, c, h, w), known, clip, std, loss, local, mode)
 
 
 def select(names: Sequence[str], patterns: Sequence[str] | None) -> tuple[str, ...]:
@@ -120,49 +175,6 @@ def select(names: Sequence[str], patterns: Sequence[str] | None) -> tuple[str, .
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"visible={pattern!r}: matches no parameter. {_near(pattern, names)}")
     return tuple(name for name in names if any(fnmatchcase(name, p) for p in patterns))
-
-
-def double_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return a float64 copy of every parameter and buffer of ``model``, by name."""
-    both = [*model.named_parameters(), *model.named_buffers()]
-    return {name: as_double(value) for name, value in both}
-
-
-def as_double(value: Tensor) -> Tensor:
-    """Return a copy of ``value`` on the CPU, in float64 unless it counts something."""
-    dtype = torch.float64 if value.is_floating_point() else value.dtype
-    return value.detach().to("cpu", dtype, copy=True)
-
-
-def gradient(
-    model: nn.Module,
-    state: Mapping[str, Tensor],
-    names: Iterable[str],
-    x: Tensor,
-    y: Tensor,
-    loss: Loss,
-    *,
-    differentiable: bool = False,
-) -> dict[str, Tensor]:
-    """Return the gradient of ``loss`` in the parameters ``names`` at ``state``, by name.
-
-    ``differentiable`` keeps the graph, so that the result can be differentiated in ``x``.
-    """
-    leaves = {name: state[name].detach().requires_grad_(True) for name in names}
-    logits = functional_call(model, {**state, **leaves}, (x,))
-    values = torch.autograd.grad(
-        loss(logits, y), list(leaves.values()), create_graph=differentiable, materialize_grads=True
-    )
-    return dict(zip(leaves, values, strict=True))
-
-
-def clipped(update: dict[str, Tensor], clip: float | None) -> dict[str, Tensor]:
-    """Return ``update`` scaled to a joint L2 norm of at most ``clip``; None leaves it alone."""
-    if clip is None:
-        return update
-    norm = torch.stack([value.square().sum() for value in update.values()]).sum().sqrt()
-    scale = (clip / norm).clamp(max=1.0)
-    return {name: value * scale for name, value in update.items()}
 
 
 def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -1,48 +1,41 @@
-"""Gradient matching: find the image whose gradient is the one that was seen.
+"""Gradient matching: find the image whose update is the one that was seen (Zhu et al. 2019)."""
 
-Zhu, Liu and Han 2019 (DLG), with the solver that makes it work: scipy's L-BFGS-B in float64 on a
-box, with the matching loss divided by ||g||^2 and no tolerances. The stock choice (torch's LBFGS
-on the raw loss) stops at 4 to 6 dB on the same gradients, which looks like privacy and is not.
-"""
-
-import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.labels import known_labels
-from attacks.observation import Observation, as_double, clipped, gradient
+from attacks.labels import label_candidates
+from attacks.observation import Observation
+from attacks.solvers import Bounds, Objective, Search, Status, gauss_newton, quasi_newton
+from attacks.update import as_double, client_update, clip_scale, norm, ready
 
-Status = Literal["exact", "matched", "stalled", "budget"]
-Array = npt.NDArray[np.float64]
-
-SOLVED = 1e-16  # relative matching loss below which a search stops: float64 has nothing left to say
-GOOD_ENOUGH = 1e-10  # ... and below which no further restart is tried
+GOOD_ENOUGH = 1e-10  # relative matching loss below which no further start is tried
+_NEWTON_UNKNOWNS = 1024
+_SCOUTS = 10  # a guessed label gets this fraction of the budget before one is chosen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reconstruction:
-    """What an attack found; chosen by ``match`` alone, never by the truth.
+    """What an attack found; chosen by its own loss alone, never by the truth.
 
     Args:
         x: (B, C, H, W) float64, inside the bounds.
         labels: (B,) given or inferred.
-        match: relative residual ||g(x) - g||^2 / ||g||^2 over the visible numbers.
+        match: relative residual ||u(x) - u||^2 / ||u||^2 over the visible numbers of the update.
         status: "exact" (in closed form), "matched" (residual <= 1e-16), "stalled" (the solver
-            found no way down), "budget" (cut off: more evaluations might go further).
-        evaluations: gradients that the attack computed, over all restarts.
+            found no way down), "budget" (cut off: more evaluations might go further), "diverged"
+            (the loss was not finite; the point before that is returned).
+        evaluations: updates that the attack computed, over all restarts.
         seconds: wall clock.
-        restarts: the match of each restart that was tried.
+        restarts: the loss of each search that was made.
     """
 
     x: Tensor
@@ -60,20 +53,27 @@ def dlg(
     *,
     restarts: int = 3,
     max_evaluations: int = 1000,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    newton_steps: int = 15,
+    tv: float = 0.0,
+    bounds: Bounds = (0.0, 1.0),
     seed: int = 0,
 ) -> Reconstruction:
     """Reconstruct a batch by matching gradients; needs a model with smooth activations.
 
-    Runs on the CPU in float64, from uniform noise. The restart with the least matching loss wins;
-    none is tried after one has matched to 1e-10. On ReLU networks the matching loss has no useful
-    curvature: expect "stalled" and a high match, which says nothing about privacy.
+    Runs on the CPU in float64, from uniform noise. L-BFGS-B is tried from each starting point,
+    then Gauss-Newton from the same ones. The search with the least loss wins; none is made after
+    one has matched to 1e-10. On ReLU networks the matching loss has no useful curvature: expect
+    "stalled" and a high match, which says nothing about privacy.
 
     Args:
         model: the client's architecture; its weights are taken from ``observation``.
         observation: what the attacker has seen.
         restarts: starting points, >= 1.
-        max_evaluations: budget of each restart, in gradients of the matching loss.
+        max_evaluations: budget of each L-BFGS-B search, in evaluations of the matching loss.
+        newton_steps: budget of each Gauss-Newton search, >= 0. A step costs as many evaluations
+            as there are unknowns; it is left out above 1024 unknowns, and where there is a prior.
+        tv: weight of the total variation in the loss, >= 0: a prior that helps where the update
+            is noisy or does not determine the image.
         bounds: least and greatest pixel value.
         seed: of the starting points.
 
@@ -83,102 +83,130 @@ def dlg(
     """
     restarts = checks.count("restarts", restarts)
     budget = checks.count("max_evaluations", max_evaluations)
-    low, high = bounds
-    if not -math.inf < low < high < math.inf:
-        raise ConfigError(
-            f"bounds=({low:g}, {high:g}): must be finite, the first below the second."
-        )
+    newton_steps = checks.count("newton_steps", newton_steps, minimum=0)
+    tv = checks.nonnegative("tv", tv)
     seed = checks.count("seed", seed, minimum=0)
+    check_bounds(bounds)
     start = time.perf_counter()
-    labels = known_labels(model, observation)
-    loss = matching_loss(model, observation, labels)
-    tried: list[_Search] = []
-    for restart in range(restarts):
-        x0 = np.random.default_rng([seed, restart]).uniform(low, high, math.prod(observation.shape))
-        tried.append(_search(loss, x0, observation.shape, bounds, budget))
-        if tried[-1].match < GOOD_ENOUGH:
+    labels, wasted = _labels(model, observation, budget, bounds, seed)
+    residual = matching_residual(model, observation, labels)
+    match = matching_loss(model, observation, labels)
+    loss = match if tv == 0 else _with_prior(match, tv)
+    points = [starting_point(observation.shape, bounds, [seed, i]) for i in range(restarts)]
+    searches = [partial(quasi_newton, loss, x0, bounds, budget) for x0 in points]
+    if newton_steps and tv == 0 and points[0].numel() <= _NEWTON_UNKNOWNS:
+        searches += [partial(gauss_newton, residual, x0, bounds, newton_steps) for x0 in points]
+    tried: list[Search] = []
+    for search in searches:
+        tried.append(search())
+        if tried[-1].value < GOOD_ENOUGH:
             break
-    best = min(tried, key=lambda search: search.match)
+    best = min(tried, key=lambda search: search.value)
     return Reconstruction(
-        x=torch.from_numpy(best.x.reshape(observation.shape)),
+        x=best.x.detach(),
         labels=labels,
-        match=best.match,
+        match=best.value if tv == 0 else float(match(best.x).detach()),
         status=best.status,
-        evaluations=sum(search.evaluations for search in tried),
+        evaluations=wasted + sum(search.evaluations for search in tried),
         seconds=time.perf_counter() - start,
-        restarts=tuple(search.match for search in tried),
+        restarts=tuple(search.value for search in tried),
     )
+
+
+def _labels(
+    model: nn.Module, observation: Observation, budget: int, bounds: Bounds, seed: int
+) -> tuple[Tensor, int]:
+    """The one candidate, or the one that a short search matches best; evaluations spent on that."""
+    candidates = label_candidates(model, observation)
+    if len(candidates) == 1:
+        return candidates[0], 0
+    scouts = []
+    for guess in candidates:
+        loss = matching_loss(model, observation, guess)
+        x0 = starting_point(observation.shape, bounds, [seed])
+        scouts.append(quasi_newton(loss, x0, bounds, max(budget // _SCOUTS, 1)))
+    best = min(range(len(scouts)), key=lambda i: scouts[i].value)
+    return candidates[best], sum(scout.evaluations for scout in scouts)
 
 
 def matching_loss(
     model: nn.Module, observation: Observation, labels: Tensor
 ) -> Callable[[Tensor], Tensor]:
-    """Return x -> ||g(x) - g||^2 / ||g||^2 over the visible tensors, paired by name.
+    """Return x -> ||u(x) - u||^2 / ||u||^2 over the visible tensors, paired by name.
 
-    Where the update was clipped, the attacker clips its own gradient in the same way.
+    The attacker trains its own images as the client did: the same mode, local steps and clip.
     """
+    net = ready(model, observation.training)
     target = {name: as_double(value) for name, value in observation.update.items()}
     state = {name: as_double(value) for name, value in observation.state.items()}
+    names = observation.sent or tuple(target)
     scale = sum(float(value.square().sum()) for value in target.values())
     if not scale > 0:
         raise ConfigError(f"update: {', '.join(target)} is zero; there is nothing to match.")
 
     def loss(x: Tensor) -> Tensor:
-        seen = gradient(model, state, target, x, labels, observation.loss, differentiable=True)
-        seen = clipped(seen, observation.clip)
-        parts = [(seen[name] - value).square().sum() for name, value in target.items()]
+        mine = client_update(
+            *(net, state, names, x, labels, observation.loss, observation.local),
+            differentiable=True,
+        )
+        factor = clip_scale(mine, observation.clip)
+        parts = [(factor * mine[name] - value).square().sum() for name, value in target.items()]
         return torch.stack(parts).sum() / scale
 
     return loss
 
 
-@dataclass
-class _Search:
-    """The best point of one restart so far; scipy's own last iterate may be a worse one."""
+def matching_residual(model: nn.Module, observation: Observation, labels: Tensor) -> Objective:
+    """Return x -> (u(x) - u) / ||u|| as one vector, which ``torch.func`` can transform.
 
-    x: Array
-    match: float = float("inf")
-    status: Status = "stalled"
-    evaluations: int = 0
+    Its squared length is ``matching_loss``.
+    """
+    net = ready(model, observation.training)
+    target = {name: as_double(value) for name, value in observation.update.items()}
+    state = {name: as_double(value) for name, value in observation.state.items()}
+    names, scale = observation.sent or tuple(target), norm(target)
+    seen = _flat(target.values()) / scale
 
-
-class _StopError(Exception):
-    """Leaves scipy's loop: the search has reached its goal or its budget."""
-
-
-def _search(
-    loss: Callable[[Tensor], Tensor],
-    x0: Array,
-    shape: tuple[int, ...],
-    bounds: tuple[float, float],
-    budget: int,
-) -> _Search:
-    search = _Search(x0)
-
-    def evaluate(flat: Array) -> tuple[float, Array]:
-        x = torch.tensor(flat.reshape(shape), requires_grad=True)
-        value = loss(x)
-        (slope,) = torch.autograd.grad(value, x)
-        search.evaluations += 1
-        _record(search, flat, value.item(), budget)
-        return value.item(), slope.numpy().ravel()
-
-    options = {"maxcor": 20, "ftol": 0.0, "gtol": 0.0, "maxiter": budget, "maxfun": budget}
-    with contextlib.suppress(_StopError):
-        minimize(
-            evaluate, x0, jac=True, method="L-BFGS-B", bounds=[bounds] * x0.size, options=options
+    def residual(x: Tensor) -> Tensor:
+        mine = client_update(
+            *(net, state, names, x, labels, observation.loss, observation.local), functional=True
         )
-    return search
+        return (
+            _flat(mine[name] for name in target) * clip_scale(mine, observation.clip) / scale - seen
+        )
+
+    return residual
 
 
-def _record(search: _Search, flat: Array, value: float, budget: int) -> None:
-    if not np.isfinite(value):
-        raise ConfigError(f"matching loss={value}: the model's gradient is not finite in the box.")
-    if value < search.match:
-        search.x, search.match = flat.copy(), value
-    if search.match <= SOLVED:
-        search.status = "matched"
-        raise _StopError
-    if search.evaluations >= budget:
-        search.status = "budget"
-        raise _StopError
+def _flat(parts: Iterable[Tensor]) -> Tensor:
+    return torch.cat([part.flatten() for part in parts])
+
+
+def starting_point(shape: tuple[int, ...], bounds: Bounds, seed: Sequence[int]) -> Tensor:
+    """Return uniform noise inside the bounds, float64."""
+    rng = np.random.default_rng(list(seed))
+    return torch.from_numpy(rng.uniform(*bounds, math.prod(shape)).reshape(shape))
+
+
+def total_variation(x: Tensor) -> Tensor:
+    """Return the mean absolute difference of neighbouring pixels of each image: (...).
+
+    >>> total_variation(torch.tensor([[[0.0, 1.0], [0.0, 1.0]]]))
+    tensor(0.5000)
+    """
+    rows = (x[..., 1:, :] - x[..., :-1, :]).abs().mean((-3, -2, -1))
+    columns = (x[..., :, 1:] - x[..., :, :-1]).abs().mean((-3, -2, -1))
+    return (rows + columns) / 2
+
+
+def check_bounds(bounds: Bounds) -> None:
+    """Raise a ConfigError unless the bounds are finite and in order."""
+    low, high = bounds
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(
+            f"bounds=({low:g}, {high:g}): must be finite, the first below the second."
+        )
+
+
+def _with_prior(match: Callable[[Tensor], Tensor], tv: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: match(x) + tv * total_variation(x).mean()

@@ -1,18 +1,27 @@
-"""The leakage report: a row per view, with baselines, residuals and a verdict beside each score."""
+"""The leakage report: a row per view and adversary, with baselines and residuals beside each score.
+
+Nothing here certifies privacy: a score is a lower bound on what leaks, and the accountant's bound
+is printed beside it, never derived from it.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor, cat
+from torch import Tensor, stack
 
+from accounting import Guarantee
+from attacks.metrics import wilson
 from attacks.reconstruct import Reconstruction
 
+if TYPE_CHECKING:
+    from attacks.schedule import ScheduleSummary
+
 Verdict = Literal["recovered", "partial", "ambiguous", "attack failed"]
+Adversary = Literal["server", "recipient"]
 VERDICTS: tuple[Verdict, ...] = ("recovered", "partial", "ambiguous", "attack failed")
-Attack = Literal["dlg", "invert_dense"]
-SCHEMA = "privpart/leakage/1"
+SCHEMA = "privpart/leakage/2"
 
 RECOVERED_DB = 30.0
 GAIN_DB = 3.0  # over the best baseline, below which a score says nothing
@@ -21,13 +30,27 @@ MATCHED = 1e-6  # relative residual above which the attack did not do its job
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """One image through one view's own attack: its score, and the best baseline's (dB)."""
+    """One image as one attack found it: its score, and the best baseline's (dB).
+
+    Args:
+        view: whose numbers the attack used.
+        attack: its name.
+        reconstruction: of the whole batch.
+        psnr: of this image.
+        baseline: best PSNR of an image that nobody had to attack for.
+        ssim: of this image.
+        truth_match: the residual of the true batch: noise, and nothing else, keeps it from 0.
+        index: where in the reconstructed batch this image is, after pairing.
+    """
 
     view: str
-    attack: Attack
+    attack: str
     reconstruction: Reconstruction
     psnr: float
     baseline: float
+    ssim: float = 0.0
+    truth_match: float = 0.0
+    index: int = 0
 
     @property
     def gain(self) -> float:
@@ -39,30 +62,39 @@ class Trial:
         """What may be concluded.
 
         "recovered": >= 30 dB and 3 dB above the baseline. "partial": 3 dB above it. "ambiguous":
-        the gradients match and the image does not: the view does not determine the image, or only
-        barely; a prior might finish the job, so it is not protected. "attack failed": the
-        gradients do not match; nothing follows about privacy.
+        the update is matched, to 1e-6 or as well as the truth matches it through the noise, and
+        the image is not the true one: what was seen does not determine it, or only barely; a prior
+        might finish the job, so it is not protected. "attack failed": the update is not matched;
+        nothing follows about privacy.
         """
         if self.gain >= GAIN_DB:
             return "recovered" if self.psnr >= RECOVERED_DB else "partial"
-        return "ambiguous" if self.reconstruction.match <= MATCHED else "attack failed"
+        matched = self.reconstruction.match <= max(MATCHED, self.truth_match)
+        return "ambiguous" if matched else "attack failed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeakageRow:
-    """One view.
+    """One view, and one adversary.
 
     Args:
         view: its name.
         patterns: of the parameter names that it shows.
         visible: how many numbers it shows.
         share: the same as a share of the model's parameters.
-        unknowns: pixels to find.
-        own: the trials of the attack on this view itself.
-        best: per image the best of this view and of the audited views inside it. Whoever sees more
-            may discard what is in the way, so a view can never score below a part of it. The best
-            is chosen after the fact: the row bounds the attackers that were tried.
-        verdict: the most severe one over all images and over this view and those inside it.
+        unknowns: pixels of one batch.
+        own: per image, what the attacker of this view alone would hand in: the least residual.
+        best: per image, the best score over all attacks on this view and on the audited views
+            inside it. Whoever sees more may discard what is in the way, so a view can never score
+            below a part of it. The best is chosen after the fact, by the truth: the row bounds
+            the attackers that were tried, each of which chose without it.
+        verdict: the most severe one over all images, attacks and views inside this one.
+        adversary: "server" sees one client's update after its clip and before any noise;
+            "recipient" sees the noised sum and knows every other client's update.
+        update_norm: median L2 norm of the visible update.
+        ranks: per image, the rank of the truth among decoys; () if there were none.
+        feature_error: per visible dense layer, the greatest relative error of its input as read
+            off the update; for batches of one.
     """
 
     view: str
@@ -73,6 +105,10 @@ class LeakageRow:
     own: tuple[Trial, ...]
     best: tuple[Trial, ...]
     verdict: Verdict
+    adversary: Adversary = "server"
+    update_norm: float = 0.0
+    ranks: tuple[int, ...] = ()
+    feature_error: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def psnr(self) -> tuple[float, ...]:
@@ -82,38 +118,52 @@ class LeakageRow:
     @property
     def reconstructions(self) -> Tensor:
         """(N, C, H, W), the images that ``psnr`` scores."""
-        return cat([trial.reconstruction.x for trial in self.best])
+        return stack([trial.reconstruction.x[trial.index] for trial in self.best])
+
+    @property
+    def recovered(self) -> int:
+        """How many images were recovered."""
+        return sum(trial.verdict == "recovered" for trial in self.best)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
         found = [trial.reconstruction for trial in self.own]
+        spent = list({id(r): r for r in found}.values())
         return {
             "view": self.view,
+            "adversary": self.adversary,
             "patterns": list(self.patterns),
             "visible": self.visible,
             "share": self.share,
             "unknowns": self.unknowns,
+            "update_norm": self.update_norm,
             "attack": " + ".join(sorted({trial.attack for trial in self.best})),
             "psnr_median": median(self.psnr),
             "psnr_max": max(self.psnr),
             "psnr": list(self.psnr),
             "psnr_alone": [trial.psnr for trial in self.own],
+            "ssim_median": median(trial.ssim for trial in self.best),
             "found_in": [trial.view for trial in self.best],
             "baseline_median": median(trial.baseline for trial in self.best),
             "gain_median": median(trial.gain for trial in self.best),
-            "match_median": median(result.match for result in found),
-            "match_max": max(result.match for result in found),
+            "match_median": _number(median(result.match for result in found)),
+            "match_max": _number(max(result.match for result in found)),
+            "truth_match_max": max(trial.truth_match for trial in self.own),
             "status": [result.status for result in found],
             "verdict": self.verdict,
             "verdicts": {v: sum(trial.verdict == v for trial in self.best) for v in VERDICTS},
-            "evaluations": sum(result.evaluations for result in found),
-            "seconds": sum(result.seconds for result in found),
+            "recovered": self.recovered,
+            "recovered_rate_95": list(wilson(self.recovered, len(self.best))),
+            "reid_rank": list(self.ranks),
+            "feature_error": dict(self.feature_error),
+            "evaluations": sum(result.evaluations for result in spent),
+            "seconds": sum(result.seconds for result in spent),
         }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeakageReport:
-    """A row per view, on the same images, weights and seeds.
+    """A row per view and adversary, on the same images, weights and seeds.
 
     Args:
         rows: in the order of the views.
@@ -121,6 +171,13 @@ class LeakageReport:
         baselines: PSNR of each image by the name of the guess, in dB.
         labels_revealed: whether the attacker was told the labels.
         seed: of the starting points.
+        threat: what the attacker knows and what was done to the update, as JSON types.
+        losses: the client's loss on each batch: near 0 the gradient is tiny.
+        baseline_images: (N, C, H, W) by the name of the guess.
+        bound: the accountant's guarantee of the noised release, or None without noise.
+        delta: at which its epsilon is printed.
+        schedule: the worst over a training's rounds, or None.
+        decoys: images among which the truth was ranked.
     """
 
     rows: tuple[LeakageRow, ...]
@@ -128,30 +185,57 @@ class LeakageReport:
     baselines: Mapping[str, tuple[float, ...]]
     labels_revealed: bool
     seed: int
+    threat: Mapping[str, Any] = field(default_factory=dict)
+    losses: tuple[float, ...] = ()
+    baseline_images: Mapping[str, Tensor] = field(default_factory=dict)
+    bound: Guarantee | None = None
+    delta: float = 1e-5
+    schedule: "ScheduleSummary | None" = None
+    decoys: int = 0
+
+    @property
+    def verdict(self) -> Verdict:
+        """The most severe one of all rows."""
+        return min((row.verdict for row in self.rows), key=VERDICTS.index)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types."""
         return {
             "schema": SCHEMA,
+            "verdict": self.verdict,
             "images": len(self.truth),
             "shape": list(self.truth.shape[1:]),
             "seed": self.seed,
-            "threat": {
-                "update": "gradient",
-                "batch": 1,
-                "weights": "public",
-                "labels": "revealed" if self.labels_revealed else "inferred",
-                "clip": None,
-                "noise_std": 0.0,
-            },
+            "threat": dict(self.threat),
             "thresholds": {
                 "recovered_db": RECOVERED_DB,
                 "gain_db": GAIN_DB,
                 "matched": MATCHED,
             },
+            "psnr": "-10 log10 MSE per image, data range 1, capped at 313.07 dB (float64)",
+            "losses": list(self.losses),
             "baselines": {
                 name: {"median": median(scores), "max": max(scores), "psnr": list(scores)}
                 for name, scores in self.baselines.items()
             },
             "rows": [row.to_dict() for row in self.rows],
+            "schedule": None if self.schedule is None else self.schedule.to_dict(),
+            "decoys": self.decoys,
+            "accountant": self._accountant(),
         }
+
+    def _accountant(self) -> dict[str, Any] | None:
+        if self.bound is None:
+            return None
+        return {
+            "covers": "one noised release, one client's update zeroed out",
+            "mu": self.bound.mu,
+            "epsilon": self.bound.epsilon(self.delta),
+            "delta": self.delta,
+            "relation": "independent of the scores: neither is computed from the other",
+        }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinity: an attack that diverged has no residual."""
+    return value if value < float("inf") else None

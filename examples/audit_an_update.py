@@ -5,7 +5,7 @@ Run: python examples/audit_an_update.py
 
 import torch
 
-from attacks import leakage
+from attacks import leakage, suite
 from attacks.networks import smooth_lenet
 from privpart.tasks import digits
 
@@ -24,8 +24,7 @@ def main() -> None:
             "the last layer alone": ["dense2.*"],
         },
         dataset_mean=task.train_x.mean(dim=0),
-        restarts=2,
-        max_evaluations=300,
+        attacks=suite(max_evaluations=300, newton_steps=0, steps=200),
     )
     for name, scores in audit.baselines.items():
         print(f"{'no attack: ' + name:<31} {max(scores):6.1f} dB at most")

@@ -132,7 +132,7 @@ def _audit(task: "Task", seed: int, progress: "Progress") -> dict[str, "LeakageR
     """Attack a convolutional and a dense network, untrained, one image at a time."""
     import torch
 
-    from attacks import leakage
+    from attacks import leakage, suite
     from attacks.networks import smooth_lenet, smooth_mlp
 
     torch.set_num_threads(1)  # so that the numbers do not depend on the machine's processors
@@ -161,8 +161,7 @@ def _audit(task: "Task", seed: int, progress: "Progress") -> dict[str, "LeakageR
             task.test_y[:AUDITED_IMAGES],
             views=views,
             dataset_mean=task.train_x.mean(dim=0),
-            restarts=2,
-            max_evaluations=300,
+            attacks=suite(restarts=2, max_evaluations=300, newton_steps=0, steps=0, tv=0),
             seed=seed,
             progress=partial(_advance, progress, bar, name),
         )

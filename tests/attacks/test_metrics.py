@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accounting import ConfigError
-from attacks import baselines, psnr
+from attacks import baselines, feature_error, psnr, ssim, wilson
 
 
 def test_psnr_by_hand():
@@ -66,3 +66,54 @@ def test_noise_is_seeded_and_uniform():
 def test_own_mean_keeps_the_colour():
     colours = torch.tensor([0.1, 0.5, 0.9]).reshape(1, 3, 1, 1).expand(1, 3, 4, 4)
     assert float(baselines(colours)["own mean"]) > 100
+
+
+def test_ssim_against_the_formula_position_by_position():
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.rand(2, 1, 2, 13, 14, generator=generator, dtype=torch.float64)
+    line = torch.arange(11).double() - 5
+    bell = torch.exp(-(line**2) / 4.5)
+    w = bell.outer(bell) / bell.sum() ** 2
+    scores = []
+    for c in range(2):
+        for i in range(3):
+            for j in range(4):
+                p, q = a[0, c, i : i + 11, j : j + 11], b[0, c, i : i + 11, j : j + 11]
+                mp, mq = (w * p).sum(), (w * q).sum()
+                vp, vq = (w * (p - mp) ** 2).sum(), (w * (q - mq) ** 2).sum()
+                cov = (w * (p - mp) * (q - mq)).sum()
+                top = (2 * mp * mq + 1e-4) * (2 * cov + 9e-4)
+                scores.append(float(top / ((mp**2 + mq**2 + 1e-4) * (vp + vq + 9e-4))))
+    assert float(ssim(a, b)) == pytest.approx(sum(scores) / len(scores), abs=1e-12)
+
+
+def test_ssim_of_an_image_with_itself_and_in_another_range():
+    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert ssim(x, x).tolist() == pytest.approx([1, 1, 1])
+    assert torch.allclose(ssim(255 * x, 255 * (1 - x), 255), ssim(x, 1 - x))
+    assert float(ssim(x, 1 - x).max()) < 0
+    with pytest.raises(ConfigError):
+        ssim(x, x[:, :, :4])
+
+
+def test_feature_error_by_hand():
+    assert feature_error(torch.tensor([3.0, 0.0]), torch.tensor([3.0, 4.0])) == pytest.approx(0.8)
+    for found, truth in (([math.nan], [1.0]), ([1.0], [0.0]), ([1.0, 2.0], [1.0])):
+        with pytest.raises(ConfigError):
+            feature_error(torch.tensor(found), torch.tensor(truth))
+
+
+def test_wilson_against_the_root_of_its_own_equation():
+    for k, n in ((0, 10), (3, 10), (10, 10), (77, 200)):
+        for end in wilson(k, n):
+            assert (k / n - end) ** 2 == pytest.approx(1.96**2 * end * (1 - end) / n, abs=1e-12)
+    with pytest.raises(ConfigError):
+        wilson(3, 2)
+
+
+def test_class_means_are_a_baseline():
+    truth = torch.full((2, 1, 2, 2), 0.5)
+    means = torch.stack([torch.full((1, 2, 2), 0.6), torch.full((1, 2, 2), 0.51)])
+    assert baselines(truth, class_means=means)["class mean"].tolist() == pytest.approx(
+        [20.0, 40.0], abs=1e-4
+    )

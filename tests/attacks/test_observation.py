@@ -32,7 +32,8 @@ def test_it_carries_no_image(lenet, digits):
     x, y = digits[0][:1], digits[1][:1]
     seen = observe(lenet, x, y, visible=["conv2.*"], reveal_labels=False)
     assert {field.name for field in fields(Observation)} == {
-        *("update", "state", "shape", "labels", "clip", "noise_std", "loss")
+        *("update", "state", "shape", "labels", "clip", "noise_std", "loss"),
+        *("local", "training", "sent"),
     }
     assert set(seen.update) == {"conv2.weight", "conv2.bias"}
     assert set(seen.state) == set(lenet.state_dict())

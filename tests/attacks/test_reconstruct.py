@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.functional import multi_margin_loss
 
 from accounting import ConfigError
 from attacks import dlg, observe, psnr
 from attacks.networks import smooth_lenet
-from attacks.reconstruct import matching_loss
+from attacks.reconstruct import matching_loss, total_variation
 
 
 def one(digits, i=0):
@@ -35,7 +36,7 @@ def test_larger_images(digits):
 
 def test_the_restart_with_the_least_residual_wins(lenet, digits):
     seen = observe(lenet, *one(digits))
-    found = dlg(lenet, seen, restarts=4, max_evaluations=12)
+    found = dlg(lenet, seen, restarts=4, max_evaluations=12, newton_steps=0)
     assert len(set(found.restarts)) == 4
     assert found.match == min(found.restarts)
     assert found.status == "budget"
@@ -51,7 +52,7 @@ def test_evaluations_are_counted_exactly(lenet, digits, budget):
     seen = observe(lenet, *one(digits))
     calls = []
     lenet.register_forward_hook(lambda *_: calls.append(1))
-    found = dlg(lenet, seen, restarts=2, max_evaluations=budget)
+    found = dlg(lenet, seen, restarts=2, max_evaluations=budget, newton_steps=0)
     assert found.evaluations == len(calls) == 2 * budget
 
 
@@ -101,7 +102,7 @@ def test_noise_blinds_it(lenet, digits):
     x, y = one(digits)
     generator = torch.Generator().manual_seed(0)
     seen = observe(lenet, x, y, clip=1.0, noise_multiplier=1.0, generator=generator)
-    found = dlg(lenet, seen, restarts=1, max_evaluations=200)
+    found = dlg(lenet, seen, restarts=1, max_evaluations=200, newton_steps=2)
     assert found.match > 0.1
     assert float(psnr(found.x, x)) < 20
 
@@ -110,16 +111,26 @@ def test_the_last_bias_shows_the_label(lenet, digits):
     for i in range(10):
         x, y = one(digits, i)
         hidden = observe(lenet, x, y, visible=["conv2.*", "dense2.bias"], reveal_labels=False)
-        found = dlg(lenet, hidden, restarts=1, max_evaluations=1)
+        found = dlg(lenet, hidden, restarts=1, max_evaluations=1, newton_steps=0)
         assert found.labels.tolist() == y.tolist()
 
 
 def test_hidden_labels_that_cannot_be_inferred(lenet, digits):
     x, y = digits[0][:2], digits[1][:2]
-    with pytest.raises(ConfigError, match="batch of one"):
-        dlg(lenet, observe(lenet, x, y, reveal_labels=False))
-    with pytest.raises(ConfigError, match=r"dense2\.bias"):
-        dlg(lenet, observe(lenet, x[:1], y[:1], visible=["conv*"], reveal_labels=False))
+    with pytest.raises(ConfigError, match=r"those of 2 images .* \(dense2\)"):
+        dlg(lenet, observe(lenet, x, y, visible=["conv*"], reveal_labels=False))
+    other = observe(lenet, x[:1], y[:1], loss=multi_margin_loss, reveal_labels=False)
+    with pytest.raises(ConfigError, match="only under cross-entropy"):
+        dlg(lenet, other)
+
+
+def test_a_hidden_label_out_of_view_is_guessed_by_matching(lenet, digits):
+    for i in range(3):
+        x, y = one(digits, i)
+        hidden = observe(lenet, x, y, visible=["conv2.*"], reveal_labels=False)
+        found = dlg(lenet, hidden)
+        assert found.labels.tolist() == y.tolist()
+        assert float(psnr(found.x, x)) > 60
 
 
 @pytest.mark.parametrize(
@@ -146,8 +157,30 @@ def test_an_update_of_zero_cannot_be_matched(lenet, digits):
         dlg(lenet, replace(seen, update=zero))
 
 
-def test_a_gradient_that_overflows_is_an_error(lenet, digits):
+def test_a_loss_that_overflows_is_diverged_not_a_number(lenet, digits):
     seen = observe(lenet, *one(digits))
-    huge = {name: value * math.nan for name, value in seen.state.items()}
     with pytest.raises(ConfigError, match="not finite"):
-        dlg(lenet, replace(seen, state=huge))
+        replace(seen, state={name: value * math.nan for name, value in seen.state.items()})
+    cliff = replace(seen, loss=lambda logits, _: logits.sum() * math.nan)
+    found = dlg(lenet, cliff, restarts=1)
+    assert (found.status, found.match) == ("diverged", math.inf)
+    assert bool(found.x.isfinite().all())
+
+
+def test_gauss_newton_goes_on_where_the_first_solver_stops(lenet, digits):
+    x, y = one(digits)
+    seen = observe(lenet, x, y)
+    options = {"restarts": 1, "max_evaluations": 2}
+    assert float(psnr(dlg(lenet, seen, newton_steps=0, **options).x, x)) < 20
+    found = dlg(lenet, seen, **options)
+    assert float(psnr(found.x, x)) > 100
+    assert len(found.restarts) == 2
+    assert found.evaluations > 2 + 64
+
+
+def test_a_prior_changes_the_image_but_not_what_match_means(lenet, digits):
+    x, y = one(digits)
+    seen = observe(lenet, x, y, visible=["dense2.*"])
+    plain, smooth = dlg(lenet, seen), dlg(lenet, seen, tv=0.1, max_evaluations=200)
+    assert total_variation(smooth.x) < total_variation(plain.x) / 2
+    assert smooth.match == pytest.approx(matching_loss(lenet, seen, y)(smooth.x).item())

@@ -1,0 +1,69 @@
+"""Suite: the attackers that an audit tries, cheapest first."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torch import nn
+
+from attacks.analytic import invert_first_dense
+from attacks.cosine import cosine_tv
+from attacks.features import dense_then_invert
+from attacks.labels import label_candidates
+from attacks.observation import Observation
+from attacks.reconstruct import Reconstruction, dlg
+
+Attack = Callable[[nn.Module, Observation, int], Reconstruction | None]
+
+
+def suite(
+    *,
+    restarts: int = 2,
+    max_evaluations: int = 500,
+    newton_steps: int = 10,
+    steps: int = 1000,
+    tv: float = 1e-2,
+) -> dict[str, Attack]:
+    """Return every attack under its name; an attack answers None where it does not apply.
+
+    Args:
+        restarts: of ``dlg`` and ``dense_then_invert``; ``cosine_tv`` takes twice as many.
+        max_evaluations: of each search of those two.
+        newton_steps: see ``dlg``.
+        steps: of ``cosine_tv``; 0 leaves it out.
+        tv: weight of the prior in ``cosine_tv`` and in "dlg + tv"; 0 leaves the latter out.
+    """
+    searches = {"restarts": restarts, "max_evaluations": max_evaluations}
+    attacks: dict[str, Attack] = {
+        "invert_dense": lambda model, seen, _: invert_first_dense(model, seen),
+        "dense_then_invert": partial(_seeded, dense_then_invert, searches),
+        "dlg": partial(_seeded, dlg, searches | {"newton_steps": newton_steps}),
+    }
+    if steps:
+        cosine = {"restarts": 2 * restarts, "steps": steps, "tv": tv}
+        attacks["cosine_tv"] = partial(_if_labelled, cosine_tv, cosine)
+    if tv:
+        attacks["dlg + tv"] = partial(_seeded, dlg, searches | {"restarts": 1, "tv": tv})
+    return attacks
+
+
+def _seeded(
+    attack: Callable[..., Reconstruction | None],
+    options: Mapping[str, float],
+    model: nn.Module,
+    seen: Observation,
+    seed: int,
+) -> Reconstruction | None:
+    return attack(model, seen, seed=seed, **options)
+
+
+def _if_labelled(
+    attack: Callable[..., Reconstruction | None],
+    options: Mapping[str, float],
+    model: nn.Module,
+    seen: Observation,
+    seed: int,
+) -> Reconstruction | None:
+    """Leave out an attack that cannot guess labels, where they would have to be guessed."""
+    if len(label_candidates(model, seen)) > 1:
+        return None
+    return _seeded(attack, options, model, seen, seed)

@@ -1,0 +1,170 @@
+"""Update: what a client computes from a batch, written so that an attacker can differentiate it."""
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, replace_all_batch_norm_modules_
+
+from accounting import checks
+from accounting.checks import ConfigError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSteps:
+    """Local training by plain SGD, of which the client sends the change of its weights.
+
+    The rows of the batch are taken in order, ``batch_size`` at a time, and from the start again
+    when they run out; which image stands in which row does not matter to anyone.
+
+    Args:
+        learning_rate: > 0.
+        steps: >= 1.
+        batch_size: rows per step, >= 1; None takes all of them in every step.
+    """
+
+    learning_rate: float
+    steps: int = 1
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.positive("learning_rate", self.learning_rate)
+        checks.count("steps", self.steps)
+        if self.batch_size is not None:
+            checks.count("batch_size", self.batch_size)
+
+    def rows(self, step: int, batch: int) -> Sequence[int]:
+        """Return the rows of a batch of that size which step number ``step`` uses.
+
+        >>> LocalSteps(learning_rate=0.1, steps=3, batch_size=2).rows(2, 5)
+        [4, 0]
+        """
+        size = min(batch, self.batch_size or batch)
+        return [(step * size + i) % batch for i in range(size)]
+
+
+def client_update(
+    model: nn.Module,
+    state: State,
+    names: Iterable[str],
+    x: Tensor,
+    y: Tensor,
+    loss: Loss,
+    local: LocalSteps | None = None,
+    *,
+    differentiable: bool = False,
+    functional: bool = False,
+) -> dict[str, Tensor]:
+    """Return the gradient at ``state`` in the parameters ``names``, or the delta of ``local``.
+
+    Args:
+        model: made by ``ready``.
+        state: every parameter and buffer, by name.
+        names: the parameters that train; the others stay as they are in ``state``.
+        x: (B, C, H, W).
+        y: (B,).
+        loss: (logits, labels) -> scalar.
+        local: None for the gradient of the whole batch.
+        differentiable: keep the graph, so that the result can be differentiated in ``x``.
+        functional: use ``torch.func``, which ``torch.func.vmap`` can batch; slower for one.
+    """
+    slope = _functional if functional else _differentiable if differentiable else _plain
+    before = {name: state[name].detach() for name in names}
+    if local is None:
+        return slope(model, state, before, x, y, loss)
+    weights = dict(before)
+    for step in range(local.steps):
+        rows = local.rows(step, len(x))
+        part = (x, y) if rows == list(range(len(x))) else (x[rows], y[rows])
+        moves = slope(model, state, weights, *part, loss)
+        weights = {k: value - local.learning_rate * moves[k] for k, value in weights.items()}
+    return {name: weights[name] - before[name] for name in before}
+
+
+def clip_scale(update: Mapping[str, Tensor], clip: float | None) -> Tensor | float:
+    """Return the factor that brings ``update`` to a joint L2 norm of at most ``clip``."""
+    if clip is None:
+        return 1.0
+    norm = torch.stack([value.square().sum() for value in update.values()]).sum().sqrt()
+    return (clip / norm).clamp(max=1.0)
+
+
+def ready(model: nn.Module, training: bool) -> nn.Module:
+    """Return a copy of ``model`` in that mode, which no forward pass changes.
+
+    Batch normalisation in training mode uses the batch's own statistics and leaves its running
+    ones alone.
+
+    Raises:
+        ConfigError: dropout in training mode: its secret mask is not part of any attack here.
+    """
+    twin = copy.deepcopy(model).train(training).requires_grad_(False)
+    if training:
+        for name, module in twin.named_modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+                raise ConfigError(
+                    f"model: {name!r} drops out at random in training mode; set p=0 or use eval()."
+                )
+        replace_all_batch_norm_modules_(twin)
+    return twin
+
+
+def double_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return a float64 copy of every parameter and buffer of ``model``, by name."""
+    both = [*model.named_parameters(), *model.named_buffers()]
+    return {name: as_double(value) for name, value in both}
+
+
+def as_double(value: Tensor) -> Tensor:
+    """Return a copy of ``value`` on the CPU, in float64 unless it counts something."""
+    dtype = torch.float64 if value.is_floating_point() else value.dtype
+    return value.detach().to("cpu", dtype, copy=True)
+
+
+def norm(update: Mapping[str, Tensor]) -> float:
+    """Return the joint L2 norm."""
+    return math.sqrt(sum(float(value.double().square().sum()) for value in update.values()))
+
+
+def _plain(
+    model: nn.Module, state: State, leaves: State, x: Tensor, y: Tensor, loss: Loss
+) -> dict[str, Tensor]:
+    """For an update that nobody differentiates: each step stands alone."""
+    found = _differentiable(
+        model, state, {k: v.detach() for k, v in leaves.items()}, x, y, loss, graph=False
+    )
+    return {name: value.detach() for name, value in found.items()}
+
+
+def _differentiable(
+    model: nn.Module,
+    state: State,
+    leaves: State,
+    x: Tensor,
+    y: Tensor,
+    loss: Loss,
+    *,
+    graph: bool = True,
+) -> dict[str, Tensor]:
+    inputs = {k: v if v.requires_grad else v.requires_grad_(True) for k, v in leaves.items()}
+    value = loss(functional_call(model, {**state, **inputs}, (x,)), y)
+    slopes = torch.autograd.grad(
+        value, list(inputs.values()), create_graph=graph, materialize_grads=True
+    )
+    return dict(zip(inputs, slopes, strict=True))
+
+
+def _functional(
+    model: nn.Module, state: State, leaves: State, x: Tensor, y: Tensor, loss: Loss
+) -> dict[str, Tensor]:
+    def value(weights: State) -> Tensor:
+        return loss(functional_call(model, {**state, **weights}, (x,)), y)
+
+    slopes: dict[str, Tensor] = torch.func.grad(value)(dict(leaves))
+    return slopes

@@ -1,0 +1,51 @@
+"""Pairing and re-identification, by hand and by brute force."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from accounting import ConfigError
+from attacks import observe
+from attacks.matching import match_batch, reid_rank
+
+
+def test_the_pairing_is_the_best_of_all():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        found, truth = torch.rand(2, 4, 1, 3, 3, generator=generator)
+        order = match_batch(found, truth)
+        cost = float((found[order] - truth).square().sum())
+        every = [
+            float((found[list(p)] - truth).square().sum()) for p in itertools.permutations(range(4))
+        ]
+        assert cost == pytest.approx(min(every))
+        assert sorted(order.tolist()) == [0, 1, 2, 3]
+
+
+def test_greedy_pairing_would_be_worse():
+    found, truth = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.9], [2.0]])
+    assert match_batch(found, truth).tolist() == [0, 1]
+
+
+def test_what_cannot_be_paired():
+    good = torch.zeros(2, 3)
+    for found in (torch.zeros(3, 3), torch.full((2, 3), math.nan)):
+        with pytest.raises(ConfigError):
+            match_batch(found, good)
+
+
+def test_the_last_layer_alone_tells_who_it_was(lenet, digits):
+    x, y = digits
+    seen = observe(lenet, x[:1], y[:1], visible=["dense2.*"])
+    assert reid_rank(lenet, seen, x[:1], x[1:], y) == 1
+    assert reid_rank(lenet, seen, x[1:2], torch.cat([x[:1], x[2:]]), y[[1, 0, *range(2, 10)]]) > 1
+
+
+def test_ties_count_against_the_attacker(lenet, digits):
+    x, y = digits[0][:1], digits[1][:1]
+    seen = observe(lenet, x, y)
+    assert reid_rank(lenet, seen, x, x.expand(4, -1, -1, -1), y.expand(5)) == 5
+    with pytest.raises(ConfigError):
+        reid_rank(lenet, seen, x, x, y)
