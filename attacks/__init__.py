@@ -6,9 +6,11 @@ only where the attack is known to work: read the verdict, not the decibels.
 
 from attacks.analytic import invert_dense
 from attacks.cosine import cosine_tv
+from attacks.defences import DefencePoint, defences
 from attacks.features import dense_then_invert
 from attacks.labels import infer_labels
 from attacks.leakage import leakage
+from attacks.load import from_arrays, gradients_of, read_update
 from attacks.matching import match_batch, reid_rank
 from attacks.metrics import baselines, feature_error, psnr, ssim, wilson
 from attacks.observation import Observation, observe
@@ -18,6 +20,7 @@ from attacks.suite import suite
 from attacks.update import LocalSteps
 
 __all__ = [
+    "DefencePoint",
     "LeakageReport",
     "LeakageRow",
     "LocalSteps",
@@ -25,15 +28,19 @@ __all__ = [
     "Reconstruction",
     "baselines",
     "cosine_tv",
+    "defences",
     "dense_then_invert",
     "dlg",
     "feature_error",
+    "from_arrays",
+    "gradients_of",
     "infer_labels",
     "invert_dense",
     "leakage",
     "match_batch",
     "observe",
     "psnr",
+    "read_update",
     "reid_rank",
     "ssim",
     "suite",

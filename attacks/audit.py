@@ -16,7 +16,7 @@ from attacks.reconstruct import Reconstruction
 from attacks.report import Adversary, LeakageRow, Trial
 from attacks.scoring import feature_errors, most_severe, score, truth_residual
 from attacks.suite import Attack
-from attacks.update import norm
+from attacks.update import as_double, double_state, norm
 
 Found = dict[str, Reconstruction]  # what each attack found on one batch, by its name
 Tried = list[list[Trial]]  # per image of a batch, the trials of all attacks
@@ -33,6 +33,7 @@ class Audit:
     attacks: Mapping[str, Attack]
     batch: int
     options: Mapping[str, Any]
+    update: Mapping[str, Tensor] | None
     noise_multiplier: float
     floor: Sequence[float]
     decoys: tuple[Tensor, Tensor] | None
@@ -45,6 +46,8 @@ class Audit:
     def names(self) -> dict[str, frozenset[str]]:
         """The parameters of each view."""
         known = [name for name, _ in self.model.named_parameters()]
+        if self.update is not None:
+            known = list(self.update)
         return {view: frozenset(select(known, pats)) for view, pats in self.views.items()}
 
     @property
@@ -63,12 +66,28 @@ class Audit:
 
     def observe(self, view: str, adversary: Adversary, number: int) -> Observation:
         """What that adversary sees of that batch."""
+        if self.update is not None:
+            return self._given(self.update, view)
         noise: dict[str, Any] = {}
         if adversary == "recipient":
             generator = torch.Generator().manual_seed(self.seed + number)
             noise = {"noise_multiplier": self.noise_multiplier, "generator": generator}
         x, y = self.images(number)
         return observe(self.model, x, y, visible=self.views[view], **noise, **self.options)
+
+    def _given(self, update: Mapping[str, Tensor], view: str) -> Observation:
+        b, c, h, w = self.x.shape
+        whole = Observation(
+            update={name: as_double(value) for name, value in update.items()},
+            state=double_state(self.model),
+            shape=(b, c, h, w),
+            labels=self.y if self.options["reveal_labels"] else None,
+            clip=self.options["clip"],
+            loss=self.options["loss"],
+            local=self.options["local"],
+            training=self.model.training,
+        )
+        return whole.restrict(select(list(whole.update), self.views[view]))
 
     def _row(self, view: str, adversary: Adversary) -> LeakageRow:
         seen = [self.observe(view, adversary, number) for number in self.batches]

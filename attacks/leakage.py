@@ -32,10 +32,12 @@ def leakage(
     attacks: Mapping[str, Attack] | None = None,
     batch: int = 1,
     loss: Loss = cross_entropy,
+    update: Mapping[str, Tensor] | None = None,
     local: LocalSteps | None = None,
     clip: float | None = None,
     noise_multiplier: float = 0.0,
     delta: float = 1e-5,
+    adversaries: Sequence[Adversary] | None = None,
     schedule: Sequence[str] = (),
     dataset_mean: Tensor | None = None,
     class_means: Tensor | None = None,
@@ -63,10 +65,13 @@ def leakage(
         attacks: tried in this order until one recovers the image; None is ``suite``.
         batch: images per update; must divide N.
         loss: see ``Observation``.
+        update: of the images in ``x`` as one batch, from elsewhere; None computes it. Look at
+            ``truth_match``: if the images do not explain it, weights, mode or loss are not its own.
         local: see ``Observation``.
         clip: see ``observe``.
         noise_multiplier: see ``observe``.
         delta: at which the accountant's epsilon of the noised release is printed.
+        adversaries: None is the server, and the recipient where there is noise.
         schedule: the view that each round of a training sends; its worst round is reported, and
             the union of its views is audited too.
         dataset_mean: (C, H, W) mean of public data, a baseline; None leaves it out.
@@ -84,6 +89,8 @@ def leakage(
         ConfigError: a pattern that matches no parameter, values out of range.
     """
     batch = checks.count("batch", batch)
+    if update is not None and (batch != len(x) or noise_multiplier):
+        raise ConfigError("update: is of one batch, and has its own noise; set batch to len(x).")
     if not views:
         raise ConfigError("views={}: name at least one, such as {'full': ['*']}.")
     if len(x) < 1 or len(x) != len(y):
@@ -103,6 +110,7 @@ def leakage(
         else attacks,
         batch=batch,
         options={"loss": loss, "local": local, "clip": clip, "reveal_labels": reveal_labels},
+        update=update,
         noise_multiplier=noise_multiplier,
         floor=torch.stack(list(scores.values())).amax(0).tolist(),
         decoys=decoys,
@@ -110,8 +118,8 @@ def leakage(
         done={} if done is None else done,
         progress=progress,
     )
-    adversaries: list[Adversary] = ["server", "recipient"] if noise_multiplier else ["server"]
-    rows = tuple(row for adversary in adversaries for row in audit.rows(adversary))
+    everyone: tuple[Adversary, ...] = ("server", "recipient") if noise_multiplier else ("server",)
+    rows = tuple(row for adversary in adversaries or everyone for row in audit.rows(adversary))
     return LeakageReport(
         rows=rows,
         truth=x.detach().clone(),
@@ -147,6 +155,7 @@ def _threat(audit: Audit) -> dict[str, Any]:
     clip = audit.options["clip"]
     return {
         "update": "gradient" if local is None else "delta",
+        "origin": "computed" if audit.update is None else "given",
         "local": None if local is None else asdict(local),
         "batch": audit.batch,
         "mode": "train" if audit.model.training else "eval",

@@ -56,6 +56,7 @@ def demo(
     from rich.console import Console
     from rich.progress import Progress
 
+    from attacks import picture
     from privpart.cli import demo_tables, plots
 
     recipe = recipe_for(data, data_dir)
@@ -79,7 +80,7 @@ def demo(
     }
     (out / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
     plots.accuracy(accuracies, budgets, out / "accuracy.png")
-    plots.leakage(list(audits.values()), out / "leakage.png")
+    picture.grid(list(audits.values()), out / "leakage.png")
     demo_tables.show(recipe, budgets, accuracies, audits)
     typer.echo(f"\nWritten: {out / 'report.json'}, {out / 'accuracy.png'}, {out / 'leakage.png'}")
 

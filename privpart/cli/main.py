@@ -1,8 +1,8 @@
 """``privpart``: the commands, and what becomes of an error.
 
-Exit codes: 0 ok, 2 bad input, 3 budget exceeded, 6 a run left its plan, 70 the disk refused, 130
-interrupted and resumable. Standard output carries the
-result only; progress, warnings and errors go to standard error.
+Exit codes: 0 ok, 2 bad input, 3 budget exceeded, 4 audit threshold passed, 6 a run left its plan,
+70 the disk refused, 130 interrupted and resumable. Standard output carries the result only;
+progress, warnings and errors go to standard error.
 """
 
 import sys
@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from accounting import ConfigError
+from privpart.cli import audit
 from privpart.cli.calibrate import calibrate
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
@@ -31,6 +32,7 @@ app = typer.Typer(
 _COMMANDS = (epsilon, calibrate, mechanisms, train, report, costs, freeze_search, demo)
 for _command in _COMMANDS:
     app.command()(_command)
+app.add_typer(audit.app, name="audit")
 
 
 def _print_version(wanted: bool) -> None:
@@ -72,7 +74,9 @@ def main() -> None:
 
 _SAYS_ALL = ("StorageError", "CohortTooSmallError")  # by name: their modules import torch
 _REFUSED = 70
-_OPTIONS = {name for command in _COMMANDS for name in signature(command).parameters}
+_OPTIONS = {
+    name for command in (*_COMMANDS, audit.leakage) for name in signature(command).parameters
+}
 
 
 def _as_option(message: str) -> str:

@@ -1,0 +1,178 @@
+"""Picture: the images themselves, which say what decibels do not."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from attacks.defences import DefencePoint
+from attacks.report import VERDICTS, LeakageReport, LeakageRow, Verdict
+
+COLOURS: dict[Verdict, str] = {
+    "recovered": "#c0392b",
+    "partial": "#d9822b",
+    "ambiguous": "#6c5b9e",
+    "attack failed": "#9aa0a6",
+}
+_INK, _FAINT = "#2b2b2b", "#8a8a8a"
+_HIDDEN = ("noise",)  # a baseline that nobody needs to look at
+_CELL = 1.12  # inches
+
+
+def grid(reports: Sequence[LeakageReport], path: Path, *, images: int = 6) -> None:
+    """Draw a row per image: the truth, what needs no attack, and the best of each view.
+
+    Under each image its PSNR; around what an attack found, its verdict as a colour. The reports
+    must be on the same images.
+
+    Args:
+        reports: at least one; their rows stand side by side.
+        path: of the picture to write.
+        images: at most so many rows.
+    """
+    first = reports[0]
+    count = min(images, len(first.truth))
+    plain = [name for name in first.baseline_images if name not in _HIDDEN]
+    rows = [row for report in reports for row in report.rows]
+    columns = 1 + len(plain) + len(rows)
+    gaps = [1.0] + [0.12] + [1.0] * len(plain) + [0.12] + [1.0] * len(rows)
+    figure = Figure(figsize=(_CELL * (columns + 0.4), 1.17 * count * _CELL + 1.1))
+    cells = figure.subplots(
+        count,
+        columns + 2,
+        squeeze=False,
+        gridspec_kw={
+            **{"width_ratios": gaps, "wspace": 0.08, "hspace": 0.17},
+            **{"left": 0.01, "right": 0.99},
+            **{"top": 1 - 0.66 / figure.get_figheight(), "bottom": 0.42 / figure.get_figheight()},
+        },
+    )
+    for i, line in enumerate(cells):
+        for spacer in (line[1], line[2 + len(plain)]):
+            spacer.set_axis_off()
+        _image(line[0], first.truth[i], "", _INK)
+        for axes, name in zip(line[2:], plain, strict=False):
+            score = f"{first.baselines[name][i]:.1f} dB"
+            _image(axes, first.baseline_images[name][i], score, _FAINT)
+        for axes, row in zip(line[3 + len(plain) :], rows, strict=True):
+            trial = row.best[i]
+            _image(axes, trial.reconstruction.x[trial.index], f"{trial.psnr:.1f} dB", _INK)
+            _frame(axes, COLOURS[trial.verdict])
+    _headings(cells[0], plain, rows)
+    _legend(figure)
+    figure.savefig(path, dpi=160)
+
+
+def _image(axes: Axes, pixels: Tensor, caption: str, ink: str) -> None:
+    shown = pixels.detach().clamp(0, 1)
+    if len(shown) == 1:
+        axes.imshow(shown[0].tolist(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    else:
+        axes.imshow(shown[:3].permute(1, 2, 0).tolist(), interpolation="nearest")
+    axes.set_xlabel(caption, fontsize=7.5, color=ink, labelpad=2.5)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+
+
+def _frame(axes: Axes, colour: str) -> None:
+    axes.spines[:].set_visible(True)
+    axes.spines[:].set_edgecolor(colour)
+    axes.spines[:].set_linewidth(2.2)
+
+
+def _headings(line: Sequence[Axes], plain: Sequence[str], rows: Sequence[LeakageRow]) -> None:
+    _heading(line[0], "truth", "", _INK)
+    for axes, name in zip(line[2:], plain, strict=False):
+        _heading(axes, name, "no attack", _FAINT)
+    noisy = any(row.adversary == "recipient" for row in rows)
+    for axes, row in zip(line[3 + len(plain) :], rows, strict=True):
+        who = f"{row.adversary}, " if noisy else ""
+        _heading(axes, row.view, f"{who}{row.share:.1%} sent", _INK)
+
+
+def _heading(axes: Axes, title: str, below: str, ink: str) -> None:
+    short = title if len(title) <= 18 else title[:17] + "…"
+    axes.annotate(
+        short,
+        (0.5, 1),
+        (0, 14),
+        "axes fraction",
+        "offset points",
+        ha="center",
+        fontsize=8.5 if len(short) < 13 else 7,
+        color=ink,
+        weight="bold" if ink == _INK else "normal",
+    )
+    axes.annotate(
+        below,
+        (0.5, 1),
+        (0, 4.5),
+        "axes fraction",
+        "offset points",
+        ha="center",
+        fontsize=6.5,
+        color=_FAINT,
+    )
+
+
+def _legend(figure: Figure) -> None:
+    handles = [
+        Line2D([], [], marker="s", linestyle="", markersize=7, markerfacecolor="none",
+               markeredgewidth=2, markeredgecolor=COLOURS[verdict], label=verdict)
+        for verdict in VERDICTS
+    ]  # fmt: skip
+    figure.legend(
+        handles=handles,
+        loc="lower center",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=7.5,
+        labelcolor=_INK,
+        handletextpad=0.3,
+        columnspacing=1.6,
+    )
+
+
+def defence_curve(points: Sequence[DefencePoint], path: Path) -> None:
+    """Draw PSNR against the noise multiplier, the accountant's epsilon on a second axis.
+
+    The two axes share their noise and nothing else: neither is computed from the other.
+    """
+    figure = Figure(figsize=(6.6, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    levels = sorted({point.noise_multiplier for point in points})
+    clips = list(dict.fromkeys(point.clip for point in points))
+    shades = ["#1f6f8b", "#b3552c", "#5b7f3a", "#6c5b9e", "#444444"]
+    for number, clip in enumerate(clips):
+        line = sorted((p for p in points if p.clip == clip), key=lambda p: p.noise_multiplier)
+        at = [levels.index(p.noise_multiplier) for p in line]
+        colour = shades[number % len(shades)]
+        label = "not clipped" if clip is None else f"clip {clip:g}"
+        axes.plot(at, [median(p.psnr) for p in line], "o-", color=colour, label=label)
+        spread = [min(p.psnr) for p in line], [max(p.psnr) for p in line]
+        axes.fill_between(at, *spread, color=colour, alpha=0.15, linewidth=0)
+    floor = median(value for point in points for value in point.baselines)
+    axes.axhline(floor, color=_FAINT, linestyle="--", linewidth=1)
+    axes.annotate(
+        "best image that needs no attack", (0, floor), (2, 3), textcoords="offset points",
+        fontsize=7.5, color=_FAINT,
+    )  # fmt: skip
+    axes.set_xticks(range(len(levels)), [f"{level:g}" for level in levels])
+    axes.set_xlabel("noise multiplier (noise standard deviation / clip)")
+    axes.set_ylabel("PSNR of the best attack (dB)")
+    epsilon = {p.noise_multiplier: p.epsilon for p in points}
+    above = axes.secondary_xaxis("top")
+    above.set_xticks(
+        range(len(levels)),
+        ["∞" if (value := epsilon[level]) is None else f"{value:.3g}" for level in levels],
+    )
+    above.set_xlabel(f"epsilon at δ = {points[0].delta:g}, by the accountant alone", fontsize=9)
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)

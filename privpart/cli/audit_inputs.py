@@ -1,0 +1,159 @@
+"""Inputs of an audit: a model, images, views and an update, as people name them."""
+
+import hashlib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accounting.checks import ConfigError
+from attacks import LocalSteps, networks, read_update
+from privpart.tasks import digits, fashion_mnist
+
+_NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
+    "lenet": networks.smooth_lenet,
+    "relu-lenet": networks.relu_lenet,
+    "mlp": networks.smooth_mlp,
+    "resnet8": networks.resnet8,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Inputs:
+    """What is attacked; ``x`` and ``y`` are the truth, the rest of the data is public."""
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    update: dict[str, Tensor] | None
+    dataset_mean: Tensor | None
+    class_means: Tensor | None
+    decoys: tuple[Tensor, Tensor] | None
+
+    def digest(self) -> str:
+        """A hash of the images, the weights and the update."""
+        state = hashlib.sha256()
+        update = self.update or {}
+        for name, value in [*self.model.state_dict().items(), *update.items(), ("x", self.x)]:
+            state.update(name.encode())
+            state.update(value.detach().contiguous().numpy().tobytes())
+        state.update(self.y.numpy().tobytes())
+        return state.hexdigest()
+
+
+def load_inputs(typed: Mapping[str, Any]) -> Inputs:
+    """Return the model and the first images of the data, ``--trials`` batches of them."""
+    (x, y), (rest, labels) = _images(typed["data"], typed["data_dir"])
+    batch = typed["batch"]
+    wanted = batch * (1 if typed["gradient"] else typed["trials"])
+    if wanted > len(x):
+        raise ConfigError(f"trials={typed['trials']}: needs {wanted} images; there are {len(x)}.")
+    rest, labels = (rest, labels) if rest is not x else (x[wanted:], y[wanted:])
+    classes = int(torch.cat([y, labels]).max()) + 1
+    model = _model(typed["model"], x, max(classes, 10), typed["seed"])
+    if typed["weights"] is not None:
+        _load_weights(model, typed["weights"])
+    count = min(typed["decoys"], len(rest))
+    return Inputs(
+        model=model,
+        x=x[:wanted],
+        y=y[:wanted],
+        update=None if typed["gradient"] is None else read_update(typed["gradient"]),
+        dataset_mean=rest.mean(0) if len(rest) else None,
+        class_means=_class_means(rest, labels, y[:wanted]),
+        decoys=(rest[:count], labels[:count]) if count and batch == 1 else None,
+    )
+
+
+def views(typed: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return name -> patterns.
+
+    >>> views(["full", "dense1.*", "head=dense2.*,norm.*"])
+    {'full': ['*'], 'dense1.*': ['dense1.*'], 'head': ['dense2.*', 'norm.*']}
+    """
+    found: dict[str, Sequence[str]] = {}
+    for text in typed:
+        name, equals, patterns = text.partition("=")
+        if name in found:
+            raise ConfigError(f"view={text!r}: {name!r} is named twice.")
+        found[name] = patterns.split(",") if equals else ["*"] if text == "full" else [text]
+    return found
+
+
+def rounds(typed: str | None) -> list[str]:
+    """Return the view of each round.
+
+    >>> rounds("full:2,head:1")
+    ['full', 'full', 'head']
+    """
+    sent: list[str] = []
+    for part in typed.split(",") if typed else ():
+        view, colon, count = part.rpartition(":")
+        if not colon or not count.isdigit() or int(count) < 1:
+            raise ConfigError(f"schedule={part!r}: must be VIEW:ROUNDS, as full:5.")
+        sent += [view] * int(count)
+    return sent
+
+
+def local_steps(typed: Mapping[str, Any]) -> LocalSteps | None:
+    """Return how the client trains; None where it sends a gradient."""
+    if typed["local_steps"] == 0:
+        return None
+    return LocalSteps(learning_rate=typed["learning_rate"], steps=typed["local_steps"])
+
+
+def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Images to attack and public ones; of a file the public ones are those not attacked."""
+    if data in ("digits", "fashion-mnist"):
+        if data == "digits" and folder is not None:
+            raise ConfigError("data_dir is for fashion-mnist: digits come with scikit-learn.")
+        task = digits() if data == "digits" else fashion_mnist(folder)
+        return (task.test_x, task.test_y), (task.train_x, task.train_y)
+    if not data.endswith(".safetensors"):
+        raise ConfigError(f"data={data!r}: must be digits, fashion-mnist or a .safetensors file.")
+    tensors = read_update(Path(data))
+    if not {"x", "y"} <= set(tensors):
+        raise ConfigError(f"data={data}: must hold x (N, C, H, W) in [0, 1] and y (N,).")
+    x, y = tensors["x"].float(), tensors["y"].long()
+    if x.ndim != 4 or y.shape != x.shape[:1] or not len(x) or bool((y < 0).any()):
+        raise ConfigError(f"data={data}: x {tuple(x.shape)}, y {tuple(y.shape)} do not fit.")
+    return (x, y), (x, y)
+
+
+def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
+    channels, size = x.shape[1], x.shape[-1]
+    generator = torch.Generator().manual_seed(seed)
+    if name == "resnet8":
+        return networks.resnet8(generator, channels=channels, classes=classes)
+    if name in _NETWORKS:
+        return _NETWORKS[name](generator, channels=channels, size=size, classes=classes)
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ConfigError(f"model={name!r}: must be {', '.join(_NETWORKS)} or MODULE:FUNCTION.")
+    try:
+        built = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model={name!r}: cannot be imported: {error}.") from None
+    if not isinstance(built, nn.Module):
+        raise ConfigError(f"model={name!r}: must return a torch.nn.Module.")
+    return built
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    try:
+        model.load_state_dict(read_update(path))
+    except RuntimeError as error:
+        raise ConfigError(f"weights={path}: do not fit the model: {error}.") from None
+
+
+def _class_means(x: Tensor, y: Tensor, wanted: Tensor) -> Tensor | None:
+    """(K, C, H, W); None unless every class that is attacked has a public image."""
+    if not set(wanted.tolist()) <= set(y.tolist()):
+        return None
+    classes = range(int(y.max()) + 1)
+    zero = torch.zeros_like(x[0])
+    return torch.stack([x[y == k].mean(0) if bool((y == k).any()) else zero for k in classes])

@@ -1,0 +1,105 @@
+"""Trial folder: what an audit found so far, so that one that was cut off can go on."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from accounting.checks import ConfigError
+from attacks import Reconstruction
+
+Found = dict[str, Reconstruction]
+
+
+class TrialFolder(MutableMapping[str, Found]):
+    """A file per key in OUT/trials, for one set of options only.
+
+    Each file is written beside its place and then moved there, so that none is ever half a file.
+    One that cannot be read counts as not there: its attacks run again.
+
+    Raises:
+        ConfigError: the folder holds an audit with other options, data or weights.
+    """
+
+    def __init__(self, out: Path, typed: Mapping[str, Any], digest: str) -> None:
+        self.folder = out / "trials"
+        text = json.dumps(
+            {"options": {k: _plain(v) for k, v in typed.items()}, "inputs": digest}
+            | {"version": version("privpart"), "torch": torch.__version__},
+            indent=2,
+            sort_keys=True,
+        )
+        plan = out / "audit.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if plan.exists() and plan.read_text() != text:
+                raise ConfigError(
+                    f"out={out}: holds another audit (see {plan.name}); name another folder, or "
+                    "remove this one."
+                )
+            _write(plan, text.encode())
+        except OSError as error:
+            raise ConfigError(f"out={out}: cannot be used: {error.strerror}.") from None
+
+    def __getitem__(self, key: str) -> Found:
+        try:
+            with safe_open(self._path(key), "pt") as file:
+                header = json.loads(file.metadata()["found"])
+                return {
+                    name: Reconstruction(
+                        x=file.get_tensor(f"{name}/x"),
+                        labels=file.get_tensor(f"{name}/labels"),
+                        match=float(values["match"]),
+                        status=values["status"],
+                        evaluations=values["evaluations"],
+                        seconds=values["seconds"],
+                        restarts=tuple(float(value) for value in values["restarts"]),
+                    )
+                    for name, values in header.items()
+                }
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: str, found: Found) -> None:
+        tensors = {f"{name}/x": one.x.contiguous() for name, one in found.items()}
+        tensors |= {f"{name}/labels": one.labels.contiguous() for name, one in found.items()}
+        header = {
+            name: {
+                "match": repr(one.match),
+                "status": one.status,
+                "evaluations": one.evaluations,
+                "seconds": one.seconds,
+                "restarts": [repr(value) for value in one.restarts],
+            }
+            for name, one in found.items()
+        }
+        _write(self._path(key), save(tensors, {"found": json.dumps(header), "key": key}))
+
+    def __delitem__(self, key: str) -> None:
+        self._path(key).unlink()
+
+    def __iter__(self) -> Iterator[str]:
+        return (path.stem for path in sorted(self.folder.glob("*.safetensors")))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
+
+
+def _write(path: Path, content: bytes) -> None:
+    beside = path.with_suffix(".part")
+    beside.write_bytes(content)
+    os.replace(beside, path)  # noqa: PTH105 - atomic by the standard's own word
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever an option holds
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,141 @@
+"""The audit's table, its warnings, and its progress on standard error."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from textwrap import fill
+from typing import Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from accounting.statement import up
+from attacks import LeakageReport, LeakageRow
+
+_WIDTH = 120
+_EXPLAINED = 1e-6  # residual of the truth above which the update is not explained by it
+
+
+def show(report: LeakageReport) -> None:
+    """Print the report to standard output."""
+    console = Console(width=_WIDTH, highlight=False)
+    console.print(_baselines(report))
+    console.print(_rows(report))
+    for line in _notes(report):
+        console.print(fill(line, 100, subsequent_indent="  "))
+
+
+def warnings(report: LeakageReport) -> list[str]:
+    """Return what a reader of a single number would miss."""
+    failed = [row.view for row in report.rows if row.verdict == "attack failed"]
+    found = []
+    if failed:
+        found.append(
+            f"the attack failed on {', '.join(dict.fromkeys(failed))}: nothing follows about "
+            "privacy; try --effort long."
+        )
+    server = [row for row in report.rows if row.adversary == "server"]
+    strange = max((trial.truth_match for row in server for trial in row.own), default=0.0)
+    if strange > _EXPLAINED and report.threat["origin"] == "given":
+        found.append(
+            f"the images leave a residual of {strange:.2g}: the update is noisy, or not that of "
+            "these images, weights, mode and loss."
+        )
+    return found
+
+
+@contextmanager
+def counted(total: int) -> Iterator[Callable[[str], None]]:
+    """Show a bar on standard error that moves with each new batch of each view."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("audit", total=total)
+        seen: set[str] = set()
+
+        def step(message: str) -> None:
+            seen.add(message.partition(":")[0])
+            progress.update(bar, completed=min(len(seen) - 1, total), description=message)
+
+        yield step
+
+
+def _baselines(report: LeakageReport) -> Table:
+    table = _table(
+        f"No attack: PSNR in dB over {len(report.truth)} images, loss {median(report.losses):.3g}",
+        ["guess", "median", "max"],
+    )
+    for name, scores in report.baselines.items():
+        table.add_row(name, f"{median(scores):.1f}", f"{max(scores):.1f}")
+    return table
+
+
+def _rows(report: LeakageReport) -> Table:
+    noisy = report.bound is not None
+    columns = ["view", "adversary"] if noisy else ["view"]
+    columns += ["numbers sent", "median", "max", "gain", "ssim", "residual", "recovered", "rank"]
+    title = (
+        "Attack: PSNR in dB, best of each image over the attacks; recovered with its 95 % interval"
+    )
+    table = _table(title, [*columns, "verdict"])
+    for row in report.rows:
+        table.add_row(*_cells(row, noisy))
+    return table
+
+
+def _cells(row: LeakageRow, noisy: bool) -> list[str]:
+    values = row.to_dict()
+    low, high = values["recovered_rate_95"]
+    match = values["match_median"]
+    return [
+        row.view,
+        *([row.adversary] if noisy else []),
+        f"{row.visible:,} ({row.share:.0%})"
+        if row.share > 0.1
+        else f"{row.visible:,} ({row.share:.1%})",
+        f"{values['psnr_median']:.1f}",
+        f"{values['psnr_max']:.1f}",
+        f"{values['gain_median']:+.1f}",
+        f"{values['ssim_median']:.2f}",
+        "diverged" if match is None else f"{match:.0e}",
+        f"{row.recovered}/{len(row.best)} ({low:.0%}-{high:.0%})",
+        f"{median(row.ranks):g}" if row.ranks else "",
+        row.verdict,
+    ]
+
+
+def _notes(report: LeakageReport) -> list[str]:
+    threat = report.threat
+    noise = f", noise multiplier {threat['noise_multiplier']:g}" if report.bound else ""
+    clip = "no clip" if threat["clip"] is None else f"clip {threat['clip']:g}"
+    notes = [
+        f"The attacker sees the {threat['update']} of {threat['batch']} image(s) in "
+        f"{threat['mode']} mode, {clip}{noise}; knows every weight; labels are {threat['labels']}. "
+        f"Rank: of the truth among {report.decoys} decoys, by residual; 1 identifies it."
+    ]
+    if report.schedule is not None:
+        worst = report.schedule
+        rounds = ", ".join(f"{view} x {count}" for view, count in worst.rounds.items())
+        notes.append(
+            f"Schedule ({rounds}): a client that takes part throughout is exposed by its worst "
+            f"round, {worst.worst}: {worst.verdict}, up to {worst.psnr:.1f} dB."
+        )
+    if report.bound is not None:
+        notes.append(
+            f"Accountant: epsilon {up(report.bound.epsilon(report.delta), 4)} at delta "
+            f"{report.delta:g} for one noised release. No score above enters it, and it is not "
+            "read off any score."
+        )
+    notes.append(
+        "Verdicts: 'ambiguous' is not 'safe' (the update is matched, and does not determine the "
+        "image; a prior may), and 'attack failed' says nothing about privacy."
+    )
+    return notes
+
+
+def _table(title: str, columns: list[str]) -> Table:
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        side: Literal["left", "right"] = "left" if number == 0 else "right"
+        table.add_column(column, justify=side, no_wrap=True)
+    return table

@@ -1,0 +1,143 @@
+"""``privpart audit leakage``: verdicts, exit codes, resuming, updates of one's own."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from attacks import LocalSteps, observe
+from attacks.networks import smooth_lenet
+from privpart.cli.main import main
+from privpart.tasks import digits
+
+QUICK = ["--model", "lenet", "--data", "digits", "--effort", "quick", "--attack", "dlg"]
+
+
+def without_times(path):
+    report = json.loads(path.read_text())
+    for row in report["rows"]:
+        row.pop("seconds")
+    return report
+
+
+@pytest.fixture(scope="module")
+def finished(privpart, tmp_path_factory):
+    out = tmp_path_factory.mktemp("audit") / "new"
+    views = ["--view", "full", "--view", "conv2.*", "--view", "head=dense2.*"]
+    command = ["audit", "leakage", *QUICK, *views, "--trials", "2", "--out", str(out)]
+    return out, command, privpart(*command, "--fail-on", "recovered", "--schedule", "full:1,head:4")
+
+
+def test_a_recovered_image_fails_the_job(finished):
+    out, _, done = finished
+    assert done.returncode == 4, done.stderr
+    assert "threshold recovered passed" in done.stderr
+    assert "conv2.*" in done.stdout
+    assert "worst round, full: recovered" in " ".join(done.stdout.split())
+    assert (out / "leakage.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report(finished):
+    report = json.loads((finished[0] / "report.json").read_text())
+    assert report["schema"] == "privpart/leakage/2"
+    rows = {row["view"]: row for row in report["rows"]}
+    assert rows["full"]["verdict"] == rows["conv2.*"]["verdict"] == "recovered"
+    assert rows["head"]["verdict"] == "ambiguous"
+    assert rows["head"]["reid_rank"] == [1, 1]
+    assert set(report["baselines"]) == {"grey", "own mean", "noise", "dataset mean", "class mean"}
+    assert report["schedule"]["worst_view"] == "full"
+
+
+def test_another_audit_does_not_mix_with_it(privpart, finished):
+    out, command, _ = finished
+    before = (out / "report.json").read_bytes()
+    done = privpart(*command, "--seed", "1")
+    assert done.returncode == 2
+    assert "holds another audit" in done.stderr
+    assert (out / "report.json").read_bytes() == before
+
+
+def test_a_verdict_below_the_threshold_passes(privpart, tmp_path):
+    command = ["audit", "leakage", *QUICK, "--view", "dense2.*", "--trials", "1"]
+    ok = privpart(*command, "--out", str(tmp_path), "--fail-on", "recovered")
+    assert ok.returncode == 0, ok.stderr
+    stricter = privpart(*command, "--out", str(tmp_path), "--fail-on", "ambiguous")
+    assert stricter.returncode == 4
+
+
+def test_interrupted_and_resumed_is_as_if_undisturbed(privpart, tmp_path):
+    out, straight = tmp_path / "cut", tmp_path / "straight"
+    command = ["audit", "leakage", *QUICK, "--view", "conv2.*", "--trials", "12", "--out"]
+    whole = [sys.executable, "-m", "privpart.cli.main", *command, str(out)]
+    with subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as cut:
+        deadline = time.monotonic() + 60
+        while not list(out.glob("trials/*.safetensors")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        cut.send_signal(signal.SIGINT)
+        stdout, stderr = cut.communicate(timeout=60)
+    assert cut.returncode == 130, stderr
+    assert stdout == ""
+    assert "goes on from there" in stderr
+    kept = {path: path.stat().st_mtime_ns for path in out.glob("trials/*.safetensors")}
+    assert 0 < len(kept) < 12
+    next(iter(kept)).write_bytes(b"torn")  # counts as not there
+    torn = next(iter(kept))
+    assert privpart(*command, str(out)).returncode == 0
+    assert all(path.stat().st_mtime_ns == at for path, at in kept.items() if path != torn)
+    assert privpart(*command, str(straight)).returncode == 0
+    assert without_times(out / "report.json") == without_times(straight / "report.json")
+
+
+def test_an_update_of_ones_own(privpart, tmp_path):
+    task, network = digits(), smooth_lenet(torch.Generator().manual_seed(0))
+    x, y = task.test_x[:1], task.test_y[:1]
+    seen = observe(network, x, y, local=LocalSteps(learning_rate=0.1, steps=2))
+    wrapped = {f"_module.{name}": v.float() for name, v in seen.update.items()}
+    save_file(wrapped, tmp_path / "update.safetensors")
+    command = ["audit", "leakage", *QUICK, "--view", "full", "--local-steps", "2", "--format"]
+    command += ["json", "--gradient", str(tmp_path / "update.safetensors"), "--out"]
+    done = privpart(*command, str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["threat"]["origin"] == "given"
+    assert report["threat"]["update"] == "delta"
+    assert report["rows"][0]["verdict"] == "recovered"
+    assert report["rows"][0]["truth_match_max"] < 1e-9
+    other = privpart(*command, str(tmp_path / "other"), "--learning-rate", "0.2")
+    assert "not that of these images, weights" in " ".join(other.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        (["--view", "dense9.*"], "matches no parameter"),
+        (["--model", "vgg"], "--model 'vgg': must be lenet"),
+        (["--model", "no_such_module:build"], "cannot be imported"),
+        (["--data", "nothing.safetensors"], "cannot be read"),
+        (["--data", "photos"], "--data 'photos'"),
+        (["--trials", "0"], "--trials 0"),
+        (["--trials", "100000"], "there are 360"),
+        (["--attack", "magic"], "must be one of"),
+        (["--schedule", "fool:3"], "is no view"),
+        (["--schedule", "full"], "must be VIEW:ROUNDS"),
+        (["--noise-multiplier", "1"], "is relative to clip"),
+        (["--noise-multiplier", "nan"], "--noise-multiplier nan"),
+        (["--format", "csv"], "use table or json"),
+    ],
+)
+def test_bad_input_is_one_sentence(monkeypatch, capsys, tmp_path, changed, fault):
+    base = ["audit", "leakage", *QUICK, "--view", "full", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["privpart", *base, *changed])
+    threads = torch.get_num_threads()
+    with pytest.raises(SystemExit) as done:
+        main()
+    torch.set_num_threads(threads)
+    assert done.value.code == 2
+    out, err = capsys.readouterr()
+    assert fault in " ".join(err.split())
+    assert out == ""
