@@ -8,6 +8,7 @@ any budget of a processor. Then it says so.
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from attacks.observation import Observation
 from attacks.reconstruct import (
     Reconstruction,
     check_bounds,
+    differentiable_update,
     matching_loss,
     starting_point,
     total_variation,
@@ -77,14 +79,15 @@ def cosine_tv(
     points = [starting_point(observation.shape, bounds, [seed, i]) for i in range(restarts)]
     x = torch.stack(points).to(dtype).requires_grad_(True)
     solver = torch.optim.Adam([x], lr=rate)
-    milestones = [int(part * steps) for part in _DECAY_AT]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(solver, milestones, _DECAY)
-    for _ in range(steps):
+    milestones = {int(part * steps) for part in _DECAY_AT}
+    for step in range(steps):
         loss = (distance(x) + tv * total_variation(x).mean(-1)).sum()
         (slope,) = torch.autograd.grad(loss, x)
-        x.grad = slope.nan_to_num(0.0).sign() if signed else slope.nan_to_num(0.0)
+        slope.nan_to_num_(0.0)
+        x.grad = slope.sign_() if signed else slope
+        if step in milestones:
+            solver.param_groups[0]["lr"] *= _DECAY
         solver.step()
-        schedule.step()
         with torch.no_grad():
             x.clamp_(*bounds)
     ends = x.detach().double()
@@ -114,30 +117,31 @@ def cosine_distance(
     One restart is differentiated by plain autograd, which is faster for one; several by ``vmap``.
     The cosine does not see the clip, which only scales.
     """
-    net = ready(model, observation.training)
     state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in observation.state.items()}
     target = {name: value.to(dtype) for name, value in observation.update.items()}
     size = torch.stack([value.square().sum() for value in target.values()]).sum().sqrt()
     names = observation.sent or tuple(target)
     options = (labels, observation.loss, observation.local)
 
-    def distance(mine: dict[str, Tensor], batched: int) -> Tensor:
-        dots = [(mine[k] * v).flatten(batched).sum(-1) for k, v in target.items()]
-        squares = [mine[k].square().flatten(batched).sum(-1) for k in target]
+    def distance(mine: dict[str, Tensor]) -> Tensor:
+        rows = {name: mine[name].reshape(restarts, -1) for name in target}
+        dots = [rows[name] @ value.flatten() for name, value in target.items()]
+        squares = [row.square().sum(1) for row in rows.values()]
         length = torch.stack(squares).sum(0).sqrt()
         return 1 - torch.stack(dots).sum(0) / (length * size).clamp(min=_TINY)
 
-    def one(x: Tensor) -> Tensor:
-        mine = client_update(net, state, names, x[0], *options, differentiable=True)
-        return distance(mine, 0)[None]
+    if restarts == 1:
+        single = differentiable_update(model, replace(observation, state=state), labels)
+        return lambda x: distance(single(x[0]))
+    net = ready(model, observation.training)
 
     def update(x: Tensor) -> dict[str, Tensor]:
         return client_update(net, state, names, x, *options, functional=True)
 
     def many(x: Tensor) -> Tensor:
-        return distance(torch.vmap(update)(x), 1)
+        return distance(torch.vmap(update)(x))
 
-    return one if restarts == 1 else many
+    return many
 
 
 def _status(match: float) -> Status:

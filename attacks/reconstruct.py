@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ from accounting.checks import ConfigError
 from attacks.labels import label_candidates
 from attacks.observation import Observation
 from attacks.solvers import Bounds, Objective, Search, Status, gauss_newton, quasi_newton
-from attacks.update import as_double, client_update, clip_scale, norm, ready
+from attacks.update import as_double, attacked_gradient, client_update, clip_scale, norm, ready
 
 GOOD_ENOUGH = 1e-10  # relative matching loss below which no further start is tried
 _NEWTON_UNKNOWNS = 1024
@@ -136,24 +136,36 @@ def matching_loss(
 
     The attacker trains its own images as the client did: the same mode, local steps and clip.
     """
-    net = ready(model, observation.training)
     target = {name: as_double(value) for name, value in observation.update.items()}
     state = {name: as_double(value) for name, value in observation.state.items()}
-    names = observation.sent or tuple(target)
     scale = sum(float(value.square().sum()) for value in target.values())
     if not scale > 0:
         raise ConfigError(f"update: {', '.join(target)} is zero; there is nothing to match.")
 
+    update = differentiable_update(model, replace(observation, state=state), labels)
+
     def loss(x: Tensor) -> Tensor:
-        mine = client_update(
-            *(net, state, names, x, labels, observation.loss, observation.local),
-            differentiable=True,
-        )
-        factor = clip_scale(mine, observation.clip)
-        parts = [(factor * mine[name] - value).square().sum() for name, value in target.items()]
+        mine = update(x)
+        if observation.clip is not None:
+            factor = clip_scale(mine, observation.clip)
+            mine = {name: factor * value for name, value in mine.items()}
+        parts = [(mine[name] - value).square().sum() for name, value in target.items()]
         return torch.stack(parts).sum() / scale
 
     return loss
+
+
+def differentiable_update(
+    model: nn.Module, observation: Observation, labels: Tensor
+) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Return x -> the update before the clip, by name, in the precision of the observed state."""
+    names, state = observation.sent or tuple(observation.update), observation.state
+    if observation.local is None:
+        gradient = attacked_gradient(model, state, names, observation.training)
+        return lambda x: gradient(x, labels, observation.loss)
+    net = ready(model, observation.training)
+    options = (labels, observation.loss, observation.local)
+    return lambda x: client_update(net, state, names, x, *options, differentiable=True)
 
 
 def matching_residual(model: nn.Module, observation: Observation, labels: Tensor) -> Objective:

@@ -61,12 +61,12 @@ def counted(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _baselines(report: LeakageReport) -> Table:
-    table = _table(
-        f"No attack: PSNR in dB over {len(report.truth)} images, loss {median(report.losses):.3g}",
-        ["guess", "median", "max"],
-    )
-    for name, scores in report.baselines.items():
-        table.add_row(name, f"{median(scores):.1f}", f"{max(scores):.1f}")
+    names = list(report.baselines)
+    images, loss = len(report.truth), median(report.losses)
+    title = f"No attack: PSNR in dB over {images} images, on which the loss is {loss:.3g}"
+    table = _table(title, ["", *names])
+    for name, of in (("median", median), ("max", max)):
+        table.add_row(name, *(f"{of(report.baselines[guess]):.1f}" for guess in names))
     return table
 
 
