@@ -1,0 +1,71 @@
+"""Cosine matching with many restarts at once."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from accounting import ConfigError
+from attacks import LocalSteps, cosine_tv, observe, psnr
+from attacks.cosine import cosine_distance
+from attacks.networks import relu_lenet
+
+
+@pytest.fixture(scope="module")
+def relu():
+    return relu_lenet(torch.Generator().manual_seed(0))
+
+
+def test_relu_network(relu, digits):
+    x, y = digits[0][:1], digits[1][:1]
+    found = cosine_tv(relu, observe(relu, x, y), restarts=4, steps=600)
+    assert float(psnr(found.x, x)) > 25
+    assert found.status == "budget"
+    assert found.match == min(found.restarts)
+    assert found.evaluations == 4 * 601
+
+
+@pytest.mark.parametrize("local", [None, LocalSteps(learning_rate=0.1, steps=2)])
+def test_restarts_are_independent_of_their_company(relu, digits, local):
+    """One alone, by plain autograd, takes the same way as in a batch under vmap."""
+    x, y = digits[0][:2], digits[1][:2]
+    seen = observe(relu, x, y, local=local)
+    options = {"steps": 5, "dtype": torch.float64, "signed": False}
+    alone = cosine_tv(relu, seen, restarts=1, **options)
+    together = cosine_tv(relu, seen, restarts=3, **options)
+    assert together.restarts[0] == pytest.approx(alone.restarts[0], rel=1e-9)
+    assert len(set(together.restarts)) == 3
+
+
+def test_the_distance_by_hand(relu, digits):
+    x, y = digits[0][:1], digits[1][:1]
+    seen = observe(relu, x, y, visible=["conv2.*", "dense1.*"], clip=0.1)
+    other = observe(relu, digits[0][1:2], y, visible=["conv2.*", "dense1.*"])
+    a = torch.cat([value.flatten() for value in seen.update.values()])
+    b = torch.cat([value.flatten() for value in other.update.values()])
+    expected = 1 - float(a @ b / (a.norm() * b.norm()))
+    points = torch.stack([x, digits[0][1:2]])
+    found = cosine_distance(relu, seen, y, 2, torch.float64)(points)
+    assert found.tolist() == pytest.approx([0, expected], abs=1e-12)
+
+
+def test_same_seed_same_image(relu, digits):
+    seen = observe(relu, digits[0][:1], digits[1][:1])
+    first, again, other = (cosine_tv(relu, seen, restarts=2, steps=5, seed=s) for s in (1, 1, 2))
+    assert torch.equal(first.x, again.x)
+    assert not torch.equal(first.x, other.x)
+
+
+def test_a_loss_that_is_not_finite_is_diverged(relu, digits):
+    seen = observe(relu, digits[0][:1], digits[1][:1])
+    cliff = replace(seen, loss=lambda logits, _: logits.sum() * math.nan)
+    found = cosine_tv(relu, cliff, restarts=2, steps=3)
+    assert (found.status, found.match) == ("diverged", math.inf)
+    assert bool(found.x.isfinite().all())
+
+
+def test_labels_that_must_be_guessed(relu, digits):
+    hidden = observe(relu, digits[0][:1], digits[1][:1], visible=["conv2.*"], reveal_labels=False)
+    with pytest.raises(ConfigError, match="dlg guesses"):
+        cosine_tv(relu, hidden, steps=1)

@@ -1,0 +1,56 @@
+"""Clip and noise on the same axes as the attack; pictures of both."""
+
+import pytest
+
+from accounting import ConfigError
+from attacks import defences, leakage, picture, suite
+
+FAST = suite(newton_steps=0, steps=0, tv=0)
+
+
+@pytest.fixture(scope="module")
+def points(digits):
+    import torch
+
+    from attacks.networks import smooth_lenet
+
+    return defences(
+        smooth_lenet(torch.Generator().manual_seed(0)),
+        digits[0][:2],
+        digits[1][:2],
+        visible=["conv2.*"],
+        clips=[None, 0.1],
+        noise_multipliers=[0, 1e-4, 1.0],
+        attacks=FAST,
+    )
+
+
+def test_noise_hides_and_clipping_alone_does_not(points):
+    best = {(p.clip, p.noise_multiplier): max(p.psnr) for p in points}
+    assert set(best) == {(None, 0), (0.1, 0), (0.1, 1e-4), (0.1, 1.0)}
+    assert min(best[None, 0], best[0.1, 0]) > 60
+    assert best[0.1, 0] > best[0.1, 1e-4] > best[0.1, 1.0]
+
+
+def test_epsilon_is_the_accountants(points):
+    epsilon = {p.noise_multiplier: p.epsilon for p in points}
+    assert epsilon[0] is None
+    assert epsilon[1.0] == pytest.approx(4.37717, abs=1e-4)
+    assert epsilon[1e-4] > 1e6
+
+
+def test_nothing_to_sweep(lenet, digits):
+    with pytest.raises(ConfigError):
+        defences(lenet, *digits, visible=["*"], clips=[], noise_multipliers=[1.0])
+    with pytest.raises(ConfigError):
+        defences(lenet, *digits, visible=["*"], clips=[1.0], noise_multipliers=[-1.0])
+
+
+def test_pictures(points, lenet, digits, tmp_path):
+    picture.defence_curve(points, tmp_path / "curve.png")
+    report = leakage(lenet, digits[0][:2], digits[1][:2], views={"v": ["conv2.*"]}, attacks=FAST)
+    picture.grid([report], tmp_path / "grid.png")
+    for name in ("curve.png", "grid.png"):
+        content = (tmp_path / name).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 5000

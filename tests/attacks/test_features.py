@@ -1,0 +1,120 @@
+"""Features of a dense layer, and the image behind them."""
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import ConfigError
+from attacks import LocalSteps, dense_then_invert, infer_labels, observe, psnr
+from attacks.analytic import invert_dense_rows, invert_first_dense
+
+
+def behind(activation):
+    """A frozen convolution, then the dense layer whose gradient is sent."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), activation, nn.Flatten())
+    model.extend([nn.Linear(256, 32), nn.Tanh(), nn.Linear(32, 10)])
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.3, 0.3, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize("activation", [nn.LeakyReLU(), nn.ReLU(), nn.Tanh()])
+@pytest.mark.parametrize("visible", [["3.*"], ["3.weight"]])
+def test_one_dense_layer_alone_gives_the_image(digits, activation, visible):
+    x, y = digits[0][:1], digits[1][:1]
+    model = behind(activation)
+    found = dense_then_invert(model, observe(model, x, y, visible=visible))
+    assert float(psnr(found.x, x)) > 60
+
+
+def test_it_needs_the_frozen_layers_which_are_public(digits):
+    x, y = digits[0][:1], digits[1][:1]
+    model = behind(nn.LeakyReLU())
+    seen = observe(model, x, y, visible=["3.*"])
+    stranger = {n: v * 0.5 if n.startswith("0.") else v for n, v in seen.state.items()}
+    seen.state.update(stranger)
+    assert float(psnr(dense_then_invert(model, seen).x, x)) < 30
+
+
+def test_local_steps_above_a_frozen_part_do_not_hide_it(digits):
+    x, y = digits[0][:1], digits[1][:1]
+    model = behind(nn.LeakyReLU())
+    local = LocalSteps(learning_rate=0.1, steps=5)
+    seen = observe(model, x, y, visible=["3.*", "5.*"], local=local, clip=1e-3)
+    assert float(psnr(dense_then_invert(model, seen).x, x)) > 60
+
+
+def test_it_does_not_apply(lenet, digits):
+    x, y = digits[0][:2], digits[1][:2]
+    assert dense_then_invert(lenet, observe(lenet, x[:1], y[:1], visible=["conv2.*"])) is None
+    assert dense_then_invert(lenet, observe(lenet, x, y)) is None
+
+
+@pytest.fixture
+def wide():
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.2, 0.2, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize("batch", [2, 4, 8])
+def test_a_batch_through_relu_is_copied_out(wide, digits, batch):
+    """No order is promised, yet images and labels pair, or the residual would not vanish."""
+    x, y = digits[0][:batch], digits[1][:batch]
+    seen = observe(wide, x, y)
+    rows = invert_dense_rows(seen.update["1.weight"], seen.update["1.bias"], batch)
+    gaps = torch.cdist(x.flatten(1), rows)
+    assert float(gaps.min(1).values.max()) < 1e-9
+    found = invert_first_dense(wide, seen)
+    assert found.match < 1e-20
+    assert float(psnr(found.x, x).min()) > 140
+
+
+def test_what_is_not_copied_out_is_left_grey(digits):
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 10))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.2, 0.2, generator=generator)
+    seen = observe(model, digits[0][:8], digits[1][:8])
+    found = invert_first_dense(model, seen)
+    if found is not None:
+        assert bool((found.x == 0.5).flatten(1).all(1).any())
+        assert found.status == "stalled"
+
+
+def test_labels_without_a_bias(lenet, digits):
+    for i in range(10):
+        seen = observe(lenet, digits[0][i : i + 1], digits[1][i : i + 1])
+        assert infer_labels(seen.update["dense2.weight"], None).tolist() == [int(digits[1][i])]
+
+
+@pytest.mark.parametrize("batch", [2, 4, 8])
+def test_labels_of_a_batch_with_repeats(lenet, digits, batch):
+    generator = torch.Generator().manual_seed(batch)
+    right = 0
+    for _ in range(20):
+        rows = torch.randint(10, (batch,), generator=generator)
+        seen = observe(lenet, digits[0][rows], digits[1][rows])
+        found = infer_labels(None, seen.update["dense2.bias"], batch)
+        right += found.tolist() == digits[1][rows].sort().values.tolist()
+    assert right >= 19
+
+
+def test_labels_that_cannot_be_inferred():
+    grad = torch.tensor([0.5, -0.5])
+    for weight, bias, batch in (
+        (None, None, 1),
+        (torch.ones(3, 2), None, 2),
+        (torch.ones(2, 2), None, 1),
+        (None, grad * torch.nan, 1),
+        (None, grad[:1], 1),
+        (None, grad, 0),
+    ):
+        with pytest.raises(ConfigError):
+            infer_labels(weight, bias, batch)

@@ -1,0 +1,141 @@
+"""What a client computes: gradients and local steps, against ordinary PyTorch training."""
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from accounting import ConfigError
+from attacks import LocalSteps, dlg, observe, psnr
+from attacks.reconstruct import matching_loss, matching_residual
+from attacks.update import client_update, double_state, ready
+
+
+def trained(model, names, x, y, rows, rate):
+    """Plain SGD on the named parameters, as torch.optim does it."""
+    twin = copy.deepcopy(model).double()
+    before = {name: p.detach().clone() for name, p in twin.named_parameters()}
+    active = [p for name, p in twin.named_parameters() if name in names]
+    solver = torch.optim.SGD(active, lr=rate)
+    for chosen in rows:
+        solver.zero_grad()
+        cross_entropy(twin(x[chosen]), y[chosen]).backward()
+        solver.step()
+    return {name: p.detach() - before[name] for name, p in twin.named_parameters() if name in names}
+
+
+@pytest.mark.parametrize("names", [["conv2.weight", "dense1.bias"], ["conv1.weight"]])
+def test_local_steps_are_those_of_an_optimiser(lenet, digits, names):
+    x, y = digits[0][:5], digits[1][:5]
+    local = LocalSteps(learning_rate=0.3, steps=4, batch_size=2)
+    rows = [[0, 1], [2, 3], [4, 0], [1, 2]]
+    expected = trained(lenet, names, x, y, rows, 0.3)
+    seen = observe(lenet, x, y, visible=names, local=local)
+    assert seen.kind == "delta"
+    assert list(seen.update) == names
+    for name in names:
+        assert torch.allclose(seen.update[name], expected[name], rtol=1e-10, atol=1e-15)
+
+
+def test_one_step_is_a_scaled_gradient(lenet, digits):
+    x, y = digits[0][:2], digits[1][:2]
+    gradient = observe(lenet, x, y).update
+    delta = observe(lenet, x, y, local=LocalSteps(learning_rate=0.25)).update
+    assert all(torch.allclose(delta[k], -0.25 * gradient[k], atol=1e-16) for k in gradient)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_an_update_of_several_steps_gives_the_image(lenet, digits, clip):
+    x, y = digits[0][:1], digits[1][:1]
+    local = LocalSteps(learning_rate=0.1, steps=3)
+    found = dlg(
+        lenet, observe(lenet, x, y, visible=["conv2.*", "dense2.*"], local=local, clip=clip)
+    )
+    assert float(psnr(found.x, x)) > 60
+
+
+def test_a_label_is_read_off_several_steps(lenet, digits):
+    for i in range(10):
+        x, y = digits[0][i : i + 1], digits[1][i : i + 1]
+        local = LocalSteps(learning_rate=0.1, steps=3)
+        hidden = observe(lenet, x, y, local=local, reveal_labels=False)
+        found = dlg(lenet, hidden, restarts=1, max_evaluations=1, newton_steps=0)
+        assert found.labels.tolist() == y.tolist()
+
+
+@pytest.mark.parametrize("local", [None, LocalSteps(learning_rate=0.1, steps=2)])
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_the_three_ways_to_compute_an_update_agree(lenet, digits, local, clip):
+    x, y = digits[0][:2], digits[1][:2]
+    seen = observe(lenet, x, y, visible=["conv2.*"], local=local, clip=clip)
+    guess = digits[0][2:4]
+    loss = matching_loss(lenet, seen, y)(guess).item()
+    residual = matching_residual(lenet, seen, y)
+    assert residual(guess).square().sum().item() == pytest.approx(loss, rel=1e-10)
+    net, state = ready(lenet, seen.training), double_state(lenet)
+    plain = client_update(net, state, list(seen.update), x, y, cross_entropy, local)
+    other = client_update(
+        net, state, list(seen.update), x, y, cross_entropy, local, functional=True
+    )
+    assert all(torch.allclose(plain[k], other[k], atol=1e-15) for k in plain)
+    batched = torch.vmap(residual)(torch.stack([guess, x]))
+    assert float(batched[1].square().sum()) < 1e-25
+
+
+def batch_norm_net():
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten())
+    model.append(nn.Linear(144, 10))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.3, 0.3, generator=generator)
+        model[1].running_mean.uniform_(-1, 1, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_attacker_uses_the_clients_mode_whatever_its_own(digits, training):
+    """Statistics of the batch or running ones: the update differs, and so must the attack."""
+    model, (x, y) = batch_norm_net().train(training), digits
+    client = copy.deepcopy(model).double()
+    cross_entropy(client(x[:3]), y[:3]).backward()
+    seen = observe(model, x[:3], y[:3])
+    assert torch.allclose(seen.update["0.weight"], client[0].weight.grad, rtol=1e-10)
+    assert matching_loss(model.train(not training), seen, y[:3])(x[:3]).item() < 1e-25
+    wrong = replace(seen, training=not training)
+    assert matching_loss(model, wrong, y[:3])(x[:3]).item() > 1e-3
+
+
+def test_dropout_in_training_mode_is_refused(digits):
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    with pytest.raises(ConfigError, match="drops out"):
+        observe(model, digits[0][:1], digits[1][:1])
+    assert observe(model.eval(), digits[0][:1], digits[1][:1]).update
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"learning_rate": 0.0},
+        {"learning_rate": math.nan},
+        {"learning_rate": 0.1, "steps": 0},
+        {"learning_rate": 0.1, "batch_size": 0},
+    ],
+)
+def test_local_steps_out_of_range(options):
+    with pytest.raises(ConfigError):
+        LocalSteps(**options)
+
+
+def test_what_remains_in_sight_keeps_the_clip_of_the_whole(lenet, digits):
+    x, y = digits[0][:1], digits[1][:1]
+    part = observe(lenet, x, y, clip=0.01).restrict(["conv2.weight"])
+    assert list(part.update) == ["conv2.weight"]
+    assert matching_loss(lenet, part, y)(x).item() < 1e-25
+    assert matching_loss(lenet, replace(part, sent=()), y)(x).item() > 0.1
+    with pytest.raises(ConfigError, match="not in view"):
+        part.restrict(["conv1.weight"])
