@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from attacks.networks import smooth_lenet, smooth_mlp
 
+torch.set_num_threads(1)  # small tensors: more threads only get into each other's way
+
 
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)

@@ -19,11 +19,11 @@ def relu():
 
 def test_relu_network(relu, digits):
     x, y = digits[0][:1], digits[1][:1]
-    found = cosine_tv(relu, observe(relu, x, y), restarts=4, steps=600)
+    found = cosine_tv(relu, observe(relu, x, y), restarts=2, steps=400)
     assert float(psnr(found.x, x)) > 25
     assert found.status == "budget"
     assert found.match == min(found.restarts)
-    assert found.evaluations == 4 * 601
+    assert found.evaluations == 2 * 401
 
 
 @pytest.mark.parametrize("local", [None, LocalSteps(learning_rate=0.1, steps=2)])

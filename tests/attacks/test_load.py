@@ -18,6 +18,7 @@ def observed(model, update, labels, **options):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook")
 def test_a_file_of_an_opacus_model_is_attacked(lenet, digits, tmp_path):
     x, y = digits[0][:1], digits[1][:1]
     wrapped = GradSampleModule(lenet)
@@ -26,6 +27,7 @@ def test_a_file_of_an_opacus_model_is_attacked(lenet, digits, tmp_path):
     update = read_update(tmp_path / "u.safetensors")
     assert set(update) == set(double_state(lenet))
     assert set(gradients_of(wrapped)) == set(update)
+    wrapped.remove_hooks()
     found = dlg(lenet, observed(lenet, update, y), restarts=1, newton_steps=0)
     assert float(psnr(found.x, x)) > 30  # float32
 

@@ -125,12 +125,11 @@ def test_hidden_labels_that_cannot_be_inferred(lenet, digits):
 
 
 def test_a_hidden_label_out_of_view_is_guessed_by_matching(lenet, digits):
-    for i in range(3):
-        x, y = one(digits, i)
-        hidden = observe(lenet, x, y, visible=["conv2.*"], reveal_labels=False)
-        found = dlg(lenet, hidden)
-        assert found.labels.tolist() == y.tolist()
-        assert float(psnr(found.x, x)) > 60
+    x, y = one(digits)
+    hidden = observe(lenet, x, y, visible=["conv2.*"], reveal_labels=False)
+    found = dlg(lenet, hidden, restarts=1, max_evaluations=300, newton_steps=0)
+    assert found.labels.tolist() == y.tolist()
+    assert float(psnr(found.x, x)) > 60
 
 
 @pytest.mark.parametrize(
