@@ -47,7 +47,7 @@ def main() -> None:
     torch.set_num_threads(1)
     long = "--long" in sys.argv[1:]
     images, labels = crops(), torch.arange(len(crops())) % 100
-    audited = [3, 11, 24, 33] if long else [24]
+    audited = [9, 11, 13, 24] if long else [9]
     rest = [i for i in range(len(images)) if i not in audited]
     model = resnet8(torch.Generator().manual_seed(0), width=64 if long else 8).eval()
     x, y = images[audited], labels[audited]
