@@ -9,7 +9,7 @@ from accounting.mechanisms import BinaryTree, Mechanism
 from accounting.participation import Participation
 
 REQUIRED = {"participation", "clipping", "divisor", "noise", "choices", "floating-point"}
-Status = Literal["enforced", "verified", "asserted", "violated"]
+Status = Literal["enforced", "verified", "vouched", "asserted", "violated"]
 Severity = Literal["critical", "theoretical", "negligible"]
 
 
@@ -21,7 +21,8 @@ class Assumption:
         code: stable short name.
         text: what must be true.
         status: "enforced" (the code that ran makes it so), "verified" (checked afterwards, as
-            against a ledger), "asserted" (nobody checked) or "violated".
+            against a ledger), "vouched" (whoever asked for the report answers for it), "asserted"
+            (nobody checked) or "violated".
         consequence: what becomes of the guarantee if it is false.
         severity: of that: "critical" (no such guarantee), "theoretical" (no known attack) or
             "negligible".
@@ -37,7 +38,7 @@ class Assumption:
 
     def __post_init__(self) -> None:
         checks.choice(f"status of {self.code}", self.status, get_args(Status))
-        if self.status in ("enforced", "verified") and not self.evidence:
+        if self.status in ("enforced", "verified", "vouched") and not self.evidence:
             raise ConfigError(f"evidence is empty: say why {self.code} is {self.status}.")
         checks.choice(f"severity of {self.code}", self.severity, get_args(Severity))
 

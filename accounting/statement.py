@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from accounting.report import PrivacyReport
 
 _VERDICTS = {
-    "holds": "The guarantee holds: everything that it rests on was enforced or verified.",
+    "holds": "The guarantee holds: all that it rests on was enforced, verified or vouched for.",
     "conditional": "The guarantee is conditional: part of what it rests on was not checked.",
     "does-not-hold": "The guarantee DOES NOT HOLD; its figures are void.",
     "not-private": "This run IS NOT PRIVATE: its noise can be computed again from a seed.",
@@ -26,6 +26,7 @@ def write(report: "PrivacyReport") -> str:
         ("asserted", "Asserted, not checked"),
         ("enforced", "Enforced by the code that ran"),
         ("verified", "Verified afterwards"),
+        ("vouched", "Vouched for by whoever asked for this report"),
     ):
         chosen = [a for a in report.assumptions if a.status == status]
         if chosen:

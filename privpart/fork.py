@@ -1,34 +1,48 @@
 """Fork: the honest way on from a run that cannot be continued, at the cost of both."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from accounting.checks import ConfigError
 from privpart import state_file
+from privpart.ledger import Ledger
 from privpart.plan import PrivacyPlan
-from privpart.run_folder import RunFolder
+from privpart.run_folder import RunFolder, locked, state_name
 from privpart.run_report import run_report
 
 
 def fork(
     old: str | Path, new: str | Path, plan: PrivacyPlan, *, facts: dict[str, Any] | None = None
 ) -> RunFolder:
-    """Begin a new run from the model of an old one, with a new key.
+    """Begin a new run from the last committed model of an old one, with a new key.
 
-    The old run may be an older copy, have lost its key, or have left nothing but its ledger and
-    its state. Its whole plan is charged, whatever part of it was run: rounds after the copy was
-    taken are covered as well. The new run's report adds that cost to its own, mu^2 by mu^2.
+    The old run may be an older copy, or have lost its key. Its whole plan is charged, whatever
+    part of it was run: rounds after the copy was taken are covered as well. The new run's report
+    adds that cost to its own, mu^2 by mu^2, and repeats what nobody checked about the old one.
 
     Raises:
-        ConfigError: the old run was not private, left its plan, has no state, or is damaged.
+        ConfigError: the old run was not private, left its plan, has no committed state, is
+            damaged, or is open.
     """
-    before = run_report(old, delta=0.5)  # for mu, which does not depend on delta
-    if before.guarantee.noise_source != "os":
-        raise ConfigError(f"{old} was not private: its noise is seeded, so its cost is unbounded.")
-    if before.deviations:
-        raise ConfigError(
-            f"{old} left its plan ({'; '.join(before.deviations)}): its cost has no bound to add."
-        )
-    tensors, _ = state_file.newest(Path(old))
-    about = {"earlier_mu": before.guarantee.mu, "fork_of": before.run_id, **(facts or {})}
-    return RunFolder.create(new, plan, facts=about, start=tensors["parameters"])
+    folder = Path(old)
+    lock = locked(folder)
+    try:
+        before = run_report(folder, delta=0.5).guarantee  # for mu, which does not depend on delta
+        if before.noise_source != "os":
+            raise ConfigError(f"{old} was not private: its noise is seeded, its cost unbounded.")
+        if before.status == "does-not-hold":
+            raise ConfigError(f"{old} left its plan: its cost has no bound to add.")
+        ledger = Ledger(folder / "ledger.sqlite", read_only=True)
+        rows = ledger.rows()
+        ledger.close()
+        if not rows:
+            raise ConfigError(f"{old} has no committed round to go on from: begin a new run.")
+        tensors, _ = state_file.read(folder / state_name(len(rows)), rows[-1].state)
+    finally:
+        lock.release()
+    open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]
+    about = {"earlier_mu": before.mu, "fork_of": ledger.facts["run_id"], "inherited": open_ones}
+    if taken := sorted((facts or {}).keys() & about.keys()):
+        raise ConfigError(f"facts: {', '.join(taken)} are the fork's own; choose other names.")
+    return RunFolder.create(new, plan, facts=about | (facts or {}), start=tensors["parameters"])

@@ -7,6 +7,7 @@ The ledger names clients: it stays with the server, and is no part of any releas
 
 import hashlib
 import json
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from typing import Any
 from accounting.checks import ConfigError
 
 SCHEMA = "privpart/ledger/1"
-_LATER = ("adopted_at",)
+_LATER = ("adopted_at", "genesis")
+_RUN_ID = re.compile("[0-9a-f]{32}")
 _TABLES = """
 CREATE TABLE run (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE rounds (
@@ -58,20 +60,22 @@ class Ledger:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         if not path.is_file():
             raise ConfigError(f"{path.parent} holds no run: {path.name} is missing.")
+        self._path, self._clients = path, dict[int, list[int]]()
+        # A commit that was cut off left its journal: reading rolls it back, which is a write.
+        cut_off = path.with_name(path.name + "-journal").exists()
+        uri = f"{path.resolve().as_uri()}?mode={'ro' if read_only and not cut_off else 'rw'}"
         try:
-            mode = "ro" if read_only else "rw"
-            uri = f"{path.resolve().as_uri()}?mode={mode}"
             self._db = sqlite3.connect(uri, uri=True, isolation_level=None)
             # EXTRA also flushes the directory after a commit.
             self._db.execute("PRAGMA synchronous = EXTRA")
             self.facts: dict[str, Any] = {
                 name: json.loads(value) for name, value in self._db.execute("SELECT * FROM run")
             }
-        except (sqlite3.Error, ValueError) as error:
+        except (sqlite3.Error, ValueError, RecursionError) as error:
             raise _damaged(path, error) from None
         if (schema := self.facts.get("schema")) != SCHEMA:
             raise ConfigError(f"{path}: schema {schema!r}, this version reads {SCHEMA!r}.")
-        self._path = path
+        self._check_facts()
 
     @classmethod
     def create(cls, path: Path, facts: Mapping[str, Any]) -> "Ledger":
@@ -82,11 +86,21 @@ class Ledger:
         scratch.chmod(0o600)
         db.execute("PRAGMA synchronous = EXTRA")
         db.executescript(f"BEGIN;{_TABLES}COMMIT;")
-        rows = [(name, json.dumps(value)) for name, value in facts.items()]
+        said = {**facts, "genesis": genesis(facts)}
+        rows = [(name, json.dumps(value)) for name, value in said.items()]
         db.executemany("INSERT INTO run VALUES (?, ?)", rows)
         db.close()
         scratch.replace(path)
         return cls(path)
+
+    def _check_facts(self) -> None:
+        facts = self.facts
+        named = isinstance(facts.get("run_id"), str) and _RUN_ID.fullmatch(facts["run_id"])
+        seeded = "seed" in facts and (facts["seed"] is None or type(facts["seed"]) is int)
+        if not named or not seeded or not isinstance(facts.get("plan"), dict):
+            raise ConfigError(f"{self._path} is damaged: run_id, seed or plan is missing or odd.")
+        if facts.get("genesis") != genesis(facts):
+            raise ConfigError(f"{self._path}: what was said when the run began has been changed.")
 
     def close(self) -> None:
         """Close the file."""
@@ -104,10 +118,13 @@ class Ledger:
             ConfigError: a row was changed, dropped or moved, or the file is damaged.
         """
         try:
-            rows = [Row(*values) for values in self._db.execute("SELECT * FROM rounds ORDER BY 1")]
-            clients = self.clients_by_round()
+            with self._transaction("BEGIN"):  # one moment, also while the run goes on
+                found = self._db.execute("SELECT * FROM rounds ORDER BY 1")
+                rows = [Row(*values) for values in found]
+                clients = self.clients_by_round()
         except (sqlite3.Error, TypeError) as error:
             raise _damaged(self._path, error) from None
+        self._clients = dict(clients)
         chain = genesis(self.facts)
         for number, row in enumerate(rows):
             chain = _link(chain, row, clients.pop(number, []))
@@ -128,10 +145,11 @@ class Ledger:
         return found
 
     def rounds_by_client(self) -> dict[int, list[int]]:
-        """Return the rounds of each client, in ascending order."""
+        """Return the rounds of each client, ascending, as of the last ``rows``."""
         found: dict[int, list[int]] = {}
-        for client, round_ in self._db.execute("SELECT * FROM participations ORDER BY 1, 2"):
-            found.setdefault(client, []).append(round_)
+        for round_, clients in sorted(self._clients.items()):
+            for client in clients:
+                found.setdefault(client, []).append(round_)
         return found
 
     def append(self, row: Row, clients: Sequence[int]) -> None:
@@ -146,8 +164,8 @@ class Ledger:
             )
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+        self._db.execute(begin)
         try:
             yield
             self._db.execute("COMMIT")

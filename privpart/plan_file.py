@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
 
-from accounting import ConfigError, Mechanism, Participation, calibrate
+from accounting import ConfigError, Mechanism, Participation, calibrate, checks
 from privpart.adaptive_clipping import AdaptiveClipping
 from privpart.client import LocalTraining
 from privpart.mechanism_choice import MechanismChoice
@@ -109,13 +109,14 @@ class PlanFile(_Table):
             ConfigError: values out of range, or both or none of noise and target.
         """
         p, participation = self.privacy, self.participation()
+        checks.probability("delta", p.delta)
         mechanism = p.mechanism.build(participation)
         return PrivacyPlan(
             mechanism=mechanism,
             participation=participation,
             clip_norm=p.clip_norm,
             noise_multiplier=_noise_multiplier(p, mechanism, participation),
-            report_goal=p.report_goal or self.data.clients_per_round,
+            report_goal=self.data.clients_per_round if p.report_goal is None else p.report_goal,
             minimum_cohort=p.minimum_cohort,
             adaptive_clipping=p.adaptive_clipping,
             context=self.hash,

@@ -13,6 +13,7 @@ the row leaves the new state. No file is ever unpickled.
 """
 
 import hashlib
+import json
 import secrets
 import sqlite3
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from accounting import checks
 from accounting.checks import ConfigError
 from privpart import state_file, witness
 from privpart.durable import remove_durably, write_durably
@@ -29,6 +31,7 @@ from privpart.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.plan import PrivacyPlan
 from privpart.server import RoundCounts, Server
 
+_RESERVED = ("start", "genesis", "adopted_at")
 _KEY, _LEDGER, _LOCK, _START = "key", "ledger.sqlite", "lock", "start.safetensors"
 
 
@@ -55,7 +58,9 @@ class RunFolder:
         self._head = rows[-1].chain if rows else genesis(ledger.facts)
         self._state_hash = rows[-1].state if rows else None
         self._chains = [genesis(ledger.facts), *(row.chain for row in rows)]
+        self._private = ledger.facts["seed"] is None
         self.plan = PrivacyPlan.from_dict(ledger.facts["plan"])
+        self._hold = witness.hold(ledger.facts["run_id"]) if self._private else None
 
     @classmethod
     def create(
@@ -71,7 +76,7 @@ class RunFolder:
 
         Args:
             path: of the folder.
-            plan: of the run; fixed from here on.
+            plan: fixed from here on.
             seed: of the noise, for a simulation, which is then not private; None draws a secret
                 key from the operating system.
             facts: more to keep in the ledger, such as delta; JSON.
@@ -82,20 +87,24 @@ class RunFolder:
             StorageError: it cannot be written.
         """
         folder = Path(path)
-        if folder.exists() and not _is_free(folder):
+        if folder.exists() and not (folder.is_dir() and _is_free(folder)):
             raise ConfigError(
                 f"{folder} is not empty: a run begins in a folder of its own. To go on with the "
                 "run in it, open it (--resume)."
             )
         run_id = secrets.token_hex(16)
         about = {"schema": SCHEMA, "run_id": run_id, "plan": plan.to_dict(), "seed": seed}
+        checks.count("seed", seed or 0, minimum=0)
+        if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
+            raise ConfigError(f"facts: {', '.join(taken)} are the run's own; choose other names.")
         about |= facts or {}
         first = b"" if start is None else state_file.encode({"parameters": start}, {})
         if start is not None:
             about["start"] = hashlib.sha256(first).hexdigest()
+        about = json.loads(json.dumps(about, allow_nan=False))  # as it will be read back
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = _locked(folder)
+            lock = locked(folder)
             if start is not None:
                 write_durably(folder / _START, first)
             if seed is None:
@@ -124,15 +133,16 @@ class RunFolder:
         if not folder.is_dir():
             raise ConfigError(f"{folder} holds no run: there is no such folder.")
         try:
-            lock = _locked(folder)
+            lock = locked(folder)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be opened for writing: {error}.") from None
+        run = None
         try:
             run = cls(folder, Ledger(folder / _LEDGER), lock)
             run._refuse_older_copy(adopt)
             run._remove_leftovers()
         except BaseException as error:
-            lock.release()
+            lock.release() if run is None else run.close()
             if isinstance(error, OSError | sqlite3.Error):
                 raise StorageError(f"{folder} cannot be written: {error}.") from None
             raise
@@ -147,17 +157,13 @@ class RunFolder:
     def close(self) -> None:
         """Let another process have the run."""
         self._ledger.close()
-        self._lock.release()
+        for lock in filter(None, (self._lock, self._hold)):
+            lock.release()
 
     @property
     def facts(self) -> dict[str, Any]:
         """What the ledger keeps about the run."""
         return self._ledger.facts
-
-    @property
-    def private(self) -> bool:
-        """Whether the noise comes from a secret key."""
-        return self._ledger.facts["seed"] is None
 
     def source(self) -> NoiseSource:
         """Return the source of the run's noise, for its one ``Server``.
@@ -174,7 +180,7 @@ class RunFolder:
         return self._source
 
     def _make_source(self) -> NoiseSource:
-        if not self.private:
+        if not self._private:
             return SeededSource(self._ledger.facts["seed"])
         try:
             return SecretSource((self.path / _KEY).read_bytes())
@@ -239,7 +245,7 @@ class RunFolder:
         )
         self._ledger.append(row, clients)
         self.rounds, self._head, self._state_hash = server.round, row.chain, state
-        if self.private:
+        if self._private:
             witness.note(self.facts["run_id"], witness.Seen(self.rounds, self._head))
         self._remove_leftovers()
 
@@ -253,10 +259,9 @@ class RunFolder:
             remove_durably(self.path / _KEY)
 
     def _refuse_older_copy(self, adopt: bool) -> None:
-        if not self.private:
+        if not self._private:
             return
-        seen = witness.last_seen(self.facts["run_id"])
-        if seen is None:
+        if not witness.knows(self.facts["run_id"], self._chains, self.path):
             if not adopt:
                 raise ConfigError(
                     f"{self.path}: this machine has no record of the run, so it cannot tell "
@@ -264,20 +269,19 @@ class RunFolder:
                     "the run with adopt=True (--adopt); otherwise begin a fork."
                 )
             self._ledger.add_fact("adopted_at", self.rounds)
-        elif seen.rounds > self.rounds or self._chains[seen.rounds] != seen.chain:
-            raise ConfigError(
-                f"{self.path} is an older copy: it stands after {self.rounds} rounds, while "
-                f"{seen.rounds} were released. Going on would add the noise of released rounds to "
-                "other sums, and their difference has none. Put the newest copy back, or begin a "
-                "fork: a new run with a new key, whose report adds the cost of this one."
-            )
         witness.note(self.facts["run_id"], witness.Seen(self.rounds, self._head))
 
     def _state_path(self, rounds: int) -> Path:
-        return self.path / f"state-{rounds:06d}.safetensors"
+        return self.path / state_name(rounds)
 
 
-def _locked(folder: Path) -> FileLock:
+def state_name(rounds: int) -> str:
+    """Return the name of the state file after so many rounds."""
+    return f"state-{rounds:06d}.safetensors"
+
+
+def locked(folder: Path) -> FileLock:
+    """Take a folder for this process; ``release`` gives it back."""
     lock = FileLock(folder / _LOCK)
     try:
         lock.acquire(timeout=0)

@@ -1,9 +1,9 @@
 """Server: sum of clipped updates, plus noise, divided by a public constant, then a step.
 
-Nothing that a client sends is trusted: malformed updates count as zero, every update is clipped
-again, a client counts once per round and at most as often as the plan allows. The divisor is the
-plan's ``report_goal``, never the number of clients that came (that number is private, and dividing
-by it would let one client weigh more than accounted).
+Nothing that a client sends is trusted: malformed updates are refused, every other is clipped again
+(one that is not finite counts as zeros), a client counts once per round and at most as often as the
+plan allows. The divisor is the plan's ``report_goal``, never the number of clients that came (that
+number is private, and dividing by it would let one client weigh more than accounted).
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +16,7 @@ from torch import Tensor
 from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.adaptive_clipping import restarts
+from privpart.admission import well_formed
 from privpart.clip import clip
 from privpart.keystream import NoiseSource
 from privpart.messages import ClientUpdate, RoundTask
@@ -27,8 +28,6 @@ from privpart.server_optimizer import (
     optimizer_tensors,
 )
 
-_ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_IDS = 2**63
 _UNCLIPPED = 1 - 1e-5
 """A client clips in float32: its update is then this close to the clip norm, or closer."""
 
@@ -157,7 +156,7 @@ class Server:
         for update in updates:
             received += 1
             if self._admit(update, came):
-                clipped = clip(update.delta.detach(), self.clip_norm)
+                clipped = clip(update.delta.detach(), self.clip_norm)  # zeros if not finite
                 bits += 0.5 if clipped.norm() <= self.clip_norm * _UNCLIPPED else -0.5
                 total += clipped
                 came.add(update.client)
@@ -188,22 +187,12 @@ class Server:
 
     def _admit(self, update: ClientUpdate, came: set[int]) -> bool:
         """Whether the update is well formed, answers this round, and its client may take part."""
-        if not isinstance(update, ClientUpdate) or type(update.client) is not int:
-            return False
-        if not 0 <= update.client < _IDS:
-            return False
-        if type(update.round) is not int or update.round != self.round:
-            return False
-        if type(update.plan) is not str or update.plan != self._plan_hash:
-            return False
-        delta = update.delta
-        if type(delta) is not Tensor or delta.dtype not in _ACCEPTED:  # a subclass runs own code
-            return False
-        if delta.layout is not torch.strided or delta.device.type != "cpu":
-            return False
-        if delta.shape != self.parameters.shape or not bool(torch.isfinite(delta).all()):
-            return False
-        return update.client not in came and self._may_take_part(update.client)
+        known = (self.round, self._plan_hash, self.parameters.shape)
+        return (
+            well_formed(update, *known)
+            and update.client not in came
+            and self._may_take_part(update.client)
+        )
 
     def _may_take_part(self, client: int) -> bool:
         limits, rounds = self.plan.participation, self._participations.get(client)
@@ -225,7 +214,8 @@ class Server:
         if self.round in self._restarts:
             began = max((r for r in self._restarts if r < self.round), default=0)
             share = 0.5 + self._bits / (self.plan.report_goal * (self.round - began))
-            self.clip_norm = adaptive.next_clip_norm(self.clip_norm, share)
+            first = float(self.plan.clip_norm)
+            self.clip_norm = adaptive.next_clip_norm(self.clip_norm, share, first=first)
             self._bits = 0.0
 
     def load_start(self, parameters: Tensor) -> None:

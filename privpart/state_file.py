@@ -49,15 +49,3 @@ def decode(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise ConfigError(f"{path} is no state of a run: {error}.") from None
     return tensors, values
-
-
-def newest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the last state in a folder, whether or not the run could go on from it.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    states = sorted(folder.glob("state-*.safetensors"))
-    if not states:
-        raise ConfigError(f"{folder} holds no state: no round of it was committed.")
-    return decode(states[-1])

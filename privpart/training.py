@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from accounting.checks import ConfigError
 from privpart import tasks
 from privpart.engine import EmbeddedEngine, Users
 from privpart.models import model as network
 from privpart.partial import PartialModel
+from privpart.plan import PrivacyPlan
 from privpart.plan_file import Data, PlanFile
 
 
@@ -62,6 +64,31 @@ def training(plan: PlanFile) -> Training:
         task.test_x,
         task.test_y,
     )
+
+
+def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[int]]) -> None:
+    """Check, before a run begins, that its limits let enough clients take part in every round.
+
+    Raises:
+        ConfigError: the first round that would fall short, if every client answered.
+    """
+    limits, taken = plan.participation, dict[int, list[int]]()
+    for round_, cohort in enumerate(cohorts):
+        came = 0
+        for client in set(cohort):
+            before = taken.setdefault(client, [])
+            if len(before) >= limits.max_participations:
+                continue
+            if before and round_ - before[-1] < limits.min_separation:
+                continue
+            before.append(round_)
+            came += 1
+        if came < plan.minimum_cohort:
+            raise ConfigError(
+                f"rounds={len(cohorts)}: from round {round_} on, the limits on participation leave "
+                f"{came} clients, {plan.minimum_cohort} are the least. Plan fewer rounds, smaller "
+                "cohorts, or more participations (which cost more)."
+            )
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting import ConfigError
+from accounting import ConfigError, PrivacyReport, checks
 from accounting.statement import up
 from privpart.cli import options
 from privpart.cli.options import Format
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _EXCEEDED, _LEFT_ITS_PLAN = 3, 6
 _WIDTH = 96
 _VERDICTS = {
-    "holds": "HOLDS: all that it rests on was enforced or verified",
+    "holds": "HOLDS: all that it rests on was enforced, verified or vouched for",
     "conditional": "CONDITIONAL: it holds if what is listed as not checked is true",
     "does-not-hold": "DOES NOT HOLD",
     "not-private": "NOT PRIVATE: the noise can be computed again from a seed",
@@ -52,6 +52,7 @@ def report(
 
     if statement and form is not Format.TABLE:
         raise ConfigError(f"statement=True: is prose; leave out --format {form}.")
+    limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     found = run_report(run, delta=delta)
     for code in vouch or ():
         found = vouched(found, code)
@@ -61,11 +62,19 @@ def report(
         print_run(found, form)
     if found.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)
-    if max_epsilon is not None and found.guarantee.epsilon > max_epsilon:
-        typer.echo(
-            f"privpart: epsilon {up(found.guarantee.epsilon)} exceeds {max_epsilon:g}.", err=True
-        )
-        raise typer.Exit(_EXCEEDED)
+    if limit is not None:
+        _within(found.guarantee, limit)
+
+
+def _within(found: PrivacyReport, limit: float) -> None:
+    """Exit with 3 unless there is a guarantee, and it is within the limit."""
+    if found.status == "not-private":
+        typer.echo("privpart: the run is not private, so no limit on epsilon is kept.", err=True)
+    elif found.epsilon > limit:
+        typer.echo(f"privpart: epsilon {up(found.epsilon)} exceeds {limit:g}.", err=True)
+    else:
+        return
+    raise typer.Exit(_EXCEEDED)
 
 
 def print_run(found: "RunReport", form: Format) -> None:
@@ -107,6 +116,7 @@ def _as_text(found: "RunReport") -> str:
         ("asserted", "Not checked"),
         ("enforced", "Enforced by the code that ran"),
         ("verified", "Verified in the ledger"),
+        ("vouched", "Vouched for by whoever asked for this report"),
     ):
         chosen = [a for a in g.assumptions if a.status == status]
         if chosen:

@@ -12,6 +12,7 @@ from privpart.cli.options import Format
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from privpart.plan_file import PlanFile
     from privpart.run_folder import RunFolder
+    from privpart.training import Training
 
 _INTERRUPTED = 130
 _PLAN = "plan.toml"
@@ -52,64 +53,78 @@ def train(
 
     Example: privpart train --plan examples/digits.toml --out run
     """
-    from privpart.run_report import run_report
-
+    checks.count("evaluate_every", evaluate_every)
     if resume:
-        if plan is not None or fork_of is not None or seed is not None:
+        if fork_of is not None or seed is not None:
             raise ConfigError(
-                "resume=True: the run has its plan, its start and its noise; leave out --plan, "
-                "--fork-of and --seed."
+                "--resume: the run has its start and its noise; leave out --fork-of and --seed."
             )
-        run, kept = _resumed(out, adopt)
-    elif plan is None or adopt:
+        run, kept, setup = _resumed(out, plan, adopt)
+    elif adopt:
+        raise ConfigError("--adopt: only with --resume.")
+    elif plan is None:
         raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
     else:
-        run, kept = _begun(plan, out, fork_of, seed)
+        run, kept, setup = _begun(plan, out, fork_of, seed)
     with run:
-        _train(run, kept, checks.count("evaluate_every", evaluate_every))
+        _train(run, kept, setup, evaluate_every)
+    _tell(run, form)
+
+
+def _tell(run: "RunFolder", form: Format) -> None:
     from privpart.cli.report import print_run
+    from privpart.run_report import run_report
 
-    print_run(run_report(out), form)
+    if run.plan.noise_multiplier == 0:
+        typer.echo("privpart: this plan adds no noise, so there is no guarantee.", err=True)
+    else:
+        print_run(run_report(run.path), form)
 
 
-def _resumed(out: Path, adopt: bool) -> "tuple[RunFolder, PlanFile]":
-    """Open a run; return it with the plan that its ledger keeps."""
-    from privpart.plan_file import parse
+def _resumed(out: Path, plan: Path | None, adopt: bool) -> "tuple[RunFolder, PlanFile, Training]":
+    """Open a run; return it with the plan that its ledger keeps, put together."""
+    from privpart.plan_file import parse, read
     from privpart.run_folder import RunFolder
+    from privpart.training import training
 
     run = RunFolder.open(out, adopt=adopt)
     try:
         kept = parse(run.facts.get("plan_file", ""), name=f"the plan of {out}")
         if kept.hash != run.plan.context:
             raise ConfigError(f"{out}: the plan file in the ledger is not the run's.")
+        if plan is not None and read(plan).hash != kept.hash:
+            raise ConfigError(f"plan={plan}: is another plan than the run's; leave it out.")
+        return run, kept, training(kept)
     except BaseException:
         run.close()
         raise
-    return run, kept
 
 
 def _begun(
     plan: Path, out: Path, fork_of: Path | None, seed: int | None
-) -> "tuple[RunFolder, PlanFile]":
-    """Begin a run; return it with its plan."""
+) -> "tuple[RunFolder, PlanFile, Training]":
+    """Begin a run once everything about it has been tried; return it with its plan."""
     from privpart.durable import write_durably
     from privpart.fork import fork
     from privpart.plan_file import read
     from privpart.run_folder import RunFolder
+    from privpart.training import refuse_short_cohorts, training
 
     chosen, text = read(plan), plan.read_text(encoding="utf-8")
+    promised, setup = chosen.privacy_plan(), training(chosen)
+    refuse_short_cohorts(promised, setup.cohorts)
     facts = {"delta": chosen.privacy.delta, "plan_file": text}
     if fork_of is None:
-        run = RunFolder.create(out, chosen.privacy_plan(), seed=seed, facts=facts)
+        run = RunFolder.create(out, promised, seed=seed, facts=facts)
     elif seed is None:
-        run = fork(fork_of, out, chosen.privacy_plan(), facts=facts)
+        run = fork(fork_of, out, promised, facts=facts)
     else:
         raise ConfigError(f"seed={seed}: a fork of a private run needs a secret key.")
     write_durably(out / _PLAN, text.encode())  # for people; the ledger's copy counts
-    return run, chosen
+    return run, chosen, setup
 
 
-def _train(run: "RunFolder", plan: "PlanFile", evaluate_every: int) -> None:
+def _train(run: "RunFolder", plan: "PlanFile", setup: "Training", evaluate_every: int) -> None:
     import torch
     from rich.console import Console
     from rich.progress import (
@@ -123,10 +138,8 @@ def _train(run: "RunFolder", plan: "PlanFile", evaluate_every: int) -> None:
 
     from privpart.loop import RoundRecord, fit
     from privpart.server import Server
-    from privpart.training import training
 
     torch.set_num_threads(1)  # small models lose time to more, and the result to none
-    setup = training(plan)
     server = Server(run.plan, setup.model.flat, source=run.source(), optimizer=plan.server)
     run.restore(server)
     columns = (

@@ -254,3 +254,11 @@ def test_gram_rules_agree_on_larger_matrices():
         assert exact.squared == pytest.approx(truth, rel=1e-12)
         assert not bound.exact
         assert truth <= bound.squared <= 1.5 * truth
+
+
+def test_a_blt_is_accounted_with_the_coefficients_that_make_the_noise():
+    """The server multiplies in float32; over 20,000 rounds the difference would be 1e-4."""
+    blt = BufferedToeplitz(20_000, decay=(0.99998966,), scale=(0.02,))
+    for value in (*blt.decay, *blt.scale):
+        assert np.float32(value) == value
+    assert BufferedToeplitz(9, (1 - 1e-12,), (0.1,)).decay[0] < 1

@@ -67,11 +67,13 @@ def test_a_whole_run_with_its_report(done, privpart):
 def test_report_as_text_prose_csv_and_ci_gate(done, privpart):
     out, _ = done
     text = privpart("report", str(out), "--vouch", "choices", "--vouch", "floating-point")
-    assert "HOLDS: all that it rests on was enforced or verified" in text.stdout
+    assert "HOLDS: all that it rests on was enforced, verified or vouched for" in text.stdout
     assert "8 rounds (complete), a client in at most 1" in text.stdout
-    assert "vouched for by whoever asked" in " ".join(text.stdout.split())
-    assert "Enforced by the code that ran" in privpart("report", str(out), "--statement").stdout
+    assert "Vouched for by whoever asked for this report" in text.stdout
+    prose = privpart("report", str(out), "--statement", "--vouch", "choices").stdout
+    assert "Vouched for by whoever asked for this report:" in prose
     assert privpart("report", str(out), "--format", "csv").stdout.startswith("schema,run_id,plan")
+    assert privpart("report", str(out), "--max-epsilon", "nan").returncode == 2
     over = privpart("report", str(out), "--max-epsilon", "0.5")
     assert over.returncode == 3
     assert "exceeds 0.5" in over.stderr
@@ -97,7 +99,7 @@ def test_a_changed_ledger_is_one_sentence(done, privpart, tmp_path):
         (["--out", "x", "--resume"], "x holds no run: there is no such folder"),
         (
             ["--out", "x", "--resume", "--seed", "1"],
-            "the run has its plan, its start and its noise",
+            "the run has its start and its noise",
         ),
         (["--out", "x", "--plan", "nothing.toml"], "plan nothing.toml cannot be read"),
     ],
@@ -108,6 +110,24 @@ def test_wrong_calls_are_one_sentence(privpart, arguments, sentence, tmp_path, m
     assert told.returncode == 2
     assert sentence in " ".join(told.stderr.split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("rounds = 8", "rounds = 400", "from round 359 on, the limits on participation leave 0"),
+        ("delta = 1e-5", "delta = 2.0", "delta=2: must lie strictly between 0 and 1"),
+        ('name = "small_cnn"', 'name = "smal_cnn"', "unknown. Near it: small_cnn"),
+    ],
+)
+def test_a_plan_that_cannot_work_leaves_nothing_behind(privpart, tmp_path, old, new, sentence):
+    assert old in PLAN
+    (tmp_path / "plan.toml").write_text(PLAN.replace(old, new))
+    out = tmp_path / "run"
+    told = privpart("train", "--plan", str(tmp_path / "plan.toml"), "--out", str(out))
+    assert told.returncode == 2
+    assert sentence in " ".join(told.stderr.split()).replace("--delta 2", "delta=2")
+    assert not out.exists()
 
 
 def test_interrupted_by_the_keyboard_and_resumed(privpart, tmp_path):
@@ -129,7 +149,11 @@ def test_interrupted_by_the_keyboard_and_resumed(privpart, tmp_path):
     assert process.returncode == 130, stderr
     assert stdout == ""
     assert f"Go on with: privpart train --resume --out {out}" in " ".join(stderr.split())
-    resumed = privpart("train", "--resume", "--out", str(out), "--format", "json")
+    again = [*command[3:], "--resume", "--out", str(out)]  # the README's: add --resume
+    resumed = privpart(*again, "--format", "json")
     assert resumed.returncode == 0, resumed.stderr
     report = json.loads(resumed.stdout)
     assert (report["rounds"], report["guarantee"]["status"]) == (359, "not-private")
+    gate = privpart("report", str(out), "--max-epsilon", "1000")
+    assert gate.returncode == 3
+    assert "not private" in gate.stderr

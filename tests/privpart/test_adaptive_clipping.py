@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting import BinaryTree, ConfigError, Independent, Participation, guarantee
-from privpart import AdaptiveClipping, PrivacyPlan, SeededSource, Server
+from privpart import AdaptiveClipping, PrivacyPlan, SecretSource, SeededSource, Server
 from privpart.adaptive_clipping import restarts
 
 
@@ -23,22 +23,22 @@ def plan(rounds=8, every=2, z=2.0, bits=5.0, clip=0.1, **change) -> PrivacyPlan:
     )
 
 
-@given(z=st.floats(0.01, 100), ratio=st.floats(0.51, 1e4))
+@given(z=st.floats(0.01, 100), ratio=st.floats(1.01, 1e4))
 def test_updates_and_bits_together_cost_what_the_plan_says(z, ratio):
-    """Zeroing a client moves the sum by clip_norm and the bits by 1/2, both through one encoder."""
+    """Zeroing a client moves the sum by clip_norm and the bits by 1, both through one encoder."""
     adaptive = AdaptiveClipping(bit_noise_multiplier=ratio * z)
     z_u = adaptive.update_noise_multiplier(z)
     mechanism, run = BinaryTree(9, 4), Participation(9, 3, 2)
     updates = guarantee(mechanism, run, noise_multiplier=z_u)
-    bits = guarantee(mechanism, run, noise_multiplier=2 * adaptive.bit_noise_multiplier)
+    bits = guarantee(mechanism, run, noise_multiplier=adaptive.bit_noise_multiplier)
     both = updates.compose(bits)
     planned = guarantee(mechanism, run, noise_multiplier=z)
     assert both.mu == pytest.approx(planned.mu, rel=1e-9)
-    assert math.hypot(1 / z_u, 1 / (2 * adaptive.bit_noise_multiplier)) <= 1 / z
+    assert math.hypot(1 / z_u, 1 / adaptive.bit_noise_multiplier) <= 1 / z
 
 
 def test_bits_that_cost_more_than_the_plan_are_refused():
-    with pytest.raises(ConfigError, match="above half the noise multiplier 2"):
+    with pytest.raises(ConfigError, match="above the noise multiplier 2"):
         plan(bits=1.0)
 
 
@@ -58,6 +58,35 @@ def test_the_clip_norm_changes_only_where_a_tree_restarts():
         assert one.last_clip_norm == norms[-1]
     assert norms[0] == norms[1] == norms[2] != norms[3]
     assert norms[3] == norms[4] == norms[5] != norms[6] == norms[7]
+
+
+def test_the_bit_of_one_client_moves_by_what_is_charged():
+    """Zero-out adjacency as it is printed: zeros in place of the update, in the server itself."""
+    sums = []
+    for value in (1.0, 0.0):
+        one = Server(plan(every=3), torch.zeros(4), source=SeededSource(0))
+        one.run_round([one.task([]).update(0, torch.full((4,), value))])
+        sums.append(one._bits)
+    assert abs(sums[0] - sums[1]) == pytest.approx(1.0)
+
+
+def test_bits_have_a_stream_of_their_own():
+    one = Server(plan(), torch.zeros(1), source=SecretSource())
+    one.run_round([one.task([]).update(0, torch.zeros(1))])
+    update_noise = float(one.parameters) * 100 / 0.1 / one.plan.update_noise_multiplier
+    bit_noise = (one._bits - 0.5) / 5.0
+    assert abs(update_noise - bit_noise) > 1e-4
+
+
+def test_the_clip_norm_stays_in_the_range_of_floats():
+    adaptive = AdaptiveClipping(rate=10, bit_noise_multiplier=1.0)
+    norm = 0.1
+    for _ in range(1000):
+        norm = adaptive.next_clip_norm(norm, 1.0, first=0.1)
+    assert norm == pytest.approx(1e-5)
+    for _ in range(1000):
+        norm = adaptive.next_clip_norm(norm, -9.0, first=0.1)
+    assert norm == pytest.approx(1e3)
 
 
 class NoNoise:
@@ -105,7 +134,13 @@ def test_noise_on_the_bits_has_its_size_and_its_own_stream():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("quantile", 0.0), ("quantile", 1.0), ("rate", 0), ("bit_noise_multiplier", math.nan)],
+    [
+        ("quantile", 0.0),
+        ("quantile", 1.0),
+        ("rate", 0),
+        ("rate", 11),
+        ("bit_noise_multiplier", math.nan),
+    ],
 )
 def test_bad_settings(field, value):
     with pytest.raises(ConfigError, match=field):

@@ -25,6 +25,7 @@ from privpart import (
     state_file,
     witness,
 )
+from privpart.ledger import Ledger, next_row
 from privpart.run_folder import StorageError
 
 DIM = 6
@@ -78,7 +79,7 @@ SETTINGS = [
     (
         {
             "mechanism": BinaryTree(4, 2),
-            "adaptive_clipping": AdaptiveClipping(bit_noise_multiplier=1.0),
+            "adaptive_clipping": AdaptiveClipping(bit_noise_multiplier=2.0),
         },
         {},
     ),
@@ -154,6 +155,53 @@ def test_two_copies_cannot_both_go_on(folder, tmp_path):
         RunFolder.open(tmp_path / "twin")
 
 
+def test_two_copies_cannot_be_open_together(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "twin")
+    with RunFolder.open(folder), pytest.raises(ConfigError, match="open already, perhaps as a co"):
+        RunFolder.open(tmp_path / "twin")
+    RunFolder.open(tmp_path / "twin").close()
+
+
+def test_a_copy_that_went_another_way_is_refused(folder, tmp_path):
+    """As many rounds, but not the same: the witness knows the chain, not only its length."""
+    shutil.copytree(folder, tmp_path / "twin")
+    with RunFolder.open(folder) as run:
+        train(run, 3)
+    ledger = Ledger(tmp_path / "twin" / "ledger.sqlite")
+    row = next_row(
+        ledger.rows()[-1].chain, round_=2, state="", clip_norm=0.5, received=0, clients=[]
+    )
+    ledger.append(row, [])
+    ledger.close()
+    with pytest.raises(ConfigError, match="older copy"):
+        RunFolder.open(tmp_path / "twin")
+
+
+@pytest.mark.parametrize("name", ["plan", "seed", "run_id", "start", "adopted_at", "genesis"])
+def test_facts_never_replace_the_runs_own(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"facts: {name} are the run's own"):
+        RunFolder.create(tmp_path / "run", plan(), facts={name: None})
+
+
+def test_facts_with_odd_keys_are_read_back_as_they_are_kept(tmp_path):
+    RunFolder.create(tmp_path / "run", plan(), facts={"x": {10: 1, 9: 2}}).close()
+    with RunFolder.open(tmp_path / "run") as run:
+        assert run.facts["x"] == {"10": 1, "9": 2}
+
+
+def test_a_run_id_is_never_a_path(folder):
+    with sqlite3.connect(folder / "ledger.sqlite") as db:
+        db.execute("""UPDATE run SET value = '"../../evil"' WHERE name = 'run_id'""")
+    db.close()
+    with pytest.raises(ConfigError, match="run_id, seed or plan is missing or odd"):
+        RunFolder.open(folder, adopt=True)
+
+
+def test_commits_reach_the_disk(folder):
+    with RunFolder.open(folder) as run:
+        assert run._ledger._db.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
+
+
 def test_an_older_state_file_is_refused(folder, tmp_path):
     old = (folder / "state-000002.safetensors").read_bytes()
     with RunFolder.open(folder) as run:
@@ -223,7 +271,7 @@ def test_a_ledger_that_was_changed_is_refused(folder, change):
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute(change)
     db.close()
-    assert re.search("does not follow|never committed|older copy", refusal(folder))
+    assert re.search("does not follow|never committed|has been changed", refusal(folder))
 
 
 def test_a_ledger_of_another_schema(folder):

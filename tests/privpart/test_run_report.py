@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from accounting import BinaryTree, ConfigError, Participation, PrivacyReport, guarantee
 from privpart import PrivacyPlan, RunFolder, Server, fit
@@ -174,8 +175,43 @@ def test_what_cannot_be_forked(folder, tmp_path):
         fork(tmp_path / "seeded", tmp_path / "new", plan())
     with RunFolder.create(tmp_path / "fresh", plan()):
         pass
-    with pytest.raises(ConfigError, match="holds no state"):
+    with pytest.raises(ConfigError, match="has no committed round"):
         fork(tmp_path / "fresh", tmp_path / "new", plan())
+
+
+def test_a_fork_never_starts_from_what_was_not_committed(folder, tmp_path):
+    """A crash between state and ledger leaves a newer state behind: its round was not released."""
+    (folder / "state-000006.safetensors").write_bytes(b"newer")
+    committed = safe_open(folder / "state-000005.safetensors", "pt").get_tensor("parameters")
+    with fork(folder, tmp_path / "fork", plan()) as run:
+        server = Server(run.plan, torch.zeros(DIM), source=run.source())
+        run.restore(server)
+        assert torch.equal(server.parameters, committed)
+    (folder / "state-000005.safetensors").write_bytes(b"swapped")
+    with pytest.raises(ConfigError, match="not the state that the ledger names"):
+        fork(folder, tmp_path / "other", plan())
+    with RunFolder.open(folder), pytest.raises(ConfigError, match="is in use"):
+        fork(folder, tmp_path / "other", plan())
+
+
+def test_a_fork_repeats_what_nobody_checked_about_its_parent(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
+    RunFolder.open(folder, adopt=True).close()
+    fork(folder, tmp_path / "fork", plan(), facts={"delta": 1e-6}).close()
+    found = run_report(tmp_path / "fork").guarantee
+    noise = next(a for a in found.assumptions if a.code == "noise")
+    assert noise.status == "asserted"
+    assert "asserted of the run that this one was forked from" in noise.evidence
+    thrifty = plan(mechanism=BinaryTree(6, estimator="online", release="prefix"))
+    with RunFolder.create(tmp_path / "prefix", thrifty) as run:
+        train(run, 1)
+    fork(tmp_path / "prefix", tmp_path / "after", plan(), facts={"delta": 1e-6}).close()
+    assert "release" in statuses(run_report(tmp_path / "after").guarantee)
+
+
+def test_the_facts_of_a_fork_are_its_own(folder, tmp_path):
+    with fork(folder, tmp_path / "fork", plan()) as run, pytest.raises(ConfigError, match="own"):
+        fork(folder, tmp_path / "again", plan(), facts=run.facts)
 
 
 def test_a_start_that_was_changed_is_refused(folder, tmp_path):

@@ -1,0 +1,42 @@
+"""Admission: which messages are updates at all; whatever arrives, nothing is raised."""
+
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from privpart.messages import ClientUpdate
+
+_ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_FIELDS = [field.name for field in fields(ClientUpdate)]
+_IDS = 2**63
+"""Client ids are whole numbers that a database column holds."""
+
+
+def well_formed(update: object, round_: int, plan: str, shape: torch.Size) -> bool:
+    """Whether ``update`` answers this round of this plan with a vector of this shape.
+
+    Exact types only: a subclass may run code of its own when it is looked at. Numbers that are not
+    finite are no fault of form: the clip turns them into zeros, so that whether a round is released
+    does not depend on them.
+    """
+    if type(update) is not ClientUpdate or not all(hasattr(update, name) for name in _FIELDS):
+        return False
+    if type(update.client) is not int or not 0 <= update.client < _IDS:
+        return False
+    if type(update.round) is not int or update.round != round_:
+        return False
+    if type(update.plan) is not str or update.plan != plan:
+        return False
+    delta = update.delta
+    if type(delta) is not Tensor or delta.dtype not in _ACCEPTED:
+        return False
+    if delta.layout is not torch.strided or delta.device.type != "cpu":
+        return False
+    return delta.shape == shape and _has_its_numbers(delta)
+
+
+def _has_its_numbers(vector: Tensor) -> bool:
+    """Whether the memory of a vector is as long as it says: reading beyond it would crash."""
+    last = vector.storage_offset() + (vector.numel() - 1) * vector.stride(0)
+    return (last + 1) * vector.element_size() <= vector.untyped_storage().nbytes()
