@@ -34,8 +34,8 @@ class BufferedToeplitz:
     s_i <- theta_i s_i + y_t. Add y_t to the round's sum; the running sum of y is the noise of the
     prefix sum.
 
-    Coefficients are rounded down to float32, in which the server's noise is made: a decay that the noise
-    rounds otherwise than the accountant is off by 6e-8, and its n-th power by n times that.
+    Coefficients are rounded down to float32, in which the server's noise is made: a decay that the
+    noise rounds otherwise than the accountant is off by 6e-8, and its n-th power by n times that.
 
     Raises:
         ConfigError: a value is out of range, or the lengths differ.
