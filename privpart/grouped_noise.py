@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accounting import Grouped, checks, fingerprint
+from accounting import Grouped, Mechanism, checks, fingerprint
 from accounting.checks import ConfigError
 from privpart.keystream import NoiseSource
 from privpart.noise import NoiseStream
@@ -139,3 +139,15 @@ class GroupedNoise:
                 f"round {self.round} was interrupted halfway, and its state is lost. Load the last "
                 "saved state into a new stream."
             )
+
+
+def noise_stream(
+    mechanism: Mechanism, *, dim: int, stddev: float, source: NoiseSource, stream: int
+) -> NoiseStream | GroupedNoise:
+    """Return the noise of any mechanism; the ids of groups begin at ``stream`` + 2.
+
+    A server has two streams of its own, 0 for the updates and 1 for bits beside them.
+    """
+    if isinstance(mechanism, Grouped):
+        return GroupedNoise(mechanism, stddev=stddev, source=source, stream=stream + 2)
+    return NoiseStream(mechanism, dim=dim, stddev=stddev, source=source, stream=stream)
