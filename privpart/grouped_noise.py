@@ -142,12 +142,15 @@ class GroupedNoise:
 
 
 def noise_stream(
-    mechanism: Mechanism, *, dim: int, stddev: float, source: NoiseSource, stream: int
-) -> NoiseStream | GroupedNoise:
-    """Return the noise of any mechanism; the ids of groups begin at ``stream`` + 2.
+    mechanism: Mechanism, dim: int, stddev: float, source: NoiseSource, stream: int
+) -> NoiseStream | GroupedNoise | None:
+    """Return the noise of any mechanism, None if ``stddev`` is 0.
 
-    A server has two streams of its own, 0 for the updates and 1 for bits beside them.
+    The ids of groups begin at ``stream`` + 2: a server has two streams of its own, 0 for the
+    updates and 1 for bits beside them.
     """
+    if stddev == 0:
+        return None
     if isinstance(mechanism, Grouped):
         return GroupedNoise(mechanism, stddev=stddev, source=source, stream=stream + 2)
     return NoiseStream(mechanism, dim=dim, stddev=stddev, source=source, stream=stream)

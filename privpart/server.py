@@ -90,12 +90,17 @@ class Server:
         self._plan_hash = plan.hash
         self._groups = parts_of(plan.mechanism, self.parameters)
         self._optimizer = (optimizer or ServerOptimizer()).of(*self._groups)
-        self._noise = self._stream(start.numel(), plan.update_noise_multiplier, 0)
+        # in units of the clip norm, which may change between trees
+        self._noise = noise_stream(
+            plan.mechanism, start.numel(), plan.update_noise_multiplier, source, 0
+        )
         self._restarts: frozenset[int] = frozenset()
         self._bit_noise: NoiseStream | GroupedNoise | None = None
         if plan.adaptive_clipping is not None:
             self._restarts = restarts(plan.mechanism)
-            self._bit_noise = self._stream(1, plan.adaptive_clipping.bit_noise_multiplier, 1)
+            self._bit_noise = noise_stream(
+                plan.mechanism, 1, plan.adaptive_clipping.bit_noise_multiplier, source, 1
+            )
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[int, list[int]] = {}
         self._halted = ""
@@ -104,16 +109,6 @@ class Server:
 
     def _active(self) -> Sequence[int]:
         return self.plan.active(self.round) or (0,)
-
-    def _stream(
-        self, dim: int, noise_multiplier: float, stream: int
-    ) -> NoiseStream | GroupedNoise | None:
-        """Noise in units of the clip norm, which may change between trees."""
-        if noise_multiplier == 0:
-            return None
-        return noise_stream(
-            self.plan.mechanism, dim=dim, stddev=noise_multiplier, source=self.source, stream=stream
-        )
 
     @property
     def private(self) -> bool:
