@@ -90,17 +90,14 @@ class Server:
         self._plan_hash = plan.hash
         self._groups = parts_of(plan.mechanism, self.parameters)
         self._optimizer = (optimizer or ServerOptimizer()).of(*self._groups)
-        # in units of the clip norm, which may change between trees
-        self._noise = noise_stream(
-            plan.mechanism, start.numel(), plan.update_noise_multiplier, source, 0
-        )
+        z = plan.update_noise_multiplier  # in units of the clip norm, which trees may change
+        self._noise = noise_stream(plan.mechanism, start.numel(), z, source, 0)
         self._restarts: frozenset[int] = frozenset()
         self._bit_noise: NoiseStream | GroupedNoise | None = None
         if plan.adaptive_clipping is not None:
             self._restarts = restarts(plan.mechanism)
-            self._bit_noise = noise_stream(
-                plan.mechanism, 1, plan.adaptive_clipping.bit_noise_multiplier, source, 1
-            )
+            z = plan.adaptive_clipping.bit_noise_multiplier
+            self._bit_noise = noise_stream(plan.mechanism, 1, z, source, 1)
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[int, list[int]] = {}
         self._halted = ""
