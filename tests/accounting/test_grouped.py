@@ -163,6 +163,18 @@ def test_a_bound_that_nobody_reaches_is_not_called_exact():
     assert worst(mechanism, participation, tries=40) <= claimed.squared
 
 
+def test_a_bound_whose_rounds_are_dearest_in_different_groups_is_not_called_exact():
+    """Round 0 costs most in group 0, round 1 in group 1, and together they need the same one."""
+    first = Dense([[1.0, 0.0], [1.0, 1.0]])  # X = [[2, 1], [1, 1]]
+    second = Dense([[0.5**0.5, 0.0], [0.5**0.5, 2**0.5]])  # X = [[1, 1], [1, 2]]
+    mechanism = Grouped([(0, 1), (0, 1), (2,)], [first, second, Independent(1)], [1, 1, 1])
+    participation = Participation(3, 2, 1)
+    claimed = mechanism.sensitivity(participation)
+    assert claimed.squared == pytest.approx(6)
+    assert not claimed.exact
+    assert worst(mechanism, participation, tries=40) < 5.9
+
+
 def test_negative_correlations_are_never_called_exact_for_the_sign_they_have_not():
     signed = grouped([(0,), (0,)], lambda own: Dense([[1.0, 0.0], [-0.5, 1.0]]))
     claimed = signed.sensitivity(Participation(2, 2, 1))
