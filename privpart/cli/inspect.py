@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from accounting import ConfigError
+from accounting import ConfigError, checks
 from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
@@ -37,6 +38,9 @@ def inspect(
     """
     from privpart.cli import inspect_plots
 
+    if checks.count("rounds", rounds) < 2:
+        raise ConfigError(f"rounds={rounds}: must be at least 2, with averaging in between.")
+    checks.count("channels", channels)
     plan, setup, parameters = _opened(run)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -90,7 +94,7 @@ def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, li
     cohort = tuple(range(min(5, len(setup.engine.users))))
     turns: dict[str, list[tuple[int, ...] | None]] = {"full": [None] * rounds}
     if groups > 1:
-        turns["partial"] = [(r % groups,) for r in range(rounds)]
+        turns["partial"] = [(r // 2 % groups,) for r in range(rounds)]
     found: dict[str, list[list[float]]] = {}
     for name, actives in turns.items():
         now, found[name] = parameters.clone(), []
@@ -118,7 +122,13 @@ def _figures(
     from privpart.inspect import jump_after_averaging, mask_ratio
 
     rows = [
-        {"name": f"first step / last step before, {name}", "value": jump_after_averaging(each)}
+        # two rounds of the same layers: from one group to the next there is nothing to compare
+        {
+            "name": f"first step / last step before, {name}",
+            "value": fmean(
+                jump_after_averaging(each[r : r + 2]) for r in range(0, len(each) - 1, 2)
+            ),
+        }
         for name, each in steps.items()
     ]
     if len(setup.model.group_sizes) > 1:

@@ -141,3 +141,25 @@ def test_a_run_with_groups(privpart, small, tmp_path, monkeypatch):
     assert report["guarantee"]["sensitivity_squared"] == 3
     again = json.loads(privpart("report", out, "--format", "json").stdout)
     assert again == report
+
+
+def test_inspect_a_run(privpart, small, tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "state"))
+    out = str(tmp_path / "run")
+    privpart("train", "--plan", str(small), "--out", out, "--seed", "1")
+    before = sorted((f.name, f.read_bytes()) for f in (tmp_path / "run").iterdir())
+    done = privpart("inspect", out, "--out", str(tmp_path / "pictures"), "--channels", "1",
+                    "--format", "json")  # fmt: skip
+    document = json.loads(done.stdout)
+    figures = {row["name"]: row["value"] for row in document["figures"]}
+    assert figures["Assumption 3, k of the layers' masks"] > 1.2
+    assert figures["Assumption 3, k of random masks"] >= 1
+    assert {len(rounds) for rounds in document["steps"].values()} == {6}
+    assert all(size > 0 for rounds in document["steps"].values() for own in rounds for size in own)
+    names = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert names == {"steps.png", "kernels.png", "features.png"}
+    assert sorted((f.name, f.read_bytes()) for f in (tmp_path / "run").iterdir()) == before
+    with pytest.raises(ConfigError, match="rounds=1"):
+        privpart("inspect", out, "--out", str(tmp_path / "pictures"), "--rounds", "1")
+    with pytest.raises(ConfigError, match="holds no run"):
+        privpart("inspect", str(tmp_path / "none"), "--out", str(tmp_path / "pictures"))
