@@ -1,13 +1,17 @@
 """Footprint: what a mechanism's noise stream keeps and draws, in vectors of the model's size."""
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from accounting.mechanisms import (
     BinaryTree,
     BufferedToeplitz,
     Dense,
+    Grouped,
     Independent,
     Mechanism,
+    PrunedTree,
     Toeplitz,
 )
 
@@ -42,7 +46,24 @@ def footprint(mechanism: Mechanism) -> Footprint:
         return Footprint(0, 1.0)
     if isinstance(mechanism, Dense):
         return Footprint(mechanism.rounds - 1, 1.0)  # every earlier draw
+    if isinstance(mechanism, PrunedTree):
+        stacks = [mechanism.prefix_nodes(step) for step in range(mechanism.rounds)]
+        fresh = sum(len(set(new) - set(old)) for old, new in pairwise([[], *stacks]))
+        return Footprint(max(map(len, stacks)), fresh / mechanism.rounds)
+    if isinstance(mechanism, Grouped):
+        return _grouped(mechanism)
     raise TypeError(f"{type(mechanism).__name__} is not a mechanism of this package.")
+
+
+def _grouped(grouped: Grouped) -> Footprint:
+    """Each group keeps and draws its own part of a vector; the state is rounded up."""
+    d, own = sum(grouped.sizes), [footprint(mechanism) for mechanism in grouped.mechanisms]
+    state = sum(size * f.state_vectors for size, f in zip(grouped.sizes, own, strict=True))
+    drawn = sum(
+        size * f.draws_per_round * mechanism.rounds
+        for size, f, mechanism in zip(grouped.sizes, own, grouped.mechanisms, strict=True)
+    )
+    return Footprint(math.ceil(state / d), drawn / (d * grouped.rounds))
 
 
 def _tree(tree: BinaryTree) -> Footprint:

@@ -2,8 +2,9 @@
 
 Exact where the maximum can be found and is attained: one participation (largest diagonal entry);
 columns ``min_separation`` apart that are orthogonal (a weighted choice of rounds: Choquette-Choo et
-al. 2023, "(Amplified) Banded Matrix Factorization"); X without negative entries and few
-enough patterns to try them all. Otherwise an upper bound: the best sum of row maxima.
+al. 2023, "(Amplified) Banded Matrix Factorization"); X without negative entries, and either a
+client that may be in every round, or few enough patterns to try them all. Otherwise an upper bound:
+the best sum of row maxima.
 """
 
 from math import comb
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity, rounded_up
 
-_MOST_PATTERNS = 5_000
+_MOST_PATTERNS = 50_000
 _ROUNDING = 1e-12
 """Negative entries this small, relative to the largest diagonal one, are the rounding of a zero."""
 
@@ -45,8 +46,11 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
         return Sensitivity(rounded_up(worst, terms), exact=True, rule="orthogonal participations")
     magnitude = np.abs(admissible)
     attained = admissible.min() >= -_ROUNDING * np.diag(gram).max()
-    if attained and _prefixes(participation) <= _MOST_PATTERNS:
-        worst = _try_all(magnitude, np.diag(gram), participation)
+    if attained and _everybody_always(participation):
+        worst = float(np.trace(gram) + magnitude.sum())
+        return Sensitivity(rounded_up(worst, terms), exact=True, rule="every round")
+    if attained and _patterns(participation) <= _MOST_PATTERNS:
+        worst, _ = _try_all(magnitude, np.diag(gram), participation)
         return Sensitivity(rounded_up(worst, terms), exact=True, rule="all patterns tried")
     worst = row_bound(magnitude, np.diag(gram), participation)
     return Sensitivity(rounded_up(worst, terms), exact=False, rule="sum of row maxima")
@@ -73,26 +77,45 @@ def _heaviest(weights: Array, most: int, separation: int) -> Array:
     return np.asarray(best[..., -1])
 
 
-def _prefixes(participation: Participation) -> int:
-    """Number of patterns with one participation less than the most: what ``_try_all`` visits."""
-    chosen = participation.max_participations - 1
-    room = participation.rounds - (chosen - 1) * (participation.min_separation - 1)
-    return comb(room, chosen)
+def worst_pattern(gram: Array, participation: Participation) -> tuple[int, ...]:
+    """Return the rounds of an admissible pattern u with the largest sum_{i,j in u} |X_ij|.
+
+    Tries all of them: for Gram matrices that ``gram_sensitivity`` calls exact.
+    """
+    if _everybody_always(participation):
+        return tuple(range(participation.rounds))
+    return _try_all(np.abs(gram), np.diag(gram), participation)[1]
 
 
-def _try_all(magnitude: Array, diagonal: Array, participation: Participation) -> float:
+def _everybody_always(participation: Participation) -> bool:
+    return participation.max_participations == participation.rounds
+
+
+def _patterns(participation: Participation) -> int:
+    """Number of patterns with fewer participations than the most: what ``_try_all`` visits."""
+    n, b = participation.rounds, participation.min_separation
+    sizes = range(participation.max_participations)
+    return sum(comb(n - max(0, size - 1) * (b - 1), size) for size in sizes)
+
+
+def _try_all(
+    magnitude: Array, diagonal: Array, participation: Participation
+) -> tuple[float, tuple[int, ...]]:
     """Depth first over patterns; the last participation is chosen for all rounds at once."""
     b = participation.min_separation
 
-    def best(inside: float, cross: Array, first: int, left: int) -> float:
+    def best(inside: float, cross: Array, first: int, left: int) -> tuple[float, tuple[int, ...]]:
+        if first >= len(diagonal):
+            return inside, ()
         values = inside + diagonal[first:] + 2 * cross[first:]
-        worst = float(values.max(initial=inside))
         if left == 1:
-            return worst
-        deeper = (
-            best(float(values[i - first]), cross + magnitude[i], i + b, left - 1)
-            for i in range(first, len(diagonal))
-        )
-        return max(worst, *deeper) if first < len(diagonal) else worst
+            last = int(values.argmax())
+            return float(values[last]), (first + last,)
+        worst: tuple[float, tuple[int, ...]] = inside, ()
+        for i in range(first, len(diagonal)):
+            value, rest = best(float(values[i - first]), cross + magnitude[i], i + b, left - 1)
+            if value > worst[0]:
+                worst = value, (i, *rest)
+        return worst
 
     return best(0.0, np.zeros(len(diagonal)), 0, participation.max_participations)

@@ -17,7 +17,7 @@ import numpy as np
 from accounting import accountants, checks
 from accounting.assumptions import Assumption
 from accounting.checks import ConfigError
-from accounting.mechanisms import Mechanism
+from accounting.mechanisms import Grouped, Mechanism
 from accounting.participation import Participation
 
 if TYPE_CHECKING:
@@ -201,6 +201,8 @@ def _stated(sampling: PoissonSampling) -> PoissonSampling:
 
 
 def _check_banded(mechanism: Mechanism, bands: int) -> None:
+    if isinstance(mechanism, Grouped):
+        raise ConfigError("grouped: no amplification is known here for groups; use guarantee().")
     encoder = mechanism.encoder()
     if encoder.shape != (mechanism.rounds, mechanism.rounds) or np.triu(encoder, 1).any():
         raise ConfigError(f"{mechanism.name}: only a square lower-triangular encoder has bands.")

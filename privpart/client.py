@@ -5,7 +5,7 @@ the copy from before training exist for the trained part only, and the backward 
 lowest trained layer, below which no activation is kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Literal, get_args
@@ -17,10 +17,12 @@ from torch.optim import SGD, Adam, Optimizer
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart import objectives
 from privpart.clip import clip
 from privpart.partial import PartialModel
 
 OptimizerName = Literal["sgd", "adam"]
+Objective = Literal["fedavg", "fedprox", "moon"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,9 @@ class LocalTraining:
         steps: batches in all, >= 1, in place of epochs; None trains for whole passes.
         optimizer: ClientOpt of FedPT's Algorithm 1. "adam" has torch's usual constants.
         momentum: of "sgd", in [0, 1).
+        objective: "fedavg", "fedprox" or "moon", see ``privpart.objectives``.
+        mu: weight of the term that the last two add, > 0.
+        temperature: of "moon", > 0.
     """
 
     learning_rate: float
@@ -42,6 +47,9 @@ class LocalTraining:
     steps: int | None = None
     optimizer: OptimizerName = "sgd"
     momentum: float = 0.0
+    objective: Objective = "fedavg"
+    mu: float | None = None
+    temperature: float = 0.5
 
     def __post_init__(self) -> None:
         checks.positive("learning_rate", self.learning_rate)
@@ -56,6 +64,17 @@ class LocalTraining:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
         if self.momentum and self.optimizer == "adam":
             raise ConfigError(f"momentum={self.momentum}: only for sgd; adam has its own.")
+        self._check_objective()
+
+    def _check_objective(self) -> None:
+        checks.choice("objective", self.objective, get_args(Objective))
+        if (self.mu is None) != (self.objective == "fedavg"):
+            raise ConfigError(f"mu={self.mu}: fedprox and moon need it, and fedavg has none.")
+        if self.mu is not None:
+            checks.positive("mu", self.mu)
+        checks.positive("temperature", self.temperature)
+        if self.objective != "moon" and self.temperature != 0.5:
+            raise ConfigError(f"temperature={self.temperature}: only for moon.")
 
     def batches(self, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``."""
@@ -67,12 +86,16 @@ class LocalTraining:
         )
         return islice(every, self.steps)
 
-    def fresh_optimizer(self, model: PartialModel) -> Optimizer:
-        """Return an optimiser of ``model.flat``; its state is as long as the trained part."""
-        model.flat.grad = model.gradient
+    def fresh_optimizer(
+        self, model: PartialModel, active: Sequence[int] | None = None
+    ) -> Optimizer:
+        """Return an optimiser of the active part of ``model.flat``; its state is as long."""
+        parts = [model.flat[span] for span in model.spans(active)]
+        for part, span in zip(parts, model.spans(active), strict=True):
+            part.grad = model.gradient[span]
         if self.optimizer == "adam":
-            return Adam([model.flat], lr=self.learning_rate, fused=True)
-        return SGD([model.flat], lr=self.learning_rate, momentum=self.momentum)
+            return Adam(parts, lr=self.learning_rate, fused=True)
+        return SGD(parts, lr=self.learning_rate, momentum=self.momentum)
 
 
 def client_update(
@@ -84,8 +107,10 @@ def client_update(
     local: LocalTraining,
     clip_norm: float,
     generator: torch.Generator,
+    active: Sequence[int] | None = None,
+    previous: Tensor | None = None,
 ) -> Tensor:
-    """Train from ``start`` and return the clipped change of the trainable part.
+    """Train from ``start`` and return the clipped change of the part that was active.
 
     Args:
         model: rebuilt from its seed; its trainable part is overwritten.
@@ -95,26 +120,66 @@ def client_update(
         local: optimiser settings.
         clip_norm: bound on the joint L2 norm of the result.
         generator: order of the examples.
+        active: groups of the model that train in this round; None is all.
+        previous: this client's own trained part of the last time, shape (d,), for "moon"; None
+            takes ``start``. Afterwards ``model.flat`` holds the new one, never to leave the device.
 
     Returns:
-        after - before, shape (d,), clipped: see ``clip``.
+        after - before of the active groups, one after the other, jointly clipped: see ``clip``.
+        Shape (d,) if all are active.
     """
     model.load(start)
-    _train(model, x, y, local, generator)
+    model.train_only(active)
+    _train(model, x, y, local, generator, active, start, start if previous is None else previous)
     # where the gradients were: a client holds no copy beside those that training needed
     delta = torch.sub(model.flat, start, out=model.gradient)
-    clipped = clip(delta, clip_norm)
-    return delta.clone() if clipped is delta else clipped
+    spans = model.spans(active)
+    sent = delta[spans[0]] if len(spans) == 1 else torch.cat([delta[span] for span in spans])
+    clipped = clip(sent, clip_norm)
+    return sent.clone() if clipped is sent else clipped
 
 
 def _train(
-    model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining, generator: torch.Generator
+    model: PartialModel,
+    x: Tensor,
+    y: Tensor,
+    local: LocalTraining,
+    generator: torch.Generator,
+    active: Sequence[int] | None,
+    start: Tensor,
+    previous: Tensor,
 ) -> None:
-    optimizer = local.fresh_optimizer(model)
+    optimizer = local.fresh_optimizer(model, active)
     for batch in local.batches(len(x), generator):
         model.gradient.zero_()
-        loss(model.module(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+        if local.objective == "moon":
+            total = _moon_loss(model, x[batch], y[batch], local, start, previous)
+        else:
+            total = loss(model.module(x[batch]), y[batch])
+        total.backward()  # type: ignore[no-untyped-call]
+        if local.objective == "fedprox":
+            for span in model.spans(active):
+                objectives.add_proximal_gradient(
+                    model.gradient[span], model.flat[span], start[span], local.mu or 0.0
+                )
         optimizer.step()
+
+
+def _moon_loss(
+    model: PartialModel,
+    x: Tensor,
+    y: Tensor,
+    local: LocalTraining,
+    start: Tensor,
+    previous: Tensor,
+) -> Tensor:
+    with objectives.watched_input(objectives.last_layer(model.module)) as seen:
+        logits = model.module(x)
+    received, own = (
+        objectives.features_of(model.module, model.views(flat), x) for flat in (start, previous)
+    )
+    term = objectives.contrastive_loss(seen[0], received, own, local.temperature)
+    return loss(logits, y) + (local.mu or 0.0) * term
 
 
 def loss(logits: Tensor, y: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ pass is counted as it runs, so a frozen layer above a trained one costs its inpu
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -99,8 +101,11 @@ def client_costs(
     *,
     local: LocalTraining,
     examples: int,
+    active: Sequence[int] | None = None,
 ) -> ClientCosts:
     """Measure one local step on the batch ``x``, ``y`` and scale it to a round.
+
+    The step is FedAvg's; "moon" adds two forward passes to it.
 
     Args:
         model: left as it was.
@@ -108,18 +113,23 @@ def client_costs(
         y: their classes.
         local: how the client trains.
         examples: that the client holds, >= 1.
+        active: groups that train in the round; None is all. Its downlink is still the whole part.
     """
+    model.train_only(active)
+    update = torch.cat([model.flat[span] for span in model.spans(active)])
     seen = _examples_seen(local, checks.count("examples", examples))
     forward, backward = _flops(model, x, y)
-    return ClientCosts(
-        trained=model.dim,
+    costs = ClientCosts(
+        trained=len(update),
         numbers=model.numbers,
         bytes_down=len(encode_model(model)),
-        bytes_up=len(encode_update(model, model.flat)),
+        bytes_up=len(encode_update(model, update, active=active)),
         forward_flops=forward * seen // len(x),
         backward_flops=backward * seen // len(x),
-        memory=_memory(model, x, y, local),
+        memory=_memory(model, x, y, local, active),
     )
+    model.train_only()
+    return costs
 
 
 def _examples_seen(local: LocalTraining, examples: int) -> int:
@@ -145,7 +155,9 @@ def _flops(model: PartialModel, x: Tensor, y: Tensor) -> tuple[int, int]:
     return forward.get_total_flops(), backward.get_total_flops()
 
 
-def _memory(model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining) -> StepMemory:
+def _memory(
+    model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining, active: Sequence[int] | None
+) -> StepMemory:
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -159,18 +171,21 @@ def _memory(model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining) -> 
         loss = loss_of(model.module(x), y)
     activations = sum(size for place, size in kept.items() if place not in resident)
     del loss
+    trained = sum(model.flat[span].nbytes for span in model.spans(active))
     return StepMemory(
         parameters=sum(resident.values()),
-        gradients=model.gradient.nbytes,
-        before=model.flat.nbytes,
-        optimizer=_optimizer_bytes(model, local),
+        gradients=trained,
+        before=trained,
+        optimizer=_optimizer_bytes(model, local, active),
         activations=activations,
     )
 
 
-def _optimizer_bytes(model: PartialModel, local: LocalTraining) -> int:
+def _optimizer_bytes(
+    model: PartialModel, local: LocalTraining, active: Sequence[int] | None
+) -> int:
     before = model.flat.clone()
-    optimizer = local.fresh_optimizer(model)
+    optimizer = local.fresh_optimizer(model, active)
     optimizer.step()
     model.flat.copy_(before)
     return sum(

@@ -62,6 +62,7 @@ class EmbeddedEngine:
         self.model = model
         self.users = users
         self.local = local
+        self._previous: dict[int, Tensor] = {}  # of "moon": what each device keeps to itself
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
@@ -76,7 +77,11 @@ class EmbeddedEngine:
                 local=self.local,
                 clip_norm=task.clip_norm,
                 generator=self._generator(task.round, client),
+                active=task.active,
+                previous=self._previous.get(client),
             )
+            if self.local.objective == "moon":
+                self._previous[client] = self.model.flat.clone()
             yield task.update(client, delta)
 
     def _generator(self, round_: int, client: int) -> torch.Generator:

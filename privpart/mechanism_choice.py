@@ -1,5 +1,7 @@
 """Mechanism choice: a mechanism as people describe it, in options or in a plan file."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -7,6 +9,7 @@ from accounting import (
     BinaryTree,
     BufferedToeplitz,
     ConfigError,
+    Grouped,
     Independent,
     Mechanism,
     Participation,
@@ -88,6 +91,25 @@ class MechanismChoice:
             return optimize("blt", participation, buffers=self.buffers)
         return Independent(rounds)
 
+    def build_grouped(
+        self, schedule: Sequence[Sequence[int]], sizes: Sequence[int], participation: Participation
+    ) -> Grouped:
+        """Return this mechanism for every group, each over its own active rounds.
+
+        Args:
+            schedule: per round, the groups that train; ``restart_every`` counts a group's rounds.
+            sizes: per group, its number of parameters.
+            participation: over all rounds; a BLT is fitted to what it leaves of each group's.
+        """
+        active = [[t for t, own in enumerate(schedule) if g in own] for g in range(len(sizes))]
+        within = [_within(own, participation) for own in active]
+        built = {own: self.build(own) for own in dict.fromkeys(within)}  # most groups are alike
+        return Grouped(
+            tuple(tuple(own) for own in schedule),
+            tuple(built[own] for own in within),
+            tuple(sizes),
+        )
+
     def _refuse_what_does_not_apply(self) -> None:
         for field in fields(self):
             owner, value = _OWNERS.get(field.name, self.name), getattr(self, field.name)
@@ -102,6 +124,16 @@ class MechanismChoice:
             raise ConfigError(f"buffers={self.buffers}: decay and scale say how many.")
         if self.coefficients is not None and self.bands is not None:
             raise ConfigError(f"bands={self.bands}: the coefficients say how many.")
+
+
+def _within(active: Sequence[int], participation: Participation) -> Participation:
+    """A client's worst participation counted in the rounds of one group: for fitting only."""
+    b = participation.min_separation
+    steps = [bisect_left(active, t + b) - i for i, t in enumerate(active) if t + b <= active[-1]]
+    if not active or not steps or participation.max_participations == 1:
+        return Participation(max(1, len(active)))
+    most = -(-len(active) // min(steps))
+    return Participation(len(active), min(participation.max_participations, most), min(steps))
 
 
 _OWNERS = {

@@ -14,12 +14,15 @@ class RoundTask:
         clients: ids of the cohort; chosen without looking at data.
         clip_norm: bound on the L2 norm of each update, this round.
         plan: hash of the plan; it comes back in every update.
+        active: groups of parameters that train in this round, by the plan's public schedule; None
+            if the model has no groups.
     """
 
     round: int
     clients: tuple[int, ...]
     clip_norm: float
     plan: str
+    active: tuple[int, ...] | None = None
 
     def update(self, client: int, delta: Tensor) -> "ClientUpdate":
         """Return a client's answer to this task."""
@@ -28,7 +31,7 @@ class RoundTask:
 
 @dataclass(frozen=True, slots=True)
 class ClientUpdate:
-    """What one client sends: its id and the change of the trainable part, shape (d,).
+    """What one client sends: its id and the change of the part that was active, shape (c,).
 
     Attributes:
         client: whole number; who it is must come from whoever authenticates the client.

@@ -6,7 +6,8 @@ and a clip are each one operation on it, whatever the number of layers.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from accounting.checks import ConfigError
 from privpart.describe import Description, ParameterRow
+from privpart.groups import trained_groups
 from privpart.initializers import Initializer, default_initializers
 from privpart.patterns import matching_parameters
 from privpart.seeded import fingerprint as fingerprint_of
@@ -34,6 +36,8 @@ class PartialModel:
             weights, for a pretrained model: clients need them shipped once, and the fingerprint
             says whether they have the right ones.
         initializers: by pattern, beside ``default_initializers``; later ones win.
+        groups: patterns of each group of parameters that may train without the others, see
+            ``privpart.groups``; ``flat`` then holds one group after the other. None is one group.
         fingerprint: what the frozen part must have, for instance from a message.
 
     Attributes:
@@ -43,6 +47,7 @@ class PartialModel:
         gradient: their gradients, shape (d,); ``backward`` adds to it.
         trainable: names of the trainable parameters, in the order of ``flat``.
         frozen: names of the others.
+        group_sizes: how many numbers of ``flat`` belong to each group, in order.
         fingerprint: 32 hex digits of every bit, name and shape of the frozen part.
         mask: 20 hex digits of the names and shapes of the trainable part, in order.
 
@@ -62,6 +67,7 @@ class PartialModel:
         train: Sequence[str] = ("*",),
         seed: int | None,
         initializers: Mapping[str, Initializer] | None = None,
+        groups: Sequence[Sequence[str]] | None = None,
         fingerprint: str | None = None,
     ) -> None:
         _refuse_batch_statistics(module)
@@ -69,6 +75,10 @@ class PartialModel:
         self.module = module
         self.seed = seed
         self.trainable = matching_parameters(module, train)
+        self._groups: tuple[tuple[str, ...], ...] = (self.trainable,)
+        if groups is not None:
+            self._groups = trained_groups(module, groups, self.trainable)
+            self.trainable = tuple(name for names in self._groups for name in names)
         trained = set(self.trainable)
         self.frozen = tuple(name for name in parameters if name not in trained)
         _refuse_other_types(parameters)
@@ -88,8 +98,10 @@ class PartialModel:
                 "another seed, network, initialiser, frozen set or generator version. Training on "
                 "it would be training another model."
             )
-        shapes = [f"{name}|{tuple(parameters[name].shape)}" for name in self.trainable]
-        self.mask = hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:20]
+        self.group_sizes = tuple(
+            sum(parameters[name].numel() for name in names) for names in self._groups
+        )
+        self.mask = self.mask_of(range(len(self._groups)))
 
     @property
     def dim(self) -> int:
@@ -100,6 +112,41 @@ class PartialModel:
     def numbers(self) -> int:
         """Number of all parameters, trained and frozen."""
         return sum(p.numel() for p in self.module.parameters())
+
+    def spans(self, active: Iterable[int] | None = None) -> list[slice]:
+        """Return where in ``flat`` some groups are, neighbours joined; None is all of them."""
+        ends = list(accumulate(self.group_sizes, initial=0))
+        spans: list[slice] = []
+        for group in range(len(self.group_sizes)) if active is None else active:
+            start, stop = ends[group], ends[group + 1]
+            if spans and spans[-1].stop == start:
+                start = spans.pop().start
+            spans.append(slice(start, stop))
+        return spans
+
+    def mask_of(self, active: Iterable[int]) -> str:
+        """Return 20 hex digits of the names and shapes of some groups, in order."""
+        parameters = dict(self.module.named_parameters())
+        names = [name for group in active for name in self._groups[group]]
+        shapes = [f"{name}|{tuple(parameters[name].shape)}" for name in names]
+        return hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:20]
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the trainable parameters by name as views of another vector, shape (d,)."""
+        parameters = dict(self.module.named_parameters())
+        sizes = [parameters[name].numel() for name in self.trainable]
+        return {
+            name: part.view(parameters[name].shape)
+            for name, part in zip(self.trainable, torch.split(flat, sizes), strict=True)
+        }
+
+    def train_only(self, active: Iterable[int] | None = None) -> None:
+        """Let gradients flow to some groups only, None to all: the backward pass ends there."""
+        wanted = range(len(self._groups)) if active is None else set(active)
+        parameters = dict(self.module.named_parameters())
+        for group, names in enumerate(self._groups):
+            for name in names:
+                parameters[name].requires_grad_(group in wanted)
 
     def describe(self) -> Description:
         """Return one row per parameter; ``print`` it for a table with shares and totals."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from accounting import (
+    Grouped,
     Guarantee,
     Mechanism,
     Participation,
@@ -65,6 +66,10 @@ class PrivacyPlan:
     def rounds(self) -> int:
         """Rounds that the guarantee covers."""
         return self.mechanism.rounds
+
+    def active(self, round_: int) -> tuple[int, ...] | None:
+        """Return the groups of parameters that train in a round; None: there are no groups."""
+        return self.mechanism.schedule[round_] if isinstance(self.mechanism, Grouped) else None
 
     @property
     def update_noise_multiplier(self) -> float:

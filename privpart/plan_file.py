@@ -12,13 +12,19 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
 from privpart.adaptive_clipping import AdaptiveClipping
 from privpart.client import LocalTraining
+from privpart.groups import layer_groups, trained_groups
 from privpart.mechanism_choice import MechanismChoice
+from privpart.models import MODELS
+from privpart.models import model as network
+from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
+from privpart.schedule import Schedule
 from privpart.server_optimizer import ServerOptimizer
 
 SCHEMA = "privpart/plan/1"
@@ -54,7 +60,19 @@ class Model(_Table):
     name: str
     sizes: dict[str, Any] = Field(default_factory=dict, description="keywords of the network")
     train: list[str] = Field(default_factory=lambda: ["*"])
+    groups: list[list[str]] | None = Field(
+        default=None, description="of [schedule]; None: the network's own, else one per layer"
+    )
     seed: StrictInt
+
+    def grouped(self) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+        """Return the trainable parameters of each group by name, and how many numbers they are."""
+        with torch.device("meta"):  # shapes only
+            module = network(self.name, **self.sizes)
+        patterns = self.groups or MODELS[self.name].groups or layer_groups(module)
+        groups = trained_groups(module, patterns, matching_parameters(module, self.train))
+        sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
+        return groups, tuple(sum(sizes[name] for name in names) for names in groups)
 
 
 class Data(_Table):
@@ -77,6 +95,7 @@ class PlanFile(_Table):
         data: who trains it on what.
         client: how a client trains.
         server: how the noised mean moves the model.
+        schedule: which groups of the model train when; None trains all of it in every round.
     """
 
     plan_schema: Literal["privpart/plan/1"] = Field(alias="schema")
@@ -85,6 +104,7 @@ class PlanFile(_Table):
     data: Data
     client: LocalTraining
     server: ServerOptimizer
+    schedule: Schedule | None = None
 
     @property
     def hash(self) -> str:
@@ -102,6 +122,23 @@ class PlanFile(_Table):
         p = self.privacy
         return Participation(p.rounds, p.max_participations, p.min_separation)
 
+    def groups(self) -> tuple[tuple[str, ...], ...] | None:
+        """Return the groups for ``PartialModel``; None without a schedule."""
+        return None if self.schedule is None else self.model.grouped()[0]
+
+    def mechanism(self) -> Mechanism:
+        """Return the mechanism: the plan's choice, for each group of its own if there are any."""
+        choice = self.privacy.mechanism
+        if self.schedule is None:
+            return choice.build(self.participation())
+        _, sizes = self.model.grouped()
+        if (length := self.schedule.length(len(sizes))) != self.privacy.rounds:
+            raise ConfigError(
+                f"privacy.rounds={self.privacy.rounds}: the schedule has {length} rounds for "
+                f"{len(sizes)} groups; both must be the same."
+            )
+        return choice.build_grouped(self.schedule.rounds(len(sizes)), sizes, self.participation())
+
     def privacy_plan(self) -> PrivacyPlan:
         """Return the promise; fits a BLT, and solves for the noise, if the file asks for it.
 
@@ -110,7 +147,7 @@ class PlanFile(_Table):
         """
         p, participation = self.privacy, self.participation()
         checks.probability("delta", p.delta)
-        mechanism = p.mechanism.build(participation)
+        mechanism = self.mechanism()
         return PrivacyPlan(
             mechanism=mechanism,
             participation=participation,

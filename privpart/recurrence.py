@@ -6,13 +6,23 @@ from the number of rounds alone. The formulas are those of the mechanisms' docst
 """
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from accounting import BinaryTree, BufferedToeplitz, Dense, Independent, Mechanism, Toeplitz
+from accounting import (
+    BinaryTree,
+    BufferedToeplitz,
+    Dense,
+    Grouped,
+    Independent,
+    Mechanism,
+    PrunedTree,
+    Toeplitz,
+)
 from accounting.checks import ConfigError
 from accounting.mechanisms.tree_noise import node_variance
 
@@ -52,6 +62,10 @@ def recurrence(mechanism: Mechanism) -> Recurrence:
         return ToeplitzNoise(mechanism)
     if isinstance(mechanism, Dense):
         return DenseNoise(mechanism)
+    if isinstance(mechanism, PrunedTree):
+        return PrunedNoise(mechanism)
+    if isinstance(mechanism, Grouped):
+        raise ConfigError("mechanism=grouped: its noise is a GroupedNoise, a stream per group.")
     raise ConfigError(f"mechanism={mechanism!r}: must be a mechanism of the accounting package.")
 
 
@@ -204,6 +218,34 @@ class TreeNoise:
         if not self.online:
             return tree * self.leaves + leaf
         return tree * _nodes(self.leaves) + _nodes(leaf)
+
+
+class PrunedNoise:
+    """The noise of the nodes that make up the prefix sum, on a stack; see ``PrunedTree``.
+
+    What a step adds to the stack, less what it drops, is the step's noise.
+    """
+
+    def __init__(self, tree: PrunedTree) -> None:
+        self.stacks = [tree.prefix_nodes(step) for step in range(tree.rounds)]
+        self.vectors = max(map(len, self.stacks))
+        nodes = dict.fromkeys(node for stack in self.stacks for node in stack)
+        self.drawn = {node: index for index, node in enumerate(nodes)}
+
+    def kept(self, rounds: int) -> int:
+        """One vector per node of the prefix sum."""
+        return len(self.stacks[rounds - 1]) if rounds else 0
+
+    def step(self, t: int, draw: Draw, state: Tensor, out: Tensor) -> None:
+        """One draw per node that is new."""
+        old, new = self.stacks[t - 1] if t else [], self.stacks[t]
+        same = len([*takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))])
+        out.zero_()
+        for dropped in state[same : len(old)]:
+            out.sub_(dropped)
+        for place, node in enumerate(new[same:], start=same):
+            draw(self.drawn[node], state[place])
+            out.add_(state[place])
 
 
 def _nodes(leaves: int) -> int:

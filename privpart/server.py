@@ -18,6 +18,8 @@ from accounting.checks import ConfigError
 from privpart.adaptive_clipping import restarts
 from privpart.admission import well_formed
 from privpart.clip import clip
+from privpart.grouped_noise import GroupedNoise, noise_stream
+from privpart.groups import parts_of
 from privpart.keystream import NoiseSource
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.noise import NoiseStream
@@ -85,30 +87,24 @@ class Server:
         self.round = 0
         self.clip_norm = float(plan.clip_norm)
         self._plan_hash = plan.hash
-        self._optimizer = (optimizer or ServerOptimizer()).of(self.parameters)
-        self._noise = self._stream(start.numel(), plan.update_noise_multiplier, 0)
+        self._groups = parts_of(plan.mechanism, self.parameters)
+        self._optimizer = (optimizer or ServerOptimizer()).of(*self._groups)
+        z = plan.update_noise_multiplier  # in units of the clip norm, which trees may change
+        self._noise = noise_stream(plan.mechanism, start.numel(), z, source, 0)
         self._restarts: frozenset[int] = frozenset()
-        self._bit_noise: NoiseStream | None = None
+        self._bit_noise: NoiseStream | GroupedNoise | None = None
         if plan.adaptive_clipping is not None:
             self._restarts = restarts(plan.mechanism)
-            self._bit_noise = self._stream(1, plan.adaptive_clipping.bit_noise_multiplier, 1)
+            z = plan.adaptive_clipping.bit_noise_multiplier
+            self._bit_noise = noise_stream(plan.mechanism, 1, z, source, 1)
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[int, list[int]] = {}
         self._halted = ""
         self.cohort: tuple[int, ...] = ()
         self.last_clip_norm = self.clip_norm
 
-    def _stream(self, dim: int, noise_multiplier: float, stream: int) -> NoiseStream | None:
-        """Noise in units of the clip norm, which may change between trees."""
-        if noise_multiplier == 0:
-            return None
-        return NoiseStream(
-            self.plan.mechanism,
-            dim=dim,
-            stddev=noise_multiplier,
-            source=self.source,
-            stream=stream,
-        )
+    def _active(self) -> Sequence[int]:
+        return self.plan.active(self.round) or (0,)
 
     @property
     def private(self) -> bool:
@@ -130,7 +126,8 @@ class Server:
             ConfigError: the server was halted: its model must not be seen.
         """
         self._check_running()
-        return RoundTask(self.round, tuple(clients), self.clip_norm, self._plan_hash)
+        active = self.plan.active(self.round)
+        return RoundTask(self.round, tuple(clients), self.clip_norm, self._plan_hash, active)
 
     def run_round(self, updates: Iterable[ClientUpdate]) -> RoundCounts:
         """Aggregate one round of updates and step; return what was counted.
@@ -150,12 +147,13 @@ class Server:
                 f"all {self.plan.rounds} planned rounds are done: another one is not "
                 "covered by the guarantee. Plan more rounds from the start."
             )
-        total = torch.zeros(self.parameters.shape, dtype=torch.float64)
+        dim = sum(self._groups[group].numel() for group in self._active())
+        total = torch.zeros(dim, dtype=torch.float64)
         came: set[int] = set()
         received, bits = 0, 0.0
         for update in updates:
             received += 1
-            if self._admit(update, came):
+            if self._admit(update, dim, came):
                 clipped = clip(update.delta.detach(), self.clip_norm)  # zeros if not finite
                 bits += 0.5 if clipped.norm() <= self.clip_norm * _UNCLIPPED else -0.5
                 total += clipped
@@ -185,9 +183,9 @@ class Server:
                 "server and restore the last committed round."
             )
 
-    def _admit(self, update: ClientUpdate, came: set[int]) -> bool:
+    def _admit(self, update: ClientUpdate, dim: int, came: set[int]) -> bool:
         """Whether the update is well formed, answers this round, and its client may take part."""
-        known = (self.round, self._plan_hash, self.parameters.shape)
+        known = (self.round, self._plan_hash, torch.Size([dim]))
         return (
             well_formed(update, *known)
             and update.client not in came
@@ -202,7 +200,11 @@ class Server:
         return len(rounds) < limits.max_participations and far_enough
 
     def _step(self, mean: Tensor) -> None:
-        self.parameters.grad = -mean.to(self.parameters.dtype)
+        """Step the active groups; the others have no gradient, so that not even momentum acts."""
+        self._optimizer.zero_grad(set_to_none=True)
+        active = [self._groups[group] for group in self._active()]
+        for part, own in zip(active, torch.split(mean, [len(p) for p in active]), strict=True):
+            part.grad = -own.to(part.dtype)
         self._optimizer.step()
 
     def _adapt(self, bits: float) -> None:
@@ -277,7 +279,7 @@ class Server:
         for prefix, stream in self._streams() if self.round < self.plan.rounds else ():
             stream.load_state_dict({**values[prefix], **_under(prefix, tensors)})
 
-    def _streams(self) -> list[tuple[str, NoiseStream]]:
+    def _streams(self) -> list[tuple[str, NoiseStream | GroupedNoise]]:
         both = (("noise", self._noise), ("bit_noise", self._bit_noise))
         return [(name, stream) for name, stream in both if stream is not None]
 

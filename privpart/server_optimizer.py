@@ -39,23 +39,30 @@ class ServerOptimizer:
         if self.momentum and self.kind != "sgd":
             raise ConfigError(f"momentum={self.momentum}: only for sgd; {self.kind} has its own.")
 
-    def of(self, parameters: Tensor) -> torch.optim.Optimizer:
-        """Return the optimiser of ``parameters``, shape (d,)."""
+    def of(self, *groups: Tensor) -> torch.optim.Optimizer:
+        """Return the optimiser of vectors; one without a gradient stays, and so does its state."""
         if self.kind == "adam":
-            return torch.optim.Adam([parameters], lr=self.learning_rate, eps=self.adaptivity)
+            return torch.optim.Adam(groups, lr=self.learning_rate, eps=self.adaptivity)
         if self.kind == "adagrad":
-            return torch.optim.Adagrad([parameters], lr=self.learning_rate, eps=self.adaptivity)
-        return torch.optim.SGD([parameters], lr=self.learning_rate, momentum=self.momentum)
+            return torch.optim.Adagrad(groups, lr=self.learning_rate, eps=self.adaptivity)
+        return torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.momentum)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state of an optimiser of one vector, by name; empty before its first step."""
-    state = optimizer.state_dict()["state"].get(0, {})
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    """Return the state as "group.name"; a group has none before its first step."""
+    return {
+        f"{group}.{name}": value
+        for group, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put back what ``optimizer_tensors`` returned."""
     whole = optimizer.state_dict()
-    whole["state"] = {0: tensors} if tensors else {}
+    whole["state"] = {}
+    for key, value in tensors.items():
+        group, _, name = key.partition(".")
+        whole["state"].setdefault(int(group), {})[name] = value
     optimizer.load_state_dict(whole)

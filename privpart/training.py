@@ -49,7 +49,10 @@ def training(plan: PlanFile) -> Training:
     task = _task(plan.data)
     held = tasks.iid_users(len(task.train_x), users=plan.data.users, data_seed=plan.data.seed)
     model = PartialModel(
-        network(plan.model.name, **plan.model.sizes), train=plan.model.train, seed=plan.model.seed
+        network(plan.model.name, **plan.model.sizes),
+        train=plan.model.train,
+        seed=plan.model.seed,
+        groups=plan.groups(),
     )
     users = Users(task.train_x, task.train_y, held)
     return Training(

@@ -21,6 +21,7 @@ and whatever a client sends is clipped.
 
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -65,63 +66,90 @@ class Header:
     round: int
 
 
-def encode_model(model: PartialModel, *, plan: str = _NO_PLAN, round_number: int = 0) -> bytes:
+def encode_model(
+    model: PartialModel,
+    *,
+    plan: str = _NO_PLAN,
+    round_number: int = 0,
+    active: Sequence[int] | None = None,
+) -> bytes:
     """Return the server's message: header and trainable part, 4 d + 64 + about 80 bytes.
 
     Args:
         model: whose ``flat`` is sent.
         plan: ``PrivacyPlan.hash``.
         round_number: 0 <= round_number < 2^32.
+        active: only these groups of the model, as to a client that has the others; None is all.
 
     >>> from torch import nn
     >>> message = encode_model(PartialModel(nn.Linear(9, 1), seed=7))
     >>> read_header(message).seed, len(message)
     (7, 176)
     """
-    return _encode(model.flat, _header(model, "from server", plan, round_number))
+    vector = torch.cat([model.flat[span] for span in model.spans(active)])
+    return _encode(vector, _header(model, "from server", plan, round_number, active))
 
 
 def encode_update(
-    model: PartialModel, delta: Tensor, *, plan: str = _NO_PLAN, round_number: int = 0
+    model: PartialModel,
+    delta: Tensor,
+    *,
+    plan: str = _NO_PLAN,
+    round_number: int = 0,
+    active: Sequence[int] | None = None,
 ) -> bytes:
-    """Return a client's message: its change of the trainable part, shape (d,), as float32.
+    """Return a client's message: its change of the active part, shape (c,), as float32.
 
     Arguments as for ``encode_model``.
     """
-    if delta.shape != model.flat.shape:
-        raise ConfigError(f"delta of shape {tuple(delta.shape)}: must be ({model.dim},).")
-    return _encode(delta, _header(model, "from client", plan, round_number))
+    if delta.shape != (dim := _dim(model, active),):
+        raise ConfigError(f"delta of shape {tuple(delta.shape)}: must be ({dim},).")
+    return _encode(delta, _header(model, "from client", plan, round_number, active))
 
 
-def decode_model(message: bytes, model: PartialModel, *, plan: str = _NO_PLAN) -> Tensor:
-    """Return the trainable part that the server sent, shape (d,), all finite.
+def decode_model(
+    message: bytes,
+    model: PartialModel,
+    *,
+    plan: str = _NO_PLAN,
+    active: Sequence[int] | None = None,
+) -> Tensor:
+    """Return the part that the server sent, shape (c,), or (d,) for all groups; all finite.
 
     Args:
         message: untrusted bytes. Nothing in them is ever executed.
         model: the client's own, rebuilt from ``read_header(message).seed``.
         plan: hash of the plan that the client agreed to.
+        active: groups that must be in it.
 
     Raises:
-        ConfigError: the bytes are no such message, or belong to another model or plan.
+        ConfigError: the bytes are no such message, or belong to another model, plan or groups.
     """
-    vector = _decode(message, model, _header(model, "from server", plan))
+    vector = _decode(message, model, _header(model, "from server", plan, 0, active), active)
     if not vector.isfinite().all():
         raise ConfigError("message from the server holds NaN or infinity: must be finite.")
     return vector
 
 
-def decode_update(message: bytes, model: PartialModel, *, plan: str = _NO_PLAN) -> Tensor:
-    """Return the update that a client sent, shape (d,); NaN passes, and counts as zero in a clip.
+def decode_update(
+    message: bytes,
+    model: PartialModel,
+    *,
+    plan: str = _NO_PLAN,
+    active: Sequence[int] | None = None,
+) -> Tensor:
+    """Return the update that a client sent, shape (c,); NaN passes, and counts as zero in a clip.
 
     Args:
         message: untrusted bytes. Nothing in them is ever executed.
         model: the server's own.
         plan: hash of the plan of the run.
+        active: groups of the round.
 
     Raises:
-        ConfigError: the bytes are no such message, or belong to another model or plan.
+        ConfigError: the bytes are no such message, or belong to another model, plan or groups.
     """
-    return _decode(message, model, _header(model, "from client", plan))
+    return _decode(message, model, _header(model, "from client", plan, 0, active), active)
 
 
 def read_header(message: bytes) -> Header:
@@ -151,7 +179,17 @@ def read_header(message: bytes) -> Header:
     )
 
 
-def _header(model: PartialModel, direction: Direction, plan: str, round_number: int = 0) -> Header:
+def _dim(model: PartialModel, active: Sequence[int] | None) -> int:
+    return sum(span.stop - span.start for span in model.spans(active))
+
+
+def _header(
+    model: PartialModel,
+    direction: Direction,
+    plan: str,
+    round_number: int,
+    active: Sequence[int] | None,
+) -> Header:
     if not isinstance(plan, str) or not re.fullmatch("[0-9a-f]{24,}", plan):
         raise ConfigError(f"plan={plan!r}: must be a hash of 24 or more hex digits.")
     if checks.count("round_number", round_number, minimum=0) >= 1 << 32:
@@ -159,7 +197,7 @@ def _header(model: PartialModel, direction: Direction, plan: str, round_number: 
     return Header(
         direction=direction,
         seed=model.seed,
-        mask=model.mask,
+        mask=model.mask if active is None else model.mask_of(active),
         fingerprint=model.fingerprint,
         plan=plan[:24],
         round=round_number,
@@ -184,18 +222,18 @@ def _pack(header: Header) -> bytes:
     )
 
 
-def _decode(message: bytes, model: PartialModel, expected: Header) -> Tensor:
-    found = read_header(message)
+def _decode(
+    message: bytes, model: PartialModel, expected: Header, active: Sequence[int] | None
+) -> Tensor:
+    found, dim = read_header(message), _dim(model, active)
     for field in ("direction", "seed", "mask", "fingerprint", "plan"):
         if (has := getattr(found, field)) != (wants := getattr(expected, field)):
             raise ConfigError(
                 f"message has {field} {has}, expected {wants}: it belongs to another model, "
                 "round trip or plan."
             )
-    if len(message) > HEADER_BYTES + 4 * model.dim + _SAFETENSORS_OVERHEAD:
-        raise ConfigError(
-            f"message of {len(message)} bytes: too long for {model.dim} trainable numbers."
-        )
+    if len(message) > HEADER_BYTES + 4 * dim + _SAFETENSORS_OVERHEAD:
+        raise ConfigError(f"message of {len(message)} bytes: too long for {dim} trainable numbers.")
     try:
         tensors = load(message[HEADER_BYTES:])
     except (
@@ -210,9 +248,9 @@ def _decode(message: bytes, model: PartialModel, expected: Header) -> Tensor:
     vector = tensors.get(_NAME)
     if len(tensors) != 1 or vector is None:
         raise ConfigError(f"message holds {sorted(tensors)}; expected one array, {_NAME!r}.")
-    if vector.shape != (model.dim,) or vector.dtype != torch.float32:
+    if vector.shape != (dim,) or vector.dtype != torch.float32:
         raise ConfigError(
             f"message holds {vector.dtype} of shape {tuple(vector.shape)}; "
-            f"this model has float32 of shape ({model.dim},)."
+            f"this model has float32 of shape ({dim},)."
         )
     return vector

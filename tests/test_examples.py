@@ -9,10 +9,26 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 SMALL = {
+    "fedpart_digits.py": (
+        *(
+            "--seeds",
+            "1",
+            "--jobs",
+            "1",
+            "--cycles",
+            "1",
+            "--clients",
+            "2",
+            "--users",
+            "96",
+            "--epsilons",
+            "9",
+        ),
+    ),
     "fedpt_fashion_mnist.py": (
         *("--rounds", "2", "--clients", "2", "--images", "20", "--seeds", "2", "--jobs", "1"),
         "--data-dir",
-    )
+    ),
 }
 
 
@@ -33,7 +49,7 @@ def images(tmp_path):
 def test_example(example, images):
     assert f"Run: python examples/{example.name}" in example.read_text()
     options = SMALL.get(example.name, ())
-    command = [sys.executable, example, *options, *([images] if options else [])]
+    command = [sys.executable, example, *options, *([images] if "--data-dir" in options else [])]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) >= 6

@@ -2,8 +2,10 @@
 
 from accounting.mechanisms.buffered_toeplitz import BufferedToeplitz
 from accounting.mechanisms.dense import Dense
+from accounting.mechanisms.grouped import Grouped
 from accounting.mechanisms.independent import Independent
 from accounting.mechanisms.mechanism import Mechanism
+from accounting.mechanisms.pruned_tree import PrunedTree
 from accounting.mechanisms.serialized import fingerprint, mechanism_from_dict
 from accounting.mechanisms.toeplitz import Toeplitz
 from accounting.mechanisms.tree import BinaryTree
@@ -12,8 +14,10 @@ __all__ = [
     "BinaryTree",
     "BufferedToeplitz",
     "Dense",
+    "Grouped",
     "Independent",
     "Mechanism",
+    "PrunedTree",
     "Toeplitz",
     "fingerprint",
     "mechanism_from_dict",

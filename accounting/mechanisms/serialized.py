@@ -9,15 +9,19 @@ from typing import Any
 from accounting.checks import ConfigError
 from accounting.mechanisms.buffered_toeplitz import BufferedToeplitz
 from accounting.mechanisms.dense import Dense
+from accounting.mechanisms.grouped import Grouped
 from accounting.mechanisms.independent import Independent
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
+from accounting.mechanisms.pruned_tree import PrunedTree
 from accounting.mechanisms.toeplitz import Toeplitz
 from accounting.mechanisms.tree import BinaryTree
 
 _CLASSES: dict[str, Any] = {
     "blt": BufferedToeplitz,
     "dense": Dense,
+    "grouped": Grouped,
     "independent": Independent,
+    "pruned tree": PrunedTree,
     "toeplitz": Toeplitz,
     "tree": BinaryTree,
 }
@@ -53,8 +57,19 @@ def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:
                 f"mechanism {name!r}: {fault} {', '.join(sorted(map(str, odd)))}; its fields are "
                 f"{', '.join(sorted(expected))}."
             )
+    if name == "grouped":
+        values["mechanisms"] = _members(values["mechanisms"])
     mechanism: Mechanism = _CLASSES[name](**values)
     return mechanism
+
+
+def _members(listed: object) -> list[Mechanism]:
+    """Read the groups' mechanisms; groups inside groups would recurse as deep as a file says."""
+    if not isinstance(listed, list) or any(
+        isinstance(data, Mapping) and data.get("name") == "grouped" for data in listed
+    ):
+        raise ConfigError("mechanisms: must be a list with one ungrouped mechanism per group.")
+    return [mechanism_from_dict(data) for data in listed]
 
 
 def fingerprint(mechanism: Mechanism) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from accounting import ConfigError, Mechanism, Participation, PrivacyReport, checks
+from accounting import ConfigError, Grouped, Mechanism, Participation, PrivacyReport, checks
 from accounting.statement import up
 from privpart.cli import options
 from privpart.cli.options import Against, Format, MethodName
@@ -96,6 +96,8 @@ def epsilon(
         population=population,
         cross_check="dp-accounting" if cross_check else "quadrature",
     )
+    if plot is not None and isinstance(built, Grouped):
+        raise ConfigError("plot: varies a mechanism of one group; leave it out with a [schedule].")
     if plot is not None:
         from privpart.cli.budget_plot import draw
 

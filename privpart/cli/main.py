@@ -19,8 +19,10 @@ from privpart.cli.costs import costs
 from privpart.cli.demo import demo
 from privpart.cli.epsilon import epsilon
 from privpart.cli.freeze_search import freeze_search
+from privpart.cli.inspect import inspect
 from privpart.cli.mechanisms import mechanisms
 from privpart.cli.report import report
+from privpart.cli.schedule import schedule
 from privpart.cli.train import train
 
 app = typer.Typer(
@@ -29,7 +31,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_COMMANDS = (epsilon, calibrate, mechanisms, train, report, costs, freeze_search, demo)
+_COMMANDS = (
+    epsilon,
+    calibrate,
+    mechanisms,
+    train,
+    report,
+    schedule,
+    inspect,
+    costs,
+    freeze_search,
+    demo,
+)
 for _command in _COMMANDS:
     app.command()(_command)
 app.add_typer(audit.app, name="audit")

@@ -2,16 +2,19 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from accounting import (
     BinaryTree,
     ConfigError,
+    Grouped,
     Independent,
     Mechanism,
     Participation,
+    PrunedTree,
     Toeplitz,
     calibrate,
     error,
@@ -23,14 +26,29 @@ from accounting.statement import up
 from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
+from privpart.mechanism_choice import MechanismChoice, MechanismName
+
+if TYPE_CHECKING:  # imported where used: plans name optimisers, which need torch
+    from privpart.plan_file import PlanFile
 
 _PREFIX_ROUNDS = 2048
 """Up to here the online tree's prefix release is accounted in about a second; cubic beyond."""
 
 
 def mechanisms(
-    rounds: options.Rounds,
-    delta: options.Delta,
+    rounds: Annotated[
+        int | None, typer.Option(help="Training rounds, each of which releases a model.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="Plan file with rounds, delta and participation; if it has a [schedule], a stream "
+            "per group is compared with one stream over all rounds."
+        ),
+    ] = None,
     target_epsilon: Annotated[float, typer.Option(help="Epsilon of every row, above 0.")] = 1.0,
     max_participations: options.MaxParticipations = 1,
     min_separation: options.MinSeparation = 1,
@@ -49,7 +67,18 @@ def mechanisms(
     Errors are per coordinate and in units of the clip norm; the prefix sum of the updates after
     each round is what a model is made of. Example: privpart mechanisms --rounds 1600 --delta 1e-6
     """
-    participation = Participation(rounds, max_participations, min_separation)
+    planned = None
+    if plan is not None:
+        if (rounds, max_participations, min_separation) != (None, 1, 1):
+            raise ConfigError(f"plan={plan}: says it all; leave out the options it contains.")
+        planned = _read(plan)
+        participation = planned.participation()
+        max_participations = participation.max_participations
+        delta = planned.privacy.delta if delta is None else delta
+    elif rounds is None or delta is None:
+        raise ConfigError("--rounds and --delta are needed; or --plan FILE, which has them.")
+    else:
+        participation = Participation(rounds, max_participations, min_separation)
     if optimal and max_participations > 1:
         raise ConfigError(
             f"max_participations={max_participations}: the optimal matrix is known for one only. "
@@ -57,16 +86,16 @@ def mechanisms(
         )
     rows = [
         _row(label, mechanism, participation, target_epsilon, delta)
-        for label, mechanism in _candidates(participation, optimal=optimal)
+        for label, mechanism in _rows_of(planned, participation, optimal=optimal)
     ]
     best = min(row["rmse"] for row in rows)
     rows = [row | {"rmse_ratio": row["rmse"] / best} for row in rows]
     if form is Format.JSON:
         document = {
             "schema": "privpart/mechanisms/1",
-            "rounds": rounds,
-            "max_participations": max_participations,
-            "min_separation": min_separation,
+            "rounds": participation.rounds,
+            "max_participations": participation.max_participations,
+            "min_separation": participation.min_separation,
             "delta": delta,
             "unit": "client",
             "adjacency": "zero-out",
@@ -77,6 +106,38 @@ def mechanisms(
         typer.echo(as_csv(rows), nl=False)
     else:
         _print_table(rows, participation, target_epsilon, delta)
+
+
+def _read(path: Path) -> "PlanFile":
+    from privpart.plan_file import read
+
+    return read(path)
+
+
+def _rows_of(
+    plan: "PlanFile | None", participation: Participation, *, optimal: bool
+) -> Iterator[tuple[str, Mechanism]]:
+    if plan is None or plan.schedule is None:
+        yield from _candidates(participation, optimal=optimal)
+        return
+    if optimal:
+        raise ConfigError("optimal=True: not known for groups; leave it out.")
+    planned = plan.mechanism()
+    if not isinstance(planned, Grouped):
+        raise TypeError("a plan with a schedule has a grouped mechanism")
+    kinds = {
+        "tree": MechanismChoice(name=MechanismName.TREE),
+        "blt": MechanismChoice(name=MechanismName.BLT),
+        "independent": MechanismChoice(name=MechanismName.INDEPENDENT),
+    }
+    if (own := plan.privacy.mechanism) not in kinds.values():
+        kinds = {f"{own.name}, as planned": own} | kinds
+    for label, choice in kinds.items():
+        built = choice.build_grouped(planned.schedule, planned.sizes, participation)
+        yield f"{label}, per group", built
+        yield f"{label}, one stream", choice.build(participation)
+    nodes = [PrunedTree(planned.rounds, tuple(own)) for own in planned.active_rounds()]
+    yield "tree, one, pruned", Grouped(planned.schedule, tuple(nodes), planned.sizes)
 
 
 def _candidates(participation: Participation, *, optimal: bool) -> Iterator[tuple[str, Mechanism]]:

@@ -140,6 +140,17 @@ def test_every_small_tree(estimator, completed, release):
                 assert claimed.squared == pytest.approx(judged, rel=1e-10), (tree, participation)
 
 
+def test_a_client_in_every_round_of_a_long_run_is_exact_at_once():
+    """Not by 2^60 patterns: with no negative entry, all rounds are the worst ones."""
+    dense = Dense(np.tril(np.ones((60, 60))))
+    claimed = dense.sensitivity(Participation(60, 60, 1))
+    assert claimed.exact
+    assert claimed.squared == pytest.approx(sum((t + 1) ** 2 for t in range(60)), rel=1e-9)
+    nearly = dense.sensitivity(Participation(60, 59, 1))
+    assert not nearly.exact
+    assert sum((t + 1) ** 2 for t in range(59)) <= nearly.squared <= claimed.squared
+
+
 SIXES = [
     Independent(6),
     BinaryTree(6),

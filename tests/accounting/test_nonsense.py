@@ -57,6 +57,9 @@ VALID = {
     ),
     "Dense": (None, NOTHING),  # takes a matrix, see UNSOUND_ARRAYS
     "Dense.sensitivity": (None, NOTHING),
+    # takes lists; tried in test_grouped.py
+    "Grouped": (None, NOTHING),
+    "Grouped.sensitivity": (None, NOTHING),
     "Guarantee": (Guarantee, {"mu": 1.0, "clients": 1}),
     "Guarantee.compose": (None, NOTHING),
     "Guarantee.cross_check": (Guarantee(1.0).cross_check, {"delta": 1e-6}),
@@ -99,6 +102,10 @@ VALID = {
         {"noise_multiplier": 4.0, "delta": 1e-6, "population": 1000, "tuning_runs": 2},
     ),
     "PrivacyReport.with_status": (None, NOTHING),
+    # takes the active rounds, tried in test_grouped.py
+    "PrunedTree": (lambda **numbers: accounting.PrunedTree(active=(0,), **numbers), {"span": 8}),
+    "PrunedTree.prefix_nodes": (accounting.PrunedTree(8, (0, 2)).prefix_nodes, {"step": 1}),
+    "PrunedTree.sensitivity": (None, NOTHING),
     "SampledGuarantee": (
         SampledGuarantee,
         {"noise_multiplier": 1.0, "probability": 0.1, "steps": 10},
@@ -154,6 +161,7 @@ VALID = {
 NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
 
 MAY_BE_ZERO = {
+    ("PrunedTree.prefix_nodes", "step"),
     ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
     ("PrivacyReport", "earlier_mu"), ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
     ("Participation.from_tf_privacy", "min_separation"),

@@ -81,7 +81,10 @@ TREE = BinaryTree(8).to_dict()
     [
         ({}, "schema=None: must be 'privpart/mechanism/1'"),
         (TREE | {"schema": "privpart/mechanism/2"}, "schema='privpart/mechanism/2'"),
-        (TREE | {"name": "forest"}, "must be one of blt, dense, independent, toeplitz, tree"),
+        (
+            TREE | {"name": "forest"},
+            "must be one of blt, dense, grouped, independent, pruned tree, toeplitz",
+        ),
         (TREE | {"name": None}, "name=None"),
         (TREE | {"name": ["tree"]}, "name="),
         (TREE | {"depth": 3}, "unknown depth; its fields are completed, estimator"),

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from accounting import BinaryTree, BufferedToeplitz, Dense, Independent, Toeplitz
+from accounting import BinaryTree, BufferedToeplitz, Dense, Independent, PrunedTree, Toeplitz
 
 BLT3 = {"decay": (0.703864, 0.970182, 0.998105), "scale": (0.295937, 0.131099, 0.057899)}
 SQUARE = Dense(
@@ -20,6 +20,9 @@ TREES = [
         for completed in (False, True)
     ),
     BinaryTree(12, 5, estimator="online", completed=True, release="prefix"),
+    PrunedTree(1, (0,)),
+    PrunedTree(16, (0, 1, 2, 3, 9, 12)),
+    PrunedTree(100, (3, 4, 8, 31, 32, 64, 70, 99)),
 ]
 FILTERS = [
     Independent(7),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from accounting import BinaryTree, BufferedToeplitz, ConfigError, Independent, Toeplitz
+from accounting import BinaryTree, BufferedToeplitz, ConfigError, Grouped, Independent, Toeplitz
 from privpart import plan_file
 from privpart.plan import PrivacyPlan
 
@@ -140,3 +140,72 @@ def test_files_that_are_none(tmp_path):
         plan_file.read(tmp_path / "bytes")
     with pytest.raises(ConfigError, match="plan is no TOML"):
         plan_file.parse("rounds = = 3")
+
+
+SCHEDULE = """
+[schedule]
+cycles = 4
+rounds_per_group = 3
+warm_up = 12
+between = 8
+"""
+
+
+def test_a_schedule_makes_a_stream_per_group_and_enters_the_hash():
+    """The frozen layer of the example is no group: conv1; conv2 and its norm; dense2."""
+    plan = plan_file.parse(changed("[data]", SCHEDULE + "\n[data]"))
+    promised = plan.privacy_plan()
+    assert isinstance(promised.mechanism, Grouped)
+    assert promised.mechanism.sizes == (160, 4704, 330 + 5130 - 330)
+    assert {type(own) for own in promised.mechanism.mechanisms} == {BufferedToeplitz}
+    assert [len(own) for own in promised.mechanism.active_rounds()] == [48] * 3
+    assert promised.active(0) == (0, 1, 2)
+    assert promised.active(12) == (0,)
+    base = plan_file.parse(TEXT)
+    assert base.privacy_plan().active(12) is None
+    hashes = {plan.hash, base.hash}
+    groups = "groups = [['conv*', 'norm.*'], ['dense2.*']]"
+    for old, new in [
+        ("between = 8", "between = 8\norder = 'reverse'"),
+        ("train = ", f"{groups}\ntrain = "),
+    ]:
+        text = changed("[data]", SCHEDULE + "\n[data]")
+        assert old in text
+        hashes.add(plan_file.parse(text.replace(old, new)).hash)
+    assert len(hashes) == 4
+
+
+def test_own_groups_and_rounds_that_fit_them():
+    text = changed("[data]", SCHEDULE.replace("between = 8", "between = 12") + "\n[data]")
+    text = text.replace("train = ", "groups = [['conv*', 'norm.*'], ['dense2.*']]\ntrain = ")
+    mechanism = plan_file.parse(text).privacy_plan().mechanism
+    assert isinstance(mechanism, Grouped)
+    assert mechanism.sizes == (4864, 5130)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("cycles = 4", "cycles = 5", r"privacy.rounds=72: the schedule has 89 rounds for 3 groups"),
+        ("cycles = 4", "cycle = 4", "schedule.cycle: no such key. The nearest is cycles"),
+        ("cycles = 4", "cycles = 0", "cycles=0"),
+        ("train = ", "groups = [['conv*']]\ntrain = ", "no group has norm.weight"),
+        ("train = ", "groups = [['*'], ['conv1.*']]\ntrain = ", "is in groups 1 and 2"),
+    ],
+)
+def test_schedules_that_do_not_fit(old, new, message):
+    text = changed("[data]", SCHEDULE + "\n[data]")
+    assert old in text
+    with pytest.raises(ConfigError, match=message):
+        plan_file.parse(text.replace(old, new, 1)).privacy_plan()
+
+
+def test_groups_leave_a_fit_its_participation():
+    """Rounds of one client that are 9 apart may be neighbours for a group that trains seldom."""
+    text = changed("[data]", SCHEDULE + "\n[data]")
+    text = text.replace(
+        "minimum_cohort", "max_participations = 4\nmin_separation = 9\nminimum_cohort"
+    )
+    promised = plan_file.parse(text).privacy_plan()
+    claimed = promised.mechanism.sensitivity(promised.participation)
+    assert claimed.squared > 4

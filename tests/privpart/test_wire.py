@@ -223,3 +223,23 @@ def test_hostile_types_and_shapes(dtype, shape):
     text = f'{{"trainable":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,12]}}}}'.encode()
     with pytest.raises(ConfigError):
         decode_update(HEADER + struct.pack("<Q", len(text)) + text + bytes(12), TINY, plan=PLAN)
+
+
+def test_messages_of_some_groups_hold_those_and_belong_to_no_other():
+    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    model = PartialModel(module, seed=7, groups=[["0.*"], ["2.*"]])
+    whole, second = encode_model(model), encode_model(model, active=(1,))
+    assert len(whole) - len(second) >= 4 * 15 - 8  # two headers may differ by a digit
+    assert torch.equal(decode_model(second, model, active=(1,)), model.flat[15:])
+    assert torch.equal(decode_model(encode_model(model, active=(0, 1)), model), model.flat)
+    for other in (None, (0,), (0, 1)):
+        with pytest.raises(ConfigError, match="mask"):
+            decode_model(second, model, active=other)
+    delta = torch.arange(8.0)
+    update = encode_update(model, delta, active=(1,))
+    assert torch.equal(decode_update(update, model, active=(1,)), delta)
+    with pytest.raises(ConfigError, match="mask"):
+        decode_update(update, model, active=(0,))
+    for wrong in (torch.zeros(15), torch.zeros(23)):
+        with pytest.raises(ConfigError, match=r"must be \(8,\)"):
+            encode_update(model, wrong, active=(1,))

@@ -1,0 +1,126 @@
+"""Pruned tree: one tree over a whole run, as parameters see it that train in some rounds only.
+
+A node needs noise only on parameters that some round inside it trains: on the others its sum is
+zero by the public schedule. With this mechanism for every group, ``Grouped`` is a single tree over
+all rounds without that needless noise; ``BinaryTree`` per group has shallower trees, and less.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting import checks
+from accounting.checks import ConfigError
+from accounting.gram_sensitivity import gram_sensitivity
+from accounting.mechanisms.mechanism import record
+from accounting.mechanisms.tree_blocks import Block, forest
+from accounting.participation import Participation
+from accounting.sensitivity import Sensitivity, same_rounds
+
+Node = tuple[int, int]
+"""First step of the group, and number of steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedTree:
+    """The nodes of ``BinaryTree(span)`` that hold active rounds, over those rounds.
+
+    Args:
+        span: rounds of the whole run, >= 1.
+        active: the group's rounds, ascending, from 0 to span - 1; they are its steps 0, 1, ...
+
+    Streaming noise of step i: the prefix sum adds the nodes of ``prefix_nodes(i)``; those that were
+    in ``prefix_nodes(i - 1)`` keep their noise, the others get a new draw, in order.
+
+    Raises:
+        ConfigError: no active round, or one out of range or order.
+
+    >>> PrunedTree(8, (0, 2, 5)).prefix_nodes(1)  # both steps: nothing else is in rounds 0 to 3
+    [(0, 2)]
+    """
+
+    span: int
+    active: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "span", checks.count("span", self.span))
+        if not hasattr(self.active, "__iter__"):
+            raise ConfigError(f"active={self.active!r}: must be a list of rounds.")
+        active = tuple(checks.count("active", t, minimum=0) for t in self.active)
+        if not active or list(active) != sorted(set(active)) or active[-1] >= self.span:
+            raise ConfigError(
+                f"active={list(active)}: must be rounds from 0 to {self.span - 1}, ascending."
+            )
+        object.__setattr__(self, "active", active)
+
+    @property
+    def name(self) -> str:
+        """Short name."""
+        return "pruned tree"
+
+    @property
+    def rounds(self) -> int:
+        """Number of steps: the active rounds."""
+        return len(self.active)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, for JSON; see ``mechanism_from_dict``."""
+        return record(self)
+
+    def prefix_nodes(self, step: int) -> list[Node]:
+        """The nodes that make up the prefix sum after a step, earliest first.
+
+        Until the next active round nothing is added, so each round before it gives a choice of
+        nodes for the same sum. The fewest are taken, at once.
+        """
+        if checks.count("step", step, minimum=0) >= self.rounds:
+            raise ConfigError(f"step={step}: must be below {self.rounds}, the number of steps.")
+        after = self.active[step + 1] if step + 1 < self.rounds else self.span
+        ends = range(self.active[step] + 1, after + 1)
+        return min((self._nodes(forest(end, None, completed=False)) for end in ends), key=len)
+
+    def _nodes(self, dyadic: Iterable[Block]) -> list[Node]:
+        """What dyadic blocks hold of the active rounds; empty ones are left out."""
+        edges = [(block.first, block.first + 2**block.height) for block in dyadic]
+        steps = [tuple(bisect_left(self.active, edge) for edge in pair) for pair in edges]
+        return [(first, end - first) for first, end in steps if end > first]
+
+    def nodes(self) -> list[Node]:
+        """Every node of the tree that holds active rounds; those that hold the same are one."""
+        blocks = forest(self.span, None, completed=False)
+        every = (
+            Block(block.first + leaf, size, size.bit_length() - 1)
+            for block in blocks
+            for leaf, size in block.nodes()
+        )
+        return list(dict.fromkeys(self._nodes(every)))
+
+    def _indicator(self, node: Node) -> NDArray[np.float64]:
+        steps = np.arange(self.rounds)
+        return ((steps >= node[0]) & (steps < sum(node))).astype(np.float64)
+
+    def encoder(self) -> NDArray[np.float64]:
+        """C, shape (nodes, steps): row = indicator of the node's steps; no two are equal."""
+        return np.stack([self._indicator(node) for node in self.nodes()])
+
+    def decoder(self) -> NDArray[np.float64]:
+        """B, shape (steps, nodes)."""
+        column = {node: i for i, node in enumerate(self.nodes())}
+        matrix = np.zeros((self.rounds, len(column)))
+        for step in range(self.rounds):
+            matrix[step, [column[node] for node in self.prefix_nodes(step)]] = 1.0
+        return matrix
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """Of all its nodes, by the rules for any Gram matrix; of this group alone."""
+        same_rounds(self.rounds, participation)
+        encoder = self.encoder()
+        return gram_sensitivity(encoder.T @ encoder, participation)
+
+    def prefix_variance(self) -> NDArray[np.float64]:
+        """Nodes in each prefix sum."""
+        return np.array([float(len(self.prefix_nodes(step))) for step in range(self.rounds)])

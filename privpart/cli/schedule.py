@@ -1,0 +1,137 @@
+"""``privpart schedule``: who trains when under a plan, and what that takes from a client."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from accounting import ConfigError
+from privpart.cli import options
+from privpart.cli.options import Format
+from privpart.cli.output import as_csv
+
+if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from privpart.plan_file import PlanFile
+    from privpart.schedule import Rounds
+    from privpart.training import Training
+
+_MEGA, _GIGA = 1e6, 1e9
+
+
+def schedule(
+    plan: Annotated[Path, typer.Option(help="Plan file with a table [schedule].")],
+    every: Annotated[
+        int, typer.Option(help="Rounds from one of the client's rounds to its next.")
+    ] = 1,
+    form: options.FormatOption = Format.TABLE,
+) -> None:
+    """Draw a plan's schedule and measure a client's bytes and passes, beside full training.
+
+    Example: privpart schedule --plan examples/fedpart_digits.toml
+    """
+    from privpart.plan_file import read
+    from privpart.schedule import active_rounds
+    from privpart.training import training
+
+    chosen = read(plan)
+    if chosen.schedule is None:
+        raise ConfigError(f"plan={plan}: has no table [schedule]; all of the model trains always.")
+    setup = training(chosen)
+    sizes = setup.model.group_sizes
+    rounds = chosen.schedule.rounds(len(sizes))
+    names = [", ".join(_layers(own)) for own in chosen.groups() or ()]
+    groups = [
+        {"group": g + 1, "layers": name, "numbers": size, "active_rounds": len(own)}
+        for g, (name, size, own) in enumerate(zip(names, sizes, active_rounds(rounds), strict=True))
+    ]
+    costs = _costs(chosen, setup, rounds, every)
+    if form is Format.JSON:
+        document = {
+            "schema": "privpart/schedule/1",
+            "rounds": [list(active) for active in rounds],
+            "groups": groups,
+            "every": every,
+            "costs": costs,
+        }
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    elif form is Format.CSV:
+        typer.echo(as_csv(groups), nl=False)
+    else:
+        _print(rounds, groups, costs, every)
+
+
+def _layers(names: tuple[str, ...]) -> list[str]:
+    """Parameters by layer: conv1.weight and conv1.bias are conv1."""
+    return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+
+
+def _costs(
+    plan: "PlanFile", setup: "Training", rounds: "Rounds", every: int
+) -> list[dict[str, Any]]:
+    from privpart.schedule_costs import equation_6, measured
+
+    users, groups = setup.engine.users, len(setup.model.group_sizes)
+    held = max(1, min(len(own) for own in users.indices))
+    batch = slice(0, min(plan.client.batch_size, held))
+    everything = tuple(range(groups))
+    rows = []
+    for name, own in (("as scheduled", rounds), ("all rounds full", (everything,) * len(rounds))):
+        found = measured(
+            setup.model,
+            own,
+            users.x[batch],
+            users.y[batch],
+            local=plan.client,
+            examples=held,
+            every=every,
+        )
+        mine = own[::every]
+        rows.append(
+            {
+                "training": name,
+                "rounds": found.rounds,
+                "bytes_up": found.bytes_up,
+                "bytes_down_whole": found.bytes_down_whole,
+                "bytes_down_changed": found.bytes_down_changed,
+                "flops": found.flops,
+                "equation_6": sum(equation_6(active, groups) for active in mine) / len(mine),
+            }
+        )
+    return rows
+
+
+def _print(
+    rounds: "Rounds", groups: list[dict[str, Any]], costs: list[dict[str, Any]], every: int
+) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from privpart.schedule import strip_chart
+
+    console = Console(width=100, highlight=False)
+    typer.echo(strip_chart(rounds, width=90) + "\n")
+    layers = Table("group", "layers", box=SIMPLE_HEAD)
+    layers.add_column("numbers", justify="right")
+    layers.add_column("active rounds", justify="right")
+    for row in groups:
+        layers.add_row(
+            f"#{row['group']}", row["layers"], f"{row['numbers']:,}", f"{row['active_rounds']}"
+        )
+    console.print(layers)
+    when = "in every round" if every == 1 else f"in every {every}th round"
+    table = Table(title=f"A client {when}", box=SIMPLE_HEAD, title_justify="left")
+    table.add_column("")
+    for column in ("MB up", "MB down, whole", "MB down, changed", "GFLOP", "Eq. 6"):
+        table.add_column(column, justify="right")
+    for row in costs:
+        table.add_row(
+            row["training"],
+            f"{row['bytes_up'] / _MEGA:.3f}",
+            f"{row['bytes_down_whole'] / _MEGA:.3f}",
+            f"{row['bytes_down_changed'] / _MEGA:.3f}",
+            f"{row['flops'] / _GIGA:.3f}",
+            f"{row['equation_6']:.3f}",
+        )
+    console.print(table)

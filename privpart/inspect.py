@@ -1,0 +1,162 @@
+"""Inspect: what partial rounds do to a network, by FedPart's own diagnostics (Wang et al. 2024).
+
+Everything here looks at data or at local steps, and none of it is covered by a run's guarantee: for
+simulations and public data.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from accounting import checks
+from accounting.checks import ConfigError
+from privpart.client import loss as loss_of
+from privpart.partial import PartialModel
+
+
+@contextmanager
+def step_sizes(model: PartialModel) -> Iterator[list[float]]:
+    """Yield a list that gets the length ||dw|| of every local step of ``model`` (FedPart, Fig. 1).
+
+    Other models, and the server, may step in the meantime: their steps are not listed.
+    """
+    sizes: list[float] = []
+    before: list[Tensor] = []
+    inside = model.flat.untyped_storage().data_ptr()
+
+    def is_own(optimizer: torch.optim.Optimizer) -> bool:
+        first: Tensor = optimizer.param_groups[0]["params"][0]
+        return first.untyped_storage().data_ptr() == inside
+
+    def pre(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
+        if is_own(optimizer):
+            before[:] = [model.flat.clone()]
+
+    def post(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
+        if is_own(optimizer):
+            sizes.append(float((model.flat - before[0]).norm()))
+
+    handles = (register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post))
+    try:
+        yield sizes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def jump_after_averaging(rounds: Sequence[Sequence[float]]) -> float:
+    """Return the mean ratio of a round's first step to the last step of the round before.
+
+    Args:
+        rounds: per round, the step sizes of one client, at least one each; two rounds or more.
+    """
+    ratios = [new[0] / old[-1] for old, new in pairwise(rounds) if old and new]
+    if not ratios:
+        raise ConfigError("rounds: must be two or more, with at least one step each.")
+    return fmean(ratios)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRatio:
+    """Assumption 3 of FedPart: how far apart masked gradients' deviations are; 1 is equal.
+
+    Attributes:
+        random: the largest ratio between random masks of 1/M of the numbers (its Table 13).
+        groups: the largest ratio between its masks, the layers.
+        by_group: mean deviation of each group, E ||S (g - E g)||.
+    """
+
+    random: float
+    groups: float
+    by_group: tuple[float, ...]
+
+
+def mask_ratio(
+    model: PartialModel, x: Tensor, y: Tensor, *, masks: int, generator: torch.Generator
+) -> MaskRatio:
+    """Estimate k by one gradient per example, shape (n, d) in memory.
+
+    Args:
+        model: with two groups or more.
+        x: examples, two or more.
+        y: their classes.
+        masks: random ones to try, >= 2.
+        generator: of the random masks.
+    """
+    groups = len(model.group_sizes)
+    if groups < 2 or len(x) < 2 or checks.count("masks", masks) < 2:
+        raise ConfigError("mask_ratio: needs two groups, two examples and two masks, or more.")
+    model.train_only()
+    deviation = torch.empty(len(x), model.dim)
+    for row, image, label in zip(deviation, x, y, strict=True):
+        model.gradient.zero_()
+        loss_of(model.module(image[None]), label[None]).backward()  # type: ignore[no-untyped-call]
+        row.copy_(model.gradient)
+    model.gradient.zero_()
+    deviation.sub_(deviation.mean(dim=0)).square_()
+
+    def length(columns: Tensor | slice) -> float:
+        return float(deviation[:, columns].sum(dim=1).sqrt().mean())
+
+    size = max(1, model.dim // groups)
+    random = [length(torch.randperm(model.dim, generator=generator)[:size]) for _ in range(masks)]
+    by_group = tuple(length(model.spans([group])[0]) for group in range(groups))
+    return MaskRatio(max(random) / min(random), max(by_group) / min(by_group), by_group)
+
+
+def maximal_activation(
+    module: nn.Module, layer: str, channel: int, start: Tensor, *, steps: int = 100
+) -> Tensor:
+    """Return the image that excites one channel of a layer most (Erhan et al. 2009).
+
+    Args:
+        module: a network; left as it was.
+        layer: name of one of its layers.
+        channel: of the layer's output, whose mean is maximised.
+        start: image to begin with, shape (C, H, W), in [0, 1]. The same one for two networks that
+            are compared: from different ones the images differ by chance alone.
+        steps: of Adam, >= 1.
+
+    Returns:
+        Shape (C, H, W), in [0, 1].
+    """
+    layers = dict(module.named_modules())
+    if layer not in layers:
+        raise ConfigError(f"layer={layer!r}: must be one of {', '.join(filter(None, layers))}.")
+    seen: list[Tensor] = []
+    handle = layers[layer].register_forward_hook(lambda _m, _x, output: seen.append(output))
+    image = start.clone().requires_grad_()
+    optimizer = torch.optim.Adam([image], lr=0.05)
+    try:
+        for _ in range(checks.count("steps", steps)):
+            seen.clear()
+            module(image[None])
+            if not 0 <= channel < seen[0].shape[1]:
+                raise ConfigError(f"channel={channel}: {layer} has {seen[0].shape[1]}.")
+            (image.grad,) = torch.autograd.grad(-seen[0][0, channel].mean(), image)
+            optimizer.step()
+            image.data.clamp_(0, 1)
+    finally:
+        handle.remove()
+    return image.detach()
+
+
+def first_kernels(module: nn.Module) -> Tensor:
+    """Return the kernels of the first convolution, each scaled to [0, 1]: (filters, C, k, k)."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            kernels = layer.weight.detach()
+            low = kernels.amin(dim=(1, 2, 3), keepdim=True)
+            span = kernels.amax(dim=(1, 2, 3), keepdim=True) - low
+            return (kernels - low) / span.clamp_min(1e-12)
+    raise ConfigError("kernels: the network has no convolution.")

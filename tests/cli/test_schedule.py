@@ -1,0 +1,165 @@
+"""A plan with a schedule, as a person meets it: drawn, accounted, compared, trained, resumed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from accounting import ConfigError
+from privpart.cli.main import app
+
+EXAMPLE = "examples/fedpart_digits.toml"
+SMALL = """
+schema = "privpart/plan/1"
+[privacy]
+rounds = 8
+clip_norm = 1.0
+noise_multiplier = 1.0
+delta = 1e-5
+mechanism = { name = "tree" }
+[schedule]
+cycles = 2
+rounds_per_group = 1
+warm_up = 1
+between = 1
+order = "reverse"
+[model]
+name = "small_cnn"
+sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
+train = ["conv*", "norm.*", "dense2.*"]
+seed = 7
+[data]
+task = "digits"
+users = 1437
+clients_per_round = 4
+[client]
+learning_rate = 0.1
+objective = "fedprox"
+mu = 0.1
+[server]
+learning_rate = 0.3
+momentum = 0.9
+"""
+
+
+@pytest.fixture
+def privpart():
+    """Run a command in this process, for torch takes seconds to load; an error is raised."""
+
+    def run(*arguments):
+        done = CliRunner().invoke(app, arguments)
+        if done.exception is not None:
+            raise done.exception
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_the_chart_and_the_costs(privpart):
+    done = privpart("schedule", "--plan", EXAMPLE)
+    assert "#1     ###############.........#######" in done.stdout
+    document = json.loads(privpart("schedule", "--plan", EXAMPLE, "--format", "json").stdout)
+    assert document["schema"] == "privpart/schedule/1"
+    assert len(document["rounds"]) == 72
+    assert [row["active_rounds"] for row in document["groups"]] == [36] * 4
+    assert [row["layers"] for row in document["groups"]][1] == "conv2, norm"
+    partial, full = document["costs"]
+    assert partial["bytes_up"] < 0.51 * full["bytes_up"]
+    assert partial["bytes_down_whole"] == full["bytes_down_whole"]
+    assert partial["bytes_down_changed"] < 0.6 * full["bytes_down_changed"]
+    assert partial["flops"] < 0.7 * full["flops"]
+    seldom = privpart("schedule", "--plan", EXAMPLE, "--every", "9", "--format", "json").stdout
+    assert json.loads(seldom)["costs"][0]["rounds"] == 8
+
+
+def test_epsilon_of_a_plan_is_that_of_its_groups(privpart):
+    done = privpart("epsilon", "--plan", EXAMPLE, "--format", "json")
+    report = json.loads(done.stdout)
+    assert (report["mechanism"], report["sensitivity_squared"]) == ("grouped", 6)
+    assert report["sensitivity_exact"]
+    one = ["epsilon", "--rounds", "72", "--noise-multiplier", "1", "--delta", "1e-5"]
+    single = json.loads(privpart(*one, "--format", "json").stdout)
+    assert single["sensitivity_squared"] == 7
+    assert report["epsilon"] < single["epsilon"]
+    with pytest.raises(ConfigError, match=r"leave it out with a \[schedule\]"):
+        privpart("epsilon", "--plan", EXAMPLE, "--plot", "x.png")
+
+
+def test_a_stream_per_group_has_less_noise_at_the_same_epsilon(privpart):
+    done = privpart("mechanisms", "--plan", EXAMPLE, "--format", "json")
+    rows = {row["mechanism"]: row for row in json.loads(done.stdout)["rows"]}
+    for kind in ("tree", "blt", "independent"):
+        own, one = rows[f"{kind}, per group"], rows[f"{kind}, one stream"]
+        assert own["epsilon"] == pytest.approx(one["epsilon"], rel=1e-3)
+        assert own["rmse"] < 0.94 * one["rmse"]
+        assert own["max_error"] < 0.94 * one["max_error"]
+        assert own["draws_per_round"] == pytest.approx(0.5)
+    assert rows["tree, one, pruned"]["max_error"] > rows["tree, per group"]["max_error"]
+
+
+def test_options_that_a_plan_answers_are_refused(privpart):
+    for options in (["--rounds", "9"], ["--optimal"], ["--max-participations", "2"]):
+        with pytest.raises(ConfigError, match="leave"):
+            privpart("mechanisms", "--plan", EXAMPLE, *options)
+    with pytest.raises(ConfigError, match="--rounds and --delta are needed"):
+        privpart("mechanisms")
+    with pytest.raises(ConfigError, match=r"has no table \[schedule\]"):
+        privpart("schedule", "--plan", "examples/digits.toml")
+
+
+def test_a_plan_without_schedule_compares_as_its_options_do(privpart):
+    plan = json.loads(
+        privpart("mechanisms", "--plan", "examples/digits.toml", "--format", "json").stdout
+    )
+    options = ["mechanisms", "--rounds", "72", "--delta", "1e-5", "--format", "json"]
+    assert plan == json.loads(privpart(*options).stdout)
+
+
+def test_rounds_that_do_not_fit_the_schedule_say_how_many_do(privpart, tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(SMALL.replace("rounds = 8", "rounds = 9", 1))
+    with pytest.raises(ConfigError, match=r"rounds=9: the schedule has 8 rounds for 3 groups"):
+        privpart("epsilon", "--plan", str(path))
+
+
+def test_a_run_with_groups(privpart, small, tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "state"))
+    out = str(tmp_path / "run")
+    done = privpart("train", "--plan", str(small), "--out", out, "--format", "json")
+    report = json.loads(done.stdout)
+    assert (report["complete"], report["deviations"]) == (True, [])
+    assert report["guarantee"]["mechanism"] == "grouped"
+    # 2 full rounds and 2 of its own: 4 steps, a tree of 3 levels
+    assert report["guarantee"]["sensitivity_squared"] == 3
+    again = json.loads(privpart("report", out, "--format", "json").stdout)
+    assert again == report
+
+
+def test_inspect_a_run(privpart, small, tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "state"))
+    out = str(tmp_path / "run")
+    privpart("train", "--plan", str(small), "--out", out, "--seed", "1")
+    before = sorted((f.name, f.read_bytes()) for f in (tmp_path / "run").iterdir())
+    done = privpart("inspect", out, "--out", str(tmp_path / "pictures"), "--channels", "1",
+                    "--format", "json")  # fmt: skip
+    document = json.loads(done.stdout)
+    figures = {row["name"]: row["value"] for row in document["figures"]}
+    assert figures["Assumption 3, k of the layers' masks"] > 1.2
+    assert figures["Assumption 3, k of random masks"] >= 1
+    assert {len(rounds) for rounds in document["steps"].values()} == {6}
+    assert all(size > 0 for rounds in document["steps"].values() for own in rounds for size in own)
+    names = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert names == {"steps.png", "kernels.png", "features.png"}
+    assert sorted((f.name, f.read_bytes()) for f in (tmp_path / "run").iterdir()) == before
+    with pytest.raises(ConfigError, match="rounds=1"):
+        privpart("inspect", out, "--out", str(tmp_path / "pictures"), "--rounds", "1")
+    with pytest.raises(ConfigError, match="holds no run"):
+        privpart("inspect", str(tmp_path / "none"), "--out", str(tmp_path / "pictures"))

@@ -1,0 +1,188 @@
+"""The noise of groups: each one's own matrix, draws that no two share, exact resumption."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from accounting import BinaryTree, BufferedToeplitz, ConfigError, Grouped, Independent, PrunedTree
+from privpart import SecretSource, SeededSource
+from privpart.grouped_noise import GroupedNoise
+
+SCHEDULE = [(0, 1, 2), (0, 1, 2), (0,), (0,), (1,), (1,), (2,), (0, 1, 2), (0,), (1, 2)]
+ACTIVE = [[t for t, groups in enumerate(SCHEDULE) if g in groups] for g in range(3)]
+
+
+def build(kind):
+    makers = {
+        "tree": [BinaryTree(len(own)) for own in ACTIVE],
+        "online": [BinaryTree(len(own), 4, estimator="online", completed=True) for own in ACTIVE],
+        "pruned": [PrunedTree(len(SCHEDULE), own) for own in ACTIVE],
+        "blt": [BufferedToeplitz(len(own), (0.9, 0.4), (0.3, 0.2)) for own in ACTIVE],
+        "mixed": [BinaryTree(6), BufferedToeplitz(6, (0.5,), (0.25,)), Independent(5)],
+    }
+    return makers[kind]
+
+
+KINDS = ["tree", "online", "pruned", "blt", "mixed"]
+
+
+class UnitVectors:
+    """Draw i of group g is the i-th unit vector of that group's coordinates."""
+
+    private = False
+    identity = "unit vectors"
+
+    def __init__(self):
+        self.asked = []
+
+    def claim(self, stream): ...
+
+    def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
+        self.asked.append((stream, index))
+        out.zero_()[index - start] = stddev
+        return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_covariance_is_that_of_the_joint_decoder(kind):
+    """Write out how every draw enters every (round, group), and compare with B B^T exactly."""
+    width = 20  # coordinates per group, one per draw
+    mechanism = Grouped(SCHEDULE, build(kind), [width] * 3)
+    source = UnitVectors()
+    noise = GroupedNoise(mechanism, stddev=3.0, source=source, stream=2, dtype=torch.float64)
+    total = np.zeros((3, 3 * width))
+    rows = []
+    for groups in SCHEDULE:
+        drawn_before = len(source.asked)
+        parts = noise.next().reshape(len(groups), width).numpy()
+        assert {stream - 2 for stream, _ in source.asked[drawn_before:]} == set(groups)
+        for g, part in zip(groups, parts, strict=True):
+            total[g, g * width : (g + 1) * width] += part
+            rows.append(total[g].copy())
+    assert len(set(source.asked)) == len(source.asked)  # no draw twice, in any group
+    prefix = np.stack(rows)
+    decoder = mechanism.decoder()
+    np.testing.assert_allclose(prefix @ prefix.T, 9 * decoder @ decoder.T, atol=1e-9)
+
+
+def noise_of(kind="mixed", source=None, sizes=(4, 3, 5), **change):
+    source = source or SeededSource(1)
+    return GroupedNoise(Grouped(SCHEDULE, build(kind), sizes), stddev=0.5, source=source, **change)
+
+
+def test_only_active_coordinates_are_drawn():
+    one, lengths = noise_of(), []
+    for _ in SCHEDULE:
+        lengths.append(len(one.next()))
+    assert lengths == [sum((4, 3, 5)[g] for g in groups) for groups in SCHEDULE]
+    with pytest.raises(ConfigError, match="all 10 planned rounds is used up"):
+        one.next()
+
+
+def test_equal_groups_have_unequal_noise():
+    """Under one stream id they would have the same draws, and their difference none."""
+    schedule = [(0, 1)]
+    both = Grouped(schedule, [Independent(1)] * 2, [50_000] * 2)
+    first, second = GroupedNoise(both, stddev=1.0, source=SecretSource()).next().chunk(2)
+    assert abs(float((first * second).mean())) < 6.2 / 50_000**0.5
+    source = SecretSource()
+    GroupedNoise(both, stddev=1.0, source=source)
+    with pytest.raises(ConfigError, match="already feeds"):
+        GroupedNoise(both, stddev=1.0, source=source, stream=1)
+
+
+@pytest.mark.parametrize("kind", ["tree", "pruned"])
+def test_distribution_with_a_power_twin(kind):
+    cells = 60_000
+    one = noise_of(kind, SecretSource(), sizes=(cells, cells, cells))
+    total = torch.zeros(3, cells, dtype=torch.float64)
+    low, high = chi2.ppf([5e-10, 1 - 5e-10], cells)
+    for t, groups in enumerate(SCHEDULE):
+        total[list(groups)] += one.next().reshape(len(groups), cells)
+        for g in groups:
+            statistic = float(
+                (total[g] ** 2).sum() / 0.25 / one.mechanism.variance_by_group()[t, g]
+            )
+            assert low < statistic < high
+            assert not low < statistic * 1.05**2 < high
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resumed_anywhere_in_a_cycle_bit_for_bit(kind):
+    undisturbed = noise_of(kind)
+    states, noises = [undisturbed.state_dict()], []
+    for _ in SCHEDULE:
+        noises.append(undisturbed.next())
+        states.append(undisturbed.state_dict())
+    for start, state in enumerate(states):
+        resumed = noise_of(kind)
+        resumed.load_state_dict(state)
+        assert resumed.round == start
+        for t in range(start, len(SCHEDULE)):
+            assert torch.equal(resumed.next(), noises[t])
+
+
+def used(rounds=5):
+    one = noise_of()
+    for _ in range(rounds):
+        one.next()
+    return one.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("schema", "x", "schema"),
+        ("mechanism", "0" * 64, "mechanism"),
+        ("round", 11, "whole number from 0 to 10"),
+        ("round", None, "whole number"),
+        ("round", 6, r"state\['1.round'\]=3: after 6 rounds group 1 was active in 4"),
+        ("1.round", 2, r"state\['1.round'\]=2: after 5 rounds group 1 was active in 3"),
+        ("0.stream", 1, "stream"),
+        ("0.state", torch.zeros(9, 4), "shape"),
+        ("3.round", 1, "unknown 3.round"),
+        ("extra", 1, "unknown extra"),
+        ("0.extra", 1, "unknown extra"),
+    ],
+)
+def test_damaged_states_are_refused(key, value, message):
+    fresh = noise_of()
+    with pytest.raises(ConfigError, match=message):
+        fresh.load_state_dict(used() | {key: value})
+    assert fresh.round == 0
+
+
+def test_a_half_loaded_stream_gives_no_noise():
+    fresh = noise_of()
+    with pytest.raises(ConfigError):
+        fresh.load_state_dict(used() | {"2.state": torch.full((0, 5), 0.0)[:, :4]})
+    with pytest.raises(ConfigError, match="interrupted halfway"):
+        fresh.next()
+
+
+def test_a_running_stream_never_goes_back():
+    one = noise_of()
+    state = one.state_dict()
+    one.next()
+    with pytest.raises(ConfigError, match="has begun"):
+        one.load_state_dict(state)
+
+
+def test_an_interrupted_round_is_lost():
+    class Broken:
+        private, identity = False, "broken"
+
+        def claim(self, stream): ...
+
+        def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
+            if stream == 1:
+                raise KeyboardInterrupt
+            return out.zero_()
+
+    one = noise_of(source=Broken())
+    with pytest.raises(KeyboardInterrupt):
+        one.next()
+    for call in (one.next, one.state_dict):
+        with pytest.raises(ConfigError, match="interrupted halfway"):
+            call()

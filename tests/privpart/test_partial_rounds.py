@@ -1,0 +1,431 @@
+"""Rounds that train some groups only: the client, the server, and a run that stops in between."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import BinaryTree, ConfigError, Grouped, Independent, Participation
+from privpart import (
+    EmbeddedEngine,
+    LocalTraining,
+    PartialModel,
+    PrivacyPlan,
+    RunFolder,
+    SecretSource,
+    SeededSource,
+    Server,
+    ServerOptimizer,
+    Users,
+    client_update,
+    fit,
+)
+from privpart.grouped_noise import GroupedNoise
+from privpart.run_report import run_report
+from privpart.schedule import Schedule
+
+GROUPS = [["0.*"], ["2.*"], ["4.*"]]
+SIZES = (9 * 6 + 6, 6 * 5 + 5, 5 * 3 + 3)
+SCHEDULE = Schedule(cycles=2, rounds_per_group=2, warm_up=2, between=1).rounds(3)
+ROUNDS = len(SCHEDULE)
+
+
+def network(**change):
+    module = nn.Sequential(nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    return PartialModel(module, **{"seed": 1, "groups": GROUPS} | change)
+
+
+def examples(count=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 9, generator=generator), torch.arange(count) % 3
+
+
+def grouped(schedule=SCHEDULE, build=BinaryTree):
+    active = [[t for t, groups in enumerate(schedule) if g in groups] for g in range(3)]
+    return Grouped(schedule, [build(len(own)) for own in active], SIZES)
+
+
+def plan(z=0.0, mechanism=None, **change):
+    mechanism = mechanism or grouped()
+    fields = {
+        "mechanism": mechanism,
+        "participation": Participation(mechanism.rounds, mechanism.rounds),
+        "clip_norm": 0.5,
+        "noise_multiplier": z,
+        "report_goal": 4,
+    }
+    return PrivacyPlan(**(fields | change))
+
+
+def server(a_plan=None, source=None, **optimizer):
+    chosen = ServerOptimizer(**optimizer) if optimizer else None
+    start = network().flat
+    return Server(a_plan or plan(), start, source=source or SeededSource(3), optimizer=chosen)
+
+
+def update_of(model, active, local=None, clip_norm=1e3, **change):
+    x, y = examples()
+    return client_update(
+        model,
+        model.flat.clone(),
+        x,
+        y,
+        local=local or LocalTraining(0.1, epochs=2, batch_size=5),
+        clip_norm=clip_norm,
+        generator=torch.Generator().manual_seed(0),
+        active=active,
+        **change,
+    )
+
+
+# The client.
+
+OPTIMIZERS = [
+    LocalTraining(0.1, epochs=2, batch_size=5),
+    LocalTraining(0.1, epochs=2, batch_size=5, momentum=0.9),
+    LocalTraining(0.01, epochs=2, batch_size=5, optimizer="adam"),
+    LocalTraining(0.1, epochs=2, batch_size=5, objective="fedprox", mu=0.3),
+    LocalTraining(0.1, epochs=2, batch_size=5, objective="moon", mu=0.7),
+]
+
+
+@pytest.mark.parametrize(
+    "local", OPTIMIZERS, ids=lambda local: f"{local.optimizer} {local.objective}"
+)
+@pytest.mark.parametrize("active", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_a_round_of_some_groups_is_training_with_the_others_frozen(local, active):
+    """Bit for bit: what FedPT would send that froze the other groups for ever."""
+    previous = torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(5))
+    sent = update_of(network(), active, local, previous=previous)
+    frozen = network(train=[p for g in active for p in GROUPS[g]])
+    parts = torch.split(previous, SIZES)
+    own = torch.cat([parts[g] for g in active])
+    if local.objective == "moon":  # its frozen part would otherwise be another previous model
+        parts = [part if g in active else start for g, (part, start) in enumerate(
+            zip(parts, torch.split(network().flat, SIZES), strict=True))]  # fmt: skip
+        sent = update_of(network(), active, local, previous=torch.cat(parts))
+    assert torch.equal(sent, update_of(frozen, None, local, previous=own))
+    assert len(sent) == sum(SIZES[g] for g in active)
+    assert sent.abs().max() > 1e-3
+
+
+def test_inactive_groups_keep_their_bits_and_have_no_gradient():
+    model = network()
+    before = model.flat.clone()
+    update_of(model, (1,))
+    assert torch.equal(model.flat[: SIZES[0]], before[: SIZES[0]])
+    assert torch.equal(model.flat[sum(SIZES[:2]) :], before[sum(SIZES[:2]) :])
+    trained = [name for name, p in model.module.named_parameters() if p.requires_grad]
+    assert trained == ["2.weight", "2.bias"]
+    update_of(model, None)  # the next round is full again
+    assert all(p.requires_grad for p in model.module.parameters())
+
+
+def test_the_state_of_a_clients_optimiser_is_that_of_the_active_part():
+    model = network()
+    optimizer = LocalTraining(0.1, optimizer="adam").fresh_optimizer(model, (0, 2))
+    optimizer.step()
+    numbers = [s["exp_avg"].numel() for s in optimizer.state.values()]
+    assert numbers == [SIZES[0], SIZES[2]]
+
+
+def test_all_active_groups_are_clipped_together():
+    sent = update_of(network(), (0, 2), clip_norm=0.01)
+    assert sent.norm() == pytest.approx(0.01, rel=1e-5)
+    whole = update_of(network(), (0, 2))
+    torch.testing.assert_close(sent / sent.norm(), whole / whole.norm())
+
+
+# Objectives.
+
+
+def test_fedprox_is_the_gradient_of_its_term_over_the_active_part():
+    model, start = network(), network().flat.clone()
+    span = model.spans((1,))[0]
+    local = LocalTraining(0.1, batch_size=5, steps=2, objective="fedprox", mu=0.8)
+    x, y = examples()
+    flat = start.clone()
+    order = list(local.batches(12, torch.Generator().manual_seed(0)))
+    for batch in order:
+        leaf = flat.clone().requires_grad_()
+        logits = torch.func.functional_call(model.module, model.views(leaf), (x[batch],))
+        term = 0.8 / 2 * (leaf - start).square().sum()  # over everything: the rest is zero
+        (nn.functional.cross_entropy(logits, y[batch]) + term).backward()
+        flat[span] -= 0.1 * leaf.grad[span]
+    sent = update_of(model, (1,), local)
+    torch.testing.assert_close(sent, flat[span] - start[span], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(sent, update_of(network(), (1,), replace(local, mu=1e-9)), rtol=1e-3)
+
+
+def test_moon_is_the_gradient_of_its_term():
+    model, start = network(), network().flat.clone()
+    previous = start + torch.randn(len(start), generator=torch.Generator().manual_seed(9))
+    local = LocalTraining(0.1, batch_size=12, steps=1, objective="moon", mu=2.0, temperature=0.2)
+    x, y = examples()
+
+    def features(flat):
+        parts = model.views(flat)
+        hidden = x
+        for layer in ("0", "2"):
+            hidden = (hidden @ parts[f"{layer}.weight"].T + parts[f"{layer}.bias"]).relu()
+        return hidden, hidden @ parts["4.weight"].T + parts["4.bias"]
+
+    leaf = start.clone().requires_grad_()
+    own, logits = features(leaf)
+    near, far = (
+        torch.exp(torch.cosine_similarity(own, features(flat)[0].detach(), dim=1) / 0.2)
+        for flat in (start, previous)
+    )
+    term = -torch.log(near / (near + far)).mean()
+    (nn.functional.cross_entropy(logits, y) + 2.0 * term).backward()
+    for active in ((0,), (1,), (0, 1)):
+        sent = update_of(network(), active, local, previous=previous)
+        expected = torch.cat([-0.1 * leaf.grad[span] for span in model.spans(active)])
+        torch.testing.assert_close(sent, expected, rtol=1e-3, atol=1e-6)
+    without = update_of(network(), (0, 1), LocalTraining(0.1, batch_size=12, steps=1))
+    assert not torch.allclose(sent, without, rtol=1e-2)
+    # the head is above the features: the term does not reach it
+    head = update_of(network(), (2,), local, previous=previous)
+    torch.testing.assert_close(
+        head, update_of(network(), (2,), LocalTraining(0.1, batch_size=12, steps=1))
+    )
+
+
+def test_moon_without_a_last_time_is_fedavg():
+    local = LocalTraining(0.1, batch_size=12, steps=1, objective="moon", mu=2.0)
+    plain = update_of(network(), None, LocalTraining(0.1, batch_size=12, steps=1))
+    torch.testing.assert_close(update_of(network(), None, local), plain, rtol=1e-4, atol=1e-7)
+
+
+def test_each_simulated_device_remembers_its_own_model():
+    x, y = examples(24)
+    users = Users(x, y, [torch.arange(12), torch.arange(12, 24)])
+    local = LocalTraining(0.1, objective="moon", mu=5.0)
+    a_plan = plan()
+
+    def last_update(forget):
+        one, engine = server(a_plan), EmbeddedEngine(network(), users, local=local, data_seed=0)
+        fit(one, engine, [[0, 1]] * 2)
+        if forget:
+            engine = EmbeddedEngine(network(), users, local=local, data_seed=0)
+        return [u.delta for u in engine.run(one.task([0, 1]), one.parameters)]
+
+    for kept, lost in zip(last_update(False), last_update(True), strict=True):
+        assert not torch.allclose(kept, lost, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"objective": "fedsgd"},
+        {"objective": "fedprox"},
+        {"objective": "moon", "mu": 0.0},
+        {"objective": "moon", "mu": float("nan")},
+        {"mu": 1.0},
+        {"temperature": 0.1},
+        {"objective": "moon", "mu": 1.0, "temperature": 0.0},
+    ],
+)
+def test_objectives_that_make_no_sense(change):
+    with pytest.raises(ConfigError):
+        LocalTraining(0.1, **change)
+
+
+# The server.
+
+
+def dims(t):
+    return sum(SIZES[g] for g in SCHEDULE[t])
+
+
+def spans(t):
+    return network().spans(SCHEDULE[t])
+
+
+def step(one, *values):
+    """A round in which client i sends a vector full of values[i]."""
+    task = one.task(range(len(values)))
+    dim = sum(SIZES[g] for g in task.active)
+    return one.run_round(task.update(c, torch.full((dim,), v)) for c, v in enumerate(values))
+
+
+def test_tasks_carry_the_schedule_and_the_plan_s_hash_fixes_it():
+    one = server()
+    asked = []
+    for _ in range(ROUNDS):
+        asked.append(one.task([]).active)
+        step(one, 0.01)
+    assert tuple(asked) == SCHEDULE
+    moved = (SCHEDULE[0], SCHEDULE[1], *SCHEDULE[3:6], SCHEDULE[2], *SCHEDULE[6:])
+    assert plan(mechanism=grouped(moved)).hash != plan().hash
+    assert server(PrivacyPlan(
+        mechanism=BinaryTree(4), participation=Participation(4), clip_norm=1.0,
+        noise_multiplier=0.0, report_goal=1,
+    )).task([]).active is None  # fmt: skip
+
+
+def test_exactly_the_active_vector_is_accepted():
+    one = server()
+    for t in range(ROUNDS):
+        task = one.task([])
+        shapes = {*SIZES, sum(SIZES), SIZES[0] + SIZES[1], dims(t) + 1, 0} - {dims(t)}
+        wrong = [task.update(9 + i, torch.ones(shape)) for i, shape in enumerate(shapes)]
+        wrong.append(task.update(50, torch.ones(dims(t), 1)))
+        counts = one.run_round([*wrong, task.update(0, torch.ones(dims(t)))])
+        assert (counts.counted, counts.refused) == (1, len(wrong))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {},
+        {"momentum": 0.9, "learning_rate": 0.5},
+        {"kind": "adam", "learning_rate": 0.1},
+        {"kind": "adagrad", "learning_rate": 0.1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("z", [0.0, 1.0])
+def test_only_active_coordinates_move_ever(optimizer, z):
+    one = server(plan(z), **optimizer)
+    for t in range(ROUNDS):
+        before = one.parameters.clone()
+        step(one, 0.1, -0.02)
+        moved = one.parameters != before
+        inside = torch.zeros(sum(SIZES), dtype=torch.bool)
+        for span in spans(t):
+            inside[span] = True
+        assert not moved[~inside].any()
+        assert moved[inside].float().mean() > 0.99
+
+
+def test_the_noise_of_the_model_is_the_stream_of_the_mechanism():
+    z, clip_norm = 2.0, 0.5
+    a_plan = plan(z, clip_norm=clip_norm)
+    one, noise = server(a_plan), GroupedNoise(
+        a_plan.mechanism, stddev=z, source=SeededSource(3), stream=2
+    )  # fmt: skip
+    total = network().flat.clone().double()
+    for t in range(ROUNDS):
+        step(one, 0.0)
+        own = torch.split(noise.next() * clip_norm / 4, [s.stop - s.start for s in spans(t)])
+        for span, part in zip(spans(t), own, strict=True):
+            total[span] += part
+        torch.testing.assert_close(one.parameters.double(), total, rtol=1e-5, atol=1e-6)
+
+
+def test_the_control_a_client_that_clips_each_group_alone_is_clipped_jointly_again():
+    """A full round of M groups, each at the clip norm: M times what one client may do, squared."""
+    one = server(plan(clip_norm=0.5))
+    before = one.parameters.clone()
+    task = one.task([0])
+    parts = [torch.ones(size) / size**0.5 * task.clip_norm for size in SIZES]
+    assert torch.cat(parts).norm() == pytest.approx(3**0.5 * task.clip_norm)
+    one.run_round([task.update(0, torch.cat(parts))])
+    assert (one.parameters - before).norm() * 4 == pytest.approx(task.clip_norm, rel=1e-5)
+
+
+def test_a_model_without_the_plan_s_groups_is_refused():
+    with pytest.raises(ConfigError, match="the plan's groups have 113"):
+        Server(plan(), torch.zeros(112), source=SeededSource(0))
+
+
+def test_adaptive_clipping_is_refused_with_groups():
+    from privpart import AdaptiveClipping
+
+    with pytest.raises(ConfigError, match="grouped"):
+        plan(1.0, adaptive_clipping=AdaptiveClipping(bit_noise_multiplier=5.0))
+
+
+# Runs.
+
+COHORTS = [[0, 1]] * ROUNDS
+
+
+def engine():
+    x, y = examples(24)
+    users = Users(x, y, [torch.arange(12), torch.arange(12, 24)])
+    return EmbeddedEngine(network(), users, local=LocalTraining(0.1), data_seed=0)
+
+
+def run(a_plan, rounds=ROUNDS, **optimizer):
+    one = server(a_plan, **optimizer)
+    fit(one, engine(), COHORTS[:rounds])
+    return one
+
+
+@pytest.mark.parametrize("optimizer", [{"momentum": 0.9}, {"kind": "adam"}], ids=str)
+def test_resumed_in_the_middle_of_a_cycle_bit_for_bit(optimizer):
+    a_plan = plan(1.0)
+    whole = run(a_plan, **optimizer)
+    for stop in range(ROUNDS):
+        first = run(a_plan, stop, **optimizer)
+        second = server(a_plan, **optimizer)
+        second.load_state_dict(*first.state_dict(), {0: [*range(stop)], 1: [*range(stop)]})
+        fit(second, engine(), COHORTS)
+        assert torch.equal(second.parameters, whole.parameters)
+
+
+def test_resumed_from_a_folder_bit_for_bit(tmp_path):
+    a_plan = plan(1.0)
+    whole = run(a_plan)
+    RunFolder.create(tmp_path / "run", a_plan, seed=3, facts={"delta": 1e-5}).close()
+    for stop in (4, 5, 9, ROUNDS):
+        with RunFolder.open(tmp_path / "run") as folder:
+            one = Server(folder.plan, network().flat, source=folder.source())
+            folder.restore(one)
+            fit(one, engine(), COHORTS[:stop], commit=folder.commit)
+    assert torch.equal(one.parameters, whole.parameters)
+    found = run_report(tmp_path / "run")
+    assert found.complete
+    assert not found.deviations
+    expected = a_plan.guarantee().mu
+    assert found.guarantee.mu == pytest.approx(expected)
+
+
+def test_a_secret_run_resumes_and_reports(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "state"))
+    once = plan(1.0, participation=Participation(ROUNDS, 2, 3))
+    cohorts = [[2 * (t % 3), 2 * (t % 3) + 1] if t < 6 else [] for t in range(ROUNDS)]
+    x, y = examples(24)
+    users = Users(x, y, list(torch.split(torch.arange(24), 4)))
+    for stop in (3, ROUNDS):
+        folder = (
+            RunFolder.open(tmp_path / "run") if stop > 3
+            else RunFolder.create(tmp_path / "run", replace(once, minimum_cohort=1))
+        )  # fmt: skip
+        with folder:
+            one = Server(folder.plan, network().flat, source=folder.source())
+            folder.restore(one)
+            carrier = EmbeddedEngine(network(), users, local=LocalTraining(0.1), data_seed=0)
+            if stop == 3:
+                fit(one, carrier, cohorts[:stop], commit=folder.commit)
+            else:
+                fit(one, carrier, cohorts[:6], commit=folder.commit)
+    found = run_report(tmp_path / "run", delta=1e-5)
+    assert found.rounds == 6
+    assert found.guarantee.mechanism == "grouped"
+    assert found.guarantee.status == "conditional"
+
+
+def test_the_plan_survives_json_and_says_what_it_costs():
+    a_plan = plan(1.5, participation=Participation(ROUNDS))
+    again = PrivacyPlan.from_dict(a_plan.to_dict())
+    assert again.hash == a_plan.hash
+    assert again.guarantee().mu == a_plan.guarantee().mu
+    depth = max((len(own).bit_length() for own in [range(7)]), default=0)
+    assert a_plan.mechanism.sensitivity(Participation(ROUNDS)).squared == depth == 3
+
+
+def test_independent_groups_are_one_unit_per_round():
+    assert grouped(build=Independent).sensitivity(Participation(ROUNDS, 4)).squared == (
+        pytest.approx(4)
+    )
+
+
+def test_two_secret_servers_never_share_a_source():
+    source = SecretSource()
+    Server(plan(1.0), network().flat, source=source)
+    with pytest.raises(ConfigError, match="already feeds"):
+        Server(plan(1.0), network().flat, source=source)
