@@ -1,1 +1,1 @@
-"""Ways to compute many simulated clients: one by one, together, from stored features, in workers."""
+"""Engines: many clients one by one, together, from stored features, in worker processes."""

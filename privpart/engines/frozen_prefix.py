@@ -86,13 +86,14 @@ class Features:
         self.values = torch.empty(len(x), *one.shape[1:])
         self._known = torch.zeros(len(x), dtype=torch.bool)
         if shared:
-            self.values.share_memory_()
-            self._known.share_memory_()
+            for tensor in (self.values, self._known):
+                share(tensor)
 
     @torch.no_grad()
     def compute(self, rows: Tensor) -> None:
         """Make sure that ``values[rows]`` are there; rows of shape (k,)."""
-        for some in torch.split(rows[~self._known[rows]], _AT_ONCE):
+        missing = rows[~self._known[rows]]
+        for some in torch.split(missing, _AT_ONCE) if len(missing) else ():
             self.values[some] = self._below(self._x[some])
             self._known[some] = True
 
@@ -100,4 +101,10 @@ class Features:
 def feature_bytes(below: nn.Sequential, x: Tensor) -> int:
     """Return the memory that the outputs of all examples need."""
     with torch.no_grad():
-        return 4 * len(x) * below(x[:1]).numel()
+        one: Tensor = below(x[:1])
+    return 4 * len(x) * one.numel()
+
+
+def share(tensor: Tensor) -> Tensor:
+    """Move a tensor into memory that other processes see, and return it."""
+    return tensor.share_memory_()  # type: ignore[no-untyped-call,no-any-return]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,9 +12,16 @@ from torch import Tensor, nn
 from privpart.client import LocalTraining, client_update
 from privpart.clip import clip
 from privpart.engines.frozen_prefix import Features
-from privpart.engines.lockstep import Lockstep
+from privpart.engines.lockstep import Lockstep, to_channels_last
 from privpart.messages import RoundTask
 from privpart.partial import PartialModel
+
+
+class Rows(Protocol):
+    """Per user, the rows of its examples, shape (its n,); a list of tensors is one."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, user: int, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,7 @@ class Users:
 
     x: Tensor
     y: Tensor
-    indices: Sequence[Tensor]
+    indices: Rows
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -87,13 +94,17 @@ class LocalWork:
             self.features.compute(torch.cat(rows))
         generators = [self._generator(task.round, client) for client in clients]
         x, y = self.x, self.users.y
+        out = out[: len(clients)]
         if method.together:
-            changes = self._lockstep.changes(start, x, y, rows, generators)
-            for to, change in zip(out, changes, strict=False):
-                to.copy_(clip(change, task.clip_norm))
+            last = method.channels_last
+            self._lockstep.changes(start, x, y, rows, generators, out=out, channels_last=last)
+            for change in out:
+                clipped = clip(change, task.clip_norm)
+                if clipped is not change:
+                    change.copy_(clipped)
             return
         with _channels_last(self.model.module, method.channels_last):
-            for to, own, generator in zip(out, rows, generators, strict=False):
+            for to, own, generator in zip(out, rows, generators, strict=True):
                 to.copy_(
                     client_update(
                         self.model,
@@ -130,7 +141,4 @@ def _channels_last(module: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 def _to_channels_last(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    x = inputs[0]
-    # with one channel, .to() would call both layouts equal and keep what convolutions take for
-    # the other one
-    return (torch.empty_like(x, memory_format=torch.channels_last).copy_(x), *inputs[1:])
+    return (to_channels_last(inputs[0]), *inputs[1:])

@@ -1,9 +1,9 @@
 """Lockstep: the local training of many clients at once, as one batched computation (torch.func).
 
-All clients of a chunk take their k-th step together, each on its own copy of the trained part. Short
-batches are padded with examples whose class is -100, which the mean loss does not count; clients
-that have no k-th step are left out of it. If every client takes one step of SGD they all still hold
-the same parameters, so one batched pass over them gives every update. That is the same training as
+All clients of a chunk take their k-th step together, each on its own copy of the trained part.
+Short batches are padded with examples whose class is -100, which the mean loss does not count;
+clients that have no k-th step are left out of it. If every client takes one step of SGD they all hold
+the same parameters, so one batched pass gives every update. That is the same training as
 ``client_update``'s, up to rounding.
 """
 
@@ -55,8 +55,11 @@ class Lockstep:
         y: Tensor,
         rows: Sequence[Tensor],
         generators: Sequence[torch.Generator],
-    ) -> Tensor:
-        """Return after - before of each client, not clipped, shape (V, d).
+        *,
+        out: Tensor,
+        channels_last: bool = False,
+    ) -> None:
+        """Write after - before of each client, not clipped, into ``out``, shape (V, d).
 
         Args:
             start: the round's trained part, shape (d,).
@@ -64,6 +67,8 @@ class Lockstep:
             y: their classes, shape (n,) or (n, length).
             rows: per client, the rows of its examples, shape (its n,).
             generators: per client, the order of its examples.
+            out: overwritten.
+            channels_last: the layout of images, shape (n, channels, height, width).
 
         Raises:
             RuntimeError: the network draws random numbers, writes to its buffers, or does what
@@ -75,43 +80,48 @@ class Lockstep:
         ]
         longest = max((len(own) for own in batches), default=0)
         if longest <= 1 and self._local.optimizer == "sgd":
-            return self._one_step(start, x, y, batches)
+            self._one_step(start, x, y, batches, out, channels_last)
+            return
         order = sorted(range(len(batches)), key=lambda client: -len(batches[client]))
         stack = self._stack(start, len(batches))
         optimizer = self._local.fresh_optimizer(stack)
-        result = torch.zeros_like(stack.flat)
         active = len(batches)
         for step in range(longest + 1):
             going = sum(len(own) > step for own in batches)
             for place in range(going, active):  # done: later steps may move its copy, not this
-                result[order[place]] = stack.flat[place] - start
+                torch.sub(stack.flat[place], start, out=out[order[place]])
             active = going
             if active:
-                inputs = _padded(x, y, [batches[order[place]][step] for place in range(active)])
+                these = [batches[order[place]][step] for place in range(active)]
+                inputs = _padded(x, y, these, channels_last)
                 parts = self._split(stack.flat[:active])
                 found = self._gradients(parts, *inputs)
                 for to, part in zip(self._split(stack.gradient[:active]), found, strict=True):
                     to.copy_(part)
                 optimizer.step()
-        return result
 
     def _one_step(
-        self, start: Tensor, x: Tensor, y: Tensor, batches: Sequence[Sequence[Tensor]]
-    ) -> Tensor:
+        self,
+        start: Tensor,
+        x: Tensor,
+        y: Tensor,
+        batches: Sequence[Sequence[Tensor]],
+        out: Tensor,
+        channels_last: bool,
+    ) -> None:
         """Momentum changes nothing in a first step."""
-        result = torch.zeros(len(batches), len(start))
         came = [client for client, own in enumerate(batches) if own]
+        everyone = len(came) == len(batches)
+        to = out if everyone else torch.empty(len(came), len(start))
         if came:
-            inputs = _padded(x, y, [batches[client][0] for client in came])
+            these = [batches[client][0] for client in came]
+            inputs = _padded(x, y, these, channels_last)
             found = self._gradients_at_one_point(self._split(start), *inputs)
-            parts = self._split(result)
-            if len(came) == len(batches):
-                for to, part in zip(parts, found, strict=True):
-                    torch.mul(part, -self._local.learning_rate, out=to)
-            else:
-                for to, part in zip(parts, found, strict=True):
-                    to[came] = part * -self._local.learning_rate
-        return result
+            for place, part in zip(self._split(to), found, strict=True):
+                torch.mul(part, -self._local.learning_rate, out=place)
+        if not everyone:
+            out.zero_()
+            out[came] = to
 
     def _stack(self, start: Tensor, clients: int) -> _Stack:
         """Two buffers, used again and again: fresh pages for them cost as much as the training."""
@@ -124,7 +134,7 @@ class Lockstep:
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """Views of one part per parameter; leading dimensions stay."""
-        parts = flat.split(self._sizes, dim=-1)
+        parts = torch.split(flat, self._sizes, dim=-1)
         return [
             part.view(*flat.shape[:-1], *shape)
             for part, shape in zip(parts, self._shapes, strict=True)
@@ -135,11 +145,25 @@ class Lockstep:
         return loss(functional_call(self._model.module, named, (x,)), y)
 
 
-def _padded(x: Tensor, y: Tensor, batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _padded(
+    x: Tensor, y: Tensor, batches: Sequence[Tensor], channels_last: bool
+) -> tuple[Tensor, Tensor]:
     """Examples of each batch, shape (batches, longest, ...), and their classes."""
     rows = pad_sequence(list(batches), batch_first=True, padding_value=-1)
     missing = rows < 0
     rows = rows.clamp(min=0)
     classes = y[rows]
     classes[missing] = _PADDING
+    if channels_last:
+        images = to_channels_last(x[rows.flatten()])
+        return images.view(*rows.shape, *images.shape[1:]), classes
     return x[rows], classes
+
+
+def to_channels_last(x: Tensor) -> Tensor:
+    """Return images (n, channels, height, width) whose channels are next to each other in memory.
+
+    ``x.to(memory_format=...)`` calls both layouts of a single channel equal, and keeps the one that
+    convolutions do not take for this one.
+    """
+    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)

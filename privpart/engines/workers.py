@@ -19,8 +19,9 @@ from torch.multiprocessing import get_context
 
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining
-from privpart.engines.frozen_prefix import Features, split
+from privpart.engines.frozen_prefix import Features, share, split
 from privpart.engines.local_work import LocalWork, Method, Users
+from privpart.engines.memory import keep_freed_memory
 from privpart.messages import RoundTask
 from privpart.partial import PartialModel
 
@@ -86,17 +87,17 @@ class Workers:
         module = deepcopy(model.module)
         for parameter in module.parameters():  # one by one: workers make their own vector of them
             parameter.data, parameter.grad = parameter.data.clone(), None
-        self._start = torch.empty(model.dim).share_memory_()
+        self._start = share(torch.empty(model.dim))
         shared = _shared(users)
         self._workers: list[_Worker] = []
         try:
             for _ in range(count):
                 here, there = context.Pipe()
-                results = torch.empty(_SLOTS, largest, model.dim).share_memory_()
+                settings = (local, data_seed, features)
+                results = share(torch.empty(_SLOTS, largest, model.dim))
                 process = context.Process(
                     target=_serve,
-                    args=(there, module, model.trainable, shared, local, data_seed, features)
-                    + (self._start, results),
+                    args=(there, module, model.trainable, shared, settings, self._start, results),
                     daemon=True,
                 )
                 process.start()
@@ -202,7 +203,7 @@ def _shared(users: Users) -> Users:
     ends = torch.tensor([len(own) for own in indices], dtype=torch.int64).cumsum(0)
     joined = torch.cat(indices) if indices else torch.empty(0, dtype=torch.int64)
     tensors = (users.x, users.y, joined, ends)
-    x, y, joined, ends = (t if t.is_shared() else t.clone().share_memory_() for t in tensors)
+    x, y, joined, ends = (share(t.clone()) for t in tensors)
     return Users(x, y, _Rows(joined, ends))
 
 
@@ -211,16 +212,16 @@ def _serve(
     module: torch.nn.Module,
     trainable: Sequence[str],
     users: Users,
-    local: LocalTraining,
-    data_seed: int,
-    features: Features | None,
+    settings: tuple[LocalTraining, int, Features | None],
     start: Tensor,
     results: Tensor,
 ) -> None:
     """Compute chunks until the pipe closes: then the engine is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the run
     torch.set_num_threads(1)
+    keep_freed_memory()
     model = PartialModel(module, train=trainable, seed=None)
+    local, data_seed, features = settings
     if features is not None:
         parts = split(model)
         model = parts[1] if parts is not None else model
@@ -233,6 +234,6 @@ def _serve(
         answer: Any = (number, slot)
         try:
             work.updates(task, clients, start, method, results[slot])
-        except Exception as error:  # noqa: BLE001  whatever it is, the engine has to know
+        except Exception as error:  # whatever it is, the engine has to know
             answer = f"{type(error).__name__}: {error}, while it computed clients {clients}."
         pipe.send(answer)
