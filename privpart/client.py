@@ -8,7 +8,7 @@ lowest trained layer, below which no activation is kept.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,15 +21,6 @@ from privpart.clip import clip
 from privpart.partial import PartialModel
 
 OptimizerName = Literal["sgd", "adam"]
-
-
-class Trained(Protocol):
-    """A trained part and its gradient, of one shape."""
-
-    @property
-    def flat(self) -> Tensor: ...  # noqa: D102
-    @property
-    def gradient(self) -> Tensor: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +67,7 @@ class LocalTraining:
         )
         return islice(every, self.steps)
 
-    def fresh_optimizer(self, model: "Trained") -> Optimizer:
+    def fresh_optimizer(self, model: PartialModel) -> Optimizer:
         """Return an optimiser of ``model.flat``; its state is as long as the trained part."""
         model.flat.grad = model.gradient
         if self.optimizer == "adam":

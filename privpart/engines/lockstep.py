@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pad_sequence
+from torch.optim import SGD, Adam, Optimizer
 
 from privpart.client import LocalTraining, loss
 from privpart.partial import PartialModel
@@ -84,7 +85,7 @@ class Lockstep:
             return
         order = sorted(range(len(batches)), key=lambda client: -len(batches[client]))
         stack = self._stack(start, len(batches))
-        optimizer = self._local.fresh_optimizer(stack)
+        optimizer = self._optimizer(stack)
         active = len(batches)
         for step in range(longest + 1):
             going = sum(len(own) > step for own in batches)
@@ -129,8 +130,14 @@ class Lockstep:
             self._buffer = _Stack(*(torch.empty(clients, len(start)) for _ in range(2)))
         flat, gradient = self._buffer.flat[:clients], self._buffer.gradient[:clients]
         flat.copy_(start)
-        flat.grad = None
         return _Stack(flat, gradient)
+
+    def _optimizer(self, stack: _Stack) -> Optimizer:
+        """All optimisers act on each number by itself, so one serves all clients."""
+        stack.flat.grad = stack.gradient
+        if self._local.optimizer == "adam":
+            return Adam([stack.flat], lr=self._local.learning_rate, fused=True)
+        return SGD([stack.flat], lr=self._local.learning_rate, momentum=self._local.momentum)
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """Views of one part per parameter; leading dimensions stay."""

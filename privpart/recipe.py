@@ -1,4 +1,4 @@
-"""Sweep: the same training over noise levels, trained parts and seeds."""
+"""Recipe: the trainings of the demo and of the freeze search, by noise, trained part and seed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from privpart.training import accuracy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything about a training that a sweep holds fixed.
+    """Everything about a training that its cells share.
 
     Each simulated user holds equally many images and takes part in exactly one round; one tree
     spans all rounds.
@@ -81,7 +81,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One training of a sweep: a name for what trains, its patterns, the noise, the seed."""
+    """One training of many: a name for what trains, its patterns, the noise, the seed."""
 
     part: str
     train: tuple[str, ...]
@@ -89,7 +89,7 @@ class Cell:
     seed: int
 
 
-def sweep(recipe: Recipe, cells: Sequence[Cell], *, jobs: int) -> Iterator[float]:
+def train_cells(recipe: Recipe, cells: Sequence[Cell], *, jobs: int) -> Iterator[float]:
     """Yield the test accuracy of each cell, in order, as ``jobs`` processes finish them."""
     work = (delayed(train_cell)(recipe, cell) for cell in cells)
     results: Iterator[float] = Parallel(n_jobs=jobs, return_as="generator")(work)
