@@ -139,9 +139,15 @@ def read(path: str | Path) -> PlanFile:
 def parse(text: str, *, name: str = "plan") -> PlanFile:
     """Return the plan in a TOML text; raises as ``read``."""
     try:
-        return PlanFile.model_validate(tomllib.loads(text))
+        return validated(tomllib.loads(text), name=name)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is no TOML: {error}.") from None
+
+
+def validated(values: dict[str, Any], *, name: str = "plan") -> PlanFile:
+    """Return the plan with these tables; raises as ``read``."""
+    try:
+        return PlanFile.model_validate(values)
     except ValidationError as error:
         faults = "\n".join(f"  {_sentence(fault)}" for fault in error.errors())
         raise ConfigError(f"{name} is no plan:\n{faults}") from None

@@ -1,6 +1,6 @@
 """Training: what a plan file describes, put together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,8 +37,20 @@ class Training:
         return accuracy(self.model.module, self.test_x, self.test_y)
 
 
-def training(plan: PlanFile) -> Training:
+def training(
+    plan: PlanFile,
+    *,
+    workers: int = 1,
+    deterministic: bool = False,
+    report: Callable[[str], None] | None = None,
+) -> Training:
     """Load the data and build model, users and cohorts of a plan.
+
+    Args:
+        plan: what to train.
+        workers: processes of the engine.
+        deterministic: the same bits for any number of workers, see ``EmbeddedEngine``.
+        report: gets a sentence about how the engine computes; None writes it to standard error.
 
     Raises:
         ConfigError: unknown model or sizes, patterns that match nothing, missing data, more users
@@ -52,7 +64,15 @@ def training(plan: PlanFile) -> Training:
     users = Users(task.train_x, task.train_y, held)
     return Training(
         model,
-        EmbeddedEngine(model, users, local=plan.client, data_seed=plan.data.seed),
+        EmbeddedEngine(
+            model,
+            users,
+            local=plan.client,
+            data_seed=plan.data.seed,
+            workers=workers,
+            deterministic=deterministic,
+            report=report,
+        ),
         tasks.cohorts_in_turn(
             users=plan.data.users,
             size=plan.data.clients_per_round,

@@ -20,6 +20,7 @@ from privpart.cli.epsilon import epsilon
 from privpart.cli.freeze_search import freeze_search
 from privpart.cli.mechanisms import mechanisms
 from privpart.cli.report import report
+from privpart.cli.sweep import sweep, sweep_show
 from privpart.cli.train import train
 
 app = typer.Typer(
@@ -28,7 +29,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_COMMANDS = (epsilon, calibrate, mechanisms, train, report, costs, freeze_search, demo)
+_COMMANDS = (
+    epsilon,
+    calibrate,
+    mechanisms,
+    train,
+    report,
+    sweep,
+    sweep_show,
+    costs,
+    freeze_search,
+    demo,
+)
 for _command in _COMMANDS:
     app.command()(_command)
 
@@ -70,7 +82,11 @@ def main() -> None:
         sys.exit(2)
 
 
-_SAYS_ALL = ("StorageError", "CohortTooSmallError")  # by name: their modules import torch
+_SAYS_ALL = (
+    "StorageError",
+    "CohortTooSmallError",
+    "WorkerError",
+)  # by name: their modules import torch
 _REFUSED = 70
 _OPTIONS = {name for command in _COMMANDS for name in signature(command).parameters}
 

@@ -1,5 +1,6 @@
 """``privpart train``: run a plan in a folder, from the start or from where it stopped."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,11 +45,18 @@ def train(
     evaluate_every: Annotated[
         int, typer.Option(help="Rounds between evaluations on the test images.")
     ] = 10,
+    workers: Annotated[
+        int, typer.Option(help="Processes that simulate clients; 1 uses this one.")
+    ] = 1,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write evaluations for TensorBoard, too.")
+    ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Train under a plan; every round is committed to the folder before its model is released.
 
-    Ctrl-C, a crash or a full disk leave a run that --resume goes on with.
+    Ctrl-C, a crash or a full disk leave a run that --resume goes on with. Evaluations are in
+    metrics.jsonl and metrics.csv of the folder.
 
     Example: privpart train --plan examples/digits.toml --out run
     """
@@ -66,7 +74,13 @@ def train(
     else:
         run, kept = _begun(plan, out, fork_of, seed)
     with run:
-        _train(run, kept, checks.count("evaluate_every", evaluate_every))
+        _train(
+            run,
+            kept,
+            checks.count("evaluate_every", evaluate_every),
+            workers=checks.count("workers", workers),
+            tensorboard=tensorboard,
+        )
     from privpart.cli.report import print_run
 
     print_run(run_report(out), form)
@@ -109,46 +123,29 @@ def _begun(
     return run, chosen
 
 
-def _train(run: "RunFolder", plan: "PlanFile", evaluate_every: int) -> None:
+def _train(
+    run: "RunFolder", plan: "PlanFile", evaluate_every: int, *, workers: int, tensorboard: bool
+) -> None:
     import torch
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    from privpart.loop import RoundRecord, fit
+    from privpart.callbacks import Callback, MetricsFiles, ProgressBar, TensorBoard
+    from privpart.loop import fit
     from privpart.server import Server
     from privpart.training import training
 
     torch.set_num_threads(1)  # small models lose time to more, and the result to none
-    setup = training(plan)
-    server = Server(run.plan, setup.model.flat, source=run.source(), optimizer=plan.server)
+    source = run.source()
+    # noise from a seed is for runs that can be repeated: then their clients must not depend on
+    # what a probe of the machine said
+    setup = training(plan, workers=workers, deterministic=not source.private)
+    server = Server(run.plan, setup.model.flat, source=source, optimizer=plan.server)
     run.restore(server)
-    columns = (
-        TextColumn("round"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=run.plan.rounds, completed=server.round)
-
-        def show(record: RoundRecord) -> None:
-            progress.update(bar, completed=record.round + 1)
-            if record.metric is None:
-                return
-            progress.update(bar, description=f"test {record.metric:.1%}")
-            if not console.is_terminal:
-                console.print(f"round {record.round + 1}: test accuracy {record.metric:.1%}")
-
+    with ExitStack() as open_:
+        open_.enter_context(setup.engine)
+        progress = open_.enter_context(ProgressBar(run.plan.rounds, done=server.round))
+        callbacks: list[Callback] = [progress, MetricsFiles(run.path)]
+        if tensorboard:
+            callbacks.append(open_.enter_context(TensorBoard(run.path / "tensorboard")))
         try:
             fit(
                 server,
@@ -157,10 +154,10 @@ def _train(run: "RunFolder", plan: "PlanFile", evaluate_every: int) -> None:
                 commit=run.commit,
                 evaluate=setup.accuracy,
                 evaluate_every=evaluate_every,
-                callbacks=[show],
+                callbacks=callbacks,
             )
         except KeyboardInterrupt:
-            progress.stop()
+            progress.close()
             typer.echo(
                 f"privpart: interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
                 f"Go on with: privpart train --resume --out {run.path}",

@@ -2,7 +2,7 @@
 
 All clients of a chunk take their k-th step together, each on its own copy of the trained part.
 Short batches are padded with examples whose class is -100, which the mean loss does not count;
-clients that have no k-th step are left out of it. If every client takes one step of SGD they all hold
+clients that have no k-th step are left out. If every client takes one step of SGD they all hold
 the same parameters, so one batched pass gives every update. That is the same training as
 ``client_update``'s, up to rounding.
 """
