@@ -39,7 +39,7 @@ class EmbeddedEngine:
     Args:
         model: shared by all clients; rebuilt part and trained part as in ``PartialModel``.
         users: the clients' data.
-        local: how each trains.
+        local: how each trains; or a schedule, from the round, from 0, to how they train in it.
         data_seed: order of examples; each (round, client) has its own generator, so the result
             does not depend on the order in which clients run.
         workers: processes. 1 computes in this one; more need a script that starts its work under
@@ -63,7 +63,7 @@ class EmbeddedEngine:
         model: PartialModel,
         users: Users,
         *,
-        local: LocalTraining,
+        local: LocalTraining | Callable[[int], LocalTraining],
         data_seed: int,
         workers: int = 1,
         batching: Batching = "auto",
@@ -98,14 +98,15 @@ class EmbeddedEngine:
             ConfigError: the frozen part was changed after a round in which it was cached or sent
                 to workers.
         """
-        work = self._local_work()
+        local = self._local(task.round)
+        work = self._local_work(local)
         if self.method is None:
             self.method, reason = choose(work, task, start)
             self._report(f"engine: {self.method}{self._where()}: {reason}")
         largest = self._largest(len(task.clients))
         clients = task.clients
         chunks = [clients[i : i + largest] for i in range(0, len(clients), largest)]
-        for chunk, updates in self._computed(work, task, start, chunks):
+        for chunk, updates in self._computed(work, task, start, local, chunks):
             for client, update in zip(chunk, updates, strict=True):
                 yield task.update(client, update)
 
@@ -122,7 +123,12 @@ class EmbeddedEngine:
         self.close()
 
     def _computed(
-        self, work: LocalWork, task: RoundTask, start: Tensor, chunks: Sequence[Sequence[int]]
+        self,
+        work: LocalWork,
+        task: RoundTask,
+        start: Tensor,
+        local: LocalTraining,
+        chunks: Sequence[Sequence[int]],
     ) -> Iterator[tuple[Sequence[int], Tensor]]:
         method = self.method or Method()
         if self.workers == 1:
@@ -136,31 +142,34 @@ class EmbeddedEngine:
                 self.workers,
                 self.model,
                 self.users,
-                local=self.local,
                 data_seed=self.data_seed,
                 features=work.features,
                 largest=self._most(),
             )
         try:
-            yield from self._pool.updates(task, start, method, chunks)
+            yield from self._pool.updates(task, start, local, method, chunks)
         except BaseException:
             self._pool = None
             raise
 
-    def _local_work(self) -> LocalWork:
+    def _local(self, round_: int) -> LocalTraining:
+        return self.local if isinstance(self.local, LocalTraining) else self.local(round_)
+
+    def _local_work(self, local: LocalTraining) -> LocalWork:
         """What computes in this process; built when the first round comes."""
         version = self._frozen_version()
         if self._work is None:
             self._frozen = version
-            self._work = self._built()
+            self._work = self._built(local)
         elif version != self._frozen and (self._work.features or self._pool):
             raise ConfigError(
                 "the frozen part changed after a round that had cached it or sent it to workers: "
                 "use workers=1 and cache_prefix=False to change it between rounds."
             )
+        self._work.local = local
         return self._work
 
-    def _built(self) -> LocalWork:
+    def _built(self, local: LocalTraining) -> LocalWork:
         parts = None if self._cache_prefix is False else split(self.model)
         if parts is None and self._cache_prefix:
             raise ConfigError(
@@ -172,7 +181,7 @@ class EmbeddedEngine:
         if parts is not None and (self._cache_prefix or prefix_fits(parts[0], self.users.x)):
             model, features = parts[1], Features(parts[0], self.users.x, shared=shared)
         return LocalWork(
-            model, self.users, local=self.local, data_seed=self.data_seed, features=features
+            model, self.users, local=local, data_seed=self.data_seed, features=features
         )
 
     def _most(self) -> int:

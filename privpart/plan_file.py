@@ -58,12 +58,15 @@ class Model(_Table):
 
 
 class Data(_Table):
-    """Table ``[data]``: a task, dealt at random to simulated users, who take part in turn."""
+    """Table ``[data]``: a task, dealt to simulated users, who take part in turn."""
 
-    task: Literal["digits", "fashion-mnist"]
+    task: Literal["digits", "fashion-mnist", "emnist", "cifar10", "cifar100"]
     directory: Path | None = None
     users: StrictInt
     clients_per_round: StrictInt
+    partition: Literal["iid", "dirichlet", "pathological"] = "iid"
+    alpha: StrictFloat | None = Field(default=None, description="of a dirichlet partition")
+    classes_each: StrictInt | None = Field(default=None, description="of a pathological one")
     seed: StrictInt = 0
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.adaptive_clipping import restarts
-from privpart.clip import clip
+from privpart.clip import clip, is_finite
 from privpart.keystream import NoiseSource
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.noise import NoiseStream
@@ -158,7 +158,8 @@ class Server:
             received += 1
             if self._admit(update, came):
                 clipped = clip(update.delta.detach(), self.clip_norm)
-                bits += 0.5 if clipped.norm() <= self.clip_norm * _UNCLIPPED else -0.5
+                if self._bit_noise is not None:
+                    bits += 0.5 if clipped.norm() <= self.clip_norm * _UNCLIPPED else -0.5
                 total += clipped
                 came.add(update.client)
         if len(came) < self.plan.minimum_cohort:
@@ -201,7 +202,7 @@ class Server:
             return False
         if delta.layout is not torch.strided or delta.device.type != "cpu":
             return False
-        if delta.shape != self.parameters.shape or not bool(torch.isfinite(delta).all()):
+        if delta.shape != self.parameters.shape or not is_finite(delta):
             return False
         return update.client not in came and self._may_take_part(update.client)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from accounting.checks import ConfigError
 from privpart import tasks
 from privpart.engine import EmbeddedEngine, Users
 from privpart.models import model as network
@@ -57,7 +58,7 @@ def training(
             than examples, or more clients in a round than users.
     """
     task = _task(plan.data)
-    held = tasks.iid_users(len(task.train_x), users=plan.data.users, data_seed=plan.data.seed)
+    held = _dealt(task, plan.data)
     model = PartialModel(
         network(plan.model.name, **plan.model.sizes), train=plan.model.train, seed=plan.model.seed
     )
@@ -94,5 +95,31 @@ def accuracy(module: torch.nn.Module, x: Tensor, y: Tensor) -> float:
     return right / len(x)
 
 
+def _dealt(task: tasks.Task, data: Data) -> list[Tensor]:
+    """Who holds which training examples."""
+    for name, owner in (("alpha", "dirichlet"), ("classes_each", "pathological")):
+        if (getattr(data, name) is not None) != (data.partition == owner):
+            raise ConfigError(f"data.{name}: a {owner} partition needs it, and no other has it.")
+    if data.alpha is not None:
+        return tasks.dirichlet_users(
+            task.train_y, users=data.users, alpha=data.alpha, data_seed=data.seed
+        )
+    if data.classes_each is not None:
+        return tasks.pathological_users(
+            task.train_y, users=data.users, classes_each=data.classes_each, data_seed=data.seed
+        )
+    return tasks.iid_users(len(task.train_x), users=data.users, data_seed=data.seed)
+
+
 def _task(data: Data) -> tasks.Task:
-    return tasks.digits() if data.task == "digits" else tasks.fashion_mnist(data.directory)
+    if data.task == "digits":
+        return tasks.digits()
+    if data.task == "fashion-mnist":
+        return tasks.fashion_mnist(data.directory)
+    if data.directory is None:
+        raise ConfigError(
+            f"data.directory: {data.task} is read from files; name their folder. Nothing is "
+            "downloaded."
+        )
+    readers = {"emnist": tasks.emnist, "cifar10": tasks.cifar10, "cifar100": tasks.cifar100}
+    return readers[data.task](data.directory)

@@ -80,10 +80,19 @@ class LocalWork:
         data_seed: int,
         features: Features | None = None,
     ) -> None:
-        self.model, self.users, self.local = model, users, local
+        self.model, self.users = model, users
         self.features = features
         self._data_seed = data_seed
         self._lockstep = Lockstep(model, local)
+
+    @property
+    def local(self) -> LocalTraining:
+        """How each client trains from now on; may be set, for a schedule."""
+        return self._lockstep.local
+
+    @local.setter
+    def local(self, local: LocalTraining) -> None:
+        self._lockstep.local = local
 
     def updates(
         self, task: RoundTask, clients: Sequence[int], start: Tensor, method: Method, out: Tensor

@@ -40,7 +40,7 @@ class Lockstep:
 
     def __init__(self, model: PartialModel, local: LocalTraining) -> None:
         self._model = model
-        self._local = local
+        self.local = local
         parameters = dict(model.module.named_parameters())
         self._shapes = [parameters[name].shape for name in model.trainable]
         self._sizes = [shape.numel() for shape in self._shapes]
@@ -76,11 +76,11 @@ class Lockstep:
                 ``torch.func.vmap`` cannot follow.
         """
         batches = [
-            [own[batch] for batch in self._local.batches(len(own), generator)] if len(own) else []
+            [own[batch] for batch in self.local.batches(len(own), generator)] if len(own) else []
             for own, generator in zip(rows, generators, strict=True)
         ]
         longest = max((len(own) for own in batches), default=0)
-        if longest <= 1 and self._local.optimizer == "sgd":
+        if longest <= 1 and self.local.optimizer == "sgd":
             self._one_step(start, x, y, batches, out, channels_last)
             return
         order = sorted(range(len(batches)), key=lambda client: -len(batches[client]))
@@ -119,7 +119,7 @@ class Lockstep:
             inputs = _padded(x, y, these, channels_last)
             found = self._gradients_at_one_point(self._split(start), *inputs)
             for place, part in zip(self._split(to), found, strict=True):
-                torch.mul(part, -self._local.learning_rate, out=place)
+                torch.mul(part, -self.local.learning_rate, out=place)
         if not everyone:
             out.zero_()
             out[came] = to
@@ -135,9 +135,9 @@ class Lockstep:
     def _optimizer(self, stack: _Stack) -> Optimizer:
         """All optimisers act on each number by itself, so one serves all clients."""
         stack.flat.grad = stack.gradient
-        if self._local.optimizer == "adam":
-            return Adam([stack.flat], lr=self._local.learning_rate, fused=True)
-        return SGD([stack.flat], lr=self._local.learning_rate, momentum=self._local.momentum)
+        if self.local.optimizer == "adam":
+            return Adam([stack.flat], lr=self.local.learning_rate, fused=True)
+        return SGD([stack.flat], lr=self.local.learning_rate, momentum=self.local.momentum)
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """Views of one part per parameter; leading dimensions stay."""

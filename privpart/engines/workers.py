@@ -63,7 +63,6 @@ class Workers:
         count: processes.
         model: as the clients have it; its frozen part must not change from now on.
         users: the clients' data.
-        local: how each trains.
         data_seed: see ``LocalWork``.
         features: if the clients train only what lies behind a frozen prefix.
         largest: clients in a chunk, at most.
@@ -78,7 +77,6 @@ class Workers:
         model: PartialModel,
         users: Users,
         *,
-        local: LocalTraining,
         data_seed: int,
         features: Features | None,
         largest: int,
@@ -93,7 +91,7 @@ class Workers:
         try:
             for _ in range(count):
                 here, there = context.Pipe()
-                settings = (local, data_seed, features)
+                settings = (data_seed, features)
                 results = share(torch.empty(_SLOTS, largest, model.dim))
                 process = context.Process(
                     target=_serve,
@@ -111,7 +109,12 @@ class Workers:
             ) from None
 
     def updates(
-        self, task: RoundTask, start: Tensor, method: Method, chunks: Sequence[Sequence[int]]
+        self,
+        task: RoundTask,
+        start: Tensor,
+        local: LocalTraining,
+        method: Method,
+        chunks: Sequence[Sequence[int]],
     ) -> Iterator[tuple[Sequence[int], Tensor]]:
         """Yield each chunk of clients with their updates, shape (clients, d), in order.
 
@@ -128,7 +131,7 @@ class Workers:
                 while True:
                     while todo and free:
                         (following, clients), (worker, slot) = todo.popleft(), free.popleft()
-                        self._send(worker, (following, slot, task, clients, method))
+                        self._send(worker, (following, slot, task, clients, local, method))
                     if number in done:
                         break
                     done |= self._finished()
@@ -212,7 +215,7 @@ def _serve(
     module: torch.nn.Module,
     trainable: Sequence[str],
     users: Users,
-    settings: tuple[LocalTraining, int, Features | None],
+    settings: tuple[int, Features | None],
     start: Tensor,
     results: Tensor,
 ) -> None:
@@ -221,17 +224,20 @@ def _serve(
     torch.set_num_threads(1)
     keep_freed_memory()
     model = PartialModel(module, train=trainable, seed=None)
-    local, data_seed, features = settings
+    data_seed, features = settings
     if features is not None:
         parts = split(model)
         model = parts[1] if parts is not None else model
-    work = LocalWork(model, users, local=local, data_seed=data_seed, features=features)
+    work: LocalWork | None = None
     while True:
         try:
-            number, slot, task, clients, method = pipe.recv()
+            number, slot, task, clients, local, method = pipe.recv()
         except (EOFError, OSError):
             return
         answer: Any = (number, slot)
+        if work is None:
+            work = LocalWork(model, users, local=local, data_seed=data_seed, features=features)
+        work.local = local
         try:
             work.updates(task, clients, start, method, results[slot])
         except Exception as error:  # whatever it is, the engine has to know

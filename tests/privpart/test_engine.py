@@ -87,7 +87,7 @@ def test_the_loop_is_client_update_bit_for_bit():
     found = updates(cnn(PART), data, local, deterministic=True)
     model = cnn(PART)
     engine = EmbeddedEngine(model, data, local=local, data_seed=5, deterministic=True)
-    generator = engine._local_work()._generator(TASK.round, 4)
+    generator = engine._local_work(local)._generator(TASK.round, 4)
     start, rows = model.flat.clone(), data.indices[4]
     one = client_update(
         model, start, data.x[rows], data.y[rows], local=local, clip_norm=0.2, generator=generator
@@ -115,12 +115,17 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
     alone = updates(cnn(PART), data, local, deterministic=True)
     model = cnn(PART)
     task = replace(TASK, clients=(0, 1, 2, 3, 4, 5, 6, 7))
+    later = LocalTraining(0.05)
+    schedule = {TASK.round: local, TASK.round + 1: later}.__getitem__
+    then = replace(TASK, round=TASK.round + 1)
+    alone_then = updates(cnn(PART), data, later, then, deterministic=True)
     with EmbeddedEngine(
-        model, data, local=local, data_seed=5, workers=2, deterministic=True
+        model, data, local=schedule, data_seed=5, workers=2, deterministic=True
     ) as engine:
         start = model.flat.clone()
         found = [u.delta for u in engine.run(task, start)]
         again = [u.delta for u in engine.run(task, start)]
+        scheduled = [u.delta for u in engine.run(then, start)]
         processes = [worker.process for worker in engine._pool._workers]
         assert all(process.is_alive() for process in processes)
         os.kill(processes[0].pid, signal.SIGKILL)
@@ -130,6 +135,7 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
     assert not any(process.is_alive() for process in processes)
     assert torch.equal(torch.stack(found), alone)
     assert torch.equal(torch.stack(again), alone)
+    assert torch.equal(torch.stack(scheduled), alone_then)
 
 
 def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
@@ -140,7 +146,7 @@ def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
     with EmbeddedEngine(
         model, data, local=local, data_seed=5, workers=2, batching="vmap", report=lambda _: None
     ) as engine:
-        assert engine._local_work().features is not None
+        assert engine._local_work(local).features is not None
         found = torch.stack([u.delta for u in engine.run(TASK, model.flat.clone())])
         assert (found - alone).norm(dim=1).max() < 1e-6
         assert engine._work.features._known.all()
@@ -154,7 +160,7 @@ def test_features_are_computed_once_and_only_of_those_who_came():
     calls = []
     handle = model.module.conv1.register_forward_hook(lambda *_: calls.append(1))
     handle.remove()  # a hook forbids the cache: what it does is not known
-    work = engine._local_work()
+    work = engine._local_work(LOCALS["epochs"])
     below = work.features._below
     below.register_forward_hook(lambda _m, inputs, _o: calls.append(len(inputs[0])))
     for _ in range(3):
@@ -179,9 +185,9 @@ def test_no_cache_where_it_would_not_be_exact(network):
     make = lambda cache: EmbeddedEngine(  # noqa: E731
         model, users(), local=LOCALS["epochs"], data_seed=5, cache_prefix=cache
     )
-    assert make(None)._local_work().features is None
+    assert make(None)._local_work(LOCALS["epochs"]).features is None
     with pytest.raises(ConfigError, match="cache_prefix=True: the network must be"):
-        make(True)._local_work()
+        make(True)._local_work(LOCALS["epochs"])
 
 
 def test_a_cached_prefix_must_stay_as_it_was():
