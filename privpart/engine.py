@@ -47,7 +47,7 @@ class EmbeddedEngine:
         batching: "loop" computes one client after another, "vmap" many at once; "auto" chooses
             when the first round comes: by the network, then by timing a few of its clients.
         cache_prefix: keep the outputs of frozen layers below the lowest trained one; None does so
-            where it is exact and fits into memory.
+            where it is exact and fits into memory, until the frozen part is changed.
         deterministic: the same bits whatever the number of workers: "loop", nothing cached.
         report: gets a sentence about what "auto" chose; None writes it to standard error.
 
@@ -158,14 +158,17 @@ class EmbeddedEngine:
     def _local_work(self, local: LocalTraining) -> LocalWork:
         """What computes in this process; built when the first round comes."""
         version = self._frozen_version()
+        if self._work is not None and version != self._frozen:
+            if self._pool or self._cache_prefix:
+                raise ConfigError(
+                    "the frozen part changed after a round that had cached it or sent it to "
+                    "workers: use workers=1 and leave cache_prefix out to change it between rounds."
+                )
+            if self._work.features is not None:
+                self._work, self._cache_prefix = None, False
+        self._frozen = version
         if self._work is None:
-            self._frozen = version
             self._work = self._built(local)
-        elif version != self._frozen and (self._work.features or self._pool):
-            raise ConfigError(
-                "the frozen part changed after a round that had cached it or sent it to workers: "
-                "use workers=1 and cache_prefix=False to change it between rounds."
-            )
         self._work.local = local
         return self._work
 

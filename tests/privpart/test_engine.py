@@ -190,17 +190,26 @@ def test_no_cache_where_it_would_not_be_exact(network):
         make(True)._local_work(LOCALS["epochs"])
 
 
-def test_a_cached_prefix_must_stay_as_it_was():
-    model = cnn(["dense2.*"])
-    engine = EmbeddedEngine(
-        model, users(), local=LOCALS["epochs"], data_seed=5, report=lambda _: None
-    )
-    start = model.flat.clone()
-    list(engine.run(TASK, start))
-    with torch.no_grad():
-        model.module.conv1.weight.mul_(2)
-    with pytest.raises(ConfigError, match="the frozen part changed"):
-        list(engine.run(TASK, start))
+def test_a_cached_prefix_goes_when_the_frozen_part_changes():
+    local, task = LOCALS["epochs"], replace(TASK, clients=(1, 2))
+    for cache in (None, True):
+        model, plain = cnn(["dense2.*"]), cnn(["dense2.*"])
+        engine = EmbeddedEngine(
+            model, users(), local=local, data_seed=5, cache_prefix=cache, batching="vmap"
+        )
+        start = model.flat.clone()
+        before = torch.stack([u.delta for u in engine.run(task, start)])
+        for network in (model, plain):
+            with torch.no_grad():
+                network.module.dense1.weight.mul_(2)
+        if cache:
+            with pytest.raises(ConfigError, match="the frozen part changed"):
+                list(engine.run(task, start))
+        else:
+            after = torch.stack([u.delta for u in engine.run(task, start)])
+            wanted = updates(plain, users(), local, task, deterministic=True)
+            assert (after - wanted).norm() < 1e-6
+            assert (after - before).norm() > 1e-3
 
 
 def test_the_choice_is_reported_and_what_vmap_cannot_follow_is_left_out():
