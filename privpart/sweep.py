@@ -6,6 +6,7 @@ models are simulations and not private, whatever their epsilon says about a run 
 
 import time
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from joblib import Parallel, delayed
 from torch import Tensor
 
 from accounting.checks import ConfigError
+from privpart.engine import WorkerError
 from privpart.engines.memory import keep_freed_memory
 from privpart.keystream import SeededSource
 from privpart.loop import fit
@@ -68,16 +70,25 @@ def run_sweep(
         finished: called after each cell.
 
     A cell that fails is recorded with its error and tried again the next time.
+
+    Raises:
+        WorkerError: a process was killed.
     """
     done = store.finished()
     missing = [cell for cell in sweep.cells if cell.key not in done]
     failed = 0
     work = (delayed(_attempt)(number, cell) for number, cell in enumerate(missing))
     outcomes = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(work)
-    for number, outcome in outcomes:
-        store.add(missing[number], outcome)
-        failed += isinstance(outcome, str)
-        finished(missing[number])
+    try:
+        for number, outcome in outcomes:
+            store.add(missing[number], outcome)
+            failed += isinstance(outcome, str)
+            finished(missing[number])
+    except BrokenProcessPool:
+        raise WorkerError(
+            "a process of the sweep was ended, by the system for its memory or by somebody. "
+            "Finished cells are kept: run the same command again, perhaps with fewer jobs."
+        ) from None
     return failed
 
 

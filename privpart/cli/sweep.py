@@ -128,7 +128,7 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence
     table = Table(box=SIMPLE_HEAD)
     for axis in axes:
         table.add_column(axis)
-    for column in ("noise", "epsilon", "trained", "accuracy (%)", "seeds", "failed"):
+    for column in ("z", "epsilon", "trained", "accuracy (%)", "seeds", "failed"):
         table.add_column(column, justify="right")
     for point in points:
         spread = "" if point.deviation is None else f" ± {100 * point.deviation:.2f}"
@@ -148,6 +148,7 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence
         typer.echo(
             f"Epsilon at delta {', '.join(f'{d:g}' for d in deltas)}; client, zero-out adjacency."
         )
+    typer.echo("z is the noise multiplier.")
     typer.echo("Accuracy: mean and standard deviation over seeds. " + notes[0])
     for note in notes[1:]:
         typer.echo("* " + note)
