@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from privpart.adaptive_clipping import AdaptiveClipping
     from privpart.client import LocalTraining, client_update
-    from privpart.engine import EmbeddedEngine, Engine, Users
+    from privpart.engine import EmbeddedEngine, Engine, Users, WorkerError
     from privpart.initializers import Constant, Glorot, He, Normal, Uniform
     from privpart.keystream import NoiseSource, SecretSource, SeededSource
     from privpart.loop import CohortTooSmallError, RoundRecord, fit
@@ -46,6 +46,7 @@ _HOME = {
     "ServerOptimizer": "server_optimizer",
     "Uniform": "initializers",
     "Users": "engine",
+    "WorkerError": "engine",
     "client_update": "client",
     "fit": "loop",
 }
@@ -75,6 +76,7 @@ __all__ = [
     "ServerOptimizer",
     "Uniform",
     "Users",
+    "WorkerError",
     "client_update",
     "fit",
 ]

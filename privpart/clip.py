@@ -61,5 +61,17 @@ def at_least_tiny(clip_norm: float) -> float:
     return float(clip_norm)
 
 
+def is_finite(update: Tensor) -> bool:
+    """Return whether every number is finite.
+
+    NaN and infinity survive a sum, which is several times cheaper than a look at each number; only
+    float64 can sum to infinity without holding one.
+    """
+    values = update.detach()
+    if math.isfinite(float(values.sum(dtype=torch.float64))):
+        return True
+    return bool(torch.isfinite(values).all())
+
+
 def _norm(update: Tensor) -> float:
     return float(torch.linalg.vector_norm(update, dtype=torch.float64))

@@ -1,17 +1,28 @@
 """Engine: carries a round's work to the clients and brings their updates back."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, Protocol, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from accounting import checks
+from accounting.checks import ConfigError
 from privpart.client import LocalTraining, client_update
+from privpart.engines.choice import choose, prefix_fits
+from privpart.engines.frozen_prefix import Features, split
+from privpart.engines.local_work import LocalWork, Method, Users, client_generator
+from privpart.engines.workers import WorkerError, Workers
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.partial import PartialModel
+
+__all__ = ["Batching", "EmbeddedEngine", "Engine", "Users", "WorkerError"]
+
+Batching = Literal["auto", "loop", "vmap"]
+
+_CHUNK_BYTES = 2**24
+"""Updates computed at once: they stay below what malloc gives back to the system each time."""
 
 
 class Engine(Protocol):
@@ -22,33 +33,29 @@ class Engine(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Users:
-    """Examples and who holds which.
-
-    Attributes:
-        x: all examples, shape (n, ...).
-        y: their classes, shape (n,).
-        indices: per user, the rows that are theirs.
-    """
-
-    x: Tensor
-    y: Tensor
-    indices: Sequence[Tensor]
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-
 class EmbeddedEngine:
-    """Simulated clients, one after another, in this process.
+    """Simulated clients on this machine.
 
     Args:
         model: shared by all clients; rebuilt part and trained part as in ``PartialModel``.
         users: the clients' data.
-        local: how each trains.
+        local: how each trains; or a schedule, from the round, from 0, to how they train in it.
         data_seed: order of examples; each (round, client) has its own generator, so the result
             does not depend on the order in which clients run.
+        workers: processes. 1 computes in this one; more need a script that starts its work under
+            ``if __name__ == "__main__":``.
+        batching: "loop" computes one client after another, "vmap" many at once; "auto" chooses
+            when the first round comes: by the network, then by timing a few of its clients.
+        cache_prefix: keep the outputs of frozen layers below the lowest trained one; None does so
+            where it is exact and fits into memory, until the frozen part is changed.
+        deterministic: the same bits whatever the number of workers: "loop", nothing cached.
+        report: gets a sentence about what "auto" chose; None writes it to standard error.
+
+    All choices are the same training. Updates agree to rounding, 1e-5 of their norm, unless that
+    rounding moves an activation across the kink of a ReLU.
+
+    Raises:
+        ConfigError: options that contradict each other, or a prefix that cannot be cached.
     """
 
     def __init__(
@@ -56,17 +63,61 @@ class EmbeddedEngine:
         model: PartialModel,
         users: Users,
         *,
-        local: LocalTraining,
+        local: LocalTraining | Callable[[int], LocalTraining],
         data_seed: int,
+        workers: int = 1,
+        batching: Batching = "auto",
+        cache_prefix: bool | None = None,
+        deterministic: bool = False,
+        report: Callable[[str], None] | None = None,
     ) -> None:
-        self.model = model
-        self.users = users
-        self.local = local
+        checks.choice("batching", batching, get_args(Batching))
+        if deterministic and (batching == "vmap" or cache_prefix):
+            raise ConfigError(
+                "deterministic=True: means batching='loop' without cache_prefix; leave them out."
+            )
+        self.model, self.users, self.local = model, users, local
         self._previous: dict[int, Tensor] = {}  # of "moon": what each device keeps to itself
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
+        self.workers = checks.count("workers", workers)
+        self.method: Method | None = None if batching == "auto" else Method(batching == "vmap")
+        if deterministic:
+            self.method = Method()
+        self._cache_prefix = False if deterministic or batching == "loop" else None
+        if cache_prefix is not None:
+            self._cache_prefix = cache_prefix
+        self._report = report or _to_stderr
+        self._work: LocalWork | None = None
+        self._pool: Workers | None = None
+        self._frozen = self._frozen_version()
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
-        """Yield each client's clipped update, shape (d,)."""
+        """Yield each client's clipped update, shape (d,), in the order of the task.
+
+        Raises:
+            WorkerError: a worker process died, with its cause.
+            ConfigError: the frozen part was changed after a round in which it was cached or sent
+                to workers.
+        """
+        local = self._local(task.round)
+        if task.active is not None or local.objective != "fedavg":
+            yield from self._one_by_one(task, start, local)
+            return
+        work = self._local_work(local)
+        if self.method is None:
+            self.method, reason = choose(work, task, start)
+            self._report(f"engine: {self.method}{self._where()}: {reason}")
+        largest = self._largest(len(task.clients))
+        clients = task.clients
+        chunks = [clients[i : i + largest] for i in range(0, len(clients), largest)]
+        for chunk, updates in self._computed(work, task, start, local, chunks):
+            for client, update in zip(chunk, updates, strict=True):
+                yield task.update(client, update)
+
+    def _one_by_one(
+        self, task: RoundTask, start: Tensor, local: LocalTraining
+    ) -> Iterator[ClientUpdate]:
+        """Groups that take turns, and objectives with a memory: in this process, in order."""
         for client in task.clients:
             rows = self.users.indices[client]
             delta = client_update(
@@ -74,16 +125,114 @@ class EmbeddedEngine:
                 start,
                 self.users.x[rows],
                 self.users.y[rows],
-                local=self.local,
+                local=local,
                 clip_norm=task.clip_norm,
-                generator=self._generator(task.round, client),
+                generator=client_generator(self.data_seed, task.round, client),
                 active=task.active,
                 previous=self._previous.get(client),
             )
-            if self.local.objective == "moon":
+            if local.objective == "moon":
                 self._previous[client] = self.model.flat.clone()
             yield task.update(client, delta)
 
-    def _generator(self, round_: int, client: int) -> torch.Generator:
-        address = np.random.SeedSequence((self.data_seed, round_, client)).generate_state(1)
-        return torch.Generator().manual_seed(int(address[0]))
+    def close(self) -> None:
+        """End the worker processes; the next round starts new ones."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __enter__(self) -> "EmbeddedEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _computed(
+        self,
+        work: LocalWork,
+        task: RoundTask,
+        start: Tensor,
+        local: LocalTraining,
+        chunks: Sequence[Sequence[int]],
+    ) -> Iterator[tuple[Sequence[int], Tensor]]:
+        method = self.method or Method()
+        if self.workers == 1:
+            for chunk in chunks:
+                updates = torch.empty(len(chunk), self.model.dim)
+                work.updates(task, chunk, start, method, updates)
+                yield chunk, updates
+            return
+        if self._pool is None:
+            self._pool = Workers(
+                self.workers,
+                self.model,
+                self.users,
+                data_seed=self.data_seed,
+                features=work.features,
+                largest=self._most(),
+            )
+        try:
+            yield from self._pool.updates(task, start, local, method, chunks)
+        except BaseException:
+            self._pool = None
+            raise
+
+    def _local(self, round_: int) -> LocalTraining:
+        return self.local if isinstance(self.local, LocalTraining) else self.local(round_)
+
+    def _local_work(self, local: LocalTraining) -> LocalWork:
+        """What computes in this process; built when the first round comes."""
+        version = self._frozen_version()
+        if self._work is not None and version != self._frozen:
+            if self._pool or self._cache_prefix:
+                raise ConfigError(
+                    "the frozen part changed after a round that had cached it or sent it to "
+                    "workers: use workers=1 and leave cache_prefix out to change it between rounds."
+                )
+            if self._work.features is not None:
+                self._work, self._cache_prefix = None, False
+        self._frozen = version
+        if self._work is None:
+            self._work = self._built(local)
+        self._work.local = local
+        return self._work
+
+    def _built(self, local: LocalTraining) -> LocalWork:
+        parts = None if self._cache_prefix is False else split(self.model)
+        if parts is None and self._cache_prefix:
+            raise ConfigError(
+                "cache_prefix=True: the network must be an nn.Sequential whose first layers are "
+                "frozen and neither random nor stateful."
+            )
+        model, features = self.model, None
+        shared = self.workers > 1
+        if parts is not None and (self._cache_prefix or prefix_fits(parts[0], self.users.x)):
+            model, features = parts[1], Features(parts[0], self.users.x, shared=shared)
+        return LocalWork(
+            model, self.users, local=local, data_seed=self.data_seed, features=features
+        )
+
+    def _most(self) -> int:
+        """Clients whose updates are computed at once, at most."""
+        return max(1, min(128, _CHUNK_BYTES // (4 * self.model.dim)))
+
+    def _largest(self, clients: int) -> int:
+        """Clients in a chunk: few enough that every worker has some."""
+        shares = self.workers
+        if self.workers > 1 and not (self.method and self.method.together):
+            shares *= 4
+        return max(1, min(self._most(), -(-clients // shares)))
+
+    def _where(self) -> str:
+        cached = self._work is not None and self._work.features is not None
+        where = ", frozen prefix cached" if cached else ""
+        return where + (f", {self.workers} workers" if self.workers > 1 else "")
+
+    def _frozen_version(self) -> int:
+        """Grows with every change in place of the frozen part."""
+        frozen = set(self.model.frozen)
+        return sum(p._version for n, p in self.model.module.named_parameters() if n in frozen)
+
+
+def _to_stderr(sentence: str) -> None:
+    sys.stderr.write(f"privpart: {sentence}\n")

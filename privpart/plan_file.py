@@ -76,12 +76,15 @@ class Model(_Table):
 
 
 class Data(_Table):
-    """Table ``[data]``: a task, dealt at random to simulated users, who take part in turn."""
+    """Table ``[data]``: a task, dealt to simulated users, who take part in turn."""
 
-    task: Literal["digits", "fashion-mnist"]
+    task: Literal["digits", "fashion-mnist", "emnist", "cifar10", "cifar100"]
     directory: Path | None = None
     users: StrictInt
     clients_per_round: StrictInt
+    partition: Literal["iid", "dirichlet", "pathological"] = "iid"
+    alpha: StrictFloat | None = Field(default=None, description="of a dirichlet partition")
+    classes_each: StrictInt | None = Field(default=None, description="of a pathological one")
     seed: StrictInt = 0
 
 
@@ -177,9 +180,15 @@ def read(path: str | Path) -> PlanFile:
 def parse(text: str, *, name: str = "plan") -> PlanFile:
     """Return the plan in a TOML text; raises as ``read``."""
     try:
-        return PlanFile.model_validate(tomllib.loads(text))
+        return validated(tomllib.loads(text), name=name)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is no TOML: {error}.") from None
+
+
+def validated(values: dict[str, Any], *, name: str = "plan") -> PlanFile:
+    """Return the plan with these tables; raises as ``read``."""
+    try:
+        return PlanFile.model_validate(values)
     except ValidationError as error:
         faults = "\n".join(f"  {_sentence(fault)}" for fault in error.errors())
         raise ConfigError(f"{name} is no plan:\n{faults}") from None

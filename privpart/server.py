@@ -155,7 +155,8 @@ class Server:
             received += 1
             if self._admit(update, dim, came):
                 clipped = clip(update.delta.detach(), self.clip_norm)  # zeros if not finite
-                bits += 0.5 if clipped.norm() <= self.clip_norm * _UNCLIPPED else -0.5
+                if self._bit_noise is not None:
+                    bits += 0.5 if clipped.norm() <= self.clip_norm * _UNCLIPPED else -0.5
                 total += clipped
                 came.add(update.client)
         if len(came) < self.plan.minimum_cohort:

@@ -1,137 +1,166 @@
-"""Sweep: the same training over noise levels, trained parts and seeds."""
+"""Sweep: runs the cells of a sweep file on several processes, each finished cell kept at once.
 
-from collections.abc import Iterator, Sequence
+The noise of every cell comes from its seed, so that cells can be repeated and compared: these
+models are simulations and not private, whatever their epsilon says about a run with secret noise.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from joblib import Parallel, delayed
 from torch import Tensor
 
-from accounting import BinaryTree, Participation
-from privpart import tasks
-from privpart.client import LocalTraining
-from privpart.engine import EmbeddedEngine, Users
+from accounting.checks import ConfigError
+from privpart.engine import WorkerError
+from privpart.engines.memory import keep_freed_memory
 from privpart.keystream import SeededSource
 from privpart.loop import fit
-from privpart.models import small_cnn
-from privpart.partial import PartialModel
-from privpart.plan import PrivacyPlan
+from privpart.plan_file import PlanFile
 from privpart.server import Server
-from privpart.server_optimizer import ServerOptimizer
-from privpart.training import accuracy
+from privpart.sweep_file import Cell, Sweep
+from privpart.sweep_store import SweepStore
+from privpart.training import Training, accuracy, training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Everything about a training that a sweep holds fixed.
-
-    Each simulated user holds equally many images and takes part in exactly one round; one tree
-    spans all rounds.
+class Result:
+    """What a cell gave.
 
     Attributes:
-        task: "digits" or "fashion-mnist".
-        data_dir: where the latter's files are; None is Debian's place.
-        channels: of the network, see ``models.small_cnn``; likewise hidden and kernel.
-        images_per_user: >= 1.
-        users: simulated users, >= rounds.
-        rounds: of training.
-        local: how a client trains.
-        clip_norm: of an update.
-        learning_rate: the server's, without noise.
-        damping: at noise multiplier z the server's rate is at most damping / z.
-        momentum: the server's.
+        accuracy: on the test examples that chose nothing, in [0, 1].
+        epsilon: of the plan, had its noise been secret; None without noise.
+        noise_multiplier: of the plan, solved for if it has a target.
+        delta: of the epsilon.
+        trained: numbers that train.
+        numbers: of the whole network.
+        chosen: the plan that was trained; by held-out accuracy if there were several.
+        tuned: how many there were.
+        engine: how the clients were computed.
+        cpu_seconds: processor time.
     """
 
-    task: str
-    data_dir: Path | None = None
-    channels: tuple[int, int]
-    hidden: int
-    kernel: int
-    users: int
-    images_per_user: int
-    rounds: int
-    local: LocalTraining
-    clip_norm: float
-    learning_rate: float
-    damping: float
-    momentum: float
+    accuracy: float
+    epsilon: float | None
+    noise_multiplier: float
+    delta: float
+    trained: int
+    numbers: int
+    chosen: PlanFile
+    tuned: int
+    engine: str
+    cpu_seconds: float
 
-    def plan(self, noise_multiplier: float) -> PrivacyPlan:
-        """What is promised at this noise."""
-        return PrivacyPlan(
-            mechanism=BinaryTree(self.rounds),
-            participation=Participation(self.rounds),
-            clip_norm=self.clip_norm,
-            noise_multiplier=noise_multiplier,
-            report_goal=self.users // self.rounds,
-        )
 
-    def load(self) -> tasks.Task:
-        """Read the data."""
-        return tasks.digits() if self.task == "digits" else tasks.fashion_mnist(self.data_dir)
+def run_sweep(
+    sweep: Sweep,
+    store: SweepStore,
+    *,
+    jobs: int,
+    finished: Callable[[Cell], None] = lambda _: None,
+) -> int:
+    """Train the cells that the store does not have yet; return how many failed.
 
-    def model(self, train: Sequence[str], *, image_size: int, seed: int) -> PartialModel:
-        """Build the network with the named part trainable."""
-        network = small_cnn(
-            channels=self.channels, hidden=self.hidden, kernel=self.kernel, image_size=image_size
-        )
-        return PartialModel(network, train=train, seed=seed)
+    Args:
+        sweep: what to train.
+        store: gets each cell as soon as it is finished; a kill loses only the cells in work.
+        jobs: processes, of one thread each.
+        finished: called after each cell.
+
+    A cell that fails is recorded with its error and tried again the next time.
+
+    Raises:
+        WorkerError: a process was killed.
+    """
+    done = store.finished()
+    missing = [cell for cell in sweep.cells if cell.key not in done]
+    failed = 0
+    work = (delayed(_attempt)(number, cell) for number, cell in enumerate(missing))
+    outcomes = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(work)
+    try:
+        for number, outcome in outcomes:
+            store.add(missing[number], outcome)
+            failed += isinstance(outcome, str)
+            finished(missing[number])
+    except BrokenProcessPool:
+        raise WorkerError(
+            "a process of the sweep was ended, by the system for its memory or by somebody. "
+            "Finished cells are kept: run the same command again, perhaps with fewer jobs."
+        ) from None
+    return failed
+
+
+def run_cell(cell: Cell) -> Result:
+    """Train the candidates of one cell on one thread and return the best.
+
+    Raises:
+        ConfigError: whatever is wrong with the plan or its data.
+    """
+    torch.set_num_threads(1)
+    began = time.process_time()
+    tried = [_train(plan, cell) for plan in cell.candidates]
+    best = max(range(len(tried)), key=lambda number: tried[number].chooses)
+    run, plan = tried[best], cell.candidates[best]
+    privacy, delta = run.server.plan, plan.privacy.delta
+    return Result(
+        accuracy=run.accuracy,
+        epsilon=privacy.guarantee().epsilon(delta) if privacy.noise_multiplier else None,
+        noise_multiplier=float(privacy.noise_multiplier),
+        delta=delta,
+        trained=run.setup.model.dim,
+        numbers=run.setup.model.numbers,
+        chosen=plan,
+        tuned=len(tried),
+        engine="; ".join(run.said) or str(run.setup.engine.method),
+        cpu_seconds=time.process_time() - began,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One training of a sweep: a name for what trains, its patterns, the noise, the seed."""
+class _Run:
+    """One training: ``chooses`` is its accuracy on the examples that are held out for that."""
 
-    part: str
-    train: tuple[str, ...]
-    noise_multiplier: float
-    seed: int
-
-
-def sweep(recipe: Recipe, cells: Sequence[Cell], *, jobs: int) -> Iterator[float]:
-    """Yield the test accuracy of each cell, in order, as ``jobs`` processes finish them."""
-    work = (delayed(train_cell)(recipe, cell) for cell in cells)
-    results: Iterator[float] = Parallel(n_jobs=jobs, return_as="generator")(work)
-    return results
+    setup: Training
+    server: Server
+    chooses: float
+    accuracy: float
+    said: list[str]
 
 
-def train_cell(recipe: Recipe, cell: Cell) -> float:
-    """Train once, on one thread, and return the test accuracy in [0, 1].
-
-    The seed decides the start values, who holds what, who comes when, and the noise: a simulation,
-    whose noise is not secret.
-    """
-    torch.set_num_threads(1)
-    task = recipe.load()
-    model = recipe.model(cell.train, image_size=task.train_x.shape[-1], seed=cell.seed)
-    plan = recipe.plan(cell.noise_multiplier)
-    held = recipe.users * recipe.images_per_user
-    users = Users(
-        task.train_x[:held],
-        task.train_y[:held],
-        tasks.iid_users(held, users=recipe.users, data_seed=cell.seed),
-    )
+def _train(plan: PlanFile, cell: Cell) -> _Run:
+    said: list[str] = []
+    setup = training(plan, report=said.append)
     server = Server(
-        plan,
-        model.flat,
+        plan.privacy_plan(),
+        setup.model.flat,
         source=SeededSource(cell.seed),
-        optimizer=ServerOptimizer(
-            learning_rate=_server_rate(recipe, cell.noise_multiplier), momentum=recipe.momentum
-        ),
+        optimizer=plan.server,
     )
-    engine = EmbeddedEngine(model, users, local=recipe.local, data_seed=cell.seed)
-    cohorts = tasks.cohorts_once_each(users=recipe.users, rounds=recipe.rounds, data_seed=cell.seed)
-
-    def evaluate(parameters: Tensor) -> float:
-        model.load(parameters)
-        return accuracy(model.module, task.test_x, task.test_y)
-
-    last = fit(server, engine, cohorts, evaluate=evaluate)[-1]
-    return last.metric if last.metric is not None else float("nan")
+    fit(server, setup.engine, setup.cohorts)
+    chooses, measured = _accuracies(setup, server.parameters, cell.held_out)
+    return _Run(setup, server, chooses, measured, said)
 
 
-def _server_rate(recipe: Recipe, noise_multiplier: float) -> float:
-    if noise_multiplier == 0:
-        return recipe.learning_rate
-    return min(recipe.learning_rate, recipe.damping / noise_multiplier)
+def _accuracies(setup: Training, parameters: Tensor, held_out: float) -> tuple[float, float]:
+    """On the first share of the test examples, which chooses, and on the others."""
+    first = round(held_out * len(setup.test_x))
+    if held_out and not 0 < first < len(setup.test_x):
+        raise ConfigError(
+            f"held_out={held_out:g}: leaves {first} of {len(setup.test_x)} test examples to choose "
+            "by; both parts need some."
+        )
+    setup.model.load(parameters)
+    module, x, y = setup.model.module, setup.test_x, setup.test_y
+    chooses = accuracy(module, x[:first], y[:first]) if first else 0.0
+    return chooses, accuracy(module, x[first:], y[first:])
+
+
+def _attempt(number: int, cell: Cell) -> tuple[int, Result | str]:
+    """In a process of joblib's."""
+    keep_freed_memory()
+    try:
+        return number, run_cell(cell)
+    except Exception as error:
+        return number, f"{type(error).__name__}: {error}"

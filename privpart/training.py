@@ -1,6 +1,6 @@
 """Training: what a plan file describes, put together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,15 +39,27 @@ class Training:
         return accuracy(self.model.module, self.test_x, self.test_y)
 
 
-def training(plan: PlanFile) -> Training:
+def training(
+    plan: PlanFile,
+    *,
+    workers: int = 1,
+    deterministic: bool = False,
+    report: Callable[[str], None] | None = None,
+) -> Training:
     """Load the data and build model, users and cohorts of a plan.
+
+    Args:
+        plan: what to train.
+        workers: processes of the engine.
+        deterministic: the same bits for any number of workers, see ``EmbeddedEngine``.
+        report: gets a sentence about how the engine computes; None writes it to standard error.
 
     Raises:
         ConfigError: unknown model or sizes, patterns that match nothing, missing data, more users
             than examples, or more clients in a round than users.
     """
     task = _task(plan.data)
-    held = tasks.iid_users(len(task.train_x), users=plan.data.users, data_seed=plan.data.seed)
+    held = _dealt(task, plan.data)
     model = PartialModel(
         network(plan.model.name, **plan.model.sizes),
         train=plan.model.train,
@@ -57,7 +69,15 @@ def training(plan: PlanFile) -> Training:
     users = Users(task.train_x, task.train_y, held)
     return Training(
         model,
-        EmbeddedEngine(model, users, local=plan.client, data_seed=plan.data.seed),
+        EmbeddedEngine(
+            model,
+            users,
+            local=plan.client,
+            data_seed=plan.data.seed,
+            workers=workers,
+            deterministic=deterministic,
+            report=report,
+        ),
         tasks.cohorts_in_turn(
             users=plan.data.users,
             size=plan.data.clients_per_round,
@@ -104,5 +124,31 @@ def accuracy(module: torch.nn.Module, x: Tensor, y: Tensor) -> float:
     return right / len(x)
 
 
+def _dealt(task: tasks.Task, data: Data) -> list[Tensor]:
+    """Who holds which training examples."""
+    for name, owner in (("alpha", "dirichlet"), ("classes_each", "pathological")):
+        if (getattr(data, name) is not None) != (data.partition == owner):
+            raise ConfigError(f"data.{name}: a {owner} partition needs it, and no other has it.")
+    if data.alpha is not None:
+        return tasks.dirichlet_users(
+            task.train_y, users=data.users, alpha=data.alpha, data_seed=data.seed
+        )
+    if data.classes_each is not None:
+        return tasks.pathological_users(
+            task.train_y, users=data.users, classes_each=data.classes_each, data_seed=data.seed
+        )
+    return tasks.iid_users(len(task.train_x), users=data.users, data_seed=data.seed)
+
+
 def _task(data: Data) -> tasks.Task:
-    return tasks.digits() if data.task == "digits" else tasks.fashion_mnist(data.directory)
+    if data.task == "digits":
+        return tasks.digits()
+    if data.task == "fashion-mnist":
+        return tasks.fashion_mnist(data.directory)
+    if data.directory is None:
+        raise ConfigError(
+            f"data.directory: {data.task} is read from files; name their folder. Nothing is "
+            "downloaded."
+        )
+    readers = {"emnist": tasks.emnist, "cifar10": tasks.cifar10, "cifar100": tasks.cifar100}
+    return readers[data.task](data.directory)

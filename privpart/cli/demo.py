@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
 
     from attacks import LeakageReport
     from privpart.cli.demo_tables import Accuracy
-    from privpart.sweep import Cell, Recipe
+    from privpart.recipe import Cell, Recipe
     from privpart.tasks import Task
 
 DELTA = 1e-5
@@ -89,7 +89,7 @@ def _train(
     recipe: "Recipe", task: "Task", seeds: Sequence[int], jobs: int, progress: "Progress"
 ) -> list["Accuracy"]:
     from privpart.cli.demo_tables import Accuracy
-    from privpart.sweep import Cell, sweep
+    from privpart.recipe import Cell, train_cells
     from privpart.wire import encode_update
 
     cells = [
@@ -98,7 +98,7 @@ def _train(
         for part, train in PARTS.items()
         for seed in seeds
     ]
-    results = _tracked(sweep(recipe, cells, jobs=jobs), cells, progress)
+    results = _tracked(train_cells(recipe, cells, jobs=jobs), cells, progress)
     grouped: dict[tuple[str, float], list[float]] = {}
     for cell, result in zip(cells, results, strict=True):
         grouped.setdefault((cell.part, cell.noise_multiplier), []).append(result)

@@ -17,7 +17,7 @@ from privpart.cli.recipes import Data, processors, recipe_for
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from privpart.freeze_search import Trial
-    from privpart.sweep import Recipe
+    from privpart.recipe import Recipe
 
 NOT_COVERED = (
     "A search looks at accuracies. On the clients' private data it is a release of its own, which "
@@ -79,7 +79,7 @@ def _search(
     """One row per trial, and the patterns that train after the last one that was kept."""
     from privpart.freeze_search import freeze_search as search
     from privpart.freeze_search import layer_blocks
-    from privpart.sweep import Cell, sweep
+    from privpart.recipe import Cell, train_cells
 
     size = recipe.load().train_x.shape[-1]
     module = recipe.model(("*",), image_size=size, seed=0).module
@@ -93,7 +93,7 @@ def _search(
     def accuracy(frozen: tuple[str, ...]) -> float:
         typer.echo(f"training with {', '.join(frozen) or 'nothing'} frozen ...", err=True)
         cells = [Cell("", trained(frozen), 0.0, seed) for seed in seeds]
-        accuracies[frozen] = list(sweep(recipe, cells, jobs=jobs))
+        accuracies[frozen] = list(train_cells(recipe, cells, jobs=jobs))
         return mean(accuracies[frozen])
 
     trials = list(search(blocks, accuracy, tolerance=tolerance / 100))

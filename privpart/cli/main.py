@@ -23,6 +23,7 @@ from privpart.cli.inspect import inspect
 from privpart.cli.mechanisms import mechanisms
 from privpart.cli.report import report
 from privpart.cli.schedule import schedule
+from privpart.cli.sweep import sweep, sweep_show
 from privpart.cli.train import train
 
 app = typer.Typer(
@@ -39,6 +40,8 @@ _COMMANDS = (
     report,
     schedule,
     inspect,
+    sweep,
+    sweep_show,
     costs,
     freeze_search,
     demo,
@@ -85,7 +88,11 @@ def main() -> None:
         sys.exit(2)
 
 
-_SAYS_ALL = ("StorageError", "CohortTooSmallError")  # by name: their modules import torch
+_SAYS_ALL = (
+    "StorageError",
+    "CohortTooSmallError",
+    "WorkerError",
+)  # by name: their modules import torch
 _REFUSED = 70
 _OPTIONS = {
     name for command in (*_COMMANDS, audit.leakage) for name in signature(command).parameters

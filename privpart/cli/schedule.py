@@ -72,7 +72,7 @@ def _costs(
     from privpart.schedule_costs import equation_6, measured
 
     users, groups = setup.engine.users, len(setup.model.group_sizes)
-    held = max(1, min(len(own) for own in users.indices))
+    held = max(1, min(len(users.indices[u]) for u in range(len(users))))
     batch = slice(0, min(plan.client.batch_size, held))
     everything = tuple(range(groups))
     rows = []

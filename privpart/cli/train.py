@@ -1,5 +1,6 @@
 """``privpart train``: run a plan in a folder, from the start or from where it stopped."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,29 +46,37 @@ def train(
     evaluate_every: Annotated[
         int, typer.Option(help="Rounds between evaluations on the test images.")
     ] = 10,
+    workers: Annotated[
+        int, typer.Option(help="Processes that simulate clients; 1 uses this one.")
+    ] = 1,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write evaluations for TensorBoard, too.")
+    ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Train under a plan; every round is committed to the folder before its model is released.
 
-    Ctrl-C, a crash or a full disk leave a run that --resume goes on with.
+    Ctrl-C, a crash or a full disk leave a run that --resume goes on with. Evaluations are in
+    metrics.jsonl and metrics.csv of the folder.
 
     Example: privpart train --plan examples/digits.toml --out run
     """
     checks.count("evaluate_every", evaluate_every)
+    checks.count("workers", workers)
     if resume:
         if fork_of is not None or seed is not None:
             raise ConfigError(
                 "--resume: the run has its start and its noise; leave out --fork-of and --seed."
             )
-        run, kept, setup = _resumed(out, plan, adopt)
+        run, kept, setup = _resumed(out, plan, adopt, workers)
     elif adopt:
         raise ConfigError("--adopt: only with --resume.")
     elif plan is None:
         raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
     else:
-        run, kept, setup = _begun(plan, out, fork_of, seed)
+        run, kept, setup = _begun(plan, out, fork_of, seed, workers)
     with run:
-        _train(run, kept, setup, evaluate_every)
+        _train(run, kept, setup, evaluate_every, tensorboard=tensorboard)
     _tell(run, form)
 
 
@@ -81,7 +90,9 @@ def _tell(run: "RunFolder", form: Format) -> None:
         print_run(run_report(run.path), form)
 
 
-def _resumed(out: Path, plan: Path | None, adopt: bool) -> "tuple[RunFolder, PlanFile, Training]":
+def _resumed(
+    out: Path, plan: Path | None, adopt: bool, workers: int
+) -> "tuple[RunFolder, PlanFile, Training]":
     """Open a run; return it with the plan that its ledger keeps, put together."""
     from privpart.plan_file import parse, read
     from privpart.run_folder import RunFolder
@@ -94,14 +105,15 @@ def _resumed(out: Path, plan: Path | None, adopt: bool) -> "tuple[RunFolder, Pla
             raise ConfigError(f"{out}: the plan file in the ledger is not the run's.")
         if plan is not None and read(plan).hash != kept.hash:
             raise ConfigError(f"plan={plan}: is another plan than the run's; leave it out.")
-        return run, kept, training(kept)
+        private = run.facts["seed"] is None
+        return run, kept, training(kept, workers=workers, deterministic=not private)
     except BaseException:
         run.close()
         raise
 
 
 def _begun(
-    plan: Path, out: Path, fork_of: Path | None, seed: int | None
+    plan: Path, out: Path, fork_of: Path | None, seed: int | None, workers: int
 ) -> "tuple[RunFolder, PlanFile, Training]":
     """Begin a run once everything about it has been tried; return it with its plan."""
     from privpart.durable import write_durably
@@ -111,7 +123,10 @@ def _begun(
     from privpart.training import refuse_short_cohorts, training
 
     chosen, text = read(plan), plan.read_text(encoding="utf-8")
-    promised, setup = chosen.privacy_plan(), training(chosen)
+    promised = chosen.privacy_plan()
+    # Noise from a seed is for runs that can be repeated: then their clients must not depend on
+    # what a probe of the machine said.
+    setup = training(chosen, workers=workers, deterministic=seed is not None)
     refuse_short_cohorts(promised, setup.cohorts)
     facts = {"delta": chosen.privacy.delta, "plan_file": text}
     if fork_of is None:
@@ -124,44 +139,29 @@ def _begun(
     return run, chosen, setup
 
 
-def _train(run: "RunFolder", plan: "PlanFile", setup: "Training", evaluate_every: int) -> None:
+def _train(
+    run: "RunFolder",
+    plan: "PlanFile",
+    setup: "Training",
+    evaluate_every: int,
+    *,
+    tensorboard: bool,
+) -> None:
     import torch
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    from privpart.loop import RoundRecord, fit
+    from privpart.callbacks import Callback, MetricsFiles, ProgressBar, TensorBoard
+    from privpart.loop import fit
     from privpart.server import Server
 
     torch.set_num_threads(1)  # small models lose time to more, and the result to none
     server = Server(run.plan, setup.model.flat, source=run.source(), optimizer=plan.server)
     run.restore(server)
-    columns = (
-        TextColumn("round"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=run.plan.rounds, completed=server.round)
-
-        def show(record: RoundRecord) -> None:
-            progress.update(bar, completed=record.round + 1)
-            if record.metric is None:
-                return
-            progress.update(bar, description=f"test {record.metric:.1%}")
-            if not console.is_terminal:
-                console.print(f"round {record.round + 1}: test accuracy {record.metric:.1%}")
-
+    with ExitStack() as open_:
+        open_.enter_context(setup.engine)
+        progress = open_.enter_context(ProgressBar(run.plan.rounds, done=server.round))
+        callbacks: list[Callback] = [progress, MetricsFiles(run.path)]
+        if tensorboard:
+            callbacks.append(open_.enter_context(TensorBoard(run.path / "tensorboard")))
         try:
             fit(
                 server,
@@ -170,10 +170,10 @@ def _train(run: "RunFolder", plan: "PlanFile", setup: "Training", evaluate_every
                 commit=run.commit,
                 evaluate=setup.accuracy,
                 evaluate_every=evaluate_every,
-                callbacks=[show],
+                callbacks=callbacks,
             )
         except KeyboardInterrupt:
-            progress.stop()
+            progress.close()
             typer.echo(
                 f"privpart: interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
                 f"Go on with: privpart train --resume --out {run.path}",

@@ -11,9 +11,9 @@ class Task:
 
     Attributes:
         name: as on the command line.
-        train_x: shape (n, 1, size, size), float32.
+        train_x: shape (n, channels, size, size), float32.
         train_y: shape (n,), int64.
-        test_x: shape (m, 1, size, size), float32.
+        test_x: shape (m, channels, size, size), float32.
         test_y: shape (m,), int64.
     """
 

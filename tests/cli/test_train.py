@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 PLAN = """
 schema = "privpart/plan/1"
@@ -58,6 +60,9 @@ def test_a_whole_run_with_its_report(done, privpart):
     assert (report["schema"], report["rounds"], report["complete"]) == ("privpart/run/1", 8, True)
     assert report["guarantee"]["status"] == "conditional"
     assert "test accuracy" in told.stderr
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(8))
+    assert lines[-1]["metric"] is not None
     again = privpart("report", str(out), "--format", "json")
     assert json.loads(again.stdout) == report
     assert not (out / "key").exists()
@@ -77,6 +82,19 @@ def test_report_as_text_prose_csv_and_ci_gate(done, privpart):
     over = privpart("report", str(out), "--max-epsilon", "0.5")
     assert over.returncode == 3
     assert "exceeds 0.5" in over.stderr
+
+
+@pytest.mark.slow
+def test_a_seeded_run_does_not_depend_on_the_number_of_workers(privpart, plan, tmp_path):
+    found = []
+    for workers in ("1", "2"):
+        out = tmp_path / workers
+        told = privpart(
+            "train", "--plan", str(plan), "--out", str(out), "--seed", "1", "--workers", workers
+        )
+        assert told.returncode == 0, told.stderr
+        found.append(load_file(out / "state-000008.safetensors")["parameters"])
+    assert torch.equal(*found)
 
 
 def test_a_changed_ledger_is_one_sentence(done, privpart, tmp_path):

@@ -34,7 +34,8 @@ def model(train, seed=3):
 
 
 def engine(train, seed=3):
-    return EmbeddedEngine(model(train, seed), USERS, local=LocalTraining(0.5), data_seed=1)
+    local = LocalTraining(0.5)
+    return EmbeddedEngine(model(train, seed), USERS, local=local, data_seed=1, deterministic=True)
 
 
 def classes(*trains, server=STRONG):

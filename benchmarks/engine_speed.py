@@ -1,0 +1,233 @@
+"""Engine speed: rounds of simulated clients, beside the plain loop that people write in PyTorch.
+
+Run: ``python benchmarks/engine_speed.py``; writes benchmarks/results/engine.json.
+
+All ways of a case are measured in one run and in turns, so that other programs on the machine meet
+all of them. A round is: train each client of the cohort from the same start, clip its update, add
+it up. The plain loop is one process with the parameters copied in, ``torch.optim.SGD`` and
+``cross_entropy``, frozen parameters without gradients, once on one thread and once on two. The
+engine is measured in one process and with two workers of one thread each, after the round that
+builds models, probes and caches.
+
+Seconds are of the wall and, because the machine may be shared, also of the processors: of all
+processes of the way together. ``ratio_cpu`` compares processor seconds of one thread each: what the
+way of computing gives by itself, without what the second processor adds.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import machine
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
+from privpart.engines.memory import keep_freed_memory
+from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn
+from privpart.tasks import fashion_mnist
+
+RESULT = Path(__file__).parent / "results" / "engine.json"
+CLIP = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, what trains, and a cohort."""
+
+    network: Callable[[], nn.Module]
+    train: str
+    clients: int
+    examples: int
+    rate: float
+    target: float
+
+
+def _one_step_network() -> nn.Module:
+    return small_cnn(channels=(8, 16), hidden=256, image_size=28, kernel=5)
+
+
+CASES = {
+    "EMNIST CNN, full": Case(lambda: emnist_cnn(classes=10), "*", 20, 100, 0.05, 1.4),
+    "EMNIST CNN, partial": Case(lambda: emnist_cnn(classes=10), "!dense1.*", 20, 100, 0.05, 1.45),
+    "EMNIST CNN, last layer": Case(lambda: emnist_cnn(classes=10), "dense2.*", 20, 100, 0.05, 8),
+    "MLP, full": Case(lambda: mcmahan_2nn(classes=10), "*", 20, 100, 0.05, 1),
+    "MLP, partial": Case(lambda: mcmahan_2nn(classes=10), "!dense1.*", 20, 100, 0.05, 2.5),
+    "one step, full": Case(_one_step_network, "*", 100, 2, 0.1, 5),
+    "one step, partial": Case(_one_step_network, "!dense1.*", 100, 2, 0.1, 5),
+}
+
+
+class Plain:
+    """The loop as people write it."""
+
+    def __init__(self, case: Case, users: Users, clients: Sequence[int], threads: int) -> None:
+        model = PartialModel(case.network(), train=[case.train], seed=0)
+        self.case, self.users, self.clients, self.threads = case, users, clients, threads
+        self.module = model.module
+        for parameter in self.module.parameters():
+            parameter.data, parameter.grad = parameter.data.clone(), None
+        parameters = dict(self.module.named_parameters())
+        self.trained = [parameters[name] for name in model.trainable]
+        self.start = [p.detach().clone() for p in self.trained]
+
+    def round(self) -> Tensor:
+        """Return the sum of the clipped updates."""
+        torch.set_num_threads(self.threads)
+        total = [torch.zeros_like(p) for p in self.start]
+        for client in self.clients:
+            rows = self.users.indices[client]
+            x, y = self.users.x[rows], self.users.y[rows]
+            with torch.no_grad():
+                for parameter, start in zip(self.trained, self.start, strict=True):
+                    parameter.copy_(start)
+            optimizer = torch.optim.SGD(self.trained, lr=self.case.rate)
+            for batch in torch.randperm(len(rows)).split(16):
+                optimizer.zero_grad()
+                cross_entropy(self.module(x[batch]), y[batch]).backward()
+                optimizer.step()
+            with torch.no_grad():
+                deltas = [p - s for p, s in zip(self.trained, self.start, strict=True)]
+                norm = torch.stack([d.norm() for d in deltas]).norm()
+                factor = min(1.0, CLIP / float(norm))
+                for into, delta in zip(total, deltas, strict=True):
+                    into.add_(factor * delta)
+        torch.set_num_threads(1)
+        return torch.cat([t.flatten() for t in total])
+
+    def cpu(self) -> float:
+        """Return the processor seconds so far."""
+        return time.process_time()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Engine:
+    """The same work by the engine."""
+
+    def __init__(self, case: Case, users: Users, clients: Sequence[int], workers: int) -> None:
+        model = PartialModel(case.network(), train=[case.train], seed=0)
+        self.start = model.flat.clone()
+        self.task = RoundTask(0, tuple(clients), CLIP, "benchmark")
+        self.said: list[str] = []
+        self.engine = EmbeddedEngine(
+            model,
+            users,
+            local=LocalTraining(case.rate),
+            data_seed=0,
+            workers=workers,
+            report=self.said.append,
+        )
+
+    def round(self) -> Tensor:
+        """Return the sum of the clipped updates."""
+        total = torch.zeros(len(self.start), dtype=torch.float64)
+        for update in self.engine.run(self.task, self.start):
+            total += update.delta
+        return total
+
+    def cpu(self) -> float:
+        """Return the processor seconds so far."""
+        pool = self.engine._pool
+        pids = [w.process.pid for w in pool._workers] if pool else []
+        return time.process_time() + sum(_cpu_of(pid) for pid in pids)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.engine.close()
+
+
+def _cpu_of(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(case: Case, users: Users, repeats: int) -> dict[str, Any]:
+    """Measure all ways of a case, in turns."""
+    clients = range(case.clients)
+    ways: dict[str, Plain | Engine] = {
+        "plain, 1 thread": Plain(case, users, clients, 1),
+        "plain, 2 threads": Plain(case, users, clients, 2),
+        "engine, 1 process": Engine(case, users, clients, 1),
+        "engine, 2 workers": Engine(case, users, clients, 2),
+    }
+    first, wall, cpu = {}, {name: [] for name in ways}, {name: [] for name in ways}
+    for name, way in ways.items():
+        began = time.perf_counter()
+        way.round()
+        first[name] = time.perf_counter() - began
+    for _ in range(repeats):
+        for name, way in ways.items():
+            began, began_cpu = time.perf_counter(), way.cpu()
+            way.round()
+            wall[name].append(time.perf_counter() - began)
+            cpu[name].append(way.cpu() - began_cpu)
+    said = ways["engine, 2 workers"].said
+    for way in ways.values():
+        way.close()
+    rows = [
+        {
+            "way": name,
+            "first_round_seconds": first[name],
+            "wall_least": min(wall[name]),
+            "wall_median": statistics.median(wall[name]),
+            "wall_most": max(wall[name]),
+            "cpu_least": min(cpu[name]),
+            "cpu_median": statistics.median(cpu[name]),
+            "cpu_most": max(cpu[name]),
+        }
+        for name in ways
+    ]
+    by = {row["way"]: row for row in rows}
+    fastest, alone = by["engine, 2 workers"], by["engine, 1 process"]
+    return {
+        "ratio_to_plain_2_threads": by["plain, 2 threads"]["wall_least"] / fastest["wall_least"],
+        "ratio_to_plain_1_thread": by["plain, 1 thread"]["wall_least"] / fastest["wall_least"],
+        "ratio_cpu": by["plain, 1 thread"]["cpu_least"] / alone["cpu_least"],
+        "target": case.target,
+        "engine": said,
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    """Write the results and print them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--result", type=Path, default=RESULT)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    task = fashion_mnist()
+    cases = {}
+    for name in options.cases:
+        case = CASES[name]
+        rows = torch.arange(case.clients * case.examples).split(case.examples)
+        cases[name] = measure(case, Users(task.train_x, task.train_y, rows), options.repeats)
+        ratios = {k: v for k, v in cases[name].items() if k.startswith("ratio")}
+        print(name, {k: round(v, 2) for k, v in ratios.items()}, flush=True)
+    document = {
+        "method": {
+            "round": "20 clients of 100 images, batches of 16, one epoch; or 100 clients of two "
+            "images and one step; SGD, every update clipped to 1 and added up",
+            "seconds": f"least, median and most of {options.repeats} rounds of each way, in turns, "
+            "after one that is not counted; ratios are of the least",
+        },
+        "repeats": options.repeats,
+        "machine": machine("torch") | {"threads": "as each row says"},
+        "cases": cases,
+    }
+    options.result.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

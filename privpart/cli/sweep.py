@@ -1,0 +1,154 @@
+"""``privpart sweep`` and ``privpart sweep-show``: a grid of trainings, and what it says."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from accounting import checks
+from accounting.statement import up
+from privpart.cli import options
+from privpart.cli.options import Format
+from privpart.cli.output import as_csv
+from privpart.cli.recipes import processors
+
+if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from privpart.sweep_store import Point, SweepStore
+
+_INTERRUPTED = 130
+NOT_PRIVATE = (
+    "The noise of a sweep comes from its seeds: these models are NOT private. Epsilon is what a "
+    "run of the same plan with secret noise would cost."
+)
+UNCHARGED = (
+    "Fields were tuned per cell on a held-out half of public test examples: uncharged. On the "
+    "clients' own data each try would be a release that no epsilon here covers."
+)
+
+OutOption = Annotated[Path, typer.Option(help="Folder of the sweep.")]
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="TOML file with a base plan, axes and seeds.")],
+    out: OutOption,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", help="Processes; by default one per processor.")
+    ] = None,
+    form: options.FormatOption = Format.TABLE,
+) -> None:
+    """Train every cell of a grid, for each seed; the same command again goes on where it stopped.
+
+    A cell is known by the hash of its plan and seed: finished ones are never trained twice, and
+    changing an axis trains only what is new. Failures are recorded and tried again.
+
+    Example: privpart sweep examples/fedpt_sweep.toml --out sweep -j 2
+    """
+    jobs = checks.count("jobs", jobs if jobs is not None else processors())
+    from privpart.sweep_file import read_sweep
+    from privpart.sweep_store import SweepStore
+
+    chosen = read_sweep(file)
+    with SweepStore(out, create=True) as store:
+        store.describe(chosen)
+        _run(chosen, store, jobs, out)
+        _show(store, out, form)
+
+
+def sweep_show(out: OutOption, form: options.FormatOption = Format.TABLE) -> None:
+    """Print a sweep's table; write its CSV file, and accuracy against noise and epsilon.
+
+    Reads only what is finished, also while the sweep goes on.
+    """
+    from privpart.sweep_store import SweepStore
+
+    with SweepStore(out) as store:
+        _show(store, out, form)
+
+
+def _run(chosen: Any, store: "SweepStore", jobs: int, out: Path) -> None:  # noqa: ANN401  a Sweep
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from privpart.sweep import run_sweep
+
+    done = store.finished()
+    missing = sum(cell.key not in done for cell in chosen.cells)
+    typer.echo(f"{len(chosen.cells)} cells, {missing} to train. {NOT_PRIVATE}", err=True)
+    try:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("cells", total=missing)
+            run_sweep(chosen, store, jobs=jobs, finished=lambda _: progress.update(bar, advance=1))
+    except KeyboardInterrupt:
+        typer.echo(f"privpart: interrupted; finished cells are kept in {out}.", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _show(store: "SweepStore", out: Path, form: Format) -> None:
+    from privpart.cli import sweep_plot
+
+    points, axes = store.points(), store.axes
+    rows = [_row(point, axes) for point in points]
+    if rows:
+        (out / "sweep.csv").write_text(as_csv(rows), encoding="utf-8")
+        sweep_plot.draw(points, axes, store.noise_axes, out)
+    notes = [NOT_PRIVATE, *([UNCHARGED] if any(point.tuned > 1 for point in points) else [])]
+    if form is Format.JSON:
+        document = {"schema": "privpart/sweep-table/1", "rows": rows, "notes": notes}
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    elif form is Format.CSV:
+        typer.echo(as_csv(rows) if rows else "", nl=False)
+    else:
+        _print_table(points, axes, notes)
+    for labels, seed, error in store.errors():
+        typer.echo(f"privpart: failed: {labels}, seed {seed}: {error}", err=True)
+
+
+def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
+    return {axis: point.labels.get(axis, "") for axis in axes} | {
+        "noise_multiplier": point.noise_multiplier,
+        "epsilon": point.epsilon,
+        "delta": point.delta,
+        "trained": point.trained,
+        "mean_accuracy": point.mean,
+        "standard_deviation": point.deviation,
+        "seeds": len(point.seeds),
+        "failed": point.failed,
+        "tuned_candidates": point.tuned,
+        "noise_source": "seeded",
+    }
+
+
+def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence[str]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD)
+    for axis in axes:
+        table.add_column(axis)
+    for column in ("z", "epsilon", "trained", "accuracy (%)", "seeds", "failed"):
+        table.add_column(column, justify="right")
+    for point in points:
+        spread = "" if point.deviation is None else f" ± {100 * point.deviation:.2f}"
+        tuned = " *" if point.tuned > 1 else ""
+        table.add_row(
+            *(point.labels.get(axis, "") for axis in axes),
+            "" if point.noise_multiplier is None else f"{point.noise_multiplier:.4g}",
+            "no guarantee" if point.epsilon is None else up(point.epsilon, 4),
+            "" if point.trained is None else f"{point.trained:,}",
+            "" if point.mean is None else f"{100 * point.mean:.2f}{spread}{tuned}",
+            str(len(point.seeds)),
+            str(point.failed) if point.failed else "",
+        )
+    Console(width=120, highlight=False).print(table)
+    deltas = sorted({point.delta for point in points if point.epsilon and point.delta})
+    if deltas:
+        typer.echo(
+            f"Epsilon at delta {', '.join(f'{d:g}' for d in deltas)}; client, zero-out adjacency."
+        )
+    typer.echo("z is the noise multiplier.")
+    typer.echo("Accuracy: mean and standard deviation over seeds. " + notes[0])
+    for note in notes[1:]:
+        typer.echo("* " + note)

@@ -1,0 +1,114 @@
+"""Choice of a method: what the network's structure allows, then what a few clients take."""
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from privpart.engines.frozen_prefix import feature_bytes
+from privpart.engines.local_work import LocalWork, Method
+from privpart.messages import RoundTask
+
+_MOST = 16
+_BUDGET = 0.5  # seconds
+_SAME = 1e-2
+"""Relative difference of updates above which a method computes something else, not roundings."""
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def choose(work: LocalWork, task: RoundTask, start: Tensor) -> tuple[Method, str]:
+    """Return the fastest way for these clients, and why, in words.
+
+    Tries a few clients of the task in every way that the structure allows; a way that fails, or
+    that does not agree with one client after another, is out.
+    """
+    candidates = _candidates(work, task.clients)
+    if len(candidates) == 1 or not task.clients:
+        return candidates[0], "the only way for this network"
+    clients = task.clients[: _tried(work, task, start)]
+    out = torch.empty(len(clients), len(start))
+    reference, notes = None, []
+    least: dict[Method, float] = {}
+    for method in candidates:
+        try:
+            seconds = _seconds(work, task, clients, start, method, out)
+        except RuntimeError:  # torch.func cannot follow the network
+            notes.append(f"; {method} fails")
+            continue
+        if reference is None:
+            reference = out.clone()
+        if _median_difference(out, reference) < _SAME:
+            least[method] = seconds
+        else:
+            notes.append(f"; {method} deviates")
+    for method in [*least, *least]:  # in turns: a busy moment of the machine meets all of them
+        least[method] = min(least[method], _seconds(work, task, clients, start, method, out))
+    times = ", ".join(f"{m} {1000 * s / len(clients):.2f} ms" for m, s in least.items())
+    return min(least, key=lambda method: least[method]), f"a client takes {times}{''.join(notes)}"
+
+
+def _tried(work: LocalWork, task: RoundTask, start: Tensor) -> int:
+    """As many clients as one after another take the time for, between two and sixteen."""
+    one = torch.empty(1, len(start))
+    seconds = min(
+        _seconds(work, task, task.clients[:1], start, Method(), one) for _ in range(2)
+    )  # the first one also warms up
+    return max(2, min(_MOST, int(_BUDGET / max(seconds, 1e-6))))
+
+
+def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:
+    """Whether the outputs of a frozen prefix take at most half of the free memory."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if _SHARED_MEMORY.is_dir():
+        free = min(free, shutil.disk_usage(_SHARED_MEMORY).free)
+    return feature_bytes(below, x) <= free // 2
+
+
+def _candidates(work: LocalWork, clients: Sequence[int]) -> list[Method]:
+    """One after another first: it always works.
+
+    Many clients' convolutions become one grouped convolution, which is slow; not so in a single
+    step, in which all clients still share the filters.
+    """
+    convolutional = any(isinstance(layer, nn.Conv2d) for layer in work.model.module.modules())
+    methods = [Method()]
+    if convolutional:
+        methods.append(Method(channels_last=True))
+    if not convolutional or _one_step(work, clients):
+        methods.append(Method(together=True))
+    if convolutional and _one_step(work, clients):
+        methods.append(Method(together=True, channels_last=True))
+    return methods
+
+
+def _one_step(work: LocalWork, clients: Sequence[int]) -> bool:
+    local = work.local
+    if local.optimizer != "sgd" or local.epochs != 1:
+        return False
+    most = max((len(work.users.indices[client]) for client in clients), default=0)
+    return local.steps == 1 or (local.steps is None and most <= local.batch_size)
+
+
+def _median_difference(found: Tensor, reference: Tensor) -> float:
+    """Of the clients; one of them may have crossed a kink."""
+    lengths = reference.norm(dim=1).clamp(min=1e-30)
+    return float(((found - reference).norm(dim=1) / lengths).median())
+
+
+def _seconds(
+    work: LocalWork,
+    task: RoundTask,
+    clients: Sequence[int],
+    start: Tensor,
+    method: Method,
+    out: Tensor,
+) -> float:
+    """Processor time of the clients: other programs must not decide."""
+    began = time.process_time()
+    work.updates(task, clients, start, method, out)
+    return time.process_time() - began

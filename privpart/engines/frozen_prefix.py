@@ -1,0 +1,110 @@
+"""Frozen prefix: layers below the lowest trained one, whose outputs are computed once and kept.
+
+A client that trains the top of a network sends every example through the same frozen layers in
+every pass and round. If nothing in them is random or remembers, their output is a function of the
+example alone, and the rest of the network can train on it in place of the example.
+"""
+
+from collections import OrderedDict
+from copy import copy
+
+import torch
+from torch import Tensor, nn
+
+from privpart.partial import PartialModel
+
+_FUNCTIONS_OF_THE_EXAMPLE = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Linear,
+    nn.Embedding,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.ReLU,
+    nn.GELU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Flatten,
+    nn.Identity,
+    nn.Sequential,
+)
+_AT_ONCE = 250
+
+
+def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
+    """Return the frozen layers at the front, and the model of the layers behind them.
+
+    The second is ``model`` in every other respect: the same trained part, in the same memory.
+
+    Returns:
+        None if the network is no ``nn.Sequential``, if no layer with parameters can be split off,
+        or if a layer there is not known to be a function of the example alone.
+    """
+    network = model.module
+    if type(network) is not nn.Sequential or _hooked(network):
+        return None
+    layers = list(network.named_children())
+    length = next((k for k, (_, layer) in enumerate(layers) if not _fixed(layer)), len(layers))
+    below = nn.Sequential(OrderedDict(layers[:length]))
+    if not list(below.parameters()):
+        return None
+    above = copy(model)
+    above.module = nn.Sequential(OrderedDict(layers[length:]))
+    return below, above
+
+
+def _fixed(layer: nn.Module) -> bool:
+    known = all(
+        type(part) in _FUNCTIONS_OF_THE_EXAMPLE and not _hooked(part) for part in layer.modules()
+    )
+    return known and not any(p.requires_grad for p in layer.parameters())
+
+
+def _hooked(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+
+
+class Features:
+    """Outputs of a frozen prefix, computed when an example is first asked for.
+
+    Args:
+        below: the frozen layers.
+        x: everyone's examples, shape (n, ...).
+        shared: whether processes share them; two may then compute the same one, to the same end.
+
+    Attributes:
+        values: shape (n, ...), of the examples asked for so far.
+    """
+
+    def __init__(self, below: nn.Sequential, x: Tensor, *, shared: bool = False) -> None:
+        self._below, self._x = below, x
+        with torch.no_grad():
+            one = below(x[:1])
+        self.values = torch.empty(len(x), *one.shape[1:])
+        self._known = torch.zeros(len(x), dtype=torch.bool)
+        if shared:
+            for tensor in (self.values, self._known):
+                share(tensor)
+
+    @torch.no_grad()
+    def compute(self, rows: Tensor) -> None:
+        """Make sure that ``values[rows]`` are there; rows of shape (k,)."""
+        missing = rows[~self._known[rows]]
+        for some in torch.split(missing, _AT_ONCE) if len(missing) else ():
+            self.values[some] = self._below(self._x[some])
+            self._known[some] = True
+
+
+def feature_bytes(below: nn.Sequential, x: Tensor) -> int:
+    """Return the memory that the outputs of all examples need."""
+    with torch.no_grad():
+        one: Tensor = below(x[:1])
+    return 4 * len(x) * one.numel()
+
+
+def share(tensor: Tensor) -> Tensor:
+    """Move a tensor into memory that other processes see, and return it."""
+    return tensor.share_memory_()  # type: ignore[no-untyped-call,no-any-return]

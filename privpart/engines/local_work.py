@@ -1,0 +1,155 @@
+"""Local work: the updates of some simulated clients, computed in one of several ways."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from privpart.client import LocalTraining, client_update
+from privpart.clip import clip
+from privpart.engines.frozen_prefix import Features
+from privpart.engines.lockstep import Lockstep, to_channels_last
+from privpart.messages import RoundTask
+from privpart.partial import PartialModel
+
+
+class Rows(Protocol):
+    """Per user, the rows of its examples, shape (its n,); a list of tensors is one."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, user: int, /) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """Examples and who holds which.
+
+    Attributes:
+        x: all examples, shape (n, ...).
+        y: their classes, shape (n,).
+        indices: per user, the rows that are theirs.
+    """
+
+    x: Tensor
+    y: Tensor
+    indices: Rows
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How clients are computed. All ways are the same training, up to rounding.
+
+    Attributes:
+        together: in lockstep, as one batched computation; else one after another.
+        channels_last: convolutions on images whose channels lie next to each other in memory.
+    """
+
+    together: bool = False
+    channels_last: bool = False
+
+    def __str__(self) -> str:
+        name = "clients together (vmap)" if self.together else "one client after another"
+        return name + (", channels last" if self.channels_last else "")
+
+
+class LocalWork:
+    """Computes clients of one population.
+
+    Args:
+        model: shared by all; its trained part is overwritten.
+        users: the clients' data.
+        local: how each trains.
+        data_seed: order of examples; each (round, client) has its own generator, so no result
+            depends on which clients ran before it.
+        features: outputs of the frozen prefix, if ``model`` is only what lies behind it.
+    """
+
+    def __init__(
+        self,
+        model: PartialModel,
+        users: Users,
+        *,
+        local: LocalTraining,
+        data_seed: int,
+        features: Features | None = None,
+    ) -> None:
+        self.model, self.users = model, users
+        self.features = features
+        self._data_seed = data_seed
+        self._lockstep = Lockstep(model, local)
+
+    @property
+    def local(self) -> LocalTraining:
+        """How each client trains from now on; may be set, for a schedule."""
+        return self._lockstep.local
+
+    @local.setter
+    def local(self, local: LocalTraining) -> None:
+        self._lockstep.local = local
+
+    def updates(
+        self, task: RoundTask, clients: Sequence[int], start: Tensor, method: Method, out: Tensor
+    ) -> None:
+        """Write each client's clipped update into ``out``, shape (clients, d)."""
+        rows = [self.users.indices[client] for client in clients]
+        if self.features is not None and rows:
+            self.features.compute(torch.cat(rows))
+        generators = [client_generator(self._data_seed, task.round, client) for client in clients]
+        x, y = self.x, self.users.y
+        out = out[: len(clients)]
+        if method.together:
+            last = method.channels_last
+            self._lockstep.changes(start, x, y, rows, generators, out=out, channels_last=last)
+            for change in out:
+                clipped = clip(change, task.clip_norm)
+                if clipped is not change:
+                    change.copy_(clipped)
+            return
+        with _channels_last(self.model.module, method.channels_last):
+            for to, own, generator in zip(out, rows, generators, strict=True):
+                to.copy_(
+                    client_update(
+                        self.model,
+                        start,
+                        x[own],
+                        y[own],
+                        local=self.local,
+                        clip_norm=task.clip_norm,
+                        generator=generator,
+                    )
+                )
+
+    @property
+    def x(self) -> Tensor:
+        """What the model sees of all examples, shape (n, ...)."""
+        return self.users.x if self.features is None else self.features.values
+
+
+def client_generator(data_seed: int, round_: int, client: int) -> torch.Generator:
+    """Return the generator of one client in one round, whoever else takes part."""
+    address = np.random.SeedSequence((data_seed, round_, client)).generate_state(1)
+    return torch.Generator().manual_seed(int(address[0]))
+
+
+@contextmanager
+def _channels_last(module: nn.Module, wanted: bool) -> Iterator[None]:
+    """Lay out the images that reach ``module`` so; every convolution behind keeps the layout."""
+    if not wanted:
+        yield
+        return
+    hook = module.register_forward_pre_hook(_to_channels_last)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _to_channels_last(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (to_channels_last(inputs[0]), *inputs[1:])

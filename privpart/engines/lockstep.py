@@ -1,0 +1,176 @@
+"""Lockstep: the local training of many clients at once, as one batched computation (torch.func).
+
+All clients of a chunk take their k-th step together, each on its own copy of the trained part.
+Short batches are padded with examples whose class is -100, which the mean loss does not count;
+clients that have no k-th step are left out. If every client takes one step of SGD they all hold
+the same parameters, so one batched pass gives every update. That is the same training as
+``client_update``'s, up to rounding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim import SGD, Adam, Optimizer
+
+from privpart.client import LocalTraining, loss
+from privpart.partial import PartialModel
+
+_PADDING = -100  # the class that ``loss`` does not count
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Trained parts of V clients and their gradients, each of shape (V, d)."""
+
+    flat: Tensor
+    gradient: Tensor
+
+
+class Lockstep:
+    """Local training of several clients at once.
+
+    Args:
+        model: its trained part is not touched; its frozen part is shared by all clients.
+        local: how each client trains.
+    """
+
+    def __init__(self, model: PartialModel, local: LocalTraining) -> None:
+        self._model = model
+        self.local = local
+        parameters = dict(model.module.named_parameters())
+        self._shapes = [parameters[name].shape for name in model.trainable]
+        self._sizes = [shape.numel() for shape in self._shapes]
+        gradient = grad(self._loss)
+        self._gradients = vmap(gradient)
+        self._gradients_at_one_point = vmap(gradient, in_dims=(None, 0, 0))
+        self._buffer: _Stack | None = None
+
+    def changes(
+        self,
+        start: Tensor,
+        x: Tensor,
+        y: Tensor,
+        rows: Sequence[Tensor],
+        generators: Sequence[torch.Generator],
+        *,
+        out: Tensor,
+        channels_last: bool = False,
+    ) -> None:
+        """Write after - before of each client, not clipped, into ``out``, shape (V, d).
+
+        Args:
+            start: the round's trained part, shape (d,).
+            x: everyone's examples, shape (n, ...).
+            y: their classes, shape (n,) or (n, length).
+            rows: per client, the rows of its examples, shape (its n,).
+            generators: per client, the order of its examples.
+            out: overwritten.
+            channels_last: the layout of images, shape (n, channels, height, width).
+
+        Raises:
+            RuntimeError: the network draws random numbers, writes to its buffers, or does what
+                ``torch.func.vmap`` cannot follow.
+        """
+        batches = [
+            [own[batch] for batch in self.local.batches(len(own), generator)] if len(own) else []
+            for own, generator in zip(rows, generators, strict=True)
+        ]
+        longest = max((len(own) for own in batches), default=0)
+        if longest <= 1 and self.local.optimizer == "sgd":
+            self._one_step(start, x, y, batches, out, channels_last)
+            return
+        order = sorted(range(len(batches)), key=lambda client: -len(batches[client]))
+        stack = self._stack(start, len(batches))
+        optimizer = self._optimizer(stack)
+        active = len(batches)
+        for step in range(longest + 1):
+            going = sum(len(own) > step for own in batches)
+            for place in range(going, active):  # done: later steps may move its copy, not this
+                torch.sub(stack.flat[place], start, out=out[order[place]])
+            active = going
+            if active:
+                these = [batches[order[place]][step] for place in range(active)]
+                inputs = _padded(x, y, these, channels_last)
+                parts = self._split(stack.flat[:active])
+                found = self._gradients(parts, *inputs)
+                for to, part in zip(self._split(stack.gradient[:active]), found, strict=True):
+                    to.copy_(part)
+                optimizer.step()
+
+    def _one_step(
+        self,
+        start: Tensor,
+        x: Tensor,
+        y: Tensor,
+        batches: Sequence[Sequence[Tensor]],
+        out: Tensor,
+        channels_last: bool,
+    ) -> None:
+        """Momentum changes nothing in a first step."""
+        came = [client for client, own in enumerate(batches) if own]
+        everyone = len(came) == len(batches)
+        to = out if everyone else torch.empty(len(came), len(start))
+        if came:
+            these = [batches[client][0] for client in came]
+            inputs = _padded(x, y, these, channels_last)
+            found = self._gradients_at_one_point(self._split(start), *inputs)
+            for place, part in zip(self._split(to), found, strict=True):
+                torch.mul(part, -self.local.learning_rate, out=place)
+        if not everyone:
+            out.zero_()
+            out[came] = to
+
+    def _stack(self, start: Tensor, clients: int) -> _Stack:
+        """Two buffers, used again and again: fresh pages for them cost as much as the training."""
+        if self._buffer is None or len(self._buffer.flat) < clients:
+            self._buffer = _Stack(*(torch.empty(clients, len(start)) for _ in range(2)))
+        flat, gradient = self._buffer.flat[:clients], self._buffer.gradient[:clients]
+        flat.copy_(start)
+        return _Stack(flat, gradient)
+
+    def _optimizer(self, stack: _Stack) -> Optimizer:
+        """All optimisers act on each number by itself, so one serves all clients."""
+        stack.flat.grad = stack.gradient
+        if self.local.optimizer == "adam":
+            return Adam([stack.flat], lr=self.local.learning_rate, fused=True)
+        return SGD([stack.flat], lr=self.local.learning_rate, momentum=self.local.momentum)
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        """Views of one part per parameter; leading dimensions stay."""
+        parts = torch.split(flat, self._sizes, dim=-1)
+        return [
+            part.view(*flat.shape[:-1], *shape)
+            for part, shape in zip(parts, self._shapes, strict=True)
+        ]
+
+    def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        named = dict(zip(self._model.trainable, parts, strict=True))
+        return loss(functional_call(self._model.module, named, (x,)), y)
+
+
+def _padded(
+    x: Tensor, y: Tensor, batches: Sequence[Tensor], channels_last: bool
+) -> tuple[Tensor, Tensor]:
+    """Examples of each batch, shape (batches, longest, ...), and their classes."""
+    rows = pad_sequence(list(batches), batch_first=True, padding_value=-1)
+    missing = rows < 0
+    rows = rows.clamp(min=0)
+    classes = y[rows]
+    classes[missing] = _PADDING
+    if channels_last:
+        images = to_channels_last(x[rows.flatten()])
+        return images.view(*rows.shape, *images.shape[1:]), classes
+    return x[rows], classes
+
+
+def to_channels_last(x: Tensor) -> Tensor:
+    """Return images (n, channels, height, width) whose channels are next to each other in memory.
+
+    ``x.to(memory_format=...)`` calls both layouts of a single channel equal, and keeps the one that
+    convolutions do not take for this one.
+    """
+    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)

@@ -1,0 +1,245 @@
+"""Workers: processes that live as long as the engine and compute chunks of clients.
+
+Each is spawned, runs on one thread and builds its model once. Examples, the round's trained part,
+features of a frozen prefix and the results are in shared memory: what travels through a pipe is who
+to compute next. Results come out in the order of the chunks, whichever worker was faster.
+"""
+
+import signal
+from collections import deque
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import get_context
+
+from accounting.checks import ConfigError
+from privpart.client import LocalTraining
+from privpart.engines.frozen_prefix import Features, share, split
+from privpart.engines.local_work import LocalWork, Method, Users
+from privpart.engines.memory import keep_freed_memory
+from privpart.messages import RoundTask
+from privpart.partial import PartialModel
+
+_SLOTS = 3
+"""Chunks that a worker may have in work or finished: it need not wait for a busy server."""
+
+
+class WorkerError(RuntimeError):
+    """A worker process failed; nothing of the round was released, and it may be run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Per user, the rows of its examples: two tensors, where a list would be one per user."""
+
+    joined: Tensor
+    ends: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, user: int) -> Tensor:
+        if not -1 < user < len(self.ends):
+            raise IndexError(user)
+        return self.joined[int(self.ends[user - 1]) if user else 0 : int(self.ends[user])]
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: Any  # the spawn context's own class
+    pipe: Connection
+    results: Tensor  # (slots, clients, d)
+
+
+class Workers:
+    """A pool of processes.
+
+    Args:
+        count: processes.
+        model: as the clients have it; its frozen part must not change from now on.
+        users: the clients' data.
+        data_seed: see ``LocalWork``.
+        features: if the clients train only what lies behind a frozen prefix.
+        largest: clients in a chunk, at most.
+
+    Raises:
+        ConfigError: the model cannot be sent to another process.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        model: PartialModel,
+        users: Users,
+        *,
+        data_seed: int,
+        features: Features | None,
+        largest: int,
+    ) -> None:
+        context = get_context("spawn")
+        module = deepcopy(model.module)
+        for parameter in module.parameters():  # one by one: workers make their own vector of them
+            parameter.data, parameter.grad = parameter.data.clone(), None
+        self._start = share(torch.empty(model.dim))
+        shared = _shared(users)
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(count):
+                here, there = context.Pipe()
+                settings = (data_seed, features)
+                results = share(torch.empty(_SLOTS, largest, model.dim))
+                process = context.Process(
+                    target=_serve,
+                    args=(there, module, model.trainable, shared, settings, self._start, results),
+                    daemon=True,
+                )
+                process.start()
+                there.close()
+                self._workers.append(_Worker(process, here, results))
+        except (AttributeError, TypeError, ValueError) as error:  # what pickle raises
+            self.close()
+            raise ConfigError(
+                f"workers={count}: the model cannot be sent to another process ({error}). Define "
+                "its classes in a module of their own, or use workers=1."
+            ) from None
+
+    def updates(
+        self,
+        task: RoundTask,
+        start: Tensor,
+        local: LocalTraining,
+        method: Method,
+        chunks: Sequence[Sequence[int]],
+    ) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Yield each chunk of clients with their updates, shape (clients, d), in order.
+
+        Raises:
+            WorkerError: a worker died, or could not compute a client. The pool is closed.
+        """
+        self._start.copy_(start)
+        todo = deque(enumerate(chunks))
+        free = deque((w, slot) for slot in range(_SLOTS) for w in range(len(self._workers)))
+        done: dict[int, tuple[int, int]] = {}
+        task = replace(task, clients=())  # a cohort of thousands need not travel with each chunk
+        try:
+            for number, chunk in enumerate(chunks):
+                while True:
+                    while todo and free:
+                        (following, clients), (worker, slot) = todo.popleft(), free.popleft()
+                        self._send(worker, (following, slot, task, clients, local, method))
+                    if number in done:
+                        break
+                    done |= self._finished()
+                worker, slot = done.pop(number)
+                updates = self._workers[worker].results[slot, : len(chunk)].clone()
+                free.append((worker, slot))
+                yield chunk, updates
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers:
+            worker.pipe.close()
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+        self._workers = []
+
+    def _send(self, number: int, work: tuple[Any, ...]) -> None:
+        try:
+            self._workers[number].pipe.send(work)
+        except OSError:
+            raise self._died(number) from None
+
+    def _finished(self) -> dict[int, tuple[int, int]]:
+        """Wait until a chunk is done; return chunk -> (worker, slot)."""
+        owners = {w.pipe: n for n, w in enumerate(self._workers)}
+        deaths = {w.process.sentinel: n for n, w in enumerate(self._workers)}
+        ready = wait([*owners, *deaths])
+        found: dict[int, tuple[int, int]] = {}
+        for number in (owners[pipe] for pipe in ready if pipe in owners):
+            try:
+                answer = self._workers[number].pipe.recv()
+            except (EOFError, OSError):
+                raise self._died(number) from None
+            if isinstance(answer, str):
+                raise WorkerError(f"worker {number}: {answer} Nothing of this round was released.")
+            chunk, slot = answer
+            found[chunk] = (number, slot)
+        if not found:
+            raise self._died(next(deaths[sentinel] for sentinel in ready))
+        return found
+
+    def _died(self, number: int) -> WorkerError:
+        process = self._workers[number].process
+        process.join(5)
+        return WorkerError(
+            f"worker {number} {_cause(process.exitcode)}. Nothing of this round was released: run "
+            "it again, or go on with a run folder by --resume."
+        )
+
+
+def _cause(code: int | None) -> str:
+    if code is None or code >= 0:
+        return (
+            f"ended with exit code {code}; its own message is on standard error. A script that "
+            'uses workers must start its work under `if __name__ == "__main__":`'
+        )
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    likely = {
+        "SIGKILL": ": the system runs out of memory, or somebody ended it",
+        "SIGBUS": ": the shared memory in /dev/shm is full",
+    }
+    return f"was ended by {name}{likely.get(name, '')}"
+
+
+def _shared(users: Users) -> Users:
+    """The same users, in memory that all processes see."""
+    indices = [users.indices[user] for user in range(len(users))]
+    ends = torch.tensor([len(own) for own in indices], dtype=torch.int64).cumsum(0)
+    joined = torch.cat(indices) if indices else torch.empty(0, dtype=torch.int64)
+    tensors = (users.x, users.y, joined, ends)
+    x, y, joined, ends = (share(t.clone()) for t in tensors)
+    return Users(x, y, _Rows(joined, ends))
+
+
+def _serve(
+    pipe: Connection,
+    module: torch.nn.Module,
+    trainable: Sequence[str],
+    users: Users,
+    settings: tuple[int, Features | None],
+    start: Tensor,
+    results: Tensor,
+) -> None:
+    """Compute chunks until the pipe closes: then the engine is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the run
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    model = PartialModel(module, train=trainable, seed=None)
+    data_seed, features = settings
+    if features is not None:
+        parts = split(model)
+        model = parts[1] if parts is not None else model
+    work: LocalWork | None = None
+    while True:
+        try:
+            number, slot, task, clients, local, method = pipe.recv()
+        except (EOFError, OSError):
+            return
+        answer: Any = (number, slot)
+        if work is None:
+            work = LocalWork(model, users, local=local, data_seed=data_seed, features=features)
+        work.local = local
+        try:
+            work.updates(task, clients, start, method, results[slot])
+        except Exception as error:  # whatever it is, the engine has to know
+            answer = f"{type(error).__name__}: {error}, while it computed clients {clients}."
+        pipe.send(answer)

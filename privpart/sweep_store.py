@@ -1,0 +1,166 @@
+"""Sweep store: one SQLite file with a row per cell, and what the rows say together."""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING
+
+from accounting.checks import ConfigError
+
+if TYPE_CHECKING:  # importing it would load torch, which showing a sweep does not need
+    from privpart.sweep import Result
+    from privpart.sweep_file import Cell, Sweep
+
+FILE = "sweep.sqlite"
+_TABLES = """
+CREATE TABLE IF NOT EXISTS sweep (axes TEXT NOT NULL, noise_axes TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS cells (
+    key TEXT PRIMARY KEY, labels TEXT NOT NULL, seed INTEGER NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('done', 'failed')), error TEXT,
+    accuracy REAL, epsilon REAL, delta REAL, noise_multiplier REAL,
+    trained INTEGER, numbers INTEGER, tuned INTEGER, plan TEXT, engine TEXT, cpu_seconds REAL
+);
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One point of the grid, over its seeds.
+
+    Attributes:
+        labels: axis -> value.
+        seeds: of the cells that are done.
+        failed: number of cells that failed.
+        mean: accuracy, in [0, 1]; None if no cell is done.
+        deviation: standard deviation over seeds; None below two seeds.
+        epsilon: None without noise.
+        noise_multiplier: None if no cell is done.
+        delta: of the epsilon.
+        trained: numbers that train; likewise None.
+        tuned: candidates that each cell chose among; 1 is no tuning. No epsilon covers the choice.
+    """
+
+    labels: dict[str, str]
+    seeds: tuple[int, ...]
+    failed: int
+    mean: float | None
+    deviation: float | None
+    epsilon: float | None
+    noise_multiplier: float | None
+    delta: float | None
+    trained: int | None
+    tuned: int
+
+
+class SweepStore:
+    """Rows of a sweep; a context that closes its file.
+
+    Args:
+        folder: of the sweep; made if it is missing and ``create``.
+        create: begin a new one if there is none.
+
+    Raises:
+        ConfigError: no sweep in the folder, or a file that is no sweep.
+    """
+
+    def __init__(self, folder: str | Path, *, create: bool = False) -> None:
+        path = Path(folder) / FILE
+        try:
+            if create:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            elif not path.exists():
+                raise ConfigError(f"{folder} has no sweep: no {FILE} in it.")
+            self._file = sqlite3.connect(path)
+            self._file.executescript(_TABLES)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"{path} cannot be opened as a sweep: {error}.") from None
+
+    def describe(self, sweep: "Sweep") -> None:
+        """Keep the axes, in order, for whoever shows the rows."""
+        with self._file:
+            self._file.execute("DELETE FROM sweep")
+            self._file.execute(
+                "INSERT INTO sweep VALUES (?, ?)",
+                (json.dumps(sweep.axes), json.dumps(sweep.noise_axes)),
+            )
+
+    def finished(self) -> set[str]:
+        """Keys of the cells that are done."""
+        return {key for (key,) in self._file.execute("SELECT key FROM cells WHERE status='done'")}
+
+    def add(self, cell: "Cell", outcome: "Result | str") -> None:
+        """Keep what a cell gave, or its error, durably."""
+        labels = json.dumps(dict(cell.labels), sort_keys=True)
+        if isinstance(outcome, str):
+            found: list[object] = ["failed", outcome, *[None] * 10]
+        else:
+            found = ["done", None, outcome.accuracy, outcome.epsilon, outcome.delta]
+            found += [outcome.noise_multiplier, outcome.trained, outcome.numbers, outcome.tuned]
+            found += [outcome.chosen.to_json(), outcome.engine, outcome.cpu_seconds]
+        row = (cell.key, labels, cell.seed, *found)
+        with self._file:
+            self._file.execute(f"REPLACE INTO cells VALUES ({', '.join('?' * len(row))})", row)
+
+    @property
+    def axes(self) -> list[str]:
+        """Names of the axes, in order."""
+        return self._described("axes")
+
+    @property
+    def noise_axes(self) -> list[str]:
+        """Those that set the noise."""
+        return self._described("noise_axes")
+
+    def errors(self) -> list[tuple[str, int, str]]:
+        """Labels, seed and error of each cell that failed."""
+        query = "SELECT labels, seed, error FROM cells WHERE status='failed' ORDER BY rowid"
+        return list(self._file.execute(query))
+
+    def points(self) -> list[Point]:
+        """The points of the grid, in the order of noise within the other axes."""
+        self._file.row_factory = sqlite3.Row
+        grouped: dict[str, list[sqlite3.Row]] = {}
+        for row in self._file.execute("SELECT * FROM cells ORDER BY labels, seed"):
+            grouped.setdefault(row["labels"], []).append(row)
+        self._file.row_factory = None
+        points = [_point(json.loads(labels), rows) for labels, rows in grouped.items()]
+        other = [axis for axis in self.axes if axis not in self.noise_axes]
+        return sorted(
+            points,
+            key=lambda p: ([p.labels.get(a, "") for a in other], p.noise_multiplier or 0.0),
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> "SweepStore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _described(self, column: str) -> list[str]:
+        row = self._file.execute(f"SELECT {column} FROM sweep").fetchone()
+        return json.loads(row[0]) if row else []
+
+
+def _point(labels: dict[str, str], rows: Sequence[sqlite3.Row]) -> Point:
+    done = [row for row in rows if row["status"] == "done"]
+    first = done[0] if done else None
+    accuracies = [row["accuracy"] for row in done]
+    return Point(
+        labels=labels,
+        seeds=tuple(row["seed"] for row in done),
+        failed=len(rows) - len(done),
+        mean=mean(accuracies) if done else None,
+        deviation=stdev(accuracies) if len(done) > 1 else None,
+        epsilon=first["epsilon"] if first else None,
+        noise_multiplier=first["noise_multiplier"] if first else None,
+        delta=first["delta"] if first else None,
+        trained=first["trained"] if first else None,
+        tuned=max((row["tuned"] for row in done), default=1),
+    )

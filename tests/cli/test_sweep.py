@@ -1,0 +1,184 @@
+"""``privpart sweep`` and ``privpart sweep-show``, as a person calls them."""
+
+import csv
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+from typer.testing import CliRunner
+
+from accounting import ConfigError
+from privpart.cli.main import app
+from privpart.sweep_file import read_sweep
+
+PLAN = """
+schema = "privpart/plan/1"
+[privacy]
+rounds = 4
+clip_norm = 1.0
+noise_multiplier = 1.0
+delta = 1e-5
+mechanism = { name = "tree" }
+[model]
+name = "small_cnn"
+sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
+seed = 7
+[data]
+task = "digits"
+users = 1437
+clients_per_round = 6
+[client]
+learning_rate = 0.1
+[server]
+learning_rate = 0.3
+"""
+SWEEP = """
+schema = "privpart/sweep/1"
+plan = "plan.toml"
+seeds = [0, 1]
+[grid]
+"model.train" = { full = ["*"], last = ["dense2.*"] }
+[joint.noise."none"]
+"privacy.noise_multiplier" = 0.0
+[joint.noise."some"]
+"privacy.noise_multiplier" = 2.0
+"server.learning_rate" = 0.1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN)
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    return tmp_path
+
+
+def rows_of(out):
+    with closing(sqlite3.connect(out / "sweep.sqlite")) as file:
+        return file.execute("SELECT rowid, key, status, accuracy, plan FROM cells").fetchall()
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def sweep(folder, *more):
+    return call("sweep", folder / "sweep.toml", "--out", folder / "out", "-j", "1", *more)
+
+
+def test_a_sweep_is_shown_resumed_by_content_and_marked_as_not_private(folder):
+    told = sweep(folder, "--format", "json")
+    assert told.exit_code == 0, told.stderr
+    assert "8 cells, 8 to train" in told.stderr
+    table = json.loads(told.stdout)
+    assert "NOT private" in table["notes"][0]
+    rows = table["rows"]
+    assert [(r["model.train"], r["noise"], r["seeds"]) for r in rows] == [
+        ("full", "none", 2),
+        ("full", "some", 2),
+        ("last", "none", 2),
+        ("last", "some", 2),
+    ]
+    assert [r["epsilon"] is None for r in rows] == [True, False, True, False]
+    assert rows[1]["epsilon"] == rows[3]["epsilon"]
+    assert [r["trained"] for r in rows] == [330, 330, 90, 90]
+    before = rows_of(folder / "out")
+    for row in rows:
+        own = [
+            a
+            for _, _, _, a, p in before
+            if json.loads(p)["privacy"]["noise_multiplier"] == row["noise_multiplier"]
+            and (len(json.loads(p)["model"]["train"][0]) > 1) == (row["trained"] == 90)
+        ]
+        assert row["mean_accuracy"] == pytest.approx(sum(own) / 2)
+        assert row["standard_deviation"] == pytest.approx(abs(own[0] - own[1]) / 2**0.5)
+    # another seed and a reordered file: only what is new is trained
+    (folder / "sweep.toml").write_text(SWEEP.replace("[0, 1]", "[2, 1, 0]"))
+    told = sweep(folder)
+    assert "12 cells, 4 to train" in told.stderr
+    assert rows_of(folder / "out")[:8] == before
+    shown = call("sweep-show", "--out", folder / "out", "--format", "csv")
+    assert [row["seeds"] for row in csv.DictReader(shown.stdout.splitlines())] == ["3"] * 4
+    for name in ("sweep.csv", "accuracy-noise.png", "accuracy-epsilon.png"):
+        assert (folder / "out" / name).stat().st_size > 100
+
+
+def test_a_killed_sweep_goes_on_without_repeating_a_cell(folder):
+    command = [sys.executable, "-m", "privpart.cli.main", "sweep", str(folder / "sweep.toml")]
+    process = subprocess.Popen(
+        [*command, "--out", str(folder / "out"), "-j", "1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 120
+    kept = []
+    while time.monotonic() < deadline and len(kept) < 2:
+        time.sleep(0.01)
+        if (folder / "out" / "sweep.sqlite").exists():
+            try:
+                kept = rows_of(folder / "out")
+            except sqlite3.OperationalError:  # no table yet
+                continue
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = rows_of(folder / "out")
+    assert 2 <= len(kept) < 8
+    told = sweep(folder)
+    assert f"8 cells, {8 - len(kept)} to train" in told.stderr
+    after = rows_of(folder / "out")
+    assert after[: len(kept)] == kept  # the same rows: none was written again
+    assert len({key for _, key, *_ in after}) == len(after) == 8
+
+
+def test_failures_are_recorded_not_fatal_and_tried_again(folder):
+    text = SWEEP.replace('last = ["dense2.*"]', 'nothing = ["dense9.*"]').replace("[0, 1]", "[0]")
+    (folder / "sweep.toml").write_text(text)
+    told = sweep(folder)
+    assert told.exit_code == 0
+    assert "dense9" in told.stderr
+    assert [status for _, _, status, *_ in rows_of(folder / "out")].count("failed") == 2
+    assert "4 cells, 2 to train" in sweep(folder).stderr
+
+
+def test_tuning_is_marked_as_uncharged(folder):
+    tune = '[tune]\nheld_out = 0.4\n[tune.grid]\n"server.learning_rate" = [1e-9, 1.0]\n'
+    text = SWEEP.replace("[0, 1]", "[0]").split("[joint")[0]
+    (folder / "plan.toml").write_text(
+        PLAN.replace("noise_multiplier = 1.0", "noise_multiplier = 0.0")
+    )
+    (folder / "sweep.toml").write_text(text + tune)
+    told = sweep(folder, "--format", "json")
+    table = json.loads(told.stdout)
+    assert "uncharged" in table["notes"][1]
+    assert [row["tuned_candidates"] for row in table["rows"]] == [2, 2]
+    chosen = [json.loads(plan)["server"]["learning_rate"] for *_, plan in rows_of(folder / "out")]
+    assert 1.0 in chosen  # at 1e-9 nothing is learned
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("seeds", "seedz"), "seedz"),
+        (('"model.train"', '"model.trian"'), "nearest is train"),
+        (("seeds = [0, 1]", "seeds = [0, 0]"), "same cell twice"),
+        (("plan.toml", "none.toml"), "cannot be read"),
+        (("[grid]", "[grid"), "no TOML"),
+    ],
+)
+def test_sweeps_that_say_what_is_wrong(folder, change, says):
+    (folder / "sweep.toml").write_text(SWEEP.replace(*change))
+    with pytest.raises(ConfigError, match=says):
+        read_sweep(folder / "sweep.toml")
+
+
+def test_show_without_a_sweep(tmp_path):
+    told = call("sweep-show", "--out", tmp_path)
+    assert isinstance(told.exception, ConfigError)
+    assert "has no sweep" in str(told.exception)

@@ -1,0 +1,256 @@
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import ConfigError
+from privpart import (
+    EmbeddedEngine,
+    LocalTraining,
+    PartialModel,
+    RoundTask,
+    Users,
+    WorkerError,
+    client_update,
+)
+from privpart.models import mcmahan_2nn, small_cnn, word_lm
+from privpart.models.transformer import START
+
+PART = ["conv*", "norm.*", "dense2.*"]
+SIZES = (8, 3, 5, 0, 8, 2, 8, 1)  # clients of a cohort need not have equally many examples
+TASK = RoundTask(3, tuple(range(len(SIZES))), 0.2, "plan")
+
+
+def cnn(train, seed=1):
+    return PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=seed)
+
+
+def dense(train, seed=1):
+    return PartialModel(mcmahan_2nn(inputs=64, hidden=12, classes=10), train=train, seed=seed)
+
+
+def users(sizes=SIZES, shape=(1, 8, 8)):
+    generator = torch.Generator().manual_seed(2)
+    n = sum(sizes)
+    x = torch.rand(n, *shape, generator=generator)
+    y = torch.randint(10, (n,), generator=generator)
+    return Users(x, y, torch.randperm(n, generator=generator).split(list(sizes)))
+
+
+def updates(model, data, local, task=TASK, **options):
+    with EmbeddedEngine(
+        model, data, local=local, data_seed=5, report=lambda _: None, **options
+    ) as engine:
+        found = list(engine.run(task, model.flat.clone()))
+    assert [u.client for u in found] == list(task.clients)
+    assert {(u.round, u.plan) for u in found} == {(task.round, task.plan)}
+    return torch.stack([u.delta for u in found])
+
+
+LOCALS = {
+    "one step": LocalTraining(0.3, batch_size=8),
+    "epochs": LocalTraining(0.2, epochs=2, batch_size=3),
+    "steps": LocalTraining(0.2, steps=4, batch_size=3, momentum=0.9),
+    "adam": LocalTraining(0.01, epochs=2, batch_size=3, optimizer="adam"),
+}
+NETWORKS = {
+    "cnn": lambda: cnn(["*"]),
+    "cnn, part": lambda: cnn(PART),
+    "cnn, last layer": lambda: cnn(["dense2.*"]),
+    "dense": lambda: dense(["*"]),
+    "dense, part": lambda: dense(["dense2.*", "dense3.*"]),
+}
+
+
+@pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_every_way_is_the_same_training(network, local):
+    torch.set_num_threads(1)
+    data, model = users(), network()
+    loop = updates(network(), data, local, deterministic=True)
+    together = updates(network(), data, local, batching="vmap")
+    chosen = updates(network(), data, local)
+    tolerance = 1e-5 * TASK.clip_norm  # nothing here crosses a kink
+    assert (together - loop).norm(dim=1).max() < tolerance
+    assert (chosen - loop).norm(dim=1).max() < tolerance
+    assert torch.equal(loop[3], torch.zeros(model.dim))  # no examples
+    assert (loop.double().norm(dim=1) <= TASK.clip_norm).all()
+    assert (together.double().norm(dim=1) <= TASK.clip_norm).all()
+    assert (loop.norm(dim=1) > 0.1 * TASK.clip_norm).sum() > 4  # power
+
+
+def test_the_loop_is_client_update_bit_for_bit():
+    data, local = users(), LOCALS["epochs"]
+    found = updates(cnn(PART), data, local, deterministic=True)
+    model = cnn(PART)
+    engine = EmbeddedEngine(model, data, local=local, data_seed=5, deterministic=True)
+    generator = engine._local_work(local)._generator(TASK.round, 4)
+    start, rows = model.flat.clone(), data.indices[4]
+    one = client_update(
+        model, start, data.x[rows], data.y[rows], local=local, clip_norm=0.2, generator=generator
+    )
+    assert torch.equal(found[4], one)
+
+
+def test_a_language_model_trains_together():
+    def model():
+        network = word_lm(vocabulary=20, width=8, heads=2, hidden=16, layers=1)
+        return PartialModel(network, seed=0, initializers=START)
+
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(20, (12, 7), generator=generator)
+    data = Users(text[:, :-1], text[:, 1:], torch.arange(12).split([5, 4, 3]))
+    task, local = replace(TASK, clients=(0, 1, 2)), LocalTraining(0.5, batch_size=2)
+    loop = updates(model(), data, local, task, deterministic=True)
+    together = updates(model(), data, local, task, batching="vmap")
+    assert (loop - together).norm() < 1e-5 < loop.norm()
+
+
+def test_workers_return_the_same_bits_and_leave_with_the_engine():
+    torch.set_num_threads(1)
+    data, local = users(), LOCALS["epochs"]
+    alone = updates(cnn(PART), data, local, deterministic=True)
+    model = cnn(PART)
+    task = replace(TASK, clients=(0, 1, 2, 3, 4, 5, 6, 7))
+    later = LocalTraining(0.05)
+    schedule = {TASK.round: local, TASK.round + 1: later}.__getitem__
+    then = replace(TASK, round=TASK.round + 1)
+    alone_then = updates(cnn(PART), data, later, then, deterministic=True)
+    with EmbeddedEngine(
+        model, data, local=schedule, data_seed=5, workers=2, deterministic=True
+    ) as engine:
+        start = model.flat.clone()
+        found = [u.delta for u in engine.run(task, start)]
+        again = [u.delta for u in engine.run(task, start)]
+        scheduled = [u.delta for u in engine.run(then, start)]
+        processes = [worker.process for worker in engine._pool._workers]
+        assert all(process.is_alive() for process in processes)
+        os.kill(processes[0].pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match=r"worker 0 was ended by SIGKILL.*memory.*--resume"):
+            list(engine.run(task, start))
+        assert engine._pool is None  # the next round starts new processes
+    assert not any(process.is_alive() for process in processes)
+    assert torch.equal(torch.stack(found), alone)
+    assert torch.equal(torch.stack(again), alone)
+    assert torch.equal(torch.stack(scheduled), alone_then)
+
+
+def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
+    torch.set_num_threads(1)
+    data, local = users(), LOCALS["epochs"]
+    alone = updates(dense(["dense3.*"]), data, local, deterministic=True)
+    model = dense(["dense3.*"])
+    with EmbeddedEngine(
+        model, data, local=local, data_seed=5, workers=2, batching="vmap", report=lambda _: None
+    ) as engine:
+        assert engine._local_work(local).features is not None
+        found = torch.stack([u.delta for u in engine.run(TASK, model.flat.clone())])
+        assert (found - alone).norm(dim=1).max() < 1e-6
+        assert engine._work.features._known.all()
+        with pytest.raises(WorkerError, match=r"worker \d: IndexError: 99.*clients \(99,\)"):
+            list(engine.run(replace(TASK, clients=(99,)), model.flat.clone()))
+
+
+def test_features_are_computed_once_and_only_of_those_who_came():
+    model, data = cnn(["dense2.*"]), users()
+    engine = EmbeddedEngine(model, data, local=LOCALS["epochs"], data_seed=5, batching="vmap")
+    calls = []
+    handle = model.module.conv1.register_forward_hook(lambda *_: calls.append(1))
+    handle.remove()  # a hook forbids the cache: what it does is not known
+    work = engine._local_work(LOCALS["epochs"])
+    below = work.features._below
+    below.register_forward_hook(lambda _m, inputs, _o: calls.append(len(inputs[0])))
+    for _ in range(3):
+        list(engine.run(replace(TASK, clients=(1, 2)), model.flat.clone()))
+    assert calls == [SIZES[1] + SIZES[2]]
+    assert int(work.features._known.sum()) == SIZES[1] + SIZES[2]
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4), nn.Linear(4, 10)),
+        nn.Sequential(nn.Linear(8, 4), nn.Flatten(), nn.Linear(32, 10)),
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+    ],
+    ids=["random", "trained below", "nothing to keep"],
+)
+def test_no_cache_where_it_would_not_be_exact(network):
+    last = [name for name, _ in network.named_parameters()][-2:]
+    train = ["*"] if len(network) == 3 else last
+    model = PartialModel(network, train=train, seed=0)
+    make = lambda cache: EmbeddedEngine(  # noqa: E731
+        model, users(), local=LOCALS["epochs"], data_seed=5, cache_prefix=cache
+    )
+    assert make(None)._local_work(LOCALS["epochs"]).features is None
+    with pytest.raises(ConfigError, match="cache_prefix=True: the network must be"):
+        make(True)._local_work(LOCALS["epochs"])
+
+
+def test_a_cached_prefix_goes_when_the_frozen_part_changes():
+    local, task = LOCALS["epochs"], replace(TASK, clients=(1, 2))
+    for cache in (None, True):
+        model, plain = cnn(["dense2.*"]), cnn(["dense2.*"])
+        engine = EmbeddedEngine(
+            model, users(), local=local, data_seed=5, cache_prefix=cache, batching="vmap"
+        )
+        start = model.flat.clone()
+        before = torch.stack([u.delta for u in engine.run(task, start)])
+        for network in (model, plain):
+            with torch.no_grad():
+                network.module.dense1.weight.mul_(2)
+        if cache:
+            with pytest.raises(ConfigError, match="the frozen part changed"):
+                list(engine.run(task, start))
+        else:
+            after = torch.stack([u.delta for u in engine.run(task, start)])
+            wanted = updates(plain, users(), local, task, deterministic=True)
+            assert (after - wanted).norm() < 1e-6
+            assert (after - before).norm() > 1e-3
+
+
+def test_the_choice_is_reported_and_what_vmap_cannot_follow_is_left_out():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(64, 10)
+
+        def forward(self, x):
+            out = self.dense(x.flatten(1))
+            return out if out.sum() > 0 else 2 * out  # a branch on values
+
+    said = []
+    model = PartialModel(Branches(), seed=0)
+    engine = EmbeddedEngine(model, users(), local=LOCALS["epochs"], data_seed=5, report=said.append)
+    list(engine.run(TASK, model.flat.clone()))
+    assert said[0].startswith("engine: one client after another: a client takes")
+    assert "(vmap) fails" in said[0]
+    list(engine.run(TASK, model.flat.clone()))
+    assert len(said) == 1
+
+
+def test_options_that_contradict():
+    model = cnn(["*"])
+    for options in ({"batching": "vmap"}, {"cache_prefix": True}):
+        with pytest.raises(ConfigError, match="deterministic"):
+            EmbeddedEngine(
+                model, users(), local=LOCALS["epochs"], data_seed=0, deterministic=True, **options
+            )
+    for options in ({"batching": "fast"}, {"workers": 0}, {"workers": float("nan")}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            EmbeddedEngine(model, users(), local=LOCALS["epochs"], data_seed=0, **options)
+
+
+def test_a_model_that_cannot_travel_is_a_clear_error():
+    class Local(nn.Linear):
+        pass
+
+    model = PartialModel(nn.Sequential(nn.Flatten(), Local(64, 10)), seed=0)
+    engine = EmbeddedEngine(
+        model, users(), local=LOCALS["epochs"], data_seed=0, workers=2, batching="loop"
+    )
+    with pytest.raises(ConfigError, match="workers=2: the model cannot be sent"):
+        list(engine.run(TASK, model.flat.clone()))

