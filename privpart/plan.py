@@ -68,8 +68,13 @@ class PrivacyPlan:
         return self.mechanism.rounds
 
     def active(self, round_: int) -> tuple[int, ...] | None:
-        """Return the groups of parameters that train in a round; None: there are no groups."""
-        return self.mechanism.schedule[round_] if isinstance(self.mechanism, Grouped) else None
+        """Return the groups of parameters that train in a round; None: there are no groups.
+
+        After the last round none train.
+        """
+        if not isinstance(self.mechanism, Grouped):
+            return None
+        return self.mechanism.schedule[round_] if round_ < self.rounds else ()
 
     @property
     def update_noise_multiplier(self) -> float:

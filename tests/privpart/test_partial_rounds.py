@@ -257,6 +257,9 @@ def test_tasks_carry_the_schedule_and_the_plan_s_hash_fixes_it():
         asked.append(one.task([]).active)
         step(one, 0.01)
     assert tuple(asked) == SCHEDULE
+    assert one.task([]).active == ()
+    with pytest.raises(ConfigError, match="planned rounds are done"):
+        step(one, 0.01)
     moved = (SCHEDULE[0], SCHEDULE[1], *SCHEDULE[3:6], SCHEDULE[2], *SCHEDULE[6:])
     assert plan(mechanism=grouped(moved)).hash != plan().hash
     assert server(PrivacyPlan(
