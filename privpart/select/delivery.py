@@ -177,7 +177,7 @@ def quantize_row(x: Tensor, key: int) -> Tensor:
 
 def dequantize_rows(slices: Tensor) -> Tensor:
     """Return what ``quantize_row`` packed, shape (m, width), float32."""
-    low, step = slices[:, :8].contiguous().view(torch.float32).unbind(dim=1)
+    low, step = slices[:, :8].flatten().clone().view(torch.float32).view(-1, 2).unbind(dim=1)
     return low.unsqueeze(1) + slices[:, 8:].float() * step.unsqueeze(1)
 
 

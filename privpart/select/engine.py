@@ -182,7 +182,12 @@ def localize_tokens(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor,
 
     Key 0 stands for words that are not selected, and must be. As targets they do not count: the
     softmax is over the selected words only, decoys among them.
+
+    Raises:
+        ConfigError: key 0 is not selected.
     """
+    if keys[0][0] != 0:
+        raise ConfigError("key 0 stands for unknown words and is not selected: use always=(0,).")
     return positions(keys[0], x, missing=0), positions(keys[0], y, missing=-100)
 
 
