@@ -62,13 +62,14 @@ def answers(records: Bits, asked: Bits) -> Bits:
     if _shape("asked", asked)[1] != (count + 7) // 8:
         raise ConfigError(f"asked of shape {asked.shape}: must have {(count + 7) // 8} bytes each.")
     words = _as_words(records)
-    chosen = np.unpackbits(asked, axis=1, count=count, bitorder="little").astype(np.bool_)
     out = np.zeros((len(asked), words.shape[1]), np.uint64)
-    step = max(1, _CACHE // (8 * words.shape[1]))
+    step = 8 * max(1, _CACHE // (64 * words.shape[1]))
     for start in range(0, count, step):
         piece = words[start : start + step]
-        for query, row in enumerate(chosen[:, start : start + step]):
-            out[query] ^= np.bitwise_xor.reduce(piece[row], axis=0)
+        bits = asked[:, start // 8 : (start + step) // 8]
+        chosen = np.unpackbits(bits, axis=1, count=len(piece), bitorder="little").astype(np.bool_)
+        for query, rows in enumerate(chosen):
+            out[query] ^= np.bitwise_xor.reduce(piece[rows], axis=0)
     return out.view(np.uint8)[:, :size]
 
 
@@ -82,6 +83,24 @@ def decode(first: Bits, second: Bits) -> Bits:
 def query_bytes(size: int) -> int:
     """Return what one key costs upwards, to both stores together, in bytes."""
     return 2 * ((checks.count("size", size) + 7) // 8)
+
+
+def most_keys(size: int, record_bytes: int) -> int:
+    """Return for how many keys private retrieval takes fewer bytes than sending everything.
+
+    A key takes ``query_bytes`` up and two records down; everything is all K records, down. With
+    small records that allows about four keys per byte of a record, however large K is; with large
+    ones about K / 2 keys.
+
+    Args:
+        size: K, number of records.
+        record_bytes: of one record.
+
+    >>> most_keys(10_000, 384), most_keys(64, 103_556)
+    (1175, 31)
+    """
+    whole = checks.count("size", size) * checks.count("record_bytes", record_bytes)
+    return (whole - 1) // (query_bytes(size) + 2 * record_bytes)
 
 
 def _as_words(records: Bits) -> NDArray[np.uint64]:

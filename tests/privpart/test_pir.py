@@ -117,3 +117,14 @@ def test_all_subsets_of_a_tiny_table():
     for bits in product((0, 1), repeat=3):
         asked = np.packbits(np.array([bits], np.uint8), axis=1, bitorder="little")
         assert pir.answers(records, asked)[0, 0] == sum(b << i for i, b in enumerate(bits))
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_break_even_counts_real_messages(size, record_bytes):
+    def private(keys):
+        one, two = pir.queries([0] * keys, size)
+        return one.nbytes + two.nbytes + 2 * keys * record_bytes
+
+    most = pir.most_keys(size, record_bytes)
+    assert private(most + 1) >= size * record_bytes
+    assert most == 0 or private(most) < size * record_bytes
