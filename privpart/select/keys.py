@@ -147,17 +147,16 @@ class SharedKeys:
         keys = _sample(np.arange(self.size), self.m, generator)
         return Released(keys, "drawn from public coins")
 
-    def rounds_of_keys(self, rounds: int) -> tuple[tuple[int, ...], ...]:
-        """Return, per key, the rounds in which it is active: a schedule of K groups.
+    def schedule(self, rounds: int) -> tuple[tuple[int, ...], ...]:
+        """Return, per round, the groups that train: 0, the shared part, and 1 + k for each key k.
 
-        This is what an accountant of per-group noise streams needs. Such a stream puts noise on the
-        slices of a round only, and costs one client the worst group's sensitivity, not the sum.
+        With the sizes of ``Layout.groups`` this is what an accountant of per-group noise streams
+        needs. They put noise on the slices of a round only, and one client costs the worst group's
+        sensitivity, not the sum. The worst group is the shared part if there is one: it trains in
+        all rounds, so the gain is in the noise on the slices, and not in epsilon.
         """
-        active: list[list[int]] = [[] for _ in range(self.size)]
-        for number in range(checks.count("rounds", rounds)):
-            for key in self(number, 0).value:
-                active[key].append(number)
-        return tuple(map(tuple, active))
+        numbers = range(checks.count("rounds", rounds))
+        return tuple((0, *(1 + key for key in self(number, 0).value)) for number in numbers)
 
 
 KeyChooser = StructuredKeys | IndependentKeys | SharedKeys

@@ -142,6 +142,43 @@ def test_selected_words_and_neurons_compute_what_the_masked_language_model_compu
     assert torch.equal(logits[..., 1], torch.zeros(2, 3))  # the masked row: the twin that differs
 
 
+def test_groups_cover_the_vector_once():
+    layout = Layout.of(partial(filters(8, image_size=8, kernel=3)), [cnn_filters(8)])
+    groups = layout.groups()
+    assert [len(g) for g in groups] == [len(layout.shared)] + 8 * [layout.widths[0]]
+    assert torch.cat(groups).sort().values.tolist() == list(range(layout.dim))
+
+
+class Untied(nn.Module):
+    """Embedding and output rows of their own, with a bias."""
+
+    def __init__(self, words):
+        super().__init__()
+        self.embedding = nn.Embedding(words, 4)
+        self.output = nn.Linear(4, words)
+
+    def forward(self, tokens):
+        return self.output(self.embedding(tokens).relu())
+
+
+def test_an_embedding_row_brings_its_output_row():
+    parts = (Part("embedding.weight"), Part("output.weight"), Part("output.bias"))
+    space, keys = KeySpace("words", parts), (1, 3, 4)
+    server, client = partial(Untied(6)), partial(Untied(3))
+    server.flat.add_(0.05)
+    big, _ = sub_model(server, [space], client, [keys])
+    assert (big.widths, len(big.shared)) == ((9,), 0)
+    logits = server.module(torch.tensor([4, 1]))[:, list(keys)]
+    torch.testing.assert_close(client.module(torch.tensor([2, 0])), logits)
+
+
+def test_a_block_of_words_is_a_bucket_of_one_key():
+    """Section 6: fewer keys than words, for pre-generated slices and for retrieval."""
+    model = PartialModel(WordBag(12, 3), seed=None)
+    layout = Layout.of(model, [KeySpace("buckets", (Part("rows", block=4),))])
+    assert (layout.sizes, layout.widths) == ((3,), (12,))
+
+
 def test_normalised_filters_bring_their_channel_of_the_norm():
     server = partial(filters(8, image_size=8, kernel=3, groups=2))
     layout = Layout.of(server, [cnn_filters(8, norm=True)])
