@@ -72,7 +72,7 @@ def engine(name: str, m: int, *, shared: bool, seed: int, **options) -> SelectEn
         Users(
             TASK.train_x, TASK.train_y, iid_users(len(TASK.train_x), users=users, data_seed=seed)
         ),
-        local=LocalTraining(learning_rate=0.05, epochs=2, batch_size=4),
+        local=LocalTraining(learning_rate=0.1, epochs=2, batch_size=6),
         choosers=[chooser(sizes[-1], m, **draws)],
         data_seed=seed,
         **options,
@@ -131,7 +131,7 @@ def private_run(rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()

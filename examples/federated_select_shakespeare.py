@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--networks", nargs="+", choices=("bag", "lm"), default=("bag", "lm"))
     parser.add_argument("--any-version", action="store_true", help="do not check the wheel's hash")
     options = parser.parse_args()
     speaking_roles(options.wheel, sha256=None if options.any_version else SHA256)
@@ -192,6 +193,10 @@ def main() -> None:
             f"random {alpha:g}": (vocabulary_size, d),
             f"mixed {alpha:g}": (m, d),
         }
+    if "bag" not in options.networks:
+        bag_rows = []
+    if "lm" not in options.networks:
+        lm_rows = {}
     tasks = [(train_bag, row) for row in bag_rows] + [(train_lm, row) for row in lm_rows.values()]
     results = iter(
         Parallel(options.jobs)(
@@ -206,7 +211,7 @@ def main() -> None:
         scores = [next(results) for _ in seeds]
         print(f"{strategy.__name__:<20} {m:>5} {m / WORDS:>10.2f}  {shown(scores)}")
     print("transformer, keys    rel. size  next word")
-    whole = size_of(*lm_rows["whole"])
+    whole = size_of(vocabulary_size, HIDDEN)
     for name, sizes in lm_rows.items():
         scores = [next(results) for _ in seeds]
         print(f"{name:<20} {size_of(*sizes) / whole:>9.2f}  {shown(scores)}")
