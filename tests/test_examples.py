@@ -14,7 +14,9 @@ SMALL = {
         *("--rounds", "2", "--clients", "2", "--images", "20", "--seeds", "2", "--jobs", "1"),
         "--data-dir",
     ),
-    "federated_select.py": ("--rounds", "1", "--seeds", "2", "--jobs", "1"),
+    "federated_select.py": (
+        *("--rounds", "1", "--seeds", "2", "--jobs", "1", "--networks", "2nn"),
+    ),
     "federated_select_shakespeare.py": (
         *("--rounds", "1", "--seeds", "2", "--jobs", "1", "--any-version"),
     ),
