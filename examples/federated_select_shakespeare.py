@@ -166,7 +166,7 @@ def train_lm(wheel: Path, m: int, d: int, seed: int, rounds: int) -> float:
             IndependentKeys(HIDDEN, d, data_seed=seed),
         ],
         data_seed=seed,
-        localize=localize_tokens,
+        localize=localize_tokens(UNKNOWN),
     )
     optimizer = ServerOptimizer(kind="adam", learning_rate=0.01)
     return fit_and_score(engine, model.flat.clone(), accuracy, users, rounds, seed, optimizer)

@@ -177,18 +177,27 @@ def localize_bags(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor, T
     return positions(keys[0], x, missing=-1), y
 
 
-def localize_tokens(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor, Tensor]:
-    """Token ids (B, T) in terms of the selected words, for next-word prediction.
+def localize_tokens(unknown: int = 0) -> Localize:
+    """Return what puts token ids (B, T) in terms of the selected words, for next-word prediction.
 
-    Key 0 stands for words that are not selected, and must be. As targets they do not count: the
-    softmax is over the selected words only, decoys among them.
+    Args:
+        unknown: the key that stands for words that are not selected; every client must select it.
 
-    Raises:
-        ConfigError: key 0 is not selected.
+    Returns:
+        Words that are not selected are read as ``unknown``; as targets they do not count: the
+        softmax is over the selected words only, decoys among them. A ConfigError where ``unknown``
+        is not selected.
     """
-    if keys[0][0] != 0:
-        raise ConfigError("key 0 stands for unknown words and is not selected: use always=(0,).")
-    return positions(keys[0], x, missing=0), positions(keys[0], y, missing=-100)
+
+    def localize(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor, Tensor]:
+        if unknown not in keys[0]:
+            raise ConfigError(
+                f"key {unknown} stands for unknown words and is not selected: use always=(...)."
+            )
+        stands_for_them = keys[0].index(unknown)
+        return positions(keys[0], x, missing=stands_for_them), positions(keys[0], y, missing=-100)
+
+    return localize
 
 
 def positions(keys: Keys, ids: Tensor, *, missing: int) -> Tensor:

@@ -102,7 +102,7 @@ TASKS = {
         lm,
         [lm_words(), lm_hidden(0)],
         SENTENCES,
-        localize_tokens,
+        localize_tokens(),
         lambda m, d: [
             StructuredKeys(counts(SENTENCES), m, random_top, data_seed=1, always=(0,)),
             IndependentKeys(10, d, data_seed=1),
@@ -251,7 +251,8 @@ def test_the_order_of_clients_does_not_matter():
 def test_unselected_targets_do_not_count_and_the_softmax_is_over_the_selected():
     model, keys = lm(), (0, 2, 5, 6)
     tokens, targets = torch.tensor([[5, 9, 2]]), torch.tensor([[9, 2, 6]])
-    x, y = localize_tokens(tokens, targets, [keys])
+    x, y = localize_tokens()(tokens, targets, [keys])
+    assert localize_tokens(unknown=6)(tokens, targets, [keys])[0].tolist() == [[2, 3, 1]]
     assert x.tolist() == [[2, 0, 1]]
     assert y.tolist() == [[-100, 1, 3]]
     # an unknown word reads as key 0, which the whole network sees as well
@@ -271,8 +272,9 @@ def test_unselected_targets_do_not_count_and_the_softmax_is_over_the_selected():
 
 
 def test_language_models_must_select_the_unknown_word():
-    with pytest.raises(ConfigError, match="key 0"):
-        localize_tokens(TOKENS, TOKENS, [(1, 2)])
+    for unknown, keys in ((0, (1, 2)), (3, (0, 2, 4))):
+        with pytest.raises(ConfigError, match=f"key {unknown}"):
+            localize_tokens(unknown)(TOKENS, TOKENS, [keys])
 
 
 def test_positions_in_the_selected_keys():
