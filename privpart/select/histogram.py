@@ -31,6 +31,9 @@ class KeyHistogram:
         noise_multiplier: > 0; the noise has a standard deviation of this times sqrt(m).
         participation: of the run; a client beyond its limits does not count.
         source: the run's; ``SecretSource`` unless the run is a simulation.
+
+    Not kept in a run folder: a run that is resumed under the same key must not make another one,
+    for its noise would begin again with that of round 0.
     """
 
     def __init__(
