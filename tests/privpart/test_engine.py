@@ -16,6 +16,7 @@ from privpart import (
     WorkerError,
     client_update,
 )
+from privpart.engines.local_work import client_generator
 from privpart.models import mcmahan_2nn, small_cnn, word_lm
 from privpart.models.transformer import START
 
@@ -86,8 +87,7 @@ def test_the_loop_is_client_update_bit_for_bit():
     data, local = users(), LOCALS["epochs"]
     found = updates(cnn(PART), data, local, deterministic=True)
     model = cnn(PART)
-    engine = EmbeddedEngine(model, data, local=local, data_seed=5, deterministic=True)
-    generator = engine._local_work(local)._generator(TASK.round, 4)
+    generator = client_generator(5, TASK.round, 4)
     start, rows = model.flat.clone(), data.indices[4]
     one = client_update(
         model, start, data.x[rows], data.y[rows], local=local, clip_norm=0.2, generator=generator

@@ -1,0 +1,48 @@
+"""Select report: two lines that must not be read as one.
+
+Differential privacy bounds what recipients of the model learn. It says nothing against the parties
+that deliver slices and add updates up: what those see in the clear, they know.
+"""
+
+from dataclasses import dataclass
+from typing import get_args
+
+from accounting import Guarantee, checks
+from accounting.statement import up
+from privpart.select.disclosure import Party, SelectLedger
+
+
+@dataclass(frozen=True, slots=True)
+class SelectReport:
+    """What is claimed of a run with selection, and against whom.
+
+    Attributes:
+        guarantee: of everything released: model, and histograms of keys if there are any; None
+            where there is none, because the run had no noise or the noise was seeded.
+        delta: in (0, 1).
+        seen: per party, what it saw in the clear.
+    """
+
+    guarantee: Guarantee | None
+    delta: float
+    seen: tuple[tuple[Party, tuple[str, ...]], ...]
+
+    @classmethod
+    def of(cls, guarantee: Guarantee | None, delta: float, ledger: SelectLedger) -> "SelectReport":
+        """Read off the ledger who saw what; only what kinds of things, so it may be printed."""
+        checks.probability("delta", delta)
+        seen = tuple((party, ledger.seen_by(party)) for party in get_args(Party))
+        return cls(guarantee, delta, seen)
+
+    def lines(self) -> tuple[str, str]:
+        """Return the line on recipients of the model, and the line on those who run the rounds."""
+        if self.guarantee is None:
+            first = "against recipients of the model: no guarantee"
+        else:
+            epsilon = up(self.guarantee.epsilon(self.delta))
+            first = f"against recipients of the model: epsilon {epsilon} at delta {self.delta:g}"
+        parts = [f"{party}: {', '.join(what)}" for party, what in self.seen if what]
+        second = f"seen in the clear, without any epsilon: {'; '.join(parts) or 'nothing'}"
+        if any(party == "second store" and what for party, what in self.seen):
+            second += " (and the keys themselves, should the two stores collude)"
+        return first, second

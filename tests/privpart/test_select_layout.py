@@ -1,0 +1,284 @@
+"""Layout: sizes of the paper's tables, coupled slices against masked networks, isometry."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from accounting import ConfigError
+from privpart import PartialModel
+from privpart.models import mcmahan_2nn, mcmahan_cnn, small_cnn, word_lm
+from privpart.models.transformer import START
+from privpart.select import KeySpace, Layout, Part
+from privpart.select.layout import assemble, deselect
+from privpart.select.networks import (
+    ABSENT,
+    WordBag,
+    bag_words,
+    cnn_filters,
+    dense_neurons,
+    lm_hidden,
+    lm_words,
+)
+
+
+def neurons(width, *, inputs=784, hidden=200, classes=62):
+    """The 2NN with a first hidden layer of another width."""
+    net = mcmahan_2nn(inputs=inputs, hidden=hidden, classes=classes)
+    net.dense1, net.dense2 = nn.Linear(inputs, width), nn.Linear(width, hidden)
+    return net
+
+
+def partial(module, **options):
+    return PartialModel(module, seed=3, **options)
+
+
+def filters(count, *, image_size=28, classes=62, hidden=512, kernel=5, groups=0):
+    return small_cnn(
+        channels=(32, count),
+        hidden=hidden,
+        image_size=image_size,
+        classes=classes,
+        kernel=kernel,
+        groups=groups,
+    )
+
+
+@pytest.mark.parametrize(
+    ("m", "numbers", "printed"),
+    [(4, 136_706, 0.08), (8, 240_262, 0.14), (16, 447_374, 0.26), (32, 861_598, 0.51)],
+)
+def test_client_sizes_of_table_2(m, numbers, printed):
+    layout = Layout.of(partial(mcmahan_cnn()), [cnn_filters()])
+    assert layout.dim == 1_690_046
+    assert layout.client_dim([m]) == numbers
+    assert partial(filters(m)).dim == numbers
+    assert round(numbers / layout.dim, 2) == printed
+
+
+@pytest.mark.parametrize(
+    ("m", "numbers", "printed"), [(10, 22_512, 0.11), (50, 61_912, 0.30), (100, 111_162, 0.53)]
+)
+def test_client_sizes_of_table_3(m, numbers, printed):
+    layout = Layout.of(partial(mcmahan_2nn()), [dense_neurons()])
+    assert layout.dim == 209_662
+    assert layout.client_dim([m]) == numbers
+    assert partial(neurons(m)).dim == numbers
+    # the paper rounds .2953 to .30, and .5302 to .53
+    assert round(numbers / layout.dim, 2) == printed
+
+
+def test_logistic_regression_scales_with_the_words_up_to_its_bias():
+    model = PartialModel(WordBag(10_000, 500), seed=None)
+    layout = Layout.of(model, [bag_words()])
+    assert layout.dim == 5_000_500
+    assert layout.client_dim([1000]) == 1000 * 500 + 500
+
+
+def test_transformer_sizes_in_both_key_spaces():
+    model = partial(word_lm(), initializers=START)
+    layout = Layout.of(model, [lm_words(), lm_hidden(0)])
+    assert layout.dim == 2_277_984
+    assert (layout.sizes, layout.widths) == ((10_004, 2048), (96, 2 * 96 + 1))
+    small = partial(word_lm(vocabulary=500, hidden=2048), initializers=START)
+    assert layout.client_dim([500, 2048]) == small.dim
+
+
+def sub_model(server, spaces, client, keys):
+    """The client's network with the server's slices in it."""
+    big, small = Layout.of(server, spaces), Layout.of(client, spaces)
+    slices = [server.flat[rows] for rows in big.rows(keys)]
+    client.load(assemble(small, server.flat[big.shared], slices))
+    return big, small
+
+
+def mask(server, layout, keys):
+    """Zero what is not selected, in the whole network: an independent way to the same function."""
+    keep = torch.zeros(layout.dim)
+    keep[layout.shared] = 1
+    for rows in layout.rows(keys):
+        keep[rows] = 1
+    server.flat.mul_(keep)
+
+
+@pytest.mark.parametrize("keys", [(0,), (5, 1), (7, 2, 4), tuple(range(8))])
+def test_selected_filters_compute_what_the_masked_network_computes(keys):
+    sizes = {"image_size": 8, "classes": 10, "hidden": 12, "kernel": 3}
+    server, client = partial(filters(8, **sizes)), partial(filters(len(keys), **sizes))
+    server.flat.add_(torch.rand(server.dim, generator=torch.Generator().manual_seed(1)) * 0.1)
+    big, _ = sub_model(server, [cnn_filters(8)], client, [keys])
+    mask(server, big, [keys])
+    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(client.module(x), server.module(x))
+
+
+def test_selected_neurons_compute_what_the_masked_network_computes():
+    keys, sizes = (4, 0, 3), {"inputs": 6, "hidden": 5, "classes": 3}
+    server, client = partial(neurons(7, **sizes)), partial(neurons(3, **sizes))
+    server.flat.add_(0.1)
+    big, _ = sub_model(server, [dense_neurons()], client, [keys])
+    mask(server, big, [keys])
+    x = torch.rand(4, 6, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(client.module(x), server.module(x))
+
+
+def test_selected_words_and_neurons_compute_what_the_masked_language_model_computes():
+    words, hidden = (0, 2, 3, 8), (1, 6)
+
+    def lm(vocabulary, width):
+        net = word_lm(vocabulary=vocabulary, width=8, heads=2, hidden=width, layers=1)
+        return partial(net, initializers=START)
+
+    server, client = lm(9, 7), lm(4, 2)
+    server.flat.add_(0.05)
+    spaces = [lm_words(), lm_hidden(0)]
+    big, _ = sub_model(server, spaces, client, [words, hidden])
+    mask(server, big, [words, hidden])
+    tokens = torch.tensor([[3, 0, 8], [2, 2, 3]])
+    local = torch.tensor([[2, 0, 3], [1, 1, 2]])
+    logits = server.module(tokens)
+    torch.testing.assert_close(client.module(local), logits[..., list(words)])
+    assert torch.equal(logits[..., 1], torch.zeros(2, 3))  # the masked row: the twin that differs
+
+
+def test_groups_cover_the_vector_once():
+    layout = Layout.of(partial(filters(8, image_size=8, kernel=3)), [cnn_filters(8)])
+    groups = layout.groups()
+    assert [len(g) for g in groups] == [len(layout.shared)] + 8 * [layout.widths[0]]
+    assert torch.cat(groups).sort().values.tolist() == list(range(layout.dim))
+
+
+class Untied(nn.Module):
+    """Embedding and output rows of their own, with a bias."""
+
+    def __init__(self, words):
+        super().__init__()
+        self.embedding = nn.Embedding(words, 4)
+        self.output = nn.Linear(4, words)
+
+    def forward(self, tokens):
+        return self.output(self.embedding(tokens).relu())
+
+
+def test_an_embedding_row_brings_its_output_row():
+    parts = (Part("embedding.weight"), Part("output.weight"), Part("output.bias"))
+    space, keys = KeySpace("words", parts), (1, 3, 4)
+    server, client = partial(Untied(6)), partial(Untied(3))
+    server.flat.add_(0.05)
+    big, _ = sub_model(server, [space], client, [keys])
+    assert (big.widths, len(big.shared)) == ((9,), 0)
+    logits = server.module(torch.tensor([4, 1]))[:, list(keys)]
+    torch.testing.assert_close(client.module(torch.tensor([2, 0])), logits)
+
+
+def test_a_block_of_words_is_a_bucket_of_one_key():
+    """Section 6: fewer keys than words, for pre-generated slices and for retrieval."""
+    model = PartialModel(WordBag(12, 3), seed=None)
+    layout = Layout.of(model, [KeySpace("buckets", (Part("rows", block=4),))])
+    assert (layout.sizes, layout.widths) == ((3,), (12,))
+
+
+def test_normalised_filters_bring_their_channel_of_the_norm():
+    server = partial(filters(8, image_size=8, kernel=3, groups=2))
+    layout = Layout.of(server, [cnn_filters(8, norm=True)])
+    without = Layout.of(server, [cnn_filters(8)])
+    assert layout.widths[0] == without.widths[0] + 2
+    assert layout.dim == without.dim == server.dim
+
+
+class Experts(nn.Module):
+    """A mixture: experts that a client may lack, and a part that all share (section 2.4)."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.shared = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Linear(3, 2) for _ in range(count))
+
+    def forward(self, x):
+        return sum(expert(self.shared(x).relu()) for expert in self.experts)
+
+
+def test_experts_are_selected_and_the_shared_part_is_broadcast():
+    space = KeySpace("experts", (Part("experts.{key}.weight"), Part("experts.{key}.bias")))
+    server, client = partial(Experts(5)), partial(Experts(2))
+    big, small = sub_model(server, [space], client, [(4, 1)])
+    assert (big.sizes, big.widths, len(big.shared)) == ((5,), (8,), 15)
+    assert torch.equal(client.module.experts[0].weight, server.module.experts[4].weight)
+    assert torch.equal(client.module.experts[1].bias, server.module.experts[1].bias)
+    assert torch.equal(client.module.shared.weight, server.module.shared.weight)
+    full = deselect(big, small, torch.ones(small.dim), [(4, 1)])
+    server.load(full)
+    assert server.module.experts[4].weight.sum() == 6
+    assert server.module.experts[0].weight.abs().sum() == 0
+
+
+BIG = Layout.of(partial(filters(8, image_size=4, kernel=1, hidden=3, classes=2)), [cnn_filters(4)])
+
+
+@given(st.sets(st.integers(0, 7), min_size=1).map(sorted), st.integers(0, 2**31))
+def test_deselection_of_distinct_keys_keeps_every_number_and_so_the_norm(keys, seed):
+    model = partial(filters(len(keys), image_size=4, kernel=1, hidden=3, classes=2))
+    small = Layout.of(model, [cnn_filters(4)])
+    update = torch.randn(small.dim, generator=torch.Generator().manual_seed(seed))
+    full = deselect(BIG, small, update, [tuple(keys)])
+    assert torch.equal(full[full != 0].sort().values, update.sort().values)
+    again = assemble(small, full[BIG.shared], [full[r] for r in BIG.rows([tuple(keys)])])
+    assert torch.equal(again, update)
+
+
+@pytest.mark.parametrize("keys", [(1, 1), (0, 8), (-1, 0), (0.0, 1), (True, 0), ()])
+def test_duplicate_and_impossible_keys_are_refused(keys):
+    small = Layout.of(
+        partial(filters(2, image_size=4, kernel=1, hidden=3, classes=2)), [cnn_filters(4)]
+    )
+    with pytest.raises(ConfigError):
+        deselect(BIG, small, torch.zeros(small.dim), [keys])
+    assert deselect(BIG, small, torch.zeros(small.dim), [(1, 0)]).shape == (BIG.dim,)
+
+
+def test_with_m_copies_of_a_key_additive_deselection_is_sqrt_m_times_as_long():
+    """Why duplicates are refused: the clipped update would exceed its clip norm."""
+    update = torch.full((4, 1), 0.5)  # norm 1
+    full = torch.zeros(6, 1).index_add_(0, torch.tensor([2, 2, 2, 2]), update)
+    assert (update.norm(), full.norm()) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("spaces", "message"),
+    [
+        ([KeySpace("a", (Part("dense9.weight"),))], "no such parameter"),
+        ([KeySpace("a", (Part("experts.{key}.weight"),))], "no such parameter"),
+        ([KeySpace("a", (Part("dense1.weight", dim=2),))], "no dimension 2"),
+        ([KeySpace("a", (Part("dense1.weight", block=7),))], "blocks of 7"),
+        ([KeySpace("a", (Part("dense1.weight"), Part("dense3.bias")))], "slices"),
+        ([dense_neurons(), KeySpace("b", (Part("dense2.weight"),))], "another slice"),
+        ([KeySpace("b", (Part("dense2.bias"), Part("dense2.bias")))], "another slice"),
+    ],
+)
+def test_spaces_that_do_not_fit_the_model_are_refused(spaces, message):
+    model = partial(mcmahan_2nn(inputs=5, hidden=4, classes=3))
+    with pytest.raises(ConfigError, match=message):
+        Layout.of(model, spaces)
+
+
+def test_frozen_parameters_cannot_be_selected():
+    model = partial(mcmahan_2nn(inputs=5, hidden=4, classes=3), train=["!dense1.*"])
+    with pytest.raises(ConfigError, match="trained"):
+        Layout.of(model, [dense_neurons()])
+
+
+def test_a_client_network_of_another_shape_is_refused():
+    small = Layout.of(partial(filters(2, image_size=4, kernel=1, hidden=4, classes=2)), ())
+    with pytest.raises(ConfigError, match="the client's network takes"):
+        assemble(small, torch.zeros(3), [])
+
+
+def test_a_bag_of_words_is_the_dense_network_on_indicators():
+    bag, bags = WordBag(6, 3), torch.tensor([[0, 4, ABSENT], [5, 1, 2]])
+    bag.rows.data.normal_(generator=torch.Generator().manual_seed(0))
+    bag.bias.data += 0.25
+    indicators = torch.zeros(2, 6)
+    indicators[0, [0, 4]] = 1
+    indicators[1, [5, 1, 2]] = 1
+    torch.testing.assert_close(bag(bags), indicators @ bag.rows + bag.bias)
