@@ -288,3 +288,42 @@ def test_gradients_per_example_by_vmap_are_those_of_a_loop(name):
         loss(dict(part.module.named_parameters()), example).backward()
         alone = torch.cat([together[k][i].flatten() for k in part.trainable])
         assert torch.allclose(part.gradient, alone, rtol=1e-3, atol=1e-5)
+
+
+def test_batch_norm_of_plain_features_still_tells_examples_apart():
+    network = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+    part = PartialModel(replace_batch_norm(network), seed=0)
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    logits = part.module(x)
+    assert (logits[1:] - logits[0]).abs().amax(dim=1).min() > 0.1
+    with pytest.raises(ConfigError, match=r"BatchNorm1d\(1, .*constant"):
+        replace_batch_norm(nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(8, affine=False),
+        nn.BatchNorm2d(8).requires_grad_(False),
+        nn.BatchNorm3d(8, eps=0.1),
+        nn.SyncBatchNorm(8),
+    ],
+    ids=repr,
+)
+def test_every_batch_norm_is_converted_wherever_it_sits(norm):
+    module = nn.Sequential(nn.Linear(2, 2), norm, nn.ModuleDict({"again": norm}))
+    converted = replace_batch_norm(module)
+    assert isinstance(converted[1], nn.GroupNorm)
+    assert converted[1] is converted[2]["again"]
+    assert (converted[1].num_groups, converted[1].eps, converted[1].affine) == (
+        8,
+        norm.eps,
+        norm.affine,
+    )
+    assert converted[0].weight is not module[0].weight
+    assert torch.equal(converted[0].weight, module[0].weight)
+    assert module[1] is norm
+    assert isinstance(replace_batch_norm(norm), nn.GroupNorm)
+    PartialModel(converted, seed=0)
+    with pytest.raises(ConfigError, match="not known yet"):
+        replace_batch_norm(nn.LazyBatchNorm2d())
