@@ -88,23 +88,25 @@ def client_update(
     """Train from ``start`` and return the clipped change of the trainable part.
 
     Args:
-        model: rebuilt from its seed; its trainable part is overwritten.
+        model: rebuilt from its seed; afterwards it holds ``start``, with gradients zero.
         start: this round's trainable part, shape (d,).
         x: examples, shape (n, ...).
         y: classes, shape (n,), or (n, length) for a language model.
         local: optimiser settings.
         clip_norm: bound on the joint L2 norm of the result.
-        generator: order of the examples.
+        generator: order of the examples; dropout draws from its seed too.
 
     Returns:
         after - before, shape (d,), clipped: see ``clip``.
     """
-    model.load(start)
-    _train(model, x, y, local, generator)
-    # where the gradients were: a client holds no copy beside those that training needed
-    delta = torch.sub(model.flat, start, out=model.gradient)
-    clipped = clip(delta, clip_norm)
-    return delta.clone() if clipped is delta else clipped
+    with model.lent(start), torch.random.fork_rng(devices=()):
+        # one bit beside the seed of the order, for masks that do not depend on the order
+        torch.default_generator.manual_seed(generator.initial_seed() ^ 1)
+        _train(model, x, y, local, generator)
+        # where the gradients were: a client holds no copy beside those that training needed
+        delta = torch.sub(model.flat, start, out=model.gradient)
+        clipped = clip(delta, clip_norm)
+        return delta.clone() if clipped is delta else clipped
 
 
 def _train(

@@ -6,11 +6,14 @@ and a clip are each one operation on it, whatever the number of layers.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from accounting.checks import ConfigError
 from privpart.describe import Description, ParameterRow
@@ -25,10 +28,12 @@ class PartialModel:
 
     Takes the module over: sets every parameter from the seed, stops gradients of the frozen ones,
     and moves the trainable ones into one flat float32 vector. Tied parameters count once, under
-    their first name.
+    their first name. Buffers stay as the module's constructor made them: they do not follow from
+    the seed, but the fingerprint says whether everyone has the same.
 
     Args:
-        module: any float32 module without batch statistics, on the CPU.
+        module: any float32 module without batch statistics, on the CPU, that no other
+            ``PartialModel`` holds.
         train: patterns on parameter names or layer types, see ``privpart.patterns``.
         seed: public seed of all start values, 0 <= seed < 2^128. None keeps the module's own
             weights, for a pretrained model: clients need them shipped once, and the fingerprint
@@ -43,12 +48,14 @@ class PartialModel:
         gradient: their gradients, shape (d,); ``backward`` adds to it.
         trainable: names of the trainable parameters, in the order of ``flat``.
         frozen: names of the others.
-        fingerprint: 32 hex digits of every bit, name and shape of the frozen part.
+        fingerprint: 32 hex digits of every bit, name and shape of the frozen part and of the
+            buffers, persistent or not.
         mask: 20 hex digits of the names and shapes of the trainable part, in order.
 
     Raises:
         ConfigError: a pattern that matches nothing, a parameter without initialiser, batch
-            statistics, weights that are not finite float32, another fingerprint.
+            statistics, an embedding that rescales itself, weights that are not finite float32, or
+            not known yet, another fingerprint, a module that another ``PartialModel`` holds.
 
     >>> model = PartialModel(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), train=["1.*"], seed=7)
     >>> model.trainable, model.flat.shape
@@ -65,7 +72,10 @@ class PartialModel:
         fingerprint: str | None = None,
     ) -> None:
         _refuse_batch_statistics(module)
+        _refuse_max_norm(module)
         parameters = dict(module.named_parameters())
+        _refuse_lazy(module)
+        _refuse_taken(parameters)
         self.module = module
         self.seed = seed
         self.trainable = matching_parameters(module, train)
@@ -80,8 +90,15 @@ class PartialModel:
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in trained)
         self.flat, self.gradient = _join([parameters[name] for name in self.trainable])
-        self._buffers = {name: b.clone() for name, b in module.named_buffers()}
-        self.fingerprint = fingerprint_of({name: parameters[name] for name in self.frozen})
+        self._frozen = [parameters[name] for name in self.frozen]
+        self._buffers = [
+            (layer, {n: (b, None if b is None else b.clone()) for n, b in layer._buffers.items()})
+            for layer in module.modules()
+        ]
+        self.fingerprint = fingerprint_of(
+            dict(zip(self.frozen, self._frozen, strict=True))
+            | {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
+        )
         if fingerprint not in (None, self.fingerprint):
             raise ConfigError(
                 f"the frozen part has fingerprint {self.fingerprint}, expected {fingerprint}: "
@@ -90,6 +107,7 @@ class PartialModel:
             )
         shapes = [f"{name}|{tuple(parameters[name].shape)}" for name in self.trainable]
         self.mask = hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:20]
+        _OWNERS.update((id(parameter), self) for parameter in parameters.values())
 
     @property
     def dim(self) -> int:
@@ -113,11 +131,47 @@ class PartialModel:
         """Overwrite the trainable part with a vector of shape (d,), and reset all buffers.
 
         Whatever a client's data left in a buffer is neither clipped nor noised: it must not reach
-        the next client, nor the model.
+        the next client, nor the model. Buffers that a forward pass replaced are put back, those
+        that it added are dropped.
         """
         self.flat.copy_(flat)
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(self._buffers[name])
+        for layer, saved in self._buffers:
+            layer._buffers.clear()
+            for name, (buffer, value) in saved.items():
+                if buffer is not None and value is not None:
+                    buffer.data = value.clone()
+                layer._buffers[name] = buffer
+
+    @contextmanager
+    def lent(self, start: Tensor) -> Iterator[None]:
+        """Train from ``start``, shape (d,), inside this context; nothing of it stays afterwards.
+
+        The trainable part, its gradient and the buffers hold one client's raw data by then, and
+        whoever looks at the module, ``state_dict`` included, must not see it.
+
+        Raises:
+            ConfigError: a forward pass wrote to a frozen parameter, or ``start`` is ``flat``.
+        """
+        if start.data_ptr() == self.flat.data_ptr():
+            raise ConfigError("start=model.flat: training would overwrite it. Pass a clone.")
+        self.load(start)
+        versions = [parameter._version for parameter in self._frozen]
+        try:
+            yield
+        finally:
+            self.load(start)
+            self.gradient.zero_()
+        for name, parameter, version in zip(self.frozen, self._frozen, versions, strict=True):
+            if parameter._version != version:
+                raise ConfigError(
+                    f"frozen parameter {name!r} was written to in training: what a client's data "
+                    "left there is neither clipped nor noised. Train it, or leave it alone in "
+                    "forward; and build the model again."
+                )
+
+
+# Which model a parameter belongs to, by id, for as long as that model lives.
+_OWNERS: WeakValueDictionary[int, PartialModel] = WeakValueDictionary()
 
 
 def _initializers(module: nn.Module, own: Mapping[str, Initializer]) -> dict[str, Initializer]:
@@ -159,6 +213,33 @@ def _refuse_batch_statistics(module: nn.Module) -> None:
                 f"layer {name!r} is a {kind}: its statistics mix the examples of a batch and "
                 "would leave the client without noise. Replace it by GroupNorm, for instance with "
                 "privpart.models.replace_batch_norm(module)."
+            )
+
+
+def _refuse_max_norm(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise ConfigError(
+                f"layer {name!r} has max_norm={layer.max_norm}: it rewrites the rows of a client's "
+                "tokens in every forward pass, frozen or not. Use max_norm=None."
+            )
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"{name!r} has no shape yet: its layer is lazy. Run the module once on a batch."
+            )
+
+
+def _refuse_taken(parameters: Mapping[str, nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        owner = _OWNERS.get(id(parameter))
+        if owner is not None and any(parameter is p for p in owner.module.parameters()):
+            raise ConfigError(
+                f"parameter {name!r} belongs to another PartialModel, which would silently lose "
+                "it. Build the network anew, or pass copy.deepcopy(module)."
             )
 
 
