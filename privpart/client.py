@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
 from accounting import checks
@@ -21,6 +21,7 @@ from privpart.clip import clip
 from privpart.partial import PartialModel
 
 OptimizerName = Literal["sgd", "adam"]
+LossName = Literal["cross_entropy", "binary_cross_entropy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class LocalTraining:
         steps: batches in all, >= 1, in place of epochs; None trains for whole passes.
         optimizer: ClientOpt of FedPT's Algorithm 1. "adam" has torch's usual constants.
         momentum: of "sgd", in [0, 1).
+        loss: see ``loss``; "binary_cross_entropy" is for tags, of which any number may apply.
     """
 
     learning_rate: float
@@ -42,6 +44,7 @@ class LocalTraining:
     steps: int | None = None
     optimizer: OptimizerName = "sgd"
     momentum: float = 0.0
+    loss: LossName = "cross_entropy"
 
     def __post_init__(self) -> None:
         checks.positive("learning_rate", self.learning_rate)
@@ -52,7 +55,8 @@ class LocalTraining:
             if self.epochs != 1:
                 raise ConfigError(f"epochs={self.epochs}: leave it out, steps={self.steps} rules.")
         checks.choice("optimizer", self.optimizer, get_args(OptimizerName))
-        if not 0 <= self.momentum < 1:
+        checks.choice("loss", self.loss, get_args(LossName))
+        if not checks.nonnegative("momentum", self.momentum) < 1:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
         if self.momentum and self.optimizer == "adam":
             raise ConfigError(f"momentum={self.momentum}: only for sgd; adam has its own.")
@@ -91,7 +95,7 @@ def client_update(
         model: rebuilt from its seed; afterwards it holds ``start``, with gradients zero.
         start: this round's trainable part, shape (d,).
         x: examples, shape (n, ...).
-        y: classes, shape (n,), or (n, length) for a language model.
+        y: classes, shape (n,), or (n, length) for a language model; see ``loss``.
         local: optimiser settings.
         clip_norm: bound on the joint L2 norm of the result.
         generator: order of the examples; dropout draws from its seed too.
@@ -115,15 +119,21 @@ def _train(
     optimizer = local.fresh_optimizer(model)
     for batch in local.batches(len(x), generator):
         model.gradient.zero_()
-        loss(model.module(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+        value = loss(model.module(x[batch]), y[batch], local.loss)
+        value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
-def loss(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the mean cross-entropy, of shape ().
+def loss(logits: Tensor, y: Tensor, name: LossName = "cross_entropy") -> Tensor:
+    """Return the mean loss, of shape ().
 
     Args:
-        logits: shape (n, classes), or (n, length, classes) of a language model.
-        y: classes, shape (n,) or (n, length); -100 is padding and does not count.
+        logits: shape (n, classes), or (n, length, classes) of a language model; (n, tags) for
+            "binary_cross_entropy".
+        y: classes, shape (n,) or (n, length); -100 is padding and does not count. For
+            "binary_cross_entropy" 0 or 1 of each tag, float, shape (n, tags).
+        name: which loss.
     """
+    if name == "binary_cross_entropy":
+        return binary_cross_entropy_with_logits(logits, y)
     return cross_entropy(logits.flatten(0, -2), y.flatten())

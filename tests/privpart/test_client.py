@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
 from privpart.client import loss
-from privpart.models import small_cnn
+from privpart.models import bag_of_words, small_cnn
 from privpart.training import accuracy
 
 PART = ["conv*", "norm.*", "dense2.*"]
@@ -70,6 +70,27 @@ def test_loss_of_a_language_model_is_the_mean_over_tokens_without_padding():
     expected = (by_hand[0, 0, 1] + by_hand[0, 1, 4] + by_hand[1, 0, 0]) / 3
     torch.testing.assert_close(loss(logits, words), expected)
     torch.testing.assert_close(loss(logits[0], words[0]), by_hand[0, [0, 1], [1, 4]].mean())
+
+
+def test_tags_train_with_the_binary_cross_entropy_of_each():
+    model = PartialModel(bag_of_words(words=6, tags=3), seed=0)
+    x, y = torch.rand(5, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(5, 3)
+    y[:, 1] = 1
+    logits = model.module(x).detach()
+    by_hand = -(y * logits.sigmoid().log() + (1 - y) * (1 - logits.sigmoid()).log()).mean()
+    torch.testing.assert_close(loss(logits, y, "binary_cross_entropy"), by_hand)
+    update = client_update(
+        model,
+        model.flat.clone(),
+        x,
+        y,
+        local=LocalTraining(0.5, loss="binary_cross_entropy"),
+        clip_norm=1e6,
+        generator=torch.Generator(),
+    )
+    bias = -0.5 * (logits.sigmoid() - y).mean(dim=0) / 3  # the mean goes over the tags too
+    torch.testing.assert_close(update[-3:], bias)
+    assert update[-2] > 0 > update[-1]
 
 
 def test_steps_cut_the_passes_off():
@@ -227,7 +248,10 @@ def test_bad_local_training(field, value):
     [
         ({"optimizer": "lion"}, "optimizer"),
         ({"momentum": 1.0}, "below 1"),
-        ({"momentum": float("nan")}, "below 1"),
+        ({"momentum": float("nan")}, "momentum=nan"),
+        ({"momentum": -0.1}, "momentum=-0.1"),
+        ({"momentum": "0.9"}, "momentum='0.9': must be a number"),
+        ({"loss": "hinge"}, "loss='hinge': must be one of"),
         ({"momentum": 0.9, "optimizer": "adam"}, "adam has its own"),
         ({"epochs": 2, "steps": 3}, "leave it out"),
     ],
