@@ -71,12 +71,14 @@ MODELS: Mapping[str, Architecture] = {
     ),
     "resnet8": Architecture(resnet8, resnet.RESNET8_LADDER, resnet.RESNET8_GROUPS),
     "resnet18": Architecture(resnet18, resnet.RESNET18_LADDER, resnet.RESNET18_GROUPS),
-    "word_lm": Architecture(word_lm, transformer.FREEZE_LINEAR1, initializers=transformer.START),
+    "word_lm": Architecture(
+        word_lm, transformer.FREEZE_LINEAR1, initializers=transformer.LANGUAGE_START
+    ),
     "text_transformer": Architecture(
         text_transformer,
         transformer.FREEZE_EMBEDDING,
         transformer.CLASSIFIER_GROUPS,
-        transformer.START,
+        transformer.CLASSIFIER_START,
     ),
 }
 

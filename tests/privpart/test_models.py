@@ -5,10 +5,12 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import ConfigError
 from privpart import PartialModel
 from privpart.models import MODELS, model, replace_batch_norm, resnet8, resnet18
+from privpart.models.examples import example_batch, example_network
 from privpart.patterns import freeze_ladder, matching_parameters
 
 
@@ -327,3 +329,39 @@ def test_every_batch_norm_is_converted_wherever_it_sits(norm):
     PartialModel(converted, seed=0)
     with pytest.raises(ConfigError, match="not known yet"):
         replace_batch_norm(nn.LazyBatchNorm2d())
+
+
+# Fingerprint of what the deepest rung freezes, FLOPs of two examples, norm of their logits.
+PINS = {
+    "small_cnn": ("1e5b29c1265432ba7c1abcd2a8cf92a5", 614_400, 8.967142),
+    "emnist_cnn": ("a3556360794d599321c8f0021f5f5755", 49_199_104, 16.97447),
+    "mcmahan_cnn": ("a3556360794d599321c8f0021f5f5755", 49_199_104, 15.37573),
+    "mcmahan_2nn": ("b0354f3b15b5f3853cf99c5fd5d66137", 836_800, 8.758286),
+    "bag_of_words": ("7a56ce04ca537d1621e295be2f102e85", 20_000_000, 24.8343),
+    "resnet18_gn": ("ee4dace8fe5e078adfd07cdc3ed1233b", 1_612_304_384, 1.513995),
+    "resnet8": ("bf2fea5f17fefd8e426bbe1e482a8098", 57_878_528, 5.022646),
+    "resnet18": ("ee4dace8fe5e078adfd07cdc3ed1233b", 148_066_304, 7.406374),
+    "word_lm": ("f58ae2cfccf61a465556b0ecb518cda2", 182_446_080, 162.0713),
+    "text_transformer": ("5846690c586b9eaf5f856e6fa741d9df", 2_732_855_200, 3.270376),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_computes_what_it_did_on_the_bits_that_it_had(name):
+    """A dropped residual, stride, ReLU or position, another group count or start value."""
+    deepest = list(MODELS[name].ladder.values())[-1]
+    part = PartialModel(
+        example_network(name),
+        train=("*.bias",) if deepest == ("*",) else deepest,
+        seed=0,
+        initializers=MODELS[name].initializers,
+    )
+    batch, _ = example_batch(name, 2)
+    numbers = torch.arange(batch.numel()).reshape(batch.shape) * 37
+    x = numbers % 101 / 101 if batch.is_floating_point() else numbers % 1000
+    with torch.no_grad(), FlopCounterMode(display=False) as flops:
+        logits = part.module(x)
+    fingerprint, count, norm = PINS[name]
+    assert part.fingerprint == fingerprint
+    assert flops.get_total_flops() == count
+    assert float(logits.double().norm()) == pytest.approx(norm, rel=1e-4)
