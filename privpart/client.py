@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
 from accounting import checks
@@ -23,6 +23,7 @@ from privpart.partial import PartialModel
 
 OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["fedavg", "fedprox", "moon"]
+LossName = Literal["cross_entropy", "binary_cross_entropy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class LocalTraining:
         objective: "fedavg", "fedprox" or "moon", see ``privpart.objectives``.
         mu: weight of the term that the last two add, > 0.
         temperature: of "moon", > 0.
+        loss: see ``loss``; "binary_cross_entropy" is for tags, of which any number may apply.
     """
 
     learning_rate: float
@@ -50,6 +52,7 @@ class LocalTraining:
     objective: Objective = "fedavg"
     mu: float | None = None
     temperature: float = 0.5
+    loss: LossName = "cross_entropy"
 
     def __post_init__(self) -> None:
         checks.positive("learning_rate", self.learning_rate)
@@ -60,7 +63,8 @@ class LocalTraining:
             if self.epochs != 1:
                 raise ConfigError(f"epochs={self.epochs}: leave it out, steps={self.steps} rules.")
         checks.choice("optimizer", self.optimizer, get_args(OptimizerName))
-        if not 0 <= self.momentum < 1:
+        checks.choice("loss", self.loss, get_args(LossName))
+        if not checks.nonnegative("momentum", self.momentum) < 1:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
         if self.momentum and self.optimizer == "adam":
             raise ConfigError(f"momentum={self.momentum}: only for sgd; adam has its own.")
@@ -113,30 +117,36 @@ def client_update(
     """Train from ``start`` and return the clipped change of the part that was active.
 
     Args:
-        model: rebuilt from its seed; its trainable part is overwritten.
+        model: rebuilt from its seed; afterwards it holds ``start``, with gradients zero.
         start: this round's trainable part, shape (d,).
         x: examples, shape (n, ...).
-        y: classes, shape (n,), or (n, length) for a language model.
+        y: classes, shape (n,), or (n, length) for a language model; see ``loss``.
         local: optimiser settings.
         clip_norm: bound on the joint L2 norm of the result.
-        generator: order of the examples.
+        generator: order of the examples; dropout draws from its seed too.
         active: groups of the model that train in this round; None is all.
-        previous: this client's own trained part of the last time, shape (d,), for "moon"; None
-            takes ``start``. Afterwards ``model.flat`` holds the new one, never to leave the device.
+        previous: of "moon": this client's own trained part of the last time, shape (d,); None takes
+            ``start``. It is overwritten with the new one, never to leave the device.
 
     Returns:
         after - before of the active groups, one after the other, jointly clipped: see ``clip``.
         Shape (d,) if all are active.
     """
-    model.load(start)
-    model.train_only(active)
-    _train(model, x, y, local, generator, active, start, start if previous is None else previous)
-    # where the gradients were: a client holds no copy beside those that training needed
-    delta = torch.sub(model.flat, start, out=model.gradient)
-    spans = model.spans(active)
-    sent = delta[spans[0]] if len(spans) == 1 else torch.cat([delta[span] for span in spans])
-    clipped = clip(sent, clip_norm)
-    return sent.clone() if clipped is sent else clipped
+    with model.lent(start), torch.random.fork_rng(devices=()):
+        model.train_only(active)
+        # one bit beside the seed of the order, for masks that do not depend on the order
+        torch.default_generator.manual_seed(generator.initial_seed() ^ 1)
+        _train(
+            model, x, y, local, generator, active, start, start if previous is None else previous
+        )
+        if previous is not None:
+            previous.copy_(model.flat)
+        # where the gradients were: a client holds no copy beside those that training needed
+        delta = torch.sub(model.flat, start, out=model.gradient)
+        spans = model.spans(active)
+        sent = delta[spans[0]] if len(spans) == 1 else torch.cat([delta[span] for span in spans])
+        clipped = clip(sent, clip_norm)
+        return sent.clone() if clipped is sent else clipped
 
 
 def _train(
@@ -155,7 +165,7 @@ def _train(
         if local.objective == "moon":
             total = _moon_loss(model, x[batch], y[batch], local, start, previous)
         else:
-            total = loss(model.module(x[batch]), y[batch])
+            total = loss(model.module(x[batch]), y[batch], local.loss)
         total.backward()  # type: ignore[no-untyped-call]
         if local.objective == "fedprox":
             for span in model.spans(active):
@@ -179,14 +189,19 @@ def _moon_loss(
         objectives.features_of(model.module, model.views(flat), x) for flat in (start, previous)
     )
     term = objectives.contrastive_loss(seen[0], received, own, local.temperature)
-    return loss(logits, y) + (local.mu or 0.0) * term
+    return loss(logits, y, local.loss) + (local.mu or 0.0) * term
 
 
-def loss(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the mean cross-entropy, of shape ().
+def loss(logits: Tensor, y: Tensor, name: LossName = "cross_entropy") -> Tensor:
+    """Return the mean loss, of shape ().
 
     Args:
-        logits: shape (n, classes), or (n, length, classes) of a language model.
-        y: classes, shape (n,) or (n, length); -100 is padding and does not count.
+        logits: shape (n, classes), or (n, length, classes) of a language model; (n, tags) for
+            "binary_cross_entropy".
+        y: classes, shape (n,) or (n, length); -100 is padding and does not count. For
+            "binary_cross_entropy" 0 or 1 of each tag, float, shape (n, tags).
+        name: which loss.
     """
+    if name == "binary_cross_entropy":
+        return binary_cross_entropy_with_logits(logits, y)
     return cross_entropy(logits.flatten(0, -2), y.flatten())

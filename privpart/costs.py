@@ -109,7 +109,8 @@ def client_costs(
 
     Args:
         model: left as it was.
-        x: one batch of ``local.batch_size`` examples; their values do not matter.
+        x: one batch of ``local.batch_size`` examples; their values do not matter. Those beyond
+            ``examples`` are left out: no batch of the client is larger.
         y: their classes.
         local: how the client trains.
         examples: that the client holds, >= 1.
@@ -118,7 +119,8 @@ def client_costs(
     model.train_only(active)
     update = torch.cat([model.flat[span] for span in model.spans(active)])
     seen = _examples_seen(local, checks.count("examples", examples))
-    forward, backward = _flops(model, x, y)
+    x, y = x[:examples].clone(), y[:examples].clone()
+    forward, backward = _flops(model, x, y, local)
     costs = ClientCosts(
         trained=len(update),
         numbers=model.numbers,
@@ -141,14 +143,14 @@ def _examples_seen(local: LocalTraining, examples: int) -> int:
     return passes * examples + rest * min(local.batch_size, examples)
 
 
-def _flops(model: PartialModel, x: Tensor, y: Tensor) -> tuple[int, int]:
+def _flops(model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining) -> tuple[int, int]:
     """Forward and backward FLOPs of one batch."""
     with (
         # FlopCounterMode counts nothing for the fused attention kernel of the CPU (torch 2.13)
         sdpa_kernel(SDPBackend.MATH),
         FlopCounterMode(display=False) as forward,
     ):
-        loss = loss_of(model.module(x), y)
+        loss = loss_of(model.module(x), y, local.loss)
     with FlopCounterMode(display=False) as backward:
         loss.backward()  # type: ignore[no-untyped-call]
     model.gradient.zero_()
@@ -168,7 +170,7 @@ def _memory(
     tensors = [*model.module.parameters(), *model.module.buffers()]
     resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = loss_of(model.module(x), y)
+        loss = loss_of(model.module(x), y, local.loss)
     activations = sum(size for place, size in kept.items() if place not in resident)
     del loss
     trained = sum(model.flat[span].nbytes for span in model.spans(active))

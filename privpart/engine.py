@@ -120,6 +120,9 @@ class EmbeddedEngine:
         """Groups that take turns, and objectives with a memory: in this process, in order."""
         for client in task.clients:
             rows = self.users.indices[client]
+            previous = None
+            if local.objective == "moon":
+                previous = self._previous.setdefault(client, start.clone())
             delta = client_update(
                 self.model,
                 start,
@@ -129,10 +132,8 @@ class EmbeddedEngine:
                 clip_norm=task.clip_norm,
                 generator=client_generator(self.data_seed, task.round, client),
                 active=task.active,
-                previous=self._previous.get(client),
+                previous=previous,
             )
-            if local.objective == "moon":
-                self._previous[client] = self.model.flat.clone()
             yield task.update(client, delta)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ class Normal:
     scale: float
 
     def __post_init__(self) -> None:
-        checks.nonnegative("scale", self.scale)
+        _within_float32("scale", checks.nonnegative("scale", self.scale))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Uniform:
     limit: float
 
     def __post_init__(self) -> None:
-        checks.nonnegative("limit", self.limit)
+        _within_float32("limit", checks.nonnegative("limit", self.limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Constant:
 
     def __post_init__(self) -> None:
         checks.reals("value", [self.value])
+        _within_float32("value", self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def at_shape(initializer: Initializer, shape: torch.Size) -> Normal | Uniform | 
     """
     if not isinstance(initializer, He | Glorot):
         return initializer
-    if len(shape) < 2:
+    if len(shape) < 2 or not math.prod(shape):
         raise ConfigError(
             f"{type(initializer).__name__}() on shape {tuple(shape)}: needs a weight with inputs "
             "and outputs. Use Normal, Uniform or Constant."
@@ -82,6 +83,12 @@ def at_shape(initializer: Initializer, shape: torch.Size) -> Normal | Uniform | 
     if initializer.uniform:
         return Uniform(math.sqrt(6 / (fan_in + fan_out)))
     return Normal(math.sqrt(2 / (fan_in + fan_out)))
+
+
+def _within_float32(name: str, value: float) -> None:
+    """Refuse what float32 would turn into zeros or infinities, the smallest draws included."""
+    if value and not 1e-30 <= abs(value) <= 1e30:
+        raise ConfigError(f"{name}={value:g}: must be 0, or between 1e-30 and 1e30 in size.")
 
 
 def default_initializers(module: nn.Module) -> dict[str, Initializer]:

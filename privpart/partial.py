@@ -6,18 +6,26 @@ and a clip are each one operation on it, whatever the number of layers.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from accounting.checks import ConfigError
 from privpart.describe import Description, ParameterRow
 from privpart.groups import trained_groups
 from privpart.initializers import Initializer, default_initializers
 from privpart.patterns import matching_parameters
+from privpart.refusals import (
+    refuse_batch_statistics,
+    refuse_lazy,
+    refuse_max_norm,
+    refuse_non_finite,
+    refuse_other_types,
+)
 from privpart.seeded import fingerprint as fingerprint_of
 from privpart.seeded import seeded_tensor
 
@@ -27,10 +35,12 @@ class PartialModel:
 
     Takes the module over: sets every parameter from the seed, stops gradients of the frozen ones,
     and moves the trainable ones into one flat float32 vector. Tied parameters count once, under
-    their first name.
+    their first name. Buffers stay as the module's constructor made them: they do not follow from
+    the seed, but the fingerprint says whether everyone has the same.
 
     Args:
-        module: any float32 module without batch statistics, on the CPU.
+        module: any float32 module without batch statistics, on the CPU, that no other
+            ``PartialModel`` holds.
         train: patterns on parameter names or layer types, see ``privpart.patterns``.
         seed: public seed of all start values, 0 <= seed < 2^128. None keeps the module's own
             weights, for a pretrained model: clients need them shipped once, and the fingerprint
@@ -48,12 +58,14 @@ class PartialModel:
         trainable: names of the trainable parameters, in the order of ``flat``.
         frozen: names of the others.
         group_sizes: how many numbers of ``flat`` belong to each group, in order.
-        fingerprint: 32 hex digits of every bit, name and shape of the frozen part.
+        fingerprint: 32 hex digits of every bit, name and shape of the frozen part and of the
+            buffers, persistent or not.
         mask: 20 hex digits of the names and shapes of the trainable part, in order.
 
     Raises:
         ConfigError: a pattern that matches nothing, a parameter without initialiser, batch
-            statistics, weights that are not finite float32, another fingerprint.
+            statistics, an embedding that rescales itself, weights that are not finite float32, or
+            not known yet, another fingerprint, a module that another ``PartialModel`` holds.
 
     >>> model = PartialModel(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), train=["1.*"], seed=7)
     >>> model.trainable, model.flat.shape
@@ -70,8 +82,11 @@ class PartialModel:
         groups: Sequence[Sequence[str]] | None = None,
         fingerprint: str | None = None,
     ) -> None:
-        _refuse_batch_statistics(module)
+        refuse_batch_statistics(module)
+        refuse_max_norm(module)
         parameters = dict(module.named_parameters())
+        refuse_lazy(module)
+        _refuse_taken(parameters)
         self.module = module
         self.seed = seed
         self.trainable = matching_parameters(module, train)
@@ -81,17 +96,24 @@ class PartialModel:
             self.trainable = tuple(name for names in self._groups for name in names)
         trained = set(self.trainable)
         self.frozen = tuple(name for name in parameters if name not in trained)
-        _refuse_other_types(parameters)
+        refuse_other_types(parameters)
         if seed is not None:
             _initialize(parameters, seed, _initializers(module, initializers or {}))
         elif initializers:
             raise ConfigError("initializers with seed=None: a pretrained model keeps its weights.")
-        _refuse_non_finite(parameters)
+        refuse_non_finite(parameters)
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in trained)
         self.flat, self.gradient = _join([parameters[name] for name in self.trainable])
-        self._buffers = {name: b.clone() for name, b in module.named_buffers()}
-        self.fingerprint = fingerprint_of({name: parameters[name] for name in self.frozen})
+        self._frozen = [parameters[name] for name in self.frozen]
+        self._buffers = [
+            (layer, {n: (b, None if b is None else b.clone()) for n, b in layer._buffers.items()})
+            for layer in module.modules()
+        ]
+        self.fingerprint = fingerprint_of(
+            dict(zip(self.frozen, self._frozen, strict=True))
+            | {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
+        )
         if fingerprint not in (None, self.fingerprint):
             raise ConfigError(
                 f"the frozen part has fingerprint {self.fingerprint}, expected {fingerprint}: "
@@ -102,6 +124,7 @@ class PartialModel:
             sum(parameters[name].numel() for name in names) for names in self._groups
         )
         self.mask = self.mask_of(range(len(self._groups)))
+        _OWNERS.update((id(parameter), self) for parameter in parameters.values())
 
     @property
     def dim(self) -> int:
@@ -160,11 +183,45 @@ class PartialModel:
         """Overwrite the trainable part with a vector of shape (d,), and reset all buffers.
 
         Whatever a client's data left in a buffer is neither clipped nor noised: it must not reach
-        the next client, nor the model.
+        the next client, nor the model. Buffers that a forward pass replaced are put back, those
+        that it added are dropped.
         """
         self.flat.copy_(flat)
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(self._buffers[name])
+        for layer, saved in self._buffers:
+            layer._buffers.clear()
+            for name, (buffer, value) in saved.items():
+                if buffer is not None and value is not None:
+                    buffer.data = value.clone()
+                layer._buffers[name] = buffer
+
+    @contextmanager
+    def lent(self, start: Tensor) -> Iterator[None]:
+        """Train from ``start``, shape (d,), in this context; nothing of it stays afterwards.
+
+        Whoever looks at the module must not see one client's raw data.
+
+        Raises:
+            ConfigError: a forward pass wrote to a frozen parameter, or ``start`` is ``flat``.
+        """
+        if start.data_ptr() == self.flat.data_ptr():
+            raise ConfigError("start=model.flat: training would overwrite it. Pass a clone.")
+        self.load(start)
+        versions = [parameter._version for parameter in self._frozen]
+        try:
+            yield
+        finally:
+            self.load(start)
+            self.gradient.zero_()
+        for name, parameter, version in zip(self.frozen, self._frozen, versions, strict=True):
+            if parameter._version != version:
+                raise ConfigError(
+                    f"frozen parameter {name!r} was written to in training, where nothing is "
+                    "clipped or noised. Train it, or leave it alone; and build the model again."
+                )
+
+
+# Which model a parameter belongs to, by id, for as long as that model lives.
+_OWNERS: WeakValueDictionary[int, PartialModel] = WeakValueDictionary()
 
 
 def _initializers(module: nn.Module, own: Mapping[str, Initializer]) -> dict[str, Initializer]:
@@ -198,27 +255,11 @@ def _join(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
     return flat, gradient
 
 
-def _refuse_batch_statistics(module: nn.Module) -> None:
-    for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) or getattr(layer, "running_mean", None) is not None:
-            kind = type(layer).__name__
-            raise ConfigError(
-                f"layer {name!r} is a {kind}: its statistics mix the examples of a batch and "
-                "would leave the client without noise. Replace it by GroupNorm, for instance with "
-                "privpart.models.replace_batch_norm(module)."
-            )
-
-
-def _refuse_other_types(parameters: Mapping[str, nn.Parameter]) -> None:
+def _refuse_taken(parameters: Mapping[str, nn.Parameter]) -> None:
     for name, parameter in parameters.items():
-        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+        owner = _OWNERS.get(id(parameter))
+        if owner is not None and any(parameter is p for p in owner.module.parameters()):
             raise ConfigError(
-                f"parameter {name!r} is {parameter.dtype} on {parameter.device}: must be "
-                "torch.float32 on cpu. Use module.float().cpu()."
+                f"parameter {name!r} belongs to another PartialModel, which would silently lose "
+                "it. Build the network anew, or pass copy.deepcopy(module)."
             )
-
-
-def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
-    for name, parameter in parameters.items():
-        if not parameter.isfinite().all():
-            raise ConfigError(f"parameter {name!r} holds NaN or infinity: must be finite.")

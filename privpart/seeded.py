@@ -30,6 +30,7 @@ GENERATOR = 2
 """Version of the bits below; it travels in every message. Version 1 drew words from SHAKE-128."""
 
 _CHUNK = 1 << 16  # words at a time, so that words, indices and table stay in the cache
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TABLE_SHA256 = "7030c40868edff0a36b70d4a06ceacbf25ac02eb87069f34786f8258a1e9a44d"
 
 
@@ -72,7 +73,9 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.numpy().astype(tensor.numpy().dtype.newbyteorder("<")).data)
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        bits = real.view(_INTEGERS[real.itemsize]).numpy()  # numpy knows no bfloat16
+        digest.update(bits.astype(bits.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()[:32]
 
 

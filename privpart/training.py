@@ -116,11 +116,17 @@ def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[int]]) ->
 
 @torch.no_grad()
 def accuracy(module: torch.nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the share of ``x`` that is classified as ``y``."""
-    right = sum(
-        int((module(some).argmax(dim=1) == classes).sum())
-        for some, classes in zip(torch.split(x, 1000), torch.split(y, 1000), strict=True)
-    )
+    """Return the share of ``x`` that is classified as ``y``, in evaluation mode: no dropout."""
+    training = [layer for layer in module.modules() if layer.training]
+    module.eval()
+    try:
+        right = sum(
+            int((module(some).argmax(dim=1) == classes).sum())
+            for some, classes in zip(torch.split(x, 1000), torch.split(y, 1000), strict=True)
+        )
+    finally:
+        for layer in training:
+            layer.training = True
     return right / len(x)
 
 

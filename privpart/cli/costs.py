@@ -1,13 +1,15 @@
 """``privpart costs``: what one round takes from one client, full and partial side by side."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from accounting import ConfigError
+from accounting import ConfigError, checks
 from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
@@ -21,6 +23,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
 Cell = Callable[[dict[str, Any]], str]
 _WORK, _LINK = "Local training", "Network"
 _MEGA, _GIGA = 1e6, 1e9
+_LARGEST_BATCH = 65_536
 
 
 def costs(
@@ -80,10 +83,18 @@ def costs(
     if train:
         parts[" ".join(train)] = train
     local = LocalTraining(
-        0.1, epochs=epochs, batch_size=batch_size, optimizer=optimizer, momentum=momentum
+        0.1,
+        epochs=epochs,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        momentum=momentum,
+        loss=MODELS[name].loss,
     )
     bandwidth = Bandwidth(down * _MEGA, up * _MEGA)
-    rows = _rows(name, parts, local, examples, bandwidth, measure=measure)
+    # no batch is larger than what the client holds
+    one_batch = min(batch_size, checks.count("examples", examples))
+    with _memory_for(batch_size):
+        rows = _rows(name, parts, local, one_batch, examples, bandwidth, measure=measure)
     if plot is not None:
         from privpart.cli.costs_plot import draw
 
@@ -109,10 +120,27 @@ def costs(
         _print_tables(rows, f"{name}: one client in one round; {of_a_client}")
 
 
+@contextmanager
+def _memory_for(batch_size: int) -> Iterator[None]:
+    if batch_size > _LARGEST_BATCH:
+        raise ConfigError(f"batch_size={batch_size}: must be at most {_LARGEST_BATCH}.")
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # torch's allocator has no type of its own for this
+        if not isinstance(error, MemoryError) and "allocate" not in str(error):
+            raise
+        raise ConfigError(
+            f"batch_size={batch_size}: a step on that many examples does not fit into this "
+            "machine's memory. Use fewer."
+        ) from None
+
+
 def _rows(
     name: str,
     parts: Mapping[str, Sequence[str]],
     local: "LocalTraining",
+    one_batch: int,
     examples: int,
     bandwidth: "Bandwidth",
     *,
@@ -125,7 +153,7 @@ def _rows(
     from privpart.models.examples import example_batch, example_network
     from privpart.partial import PartialModel
 
-    x, y = example_batch(name, local.batch_size)
+    x, y = example_batch(name, one_batch)
     rows: list[dict[str, Any]] = []
     for part, train in parts.items():
         typer.echo(f"measuring {part} ...", err=True)
@@ -138,7 +166,7 @@ def _rows(
         full = rows[0] if rows else row
         row["reduction"] = (full["bytes_down"] + full["bytes_up"]) / sent
         if measure:
-            step = measured_step(name, train, local=local)
+            step = measured_step(name, train, local=replace(local, batch_size=one_batch))
             row["measured_step_seconds"] = step.median_seconds
             row["measured_peak_bytes"] = step.peak_bytes
         rows.append(row)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from accounting.checks import ConfigError
+from privpart.client import LossName
 from privpart.initializers import Initializer
 from privpart.models import convolutional, dense, preactivation, resnet, transformer
 from privpart.models.convert import replace_batch_norm
@@ -49,12 +50,14 @@ class Architecture:
         groups: FedPart's layer groups #1, #2, ... in order, as patterns; together they cover the
             network once. Empty where no paper defines them.
         initializers: by pattern, where the default of ``PartialModel`` is not the network's.
+        loss: what it is trained with, see ``LocalTraining``.
     """
 
     build: Callable[..., nn.Module]
     ladder: Mapping[str, tuple[str, ...]]
     groups: tuple[tuple[str, ...], ...] = ()
     initializers: Mapping[str, Initializer] = field(default_factory=dict)
+    loss: LossName = "cross_entropy"
 
 
 MODELS: Mapping[str, Architecture] = {
@@ -62,18 +65,20 @@ MODELS: Mapping[str, Architecture] = {
     "emnist_cnn": Architecture(emnist_cnn, convolutional.FREEZE_DENSE1),
     "mcmahan_cnn": Architecture(mcmahan_cnn, convolutional.FREEZE_DENSE1),
     "mcmahan_2nn": Architecture(mcmahan_2nn, dense.FREEZE_DENSE1),
-    "bag_of_words": Architecture(bag_of_words, dense.TRAIN_ALL),
+    "bag_of_words": Architecture(bag_of_words, dense.TRAIN_ALL, loss="binary_cross_entropy"),
     "resnet18_gn": Architecture(
         resnet18_gn, preactivation.FREEZE_STAGES, initializers=preactivation.START
     ),
     "resnet8": Architecture(resnet8, resnet.RESNET8_LADDER, resnet.RESNET8_GROUPS),
     "resnet18": Architecture(resnet18, resnet.RESNET18_LADDER, resnet.RESNET18_GROUPS),
-    "word_lm": Architecture(word_lm, transformer.FREEZE_LINEAR1, initializers=transformer.START),
+    "word_lm": Architecture(
+        word_lm, transformer.FREEZE_LINEAR1, initializers=transformer.LANGUAGE_START
+    ),
     "text_transformer": Architecture(
         text_transformer,
         transformer.FREEZE_EMBEDDING,
         transformer.CLASSIFIER_GROUPS,
-        transformer.START,
+        transformer.CLASSIFIER_START,
     ),
 }
 

@@ -37,7 +37,7 @@ def bag_of_words(*, words: int = 10_000, tags: int = 500) -> nn.Module:
     """Return one-against-rest logistic regression: counts (B, words) -> logits (B, tags).
 
     The tag prediction of Federated Select (Charles et al. 2022, section 5.2): 5,000,500 parameters.
-    Its loss is the binary cross-entropy of each tag.
+    Its loss is the binary cross-entropy of each tag: ``LocalTraining(loss=...)``.
     """
     return nn.Sequential(
         OrderedDict(dense=nn.Linear(checks.count("words", words), checks.count("tags", tags)))

@@ -32,7 +32,7 @@ def example_network(name: str) -> nn.Module:
 
 
 def example_batch(name: str, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and classes for ``example_network(name)``; the values mean nothing.
+    """Return inputs and classes, or tags, for ``example_network(name)``; values mean nothing.
 
     >>> x, y = example_batch("word_lm", 4)
     >>> x.shape, y.shape
@@ -43,4 +43,7 @@ def example_batch(name: str, batch_size: int) -> tuple[Tensor, Tensor]:
     if name in {"word_lm", "text_transformer"}:
         tokens = torch.randint(1000, shape, generator=generator)
         return tokens, tokens if name == "word_lm" else tokens[:, 0] % 5
-    return torch.rand(shape, generator=generator), torch.arange(shape[0]) % 10
+    x = torch.rand(shape, generator=generator)
+    if name == "bag_of_words":
+        return x, torch.zeros(shape[0], 500)
+    return x, torch.arange(shape[0]) % 10

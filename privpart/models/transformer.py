@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.initializers import Glorot, Initializer, Normal
+from privpart.initializers import Constant, Glorot, Initializer, Uniform
 
 # FedPT, Table 11: the first dense layer, kernel and bias, of these encoder layers.
 FREEZE_LINEAR1: Mapping[str, tuple[str, ...]] = {
@@ -38,23 +38,29 @@ CLASSIFIER_GROUPS: tuple[tuple[str, ...], ...] = (
     ),
     ("head.*",),
 )
-START: Mapping[str, Initializer] = {
-    "embedding.weight": Normal(0.03),
-    "*.attention.*.weight": Glorot(),
-    "*.linear?.weight": Glorot(),
+# Keras's defaults for Dense and Embedding, which the language model's code leaves as they are.
+LANGUAGE_START: Mapping[str, Initializer] = {
+    "type:Linear": Glorot(uniform=True),
+    "*.bias": Constant(0.0),
+    "embedding.weight": Uniform(0.05),
+}
+CLASSIFIER_START: Mapping[str, Initializer] = {
+    "type:Linear": Glorot(uniform=True),
+    "*.bias": Constant(0.0),
+    "embedding.weight": Uniform(0.1),
 }
 
 
 class EncoderLayer(nn.Module):
     """Self-attention, then two dense layers, each added to its input and normalised."""
 
-    def __init__(self, width: int, heads: int, hidden: int, *, causal: bool) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, *, causal: bool, eps: float) -> None:
         super().__init__()
         self.attention = Attention(width, heads, causal=causal)
-        self.norm1 = nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width, eps=eps)
         self.linear1 = nn.Linear(width, hidden)
         self.linear2 = nn.Linear(hidden, width)
-        self.norm2 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, width) to (B, T, width)."""
@@ -102,7 +108,7 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(vocabulary, width)
         self.project_in = nn.Linear(width, width)
         self.layers = nn.ModuleList(
-            EncoderLayer(width, heads, hidden, causal=True) for _ in range(layers)
+            EncoderLayer(width, heads, hidden, causal=True, eps=1e-6) for _ in range(layers)
         )
         self.project_out = nn.Linear(width, width)
 
@@ -125,7 +131,7 @@ class TextClassifier(nn.Module):
         _check_width(width, heads)
         self.embedding = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(
-            EncoderLayer(width, heads, hidden, causal=False) for _ in range(layers)
+            EncoderLayer(width, heads, hidden, causal=False, eps=1e-5) for _ in range(layers)
         )
         self.head = nn.Linear(width, classes)
 
@@ -150,6 +156,7 @@ def word_lm(
 
     After fedopt_guide/stackoverflow_transformer of github.com/google-research/federated: output
     tied to the embedding, without bias; a dense layer after the embedding and before the logits.
+    Its start values are ``LANGUAGE_START``, those of that code; its dropout is left out.
 
     Args:
         vocabulary: 10,000 words, padding, begin, end, and one out-of-vocabulary token.
@@ -171,6 +178,9 @@ def text_transformer(
     layers: int = 3,
 ) -> nn.Module:
     """Return FedPart's text classifier: 6,793,605 parameters (AG News), 15,775,405 (Sogou).
+
+    After github.com/FLAIR-Community/Fling, without its dropout. ``CLASSIFIER_START`` has that
+    code's embedding; dense layers start by Glorot, where that code has torch's defaults.
 
     Args:
         vocabulary: 30,333 tokens for AG News, 75,242 for Sogou.

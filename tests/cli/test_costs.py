@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import subprocess
 import sys
 
 import pytest
@@ -65,6 +66,8 @@ def test_measured_on_this_machine(privpart):
         (["nonsense"], "model 'nonsense' is unknown: must be one of small_cnn"),
         (["small_cnn", "--examples", "0"], "--examples 0"),
         (["small_cnn", "--batch-size", "0"], "--batch-size 0"),
+        (["emnist_cnn", "--batch-size", "9" * 23], "must be at most 65536"),
+        (["emnist_cnn", "--batch-size", "100000000000"], "must be at most 65536"),
         (["small_cnn", "--down", "nan"], "--down nan"),
         (["small_cnn", "--up", "-1"], "--up -1"),
         (["small_cnn", "--train", "dens3.*"], "dens3"),
@@ -80,3 +83,33 @@ def test_bad_input_is_one_sentence(arguments, message):
     done = CliRunner().invoke(main.app, ["costs", *arguments])
     assert done.exit_code != 0
     assert message in main._as_option(str(done.exception))
+
+
+def test_a_batch_is_at_most_what_the_client_holds(privpart):
+    def row(*arguments):
+        done = privpart(
+            *("costs", "small_cnn", "--train", "dense2.*", "--format", "json"), *arguments
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["rows"]
+
+    assert row("--examples", "4", "--batch-size", "16") == row(
+        "--examples", "4", "--batch-size", "4"
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_batch_that_does_not_fit_into_memory_is_one_sentence():
+    limited = (
+        "import resource, sys\n"
+        "import torch, privpart.costs, privpart.models.examples, privpart.measured\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 500_000_000,) * 2)\n"
+        "from privpart.cli.main import main\n"
+        "sys.argv = 'privpart costs emnist_cnn --examples 65536 --batch-size 65536'.split()\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "--batch-size 65536: a step on that many examples does not fit" in done.stderr
+    assert "Traceback" not in done.stderr

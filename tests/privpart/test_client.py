@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
 from privpart.client import loss
-from privpart.models import small_cnn
+from privpart.models import bag_of_words, small_cnn
+from privpart.training import accuracy
 
 PART = ["conv*", "norm.*", "dense2.*"]
 
@@ -69,6 +70,27 @@ def test_loss_of_a_language_model_is_the_mean_over_tokens_without_padding():
     expected = (by_hand[0, 0, 1] + by_hand[0, 1, 4] + by_hand[1, 0, 0]) / 3
     torch.testing.assert_close(loss(logits, words), expected)
     torch.testing.assert_close(loss(logits[0], words[0]), by_hand[0, [0, 1], [1, 4]].mean())
+
+
+def test_tags_train_with_the_binary_cross_entropy_of_each():
+    model = PartialModel(bag_of_words(words=6, tags=3), seed=0)
+    x, y = torch.rand(5, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(5, 3)
+    y[:, 1] = 1
+    logits = model.module(x).detach()
+    by_hand = -(y * logits.sigmoid().log() + (1 - y) * (1 - logits.sigmoid()).log()).mean()
+    torch.testing.assert_close(loss(logits, y, "binary_cross_entropy"), by_hand)
+    update = client_update(
+        model,
+        model.flat.clone(),
+        x,
+        y,
+        local=LocalTraining(0.5, loss="binary_cross_entropy"),
+        clip_norm=1e6,
+        generator=torch.Generator(),
+    )
+    bias = -0.5 * (logits.sigmoid() - y).mean(dim=0) / 3  # the mean goes over the tags too
+    torch.testing.assert_close(update[-3:], bias)
+    assert update[-2] > 0 > update[-1]
 
 
 def test_steps_cut_the_passes_off():
@@ -226,7 +248,10 @@ def test_bad_local_training(field, value):
     [
         ({"optimizer": "lion"}, "optimizer"),
         ({"momentum": 1.0}, "below 1"),
-        ({"momentum": float("nan")}, "below 1"),
+        ({"momentum": float("nan")}, "momentum=nan"),
+        ({"momentum": -0.1}, "momentum=-0.1"),
+        ({"momentum": "0.9"}, "momentum='0.9': must be a number"),
+        ({"loss": "hinge"}, "loss='hinge': must be one of"),
         ({"momentum": 0.9, "optimizer": "adam"}, "adam has its own"),
         ({"epochs": 2, "steps": 3}, "leave it out"),
     ],
@@ -234,3 +259,93 @@ def test_bad_local_training(field, value):
 def test_options_that_contradict(options, match):
     with pytest.raises(ConfigError, match=match):
         LocalTraining(0.1, **options)
+
+
+class Noisy(torch.nn.Module):
+    """Dropout, a buffer that counts, and a frozen layer that may write to itself."""
+
+    def __init__(self, *, writes: bool = False):
+        super().__init__()
+        self.first, self.head = torch.nn.Linear(64, 8), torch.nn.Linear(8, 10)
+        self.dropout, self.writes = torch.nn.Dropout(0.5), writes
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        self.seen += len(x)
+        if self.writes:
+            with torch.no_grad():
+                self.first.bias += x.mean()
+        return self.head(self.dropout(self.first(x.flatten(1)).relu()))
+
+
+def noisy_engine(**options):
+    x, y = examples(12)
+    users = Users(x, y, torch.arange(12).split(3))
+    model = PartialModel(Noisy(**options), train=["head.*"], seed=1)
+    return EmbeddedEngine(model, users, local=LocalTraining(0.1, 2, 2), data_seed=3)
+
+
+def test_after_a_client_the_model_holds_the_start_and_nothing_of_the_client():
+    engine = noisy_engine()
+    model = engine.model
+    start = torch.full((model.dim,), 0.25)
+    for update in engine.run(RoundTask(0, (0, 1), 1.0, "plan"), start):
+        assert update.delta.norm() > 0.01
+        assert torch.equal(model.flat, start)
+        assert torch.equal(model.module.head.weight, torch.full((10, 8), 0.25))
+        assert not model.gradient.any()
+        assert not model.module.head.weight.grad.any()
+        assert not model.module.seen.any()
+
+
+def test_a_client_that_fails_leaves_nothing_either():
+    engine = noisy_engine()
+    model, start = engine.model, engine.model.flat.clone()
+
+    def fails(*_):
+        model.flat.add_(1)
+        raise OSError("boom")
+
+    model.module.head.weight.register_hook(fails)
+    with pytest.raises(OSError, match="boom"):
+        next(engine.run(RoundTask(0, (0,), 1.0, "plan"), start))
+    assert torch.equal(model.flat, start)
+    assert not model.gradient.any()
+    assert not model.module.seen.any()
+
+
+def test_a_start_that_training_would_overwrite_is_refused():
+    engine = noisy_engine()
+    with pytest.raises(ConfigError, match="Pass a clone"):
+        next(engine.run(RoundTask(0, (0,), 1.0, "plan"), engine.model.flat))
+
+
+def test_a_frozen_parameter_that_training_wrote_to_is_an_error():
+    engine = noisy_engine(writes=True)
+    updates = engine.run(RoundTask(0, (0, 1), 1.0, "plan"), engine.model.flat.clone())
+    with pytest.raises(ConfigError, match=r"frozen parameter 'first\.bias' was written to"):
+        next(updates)
+
+
+def test_dropout_draws_from_the_client_s_seed_alone():
+    engine = noisy_engine()
+    start = engine.model.flat.clone()
+    task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
+    outside = torch.get_rng_state()
+    forth = {u.client: u.delta for u in engine.run(task, start)}
+    assert torch.equal(torch.get_rng_state(), outside)
+    torch.rand(3)  # moves the global generator
+    back = {u.client: u.delta for u in engine.run(replace(task, clients=(3, 2, 1, 0)), start)}
+    assert all(torch.equal(forth[client], back[client]) for client in range(4))
+    engine.model.module.dropout.p = 0.0
+    without = {u.client: u.delta for u in engine.run(task, start)}
+    assert not any(torch.equal(forth[client], without[client]) for client in range(4))
+
+
+def test_accuracy_is_taken_without_dropout_and_training_goes_on():
+    module = noisy_engine().model.module
+    module.first.eval()  # a mode of its own
+    x, y = examples(200)
+    assert len({accuracy(module, x, y) for _ in range(5)}) == 1
+    modes = {name: layer.training for name, layer in module.named_modules()}
+    assert modes == {"": True, "first": False, "head": True, "dropout": True}

@@ -6,6 +6,7 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
+from privpart.client import loss
 from privpart.costs import Bandwidth, client_costs
 from privpart.models import MODELS
 from privpart.models.examples import example_batch, example_network
@@ -142,6 +143,13 @@ def test_every_network_has_an_example_that_trains(name):
     small = {"width": 8} if name.startswith("resnet") and name != "resnet18_gn" else {}
     x, y = example_batch(name, 2)
     network = MODELS[name].build(**small) if small else example_network(name)
-    logits = network(x)
-    assert logits.shape[:-1] == y.shape
-    assert y.max() < logits.shape[-1]
+    value = loss(network(x), y, MODELS[name].loss)
+    value.backward()
+    assert 0 < value < 50
+
+
+def test_no_batch_is_larger_than_what_the_client_holds():
+    local = LocalTraining(0.1, batch_size=8)
+    assert measure(local=local, examples=3, n=8) == measure(local=local, examples=3, n=3)
+    few, many = measure(local=local, examples=3), measure(local=local, examples=8)
+    assert few.memory.activations < many.memory.activations / 2

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from accounting import ConfigError
-from privpart import Constant, Glorot, He, Normal, Uniform
+from privpart import Constant, Glorot, He, Normal, PartialModel, Uniform
 from privpart.initializers import at_shape, default_initializers
+from privpart.seeded import seeded_tensor
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (6, 4, 3, 3), (6, 4, 3)])
@@ -46,3 +47,24 @@ def test_nonsense_is_an_error(initializer, nonsense):
 def test_scales_are_not_negative(initializer):
     with pytest.raises(ConfigError, match="-1"):
         initializer(-1)
+
+
+@pytest.mark.parametrize("initializer", [Normal, Uniform, Constant])
+@pytest.mark.parametrize("value", [1e300, 1e31, 1e-31, 1e-60])
+def test_what_float32_cannot_hold_is_an_error(initializer, value):
+    with pytest.raises(ConfigError, match="must be 0, or between 1e-30 and 1e30"):
+        initializer(value)
+
+
+@pytest.mark.parametrize("initializer", [Normal, Uniform, Constant])
+@pytest.mark.parametrize("value", [1e30, 1e-30])
+def test_what_float32_can_hold_is_drawn(initializer, value):
+    drawn = seeded_tensor(0, "w", torch.Size([70_000]), initializer(value))
+    assert drawn.isfinite().all()
+    assert drawn.all()
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_a_layer_without_inputs_is_an_error():
+    with pytest.raises(ConfigError, match=r"He\(\) on shape \(3, 0\): needs a weight"):
+        PartialModel(nn.Sequential(nn.Linear(0, 3), nn.Linear(3, 2)), seed=0)

@@ -5,10 +5,12 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import ConfigError
 from privpart import PartialModel
 from privpart.models import MODELS, model, replace_batch_norm, resnet8, resnet18
+from privpart.models.examples import example_batch, example_network
 from privpart.patterns import freeze_ladder, matching_parameters
 
 
@@ -288,3 +290,78 @@ def test_gradients_per_example_by_vmap_are_those_of_a_loop(name):
         loss(dict(part.module.named_parameters()), example).backward()
         alone = torch.cat([together[k][i].flatten() for k in part.trainable])
         assert torch.allclose(part.gradient, alone, rtol=1e-3, atol=1e-5)
+
+
+def test_batch_norm_of_plain_features_still_tells_examples_apart():
+    network = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+    part = PartialModel(replace_batch_norm(network), seed=0)
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    logits = part.module(x)
+    assert (logits[1:] - logits[0]).abs().amax(dim=1).min() > 0.1
+    with pytest.raises(ConfigError, match=r"BatchNorm1d\(1, .*constant"):
+        replace_batch_norm(nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(8, affine=False),
+        nn.BatchNorm2d(8).requires_grad_(False),
+        nn.BatchNorm3d(8, eps=0.1),
+        nn.SyncBatchNorm(8),
+    ],
+    ids=repr,
+)
+def test_every_batch_norm_is_converted_wherever_it_sits(norm):
+    module = nn.Sequential(nn.Linear(2, 2), norm, nn.ModuleDict({"again": norm}))
+    converted = replace_batch_norm(module)
+    assert isinstance(converted[1], nn.GroupNorm)
+    assert converted[1] is converted[2]["again"]
+    assert (converted[1].num_groups, converted[1].eps, converted[1].affine) == (
+        8,
+        norm.eps,
+        norm.affine,
+    )
+    assert converted[0].weight is not module[0].weight
+    assert torch.equal(converted[0].weight, module[0].weight)
+    assert module[1] is norm
+    assert isinstance(replace_batch_norm(norm), nn.GroupNorm)
+    PartialModel(converted, seed=0)
+    with pytest.raises(ConfigError, match="not known yet"):
+        replace_batch_norm(nn.LazyBatchNorm2d())
+
+
+# Fingerprint of what the deepest rung freezes, FLOPs of two examples, norm of their logits.
+PINS = {
+    "small_cnn": ("1e5b29c1265432ba7c1abcd2a8cf92a5", 614_400, 8.967142),
+    "emnist_cnn": ("a3556360794d599321c8f0021f5f5755", 49_199_104, 16.97447),
+    "mcmahan_cnn": ("a3556360794d599321c8f0021f5f5755", 49_199_104, 15.37573),
+    "mcmahan_2nn": ("b0354f3b15b5f3853cf99c5fd5d66137", 836_800, 8.758286),
+    "bag_of_words": ("7a56ce04ca537d1621e295be2f102e85", 20_000_000, 24.8343),
+    "resnet18_gn": ("ee4dace8fe5e078adfd07cdc3ed1233b", 1_612_304_384, 1.513995),
+    "resnet8": ("bf2fea5f17fefd8e426bbe1e482a8098", 57_878_528, 5.022646),
+    "resnet18": ("ee4dace8fe5e078adfd07cdc3ed1233b", 148_066_304, 7.406374),
+    "word_lm": ("f58ae2cfccf61a465556b0ecb518cda2", 182_446_080, 162.0713),
+    "text_transformer": ("5846690c586b9eaf5f856e6fa741d9df", 2_732_855_200, 3.270376),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_computes_what_it_did_on_the_bits_that_it_had(name):
+    """A dropped residual, stride, ReLU or position, another group count or start value."""
+    deepest = list(MODELS[name].ladder.values())[-1]
+    part = PartialModel(
+        example_network(name),
+        train=("*.bias",) if deepest == ("*",) else deepest,
+        seed=0,
+        initializers=MODELS[name].initializers,
+    )
+    batch, _ = example_batch(name, 2)
+    numbers = torch.arange(batch.numel()).reshape(batch.shape) * 37
+    x = numbers % 101 / 101 if batch.is_floating_point() else numbers % 1000
+    with torch.no_grad(), FlopCounterMode(display=False) as flops:
+        logits = part.module(x)
+    fingerprint, count, norm = PINS[name]
+    assert part.fingerprint == fingerprint
+    assert flops.get_total_flops() == count
+    assert float(logits.double().norm()) == pytest.approx(norm, rel=1e-4)

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -188,3 +190,78 @@ def test_initializers_go_by_pattern_and_the_later_wins():
     }
     assert found["conv1.bias"].unique().tolist() == [3.0]
     assert found["dense1.bias"].unique().tolist() == [2.0]
+
+
+class Remembers(nn.Module):
+    """Every way in which a forward pass can leave a client's data in buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(2, 2)
+        self.register_buffer("replaced", torch.zeros(1))
+        self.register_buffer("none", None)
+        self.register_buffer("grown", torch.zeros(1), persistent=False)
+        self.register_buffer("deleted", torch.ones(1))
+
+    def forward(self, x):
+        self.replaced = x.detach().clone()
+        self.none = x.detach().mean(dim=0)
+        self.grown.resize_(4).fill_(7.0)
+        self.register_buffer("added", x.detach().clone())
+        del self.deleted
+        return self.dense(x)
+
+
+def test_buffers_that_a_forward_pass_replaced_are_put_back():
+    model = PartialModel(Remembers(), seed=0)
+    model.module(torch.ones(3, 2))
+    model.load(model.flat.clone())
+    left = model.module._buffers
+    assert left.pop("none") is None
+    found = {name: buffer.tolist() for name, buffer in left.items()}
+    assert found == {"replaced": [0.0], "grown": [0.0], "deleted": [1.0]}
+    model.module(torch.ones(3, 2))  # and a second client can run
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex128])
+def test_the_fingerprint_sees_buffers(persistent, dtype):
+    class Features(nn.Module):
+        def __init__(self, last):
+            super().__init__()
+            self.register_buffer(
+                "features", torch.tensor([1, 2, last]).to(dtype), persistent=persistent
+            )
+            self.head = nn.Linear(3, 2)
+
+    expected = PartialModel(Features(3), train=["head.bias"], seed=1).fingerprint
+    PartialModel(Features(3), train=["head.bias"], seed=1, fingerprint=expected)
+    with pytest.raises(ConfigError, match=f"expected {expected}"):
+        PartialModel(Features(4), train=["head.bias"], seed=1, fingerprint=expected)
+
+
+def test_a_module_has_one_partial_model_at_a_time():
+    module = network()
+    first = PartialModel(module, train=["dense2.*"], seed=0)
+    with pytest.raises(ConfigError, match=r"belongs to another PartialModel.*deepcopy"):
+        PartialModel(module, seed=0)
+    with pytest.raises(ConfigError, match="belongs to another"):
+        PartialModel(nn.Sequential(module.dense1, nn.Linear(16, 2)), seed=0)
+    PartialModel(copy.deepcopy(module), seed=1)
+    first.load(torch.ones(first.dim))
+    assert module.dense2.weight.unique().tolist() == [1.0]
+    del first
+    PartialModel(module, seed=0)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_that_rescales_itself_is_refused(kind):
+    module = nn.Sequential(kind(5, 2, max_norm=1.0), nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match=r"layer '0' has max_norm=1\.0.*max_norm=None"):
+        PartialModel(module, train=["1.*"], seed=None)
+
+
+@pytest.mark.parametrize("lazy", [nn.LazyLinear(3), nn.Sequential(nn.LazyConv2d(3, 1))])
+def test_a_layer_without_shape_is_refused(lazy):
+    with pytest.raises(ConfigError, match="no shape yet"):
+        PartialModel(lazy, seed=0)
