@@ -61,10 +61,12 @@ def main() -> None:
     whole = network(["*"])
     optimizer = ServerOptimizer(learning_rate=0.5, momentum=0.9)
     server = Server(plan, whole.flat, source=SecretSource(), optimizer=optimizer)
-    print("class    trains   sends (bytes)")
+    print("class    trains   would send (bytes)")
     for name, engine in zip(PARTS, engines, strict=True):
         share = engine.model.dim / whole.dim
-        print(f"{name:<7} {share:>7.1%} {len(encode_update(engine.model, engine.model.flat)):>15,}")
+        print(f"{name:<7} {share:>7.1%} {len(encode_update(engine.model, engine.model.flat)):>20,}")
+
+    print("Simulated: over the wire, this server would refuse the message of a weak device.")
 
     def accuracy(parameters: Tensor) -> float:
         whole.load(parameters)

@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from accounting import checks
 from accounting.checks import ConfigError
 from privpart.engine import EmbeddedEngine
 from privpart.messages import ClientUpdate, RoundTask
@@ -30,11 +31,15 @@ class DeviceClasses:
             ``flat``, shape (d,).
         engines: one per class, each with its own ``PartialModel`` of the same network, built from
             the same seed, whose trained part lies within the server's.
-        class_of: which engine runs a client; public, and the same whatever the client holds.
+        class_of: which engine runs a client, from 0; public, and the same whatever the client
+            holds.
+
+    This is a simulation inside one process. A message on the wire carries the mask and the
+    fingerprint of one part, so ``decode_update`` of the server's model refuses that of a class.
 
     Raises:
-        ConfigError: another network or another frozen part than the server's, or a part that the
-            server does not train.
+        ConfigError: no engine, another network or another frozen part than the server's, or a part
+            that the server does not train. ``run``: a class without engine.
     """
 
     def __init__(
@@ -43,6 +48,8 @@ class DeviceClasses:
         engines: Sequence[EmbeddedEngine],
         class_of: Callable[[int], int],
     ) -> None:
+        if not engines:
+            raise ConfigError("engines=[]: must be at least one, one per class of devices.")
         spans = _spans(server_model)
         for number, engine in enumerate(engines):
             _refuse_another_model(server_model, engine.model, number)
@@ -64,7 +71,7 @@ class DeviceClasses:
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, zero outside its class's part, shape (d,)."""
         for client in task.clients:
-            number = self.class_of(client)
+            number = self._class(client)
             rows = self._trained[number]
             with torch.no_grad():
                 for parameter, span in self._still[number]:
@@ -73,6 +80,15 @@ class DeviceClasses:
                 filled = torch.zeros_like(start)
                 filled[rows] = update.delta
                 yield replace(update, delta=filled)
+
+    def _class(self, client: int) -> int:
+        number = checks.count("class_of", self.class_of(client), minimum=0)
+        if number >= len(self.engines):
+            raise ConfigError(
+                f"class_of={number} for client {client}: must be below {len(self.engines)}, the "
+                "number of engines."
+            )
+        return number
 
 
 def _spans(model: PartialModel) -> dict[str, tuple[int, int]]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.patterns import parameters_by_layer
 
 _NORMALIZATION = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -72,15 +73,15 @@ def freeze_search(
 
 
 def layer_blocks(module: nn.Module) -> dict[str, int]:
-    """Return the parameters of each layer, by its name, normalisation left out.
+    """Return the parameters of each layer, by its name, normalisation left out, tied ones once.
 
     Normalisation layers always train: they are small, and freezing them hurts (FedPT, section 3.1).
     """
+    sizes = {name: p.numel() for name, p in module.named_parameters()}
     return {
-        prefix: numbers
-        for prefix, layer in module.named_modules()
-        if not isinstance(layer, _NORMALIZATION)
-        and (numbers := sum(p.numel() for p in layer.parameters(recurse=False)))
+        prefix: sum(sizes[name] for name in names)
+        for prefix, names in parameters_by_layer(module).items()
+        if not isinstance(module.get_submodule(prefix), _NORMALIZATION)
     }
 
 

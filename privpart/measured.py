@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -56,7 +56,7 @@ def measured_step(
     Args:
         name: of ``privpart.models.MODELS``, at the sizes of ``example_network``.
         train: patterns.
-        local: optimiser and batch size.
+        local: optimiser and batch size; the loss is the network's own.
         repeats: timed steps, after one that is not.
 
     Raises:
@@ -96,11 +96,12 @@ def _run(job: str) -> dict[str, Any]:
         start_values = MODELS[name].initializers
         model = PartialModel(example_network(name), train=train, seed=0, initializers=start_values)
         start, batch = model.flat.clone(), example_batch(name, batch_size)
+        own = replace(local, loss=MODELS[name].loss)
 
         def step() -> float:
             began = process_time()
             client_update(
-                model, start, *batch, local=local, clip_norm=1.0, generator=torch.Generator()
+                model, start, *batch, local=own, clip_norm=1.0, generator=torch.Generator()
             )
             return process_time() - began
 

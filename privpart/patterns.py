@@ -50,7 +50,8 @@ def freeze_ladder(module: nn.Module, blocks: Sequence[str] = ()) -> dict[str, tu
     Args:
         module: any module.
         blocks: one pattern each, for instance ``stages.3.*``; left out, every layer is one but
-            the normalisation layers, which FedPT always trains, and the last, the head.
+            the normalisation layers, which FedPT always trains, and the last, the head, with
+            whatever is tied to it. A weight that only ``forward`` uses twice is not seen as tied.
 
     Returns:
         By name, from "full" on: patterns for ``PartialModel(train=...)``.
@@ -59,27 +60,54 @@ def freeze_ladder(module: nn.Module, blocks: Sequence[str] = ()) -> dict[str, tu
     >>> list(freeze_ladder(network))
     ['full', 'freeze 2.*', 'freeze 2.*, 0.*']
     """
+    found = {block: (block,) for block in blocks} or _layers(module)
     sizes = {name: p.numel() for name, p in module.named_parameters()}
-    sized = {
-        block: sum(sizes[name] for name in matching_parameters(module, [block]))
-        for block in blocks or _layers(module)
-    }
-    largest = sorted(sized, key=lambda block: -sized[block])
+    names = {block: set(matching_parameters(module, found[block])) for block in found}
+    largest = sorted(names, key=lambda block: -sum(sizes[name] for name in names[block]))
     ladder: dict[str, tuple[str, ...]] = {"full": ("*",)}
-    for count in range(1, len(largest) + 1):
-        frozen = largest[:count]
-        ladder[f"freeze {', '.join(frozen)}"] = tuple(f"!{block}" for block in frozen)
+    frozen: list[str] = []
+    still: set[str] = set()
+    for block in largest:
+        if names[block] <= still:
+            continue  # within a larger block
+        still |= names[block]
+        frozen.append(block)
+        patterns = [f"!{pattern}" for one in frozen for pattern in found[one]]
+        ladder[f"freeze {', '.join(frozen)}"] = tuple(patterns)
     return ladder
 
 
-def _layers(module: nn.Module) -> list[str]:
-    """One pattern per layer that holds parameters, but normalisation layers and the last one."""
-    found = [
-        (prefix, layer)
-        for prefix, layer in module.named_modules()
+def parameters_by_layer(module: nn.Module) -> dict[str, list[str]]:
+    """Return the parameters that each layer holds itself, by the layer's name; "" is the module.
+
+    A tied parameter is its first layer's.
+    """
+    found: dict[str, list[str]] = {}
+    for name, _ in module.named_parameters():
+        found.setdefault(name.rpartition(".")[0], []).append(name)
+    return found
+
+
+def _layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Patterns of each layer's own parameters, but normalisation and what the last layer holds."""
+    last = [
+        layer
+        for layer in module.modules()
         if next(layer.parameters(recurse=False), None) is not None
-    ]
-    return [f"{prefix}.*" for prefix, layer in found[:-1] if "Norm" not in type(layer).__name__]
+    ][-1]
+    head = {id(parameter) for parameter in last.parameters(recurse=False)}
+    parameters = dict(module.named_parameters())
+    found: dict[str, tuple[str, ...]] = {}
+    for prefix, names in parameters_by_layer(module).items():
+        is_norm = "Norm" in type(module.get_submodule(prefix)).__name__
+        if is_norm or any(id(parameters[name]) in head for name in names):
+            continue
+        whole = f"{prefix}.*"
+        if prefix and matching_parameters(module, [whole]) == tuple(names):
+            found[whole] = (whole,)
+        else:  # the layer holds further layers, or tied parameters that are another's
+            found[prefix or ", ".join(names)] = tuple(names)
+    return found
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:

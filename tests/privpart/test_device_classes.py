@@ -19,6 +19,7 @@ from privpart import (
 )
 from privpart.device_classes import DeviceClasses
 from privpart.models import small_cnn
+from privpart.wire import decode_update, encode_update
 
 STRONG, WEAK, WEAKEST = ["*"], ["norm.*", "dense2.*"], ["dense2.bias"]
 CLIP = 0.25
@@ -154,3 +155,23 @@ def test_other_networks_are_refused():
         DeviceClasses(shared.model, [shared], lambda _: 0)
     with pytest.raises(ConfigError, match="which the server does not"):
         DeviceClasses(model(WEAK), [engine(STRONG)], lambda _: 0)
+
+
+@pytest.mark.parametrize(("number", "fault"), [(-1, "class_of=-1"), (2, "below 2"), (0.0, "whole")])
+def test_a_class_without_engine_is_an_error(number, fault):
+    mixed = classes(STRONG, WEAK)
+    mixed.class_of = lambda _: number
+    with pytest.raises(ConfigError, match=fault):
+        next(mixed.run(task([0]), model(STRONG).flat))
+
+
+def test_no_class_at_all_is_an_error():
+    with pytest.raises(ConfigError, match="at least one"):
+        DeviceClasses(model(STRONG), [], lambda _: 0)
+
+
+def test_the_server_refuses_the_message_of_a_class():
+    """The limitation that the docstring states: classes are simulated."""
+    weak = model(WEAK)
+    with pytest.raises(ConfigError):
+        decode_update(encode_update(weak, weak.flat), model(STRONG))

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from accounting import ConfigError
 from privpart.freeze_search import freeze_search, layer_blocks
@@ -14,6 +15,12 @@ NAMES = "abcdef"
 def test_blocks_are_layers_without_normalisation():
     network = small_cnn(channels=(4, 8), hidden=16, image_size=8)
     assert layer_blocks(network) == {"conv1": 40, "conv2": 296, "dense1": 528, "dense2": 170}
+
+
+def test_tied_parameters_count_once():
+    first, last = nn.Embedding(7, 3), nn.Linear(3, 7)
+    last.weight = first.weight
+    assert layer_blocks(nn.Sequential(first, nn.Linear(3, 3), last)) == {"0": 21, "1": 12, "2": 7}
 
 
 @given(

@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import platform
 import subprocess
 import sys
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from accounting import ConfigError
 from privpart import Constant, Glorot, He, Normal, PartialModel, Uniform
 from privpart.models import small_cnn
-from privpart.seeded import fingerprint, seeded_tensor
+from privpart.seeded import _quantiles, fingerprint, seeded_tensor
 
 PART = ["conv*", "norm.*", "dense2.*"]
 COMMITTED = {
@@ -21,7 +23,14 @@ COMMITTED = {
     1: "52683092de16f8cff313f3cc42cba43c",
     2**128 - 1: "3ba70a21a5fc2839e4d01e96f4d1f5ee",
 }
+# NumPy's groups of instructions that this machine has beyond the baseline it was built for.
+FEATURES = np._core._multiarray_umath.__cpu_features__
+DISPATCHED = [n for n in np._core._multiarray_umath.__cpu_dispatch__ if FEATURES[n]]
+PLAIN_NUMPY = {"NPY_DISABLE_CPU_FEATURES": " ".join(DISPATCHED)}
 REBUILD = (
+    "import os; from numpy._core._multiarray_umath import __cpu_features__ as on\n"
+    "off = os.environ.get('NPY_DISABLE_CPU_FEATURES', '').split()\n"
+    "assert not any(on[name] for name in off), off\n"
     "from privpart import PartialModel; from privpart.models import small_cnn\n"
     f"for seed in {list(COMMITTED)}:\n"
     "    network = small_cnn(channels=(8, 16), hidden=64, image_size=8)\n"
@@ -53,8 +62,8 @@ def rebuilt_elsewhere(environment: dict[str, str]) -> list[str]:
 def test_same_bits_in_another_process_with_plain_instructions_and_two_threads():
     environment = {
         "ATEN_CPU_CAPABILITY": "default",
-        "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3",
         "OMP_NUM_THREADS": "2",
+        **PLAIN_NUMPY,
     }
     assert rebuilt_elsewhere(environment) == list(COMMITTED.values())
 
@@ -66,7 +75,7 @@ def test_same_bits_in_another_process_with_plain_instructions_and_two_threads():
     [
         {"ATEN_CPU_CAPABILITY": "default"},
         {"ATEN_CPU_CAPABILITY": "avx2"},
-        {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3"},
+        PLAIN_NUMPY,
         {"OPENSSL_ia32cap": "~0x200000200000000"},  # AES without the processor's AES
     ],
     ids=str,
@@ -74,6 +83,18 @@ def test_same_bits_in_another_process_with_plain_instructions_and_two_threads():
 def test_same_bits_on_every_path(instructions, threads):
     environment = instructions | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     assert rebuilt_elsewhere(environment) == list(COMMITTED.values())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="knows x86 alone by name")
+def test_there_are_instructions_to_switch_off():
+    assert any(name == "AVX2" or name.startswith("X86_V") for name in DISPATCHED)
+
+
+def test_another_maths_library_s_quantiles_are_refused(monkeypatch):
+    exact = NormalDist.inv_cdf
+    monkeypatch.setattr(NormalDist, "inv_cdf", lambda self, p: exact(self, p) + 1e-6)
+    with pytest.raises(RuntimeError, match="maths library computes other normal quantiles"):
+        _quantiles.__wrapped__()
 
 
 def test_the_definition_written_out():
