@@ -265,3 +265,17 @@ def test_an_embedding_that_rescales_itself_is_refused(kind):
 def test_a_layer_without_shape_is_refused(lazy):
     with pytest.raises(ConfigError, match="no shape yet"):
         PartialModel(lazy, seed=0)
+
+
+def test_the_mask_sees_names_shapes_and_order():
+    def mask(*layers, train=("*",)):
+        return PartialModel(nn.Sequential(*layers), train=train, seed=0).mask
+
+    base = mask(nn.Linear(2, 3), nn.Linear(3, 2))
+    assert mask(nn.Linear(2, 3), nn.Linear(3, 2)) == base
+    for other in (
+        mask(nn.Linear(3, 2), nn.Linear(2, 3)),  # as many numbers
+        mask(nn.Linear(2, 3), nn.Linear(3, 2), train=["*.weight"]),
+        mask(nn.Linear(2, 3), nn.Identity(), nn.Linear(3, 2)),
+    ):
+        assert other != base
