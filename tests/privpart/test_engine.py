@@ -212,6 +212,15 @@ def test_a_cached_prefix_goes_when_the_frozen_part_changes():
             assert (after - before).norm() > 1e-3
 
 
+def test_a_layer_whose_turn_it_is_not_is_no_frozen_prefix():
+    network = mcmahan_2nn(inputs=64, hidden=12, classes=10)
+    groups = [["dense1.*"], ["dense2.*"], ["dense3.*"]]
+    model = PartialModel(network, seed=1, groups=groups)
+    model.train_only([2])  # as during a round of the last group
+    engine = EmbeddedEngine(model, users(), local=LOCALS["epochs"], data_seed=5)
+    assert engine._local_work(LOCALS["epochs"]).features is None
+
+
 def test_the_choice_is_reported_and_what_vmap_cannot_follow_is_left_out():
     class Branches(nn.Module):
         def __init__(self):
