@@ -17,8 +17,7 @@ from privpart import (
     client_update,
 )
 from privpart.engines.local_work import client_generator
-from privpart.models import mcmahan_2nn, small_cnn, word_lm
-from privpart.models.transformer import START
+from privpart.models import MODELS, mcmahan_2nn, small_cnn, word_lm
 
 PART = ["conv*", "norm.*", "dense2.*"]
 SIZES = (8, 3, 5, 0, 8, 2, 8, 1)  # clients of a cohort need not have equally many examples
@@ -98,7 +97,7 @@ def test_the_loop_is_client_update_bit_for_bit():
 def test_a_language_model_trains_together():
     def model():
         network = word_lm(vocabulary=20, width=8, heads=2, hidden=16, layers=1)
-        return PartialModel(network, seed=0, initializers=START)
+        return PartialModel(network, seed=0, initializers=MODELS["word_lm"].initializers)
 
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(20, (12, 7), generator=generator)
