@@ -46,8 +46,13 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
     network = model.module
     if type(network) is not nn.Sequential or _hooked(network):
         return None
+    parameters = dict(network.named_parameters())
+    # by name: whether gradients flow may differ from round to round
+    trained = {id(parameters[name]) for name in model.trainable}
     layers = list(network.named_children())
-    length = next((k for k, (_, layer) in enumerate(layers) if not _fixed(layer)), len(layers))
+    length = next(
+        (k for k, (_, layer) in enumerate(layers) if not _fixed(layer, trained)), len(layers)
+    )
     below = nn.Sequential(OrderedDict(layers[:length]))
     if not list(below.parameters()):
         return None
@@ -56,11 +61,11 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
     return below, above
 
 
-def _fixed(layer: nn.Module) -> bool:
+def _fixed(layer: nn.Module, trained: set[int]) -> bool:
     known = all(
         type(part) in _FUNCTIONS_OF_THE_EXAMPLE and not _hooked(part) for part in layer.modules()
     )
-    return known and not any(p.requires_grad for p in layer.parameters())
+    return known and not any(id(p) in trained for p in layer.parameters())
 
 
 def _hooked(layer: nn.Module) -> bool:

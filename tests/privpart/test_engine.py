@@ -17,8 +17,7 @@ from privpart import (
     client_update,
 )
 from privpart.engines.local_work import client_generator
-from privpart.models import mcmahan_2nn, small_cnn, word_lm
-from privpart.models.transformer import START
+from privpart.models import MODELS, mcmahan_2nn, small_cnn, word_lm
 
 PART = ["conv*", "norm.*", "dense2.*"]
 SIZES = (8, 3, 5, 0, 8, 2, 8, 1)  # clients of a cohort need not have equally many examples
@@ -98,7 +97,7 @@ def test_the_loop_is_client_update_bit_for_bit():
 def test_a_language_model_trains_together():
     def model():
         network = word_lm(vocabulary=20, width=8, heads=2, hidden=16, layers=1)
-        return PartialModel(network, seed=0, initializers=START)
+        return PartialModel(network, seed=0, initializers=MODELS["word_lm"].initializers)
 
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(20, (12, 7), generator=generator)
@@ -210,6 +209,15 @@ def test_a_cached_prefix_goes_when_the_frozen_part_changes():
             wanted = updates(plain, users(), local, task, deterministic=True)
             assert (after - wanted).norm() < 1e-6
             assert (after - before).norm() > 1e-3
+
+
+def test_a_layer_whose_turn_it_is_not_is_no_frozen_prefix():
+    network = mcmahan_2nn(inputs=64, hidden=12, classes=10)
+    groups = [["dense1.*"], ["dense2.*"], ["dense3.*"]]
+    model = PartialModel(network, seed=1, groups=groups)
+    model.train_only([2])  # as during a round of the last group
+    engine = EmbeddedEngine(model, users(), local=LOCALS["epochs"], data_seed=5)
+    assert engine._local_work(LOCALS["epochs"]).features is None
 
 
 def test_the_choice_is_reported_and_what_vmap_cannot_follow_is_left_out():
