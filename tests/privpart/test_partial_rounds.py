@@ -97,7 +97,7 @@ OPTIMIZERS = [
 def test_a_round_of_some_groups_is_training_with_the_others_frozen(local, active):
     """Bit for bit: what FedPT would send that froze the other groups for ever."""
     previous = torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(5))
-    sent = update_of(network(), active, local, previous=previous)
+    sent = update_of(network(), active, local, previous=previous.clone())
     frozen = network(train=[p for g in active for p in GROUPS[g]])
     parts = torch.split(previous, SIZES)
     own = torch.cat([parts[g] for g in active])
@@ -105,7 +105,7 @@ def test_a_round_of_some_groups_is_training_with_the_others_frozen(local, active
         parts = [part if g in active else start for g, (part, start) in enumerate(
             zip(parts, torch.split(network().flat, SIZES), strict=True))]  # fmt: skip
         sent = update_of(network(), active, local, previous=torch.cat(parts))
-    assert torch.equal(sent, update_of(frozen, None, local, previous=own))
+    assert torch.equal(sent, update_of(frozen, None, local, previous=own.clone()))
     assert len(sent) == sum(SIZES[g] for g in active)
     assert sent.abs().max() > 1e-3
 
@@ -180,13 +180,13 @@ def test_moon_is_the_gradient_of_its_term():
     term = -torch.log(near / (near + far)).mean()
     (nn.functional.cross_entropy(logits, y) + 2.0 * term).backward()
     for active in ((0,), (1,), (0, 1)):
-        sent = update_of(network(), active, local, previous=previous)
+        sent = update_of(network(), active, local, previous=previous.clone())
         expected = torch.cat([-0.1 * leaf.grad[span] for span in model.spans(active)])
         torch.testing.assert_close(sent, expected, rtol=1e-3, atol=1e-6)
     without = update_of(network(), (0, 1), LocalTraining(0.1, batch_size=12, steps=1))
     assert not torch.allclose(sent, without, rtol=1e-2)
     # the head is above the features: the term does not reach it
-    head = update_of(network(), (2,), local, previous=previous)
+    head = update_of(network(), (2,), local, previous=previous.clone())
     torch.testing.assert_close(
         head, update_of(network(), (2,), LocalTraining(0.1, batch_size=12, steps=1))
     )

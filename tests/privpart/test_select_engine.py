@@ -20,7 +20,7 @@ from privpart import (
     fit,
 )
 from privpart.models import mcmahan_2nn, small_cnn, word_lm
-from privpart.models.transformer import START
+from privpart.models.transformer import LANGUAGE_START
 from privpart.select import (
     IndependentKeys,
     Layout,
@@ -77,7 +77,7 @@ def bag(words=WORDS):
 
 def lm(words=WORDS, hidden=10):
     net = word_lm(vocabulary=words, width=8, heads=2, hidden=hidden, layers=1)
-    return PartialModel(net, seed=3, initializers=START)
+    return PartialModel(net, seed=3, initializers=LANGUAGE_START)
 
 
 def counts(users, size=WORDS):

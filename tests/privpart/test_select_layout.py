@@ -9,7 +9,7 @@ from torch import nn
 from accounting import ConfigError
 from privpart import PartialModel
 from privpart.models import mcmahan_2nn, mcmahan_cnn, small_cnn, word_lm
-from privpart.models.transformer import START
+from privpart.models.transformer import LANGUAGE_START
 from privpart.select import KeySpace, Layout, Part
 from privpart.select.layout import assemble, deselect
 from privpart.select.networks import (
@@ -77,11 +77,11 @@ def test_logistic_regression_scales_with_the_words_up_to_its_bias():
 
 
 def test_transformer_sizes_in_both_key_spaces():
-    model = partial(word_lm(), initializers=START)
+    model = partial(word_lm(), initializers=LANGUAGE_START)
     layout = Layout.of(model, [lm_words(), lm_hidden(0)])
     assert layout.dim == 2_277_984
     assert (layout.sizes, layout.widths) == ((10_004, 2048), (96, 2 * 96 + 1))
-    small = partial(word_lm(vocabulary=500, hidden=2048), initializers=START)
+    small = partial(word_lm(vocabulary=500, hidden=2048), initializers=LANGUAGE_START)
     assert layout.client_dim([500, 2048]) == small.dim
 
 
@@ -128,7 +128,7 @@ def test_selected_words_and_neurons_compute_what_the_masked_language_model_compu
 
     def lm(vocabulary, width):
         net = word_lm(vocabulary=vocabulary, width=8, heads=2, hidden=width, layers=1)
-        return partial(net, initializers=START)
+        return partial(net, initializers=LANGUAGE_START)
 
     server, client = lm(9, 7), lm(4, 2)
     server.flat.add_(0.05)
