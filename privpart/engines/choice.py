@@ -76,6 +76,9 @@ def _candidates(work: LocalWork, clients: Sequence[int]) -> list[Method]:
     step, in which all clients still share the filters.
     """
     convolutional = any(isinstance(layer, nn.Conv2d) for layer in work.model.module.modules())
+    bags = any(isinstance(layer, nn.EmbeddingBag) for layer in work.model.module.modules())
+    if bags or work.local.loss != "cross_entropy":
+        return [Method()]  # torch.func has no batches of bags; padding needs classes
     methods = [Method()]
     if convolutional:
         methods.append(Method(channels_last=True))

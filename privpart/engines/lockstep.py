@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import SGD, Adam, Optimizer
 
+from accounting.checks import ConfigError
 from privpart.client import LocalTraining, loss
 from privpart.partial import PartialModel
 
@@ -75,6 +76,10 @@ class Lockstep:
             RuntimeError: the network draws random numbers, writes to its buffers, or does what
                 ``torch.func.vmap`` cannot follow.
         """
+        if self.local.loss != "cross_entropy":
+            raise ConfigError(
+                f"loss={self.local.loss!r}: clients together need classes; use batching='loop'."
+            )
         batches = [
             [own[batch] for batch in self.local.batches(len(own), generator)] if len(own) else []
             for own, generator in zip(rows, generators, strict=True)

@@ -262,3 +262,23 @@ def test_a_model_that_cannot_travel_is_a_clear_error():
     )
     with pytest.raises(ConfigError, match="workers=2: the model cannot be sent"):
         list(engine.run(TASK, model.flat.clone()))
+
+
+def test_tags_are_never_trained_as_classes():
+    """Clients together would be padded, which only a loss over classes leaves out."""
+    local = LocalTraining(0.1, loss="binary_cross_entropy")
+    x, y = torch.rand(8, 5), (torch.rand(8, 3) > 0.5).float()
+    data = Users(x, y, list(torch.arange(8).split(2)))
+    model = PartialModel(torch.nn.Linear(5, 3), seed=0)
+    task, start = RoundTask(0, (0, 1, 2, 3), 1.0, ""), model.flat.clone()
+    for update in EmbeddedEngine(model, data, local=local, data_seed=1).run(task, start):
+        rows = data.indices[update.client]
+        generator = client_generator(1, 0, update.client)
+        alone = client_update(
+            model, start, x[rows], y[rows], local=local, clip_norm=1.0, generator=generator
+        )
+        torch.testing.assert_close(update.delta, alone)
+    with pytest.raises(ConfigError, match="clients together need classes"):
+        list(
+            EmbeddedEngine(model, data, local=local, data_seed=1, batching="vmap").run(task, start)
+        )

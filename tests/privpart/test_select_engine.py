@@ -125,7 +125,7 @@ def select_engine(name, *m, **options):
 
 def plain_engine(name, users=None):
     network, _, own, *_ = TASKS[name]
-    return EmbeddedEngine(network(), users or own, local=LOCAL, data_seed=5)
+    return EmbeddedEngine(network(), users or own, local=LOCAL, data_seed=5, deterministic=True)
 
 
 def server(start, *, clip_norm=0.5, noise=0.0, rounds=3, goal=4):
