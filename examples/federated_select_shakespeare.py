@@ -31,7 +31,7 @@ from privpart import (
     fit,
 )
 from privpart.models import word_lm
-from privpart.models.transformer import START
+from privpart.models.transformer import LANGUAGE_START
 from privpart.select import (
     IndependentKeys,
     SelectEngine,
@@ -144,7 +144,7 @@ def train_lm(corpus: Corpus, m: int, d: int, seed: int, rounds: int) -> float:
     size = WORDS + BEGIN + 1
 
     def build(words: int, hidden: int) -> PartialModel:
-        return PartialModel(language_model(words, hidden), seed=seed, initializers=START)
+        return PartialModel(language_model(words, hidden), seed=seed, initializers=LANGUAGE_START)
 
     model = build(size, HIDDEN)
 
