@@ -35,7 +35,7 @@ types: $(READY)  ## mypy --strict on the three packages
 	$(BIN)/mypy
 
 unit: $(READY)  ## the fast tests
-	$(BIN)/pytest -n 2 -q
+	$(BIN)/pytest -n 2 --dist worksteal -q
 
 slow: $(READY)  ## the tests that take minutes
 	$(BIN)/pytest -n 2 -q -m slow

@@ -30,6 +30,7 @@ def test_three_tables_and_three_files(finished):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_same_seed_same_numbers_whatever_the_number_of_processes(privpart, report, tmp_path):
     assert privpart("demo", "--out", str(tmp_path), "--seeds", "1", "--jobs", "1").returncode == 0
     assert json.loads((tmp_path / "report.json").read_text()) == report
