@@ -1,10 +1,15 @@
-"""Admission: which messages are updates at all; whatever arrives, nothing is raised."""
+"""Admission: which messages are updates at all, and whose client may still take part.
 
+Whatever arrives, nothing is raised.
+"""
+
+from collections.abc import Sequence
 from dataclasses import fields
 
 import torch
 from torch import Tensor
 
+from accounting import Participation
 from privpart.messages import ClientUpdate
 
 _ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
@@ -34,6 +39,14 @@ def well_formed(update: object, round_: int, plan: str, shape: torch.Size) -> bo
     if delta.layout is not torch.strided or delta.device.type != "cpu":
         return False
     return delta.shape == shape and _has_its_numbers(delta)
+
+
+def may_take_part(limits: Participation, rounds: Sequence[int], round_: int) -> bool:
+    """Whether a client that took part in ``rounds``, ascending, may do so in ``round_`` as well."""
+    if not rounds:
+        return True
+    far_enough = round_ - rounds[-1] >= limits.min_separation
+    return len(rounds) < limits.max_participations and far_enough
 
 
 def _has_its_numbers(vector: Tensor) -> bool:

@@ -60,6 +60,7 @@ class RunFolder:
         self._chains = [genesis(ledger.facts), *(row.chain for row in rows)]
         self._private = ledger.facts["seed"] is None
         self.plan = PrivacyPlan.from_dict(ledger.facts["plan"])
+        self._plan_hash = self.plan.hash  # once: a dense mechanism is a whole matrix to hash
         self._hold = witness.hold(ledger.facts["run_id"]) if self._private else None
 
     @classmethod
@@ -173,9 +174,7 @@ class RunFolder:
                 servers would draw the same noise.
         """
         if self._source is not None:
-            raise ConfigError(
-                "source: was given out before; a second server would repeat its noise. Reopen."
-            )
+            raise ConfigError("source: given out before; a second server would repeat its noise.")
         self._source = self._make_source()
         return self._source
 
@@ -199,7 +198,7 @@ class RunFolder:
             ConfigError: the state is missing, damaged or not the newest, or of another plan.
         """
         if self._state_hash is None:
-            if server.plan.hash != self.plan.hash:
+            if server.plan_hash != self._plan_hash:
                 raise ConfigError("the server has another plan than the run.")
             if (start := self.facts.get("start")) is not None:
                 server.load_start(state_file.read(self.path / _START, start)[0]["parameters"])
@@ -214,7 +213,7 @@ class RunFolder:
             ConfigError: the server is not one round ahead of the ledger.
             StorageError: the disk refused. The run stands where it stood; nothing is lost.
         """
-        if server.round != self.rounds + 1 or server.plan.hash != self.plan.hash:
+        if server.round != self.rounds + 1 or server.plan_hash != self._plan_hash:
             raise ConfigError(
                 f"the run has {self.rounds} rounds, the server {server.round}: a commit needs a "
                 "server of this plan that is one round ahead. Open the run again and restore."

@@ -16,7 +16,7 @@ from torch import Tensor
 from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.adaptive_clipping import restarts
-from privpart.admission import well_formed
+from privpart.admission import may_take_part, well_formed
 from privpart.clip import clip
 from privpart.grouped_noise import GroupedNoise, noise_stream
 from privpart.groups import parts_of
@@ -62,6 +62,7 @@ class Server:
 
     Attributes:
         parameters: the trainable part, shape (d,): what the next round's clients receive.
+        plan_hash: of the plan, computed once.
         round: the next round, from 0; equal to ``plan.rounds`` when the run is complete.
         clip_norm: of the next round.
         cohort: ids whose updates entered the last sum, ascending; not for release.
@@ -86,7 +87,7 @@ class Server:
         self.parameters = start.detach().clone()
         self.round = 0
         self.clip_norm = float(plan.clip_norm)
-        self._plan_hash = plan.hash
+        self.plan_hash = plan.hash
         self._groups = parts_of(plan.mechanism, self.parameters)
         self._optimizer = (optimizer or ServerOptimizer()).of(*self._groups)
         z = plan.update_noise_multiplier  # in units of the clip norm, which trees may change
@@ -127,7 +128,7 @@ class Server:
         """
         self._check_running()
         active = self.plan.active(self.round)
-        return RoundTask(self.round, tuple(clients), self.clip_norm, self._plan_hash, active)
+        return RoundTask(self.round, tuple(clients), self.clip_norm, self.plan_hash, active)
 
     def run_round(self, updates: Iterable[ClientUpdate]) -> RoundCounts:
         """Aggregate one round of updates and step; return what was counted.
@@ -186,7 +187,7 @@ class Server:
 
     def _admit(self, update: ClientUpdate, dim: int, came: set[int]) -> bool:
         """Whether the update is well formed, answers this round, and its client may take part."""
-        known = (self.round, self._plan_hash, torch.Size([dim]))
+        known = (self.round, self.plan_hash, torch.Size([dim]))
         return (
             well_formed(update, *known)
             and update.client not in came
@@ -194,11 +195,8 @@ class Server:
         )
 
     def _may_take_part(self, client: int) -> bool:
-        limits, rounds = self.plan.participation, self._participations.get(client)
-        if not rounds:
-            return True
-        far_enough = self.round - rounds[-1] >= limits.min_separation
-        return len(rounds) < limits.max_participations and far_enough
+        rounds = self._participations.get(client, ())
+        return may_take_part(self.plan.participation, rounds, self.round)
 
     def _step(self, mean: Tensor) -> None:
         """Step the active groups; the others have no gradient, so that not even momentum acts."""
@@ -241,7 +239,7 @@ class Server:
         for name, tensor in optimizer_tensors(self._optimizer).items():
             tensors[f"optimizer.{name}"] = tensor
         values: dict[str, Any] = {
-            "plan": self._plan_hash,
+            "plan": self.plan_hash,
             "round": self.round,
             "clip_norm": self.clip_norm,
             "bits": self._bits,
@@ -263,9 +261,9 @@ class Server:
         Raises:
             ConfigError: state of another plan or model.
         """
-        if values["plan"] != self._plan_hash:
+        if values["plan"] != self.plan_hash:
             raise ConfigError(
-                f"the state belongs to plan {values['plan'][:12]}, this is {self._plan_hash[:12]}."
+                f"the state belongs to plan {values['plan'][:12]}, this is {self.plan_hash[:12]}."
             )
         if tensors["parameters"].shape != self.parameters.shape:
             raise ConfigError(

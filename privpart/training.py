@@ -8,6 +8,7 @@ from torch import Tensor
 
 from accounting.checks import ConfigError
 from privpart import tasks
+from privpart.admission import may_take_part
 from privpart.engine import EmbeddedEngine, Users
 from privpart.models import model as network
 from privpart.partial import PartialModel
@@ -100,12 +101,9 @@ def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[int]]) ->
         came = 0
         for client in set(cohort):
             before = taken.setdefault(client, [])
-            if len(before) >= limits.max_participations:
-                continue
-            if before and round_ - before[-1] < limits.min_separation:
-                continue
-            before.append(round_)
-            came += 1
+            if may_take_part(limits, before, round_):
+                before.append(round_)
+                came += 1
         if came < plan.minimum_cohort:
             raise ConfigError(
                 f"rounds={len(cohorts)}: from round {round_} on, the limits on participation leave "
