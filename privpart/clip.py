@@ -11,6 +11,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart import double
 
 _LEAST = 1e-30
 # Scaling rounds each coordinate, and the factor itself, by up to 2^-24 relatively in float32.
@@ -43,14 +44,14 @@ def clip(update: Tensor, clip_norm: float) -> Tensor:
     clip_norm = at_least_tiny(clip_norm)
     if update.dtype is not torch.float64:
         update = update.float()
-    norm = _norm(update)
+    norm = double.norm(update)
     if norm <= clip_norm:
         return update
     if not math.isfinite(norm):
         if not bool(torch.isfinite(update).all()):
             return torch.zeros_like(update)
         update = update / update.abs().max()  # only the sum of squares had overflowed
-        norm = _norm(update)
+        norm = double.norm(update)
     return update * (clip_norm / norm * _MARGIN)
 
 
@@ -59,19 +60,3 @@ def at_least_tiny(clip_norm: float) -> float:
     if not checks.positive("clip_norm", clip_norm) >= _LEAST:
         raise ConfigError(f"clip_norm={clip_norm:g}: must be at least {_LEAST:g}.")
     return float(clip_norm)
-
-
-def is_finite(update: Tensor) -> bool:
-    """Return whether every number is finite.
-
-    NaN and infinity survive a sum, which is several times cheaper than a look at each number; only
-    float64 can sum to infinity without holding one.
-    """
-    values = update.detach()
-    if math.isfinite(float(values.sum(dtype=torch.float64))):
-        return True
-    return bool(torch.isfinite(values).all())
-
-
-def _norm(update: Tensor) -> float:
-    return float(torch.linalg.vector_norm(update, dtype=torch.float64))

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -23,6 +24,9 @@ Batching = Literal["auto", "loop", "vmap"]
 
 _CHUNK_BYTES = 2**24
 """Updates computed at once: they stay below what malloc gives back to the system each time."""
+
+_TURNS = 4
+"""Chunks per worker where one client after another is computed: clients differ in length."""
 
 
 class Engine(Protocol):
@@ -99,40 +103,40 @@ class EmbeddedEngine:
             ConfigError: the frozen part was changed after a round in which it was cached or sent
                 to workers.
         """
-        local = self._local(task.round)
-        if task.active is not None or local.objective != "fedavg":
-            yield from self._one_by_one(task, start, local)
+        local = self.local_of(task.round)
+        if local.objective == "moon":
+            yield from self._with_memory(task, start, local)
             return
         work = self._local_work(local)
         if self.method is None:
             self.method, reason = choose(work, task, start)
             self._report(f"engine: {self.method}{self._where()}: {reason}")
-        largest = self._largest(len(task.clients))
-        clients = task.clients
-        chunks = [clients[i : i + largest] for i in range(0, len(clients), largest)]
-        for chunk, updates in self._computed(work, task, start, local, chunks):
-            for client, update in zip(chunk, updates, strict=True):
-                yield task.update(client, update)
+        chunks = self._chunks(task.clients)
+        for client, update in self._computed(work, task, start, local, chunks):
+            yield task.update(client, update)
 
-    def _one_by_one(
+    def local_of(self, round_: int) -> LocalTraining:
+        """Return how clients train in a round."""
+        return self.local if isinstance(self.local, LocalTraining) else self.local(round_)
+
+    def _with_memory(
         self, task: RoundTask, start: Tensor, local: LocalTraining
     ) -> Iterator[ClientUpdate]:
-        """Groups that take turns, and objectives with a memory: in this process, in order."""
+        """MOON's clients remember their last model: in this process, whatever the workers."""
+        if not self._previous and self.workers > 1:
+            self._report("engine: moon's clients remember, so all are computed in one process")
         for client in task.clients:
-            rows = self.users.indices[client]
-            previous = None
-            if local.objective == "moon":
-                previous = self._previous.setdefault(client, start.clone())
+            x, y = self.users.examples(client)
             delta = client_update(
                 self.model,
                 start,
-                self.users.x[rows],
-                self.users.y[rows],
+                x,
+                y,
                 local=local,
                 clip_norm=task.clip_norm,
                 generator=client_generator(self.data_seed, task.round, client),
                 active=task.active,
-                previous=previous,
+                previous=self._previous.setdefault(client, start.clone()),
             )
             yield task.update(client, delta)
 
@@ -155,13 +159,13 @@ class EmbeddedEngine:
         start: Tensor,
         local: LocalTraining,
         chunks: Sequence[Sequence[int]],
-    ) -> Iterator[tuple[Sequence[int], Tensor]]:
+    ) -> Iterator[tuple[int, Tensor]]:
         method = self.method or Method()
         if self.workers == 1:
             for chunk in chunks:
-                updates = torch.empty(len(chunk), self.model.dim)
+                updates = torch.empty(len(chunk), self.model.active_dim(task.active))
                 work.updates(task, chunk, start, method, updates)
-                yield chunk, updates
+                yield from zip(chunk, updates, strict=True)
             return
         if self._pool is None:
             self._pool = Workers(
@@ -177,9 +181,6 @@ class EmbeddedEngine:
         except BaseException:
             self._pool = None
             raise
-
-    def _local(self, round_: int) -> LocalTraining:
-        return self.local if isinstance(self.local, LocalTraining) else self.local(round_)
 
     def _local_work(self, local: LocalTraining) -> LocalWork:
         """What computes in this process; built when the first round comes."""
@@ -217,12 +218,14 @@ class EmbeddedEngine:
         """Clients whose updates are computed at once, at most."""
         return max(1, min(128, _CHUNK_BYTES // (4 * self.model.dim)))
 
-    def _largest(self, clients: int) -> int:
-        """Clients in a chunk: few enough that every worker has some."""
-        shares = self.workers
-        if self.workers > 1 and not (self.method and self.method.together):
-            shares *= 4
-        return max(1, min(self._most(), -(-clients // shares)))
+    def _chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
+        """Equal ones, as many for each worker: who computes one more is waited for."""
+        together = self.method is not None and self.method.together
+        least = self.workers * (1 if together or self.workers == 1 else _TURNS)
+        count = max(-(-len(clients) // self._most()), min(least, len(clients)))
+        count = -(-count // self.workers) * self.workers
+        ends = [len(clients) * k // count for k in range(count + 1)]
+        return [clients[i:j] for i, j in pairwise(ends) if i < j]
 
     def _where(self) -> str:
         cached = self._work is not None and self._work.features is not None

@@ -4,54 +4,63 @@ Everything here looks at data or at local steps, and none of it is covered by a 
 simulations and public data.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.client import LocalTraining, client_update
 from privpart.client import loss as loss_of
 from privpart.partial import PartialModel
 
+_NOT_CLIPPED = 1e30
 
-@contextmanager
-def step_sizes(model: PartialModel) -> Iterator[list[float]]:
-    """Yield a list that gets the length ||dw|| of every local step of ``model`` (FedPart, Fig. 1).
 
-    Other models, and the server, may step in the meantime: their steps are not listed.
+def step_sizes(
+    model: PartialModel,
+    start: Tensor,
+    x: Tensor,
+    y: Tensor,
+    *,
+    local: LocalTraining,
+    generator: torch.Generator,
+    active: Sequence[int] | None = None,
+) -> tuple[Tensor, list[float]]:
+    """Return a client's update and the length ||dw|| of each of its steps (FedPart, Fig. 1).
+
+    Args:
+        model: see ``client_update``, as for all others.
+        start: the round's trained part, shape (d,).
+        x: examples, shape (n, ...).
+        y: their classes.
+        local: how the client trains.
+        generator: order of the examples.
+        active: groups that train; None is all.
     """
     sizes: list[float] = []
-    before: list[Tensor] = []
-    inside = model.flat.untyped_storage().data_ptr()
+    before = start.clone()
 
-    def is_own(optimizer: torch.optim.Optimizer) -> bool:
-        first: Tensor = optimizer.param_groups[0]["params"][0]
-        return first.untyped_storage().data_ptr() == inside
+    def measure() -> None:
+        sizes.append(float((model.flat - before).norm()))
+        before.copy_(model.flat)
 
-    def pre(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
-        if is_own(optimizer):
-            before[:] = [model.flat.clone()]
-
-    def post(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
-        if is_own(optimizer):
-            sizes.append(float((model.flat - before[0]).norm()))
-
-    handles = (register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post))
-    try:
-        yield sizes
-    finally:
-        for handle in handles:
-            handle.remove()
+    update = client_update(
+        model,
+        start,
+        x,
+        y,
+        local=local,
+        clip_norm=_NOT_CLIPPED,
+        generator=generator,
+        active=active,
+        after_step=measure,
+    )
+    return update, sizes
 
 
 def jump_after_averaging(rounds: Sequence[Sequence[float]]) -> float:

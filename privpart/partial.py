@@ -57,6 +57,7 @@ class PartialModel:
         gradient: their gradients, shape (d,); ``backward`` adds to it.
         trainable: names of the trainable parameters, in the order of ``flat``.
         frozen: names of the others.
+        groups: names of the trainable parameters of each group, in order.
         group_sizes: how many numbers of ``flat`` belong to each group, in order.
         fingerprint: 32 hex digits of every bit, name and shape of the frozen part and of the
             buffers, persistent or not.
@@ -90,10 +91,10 @@ class PartialModel:
         self.module = module
         self.seed = seed
         self.trainable = matching_parameters(module, train)
-        self._groups: tuple[tuple[str, ...], ...] = (self.trainable,)
+        self.groups: tuple[tuple[str, ...], ...] = (self.trainable,)
         if groups is not None:
-            self._groups = trained_groups(module, groups, self.trainable)
-            self.trainable = tuple(name for names in self._groups for name in names)
+            self.groups = trained_groups(module, groups, self.trainable)
+            self.trainable = tuple(name for names in self.groups for name in names)
         trained = set(self.trainable)
         self.frozen = tuple(name for name in parameters if name not in trained)
         refuse_other_types(parameters)
@@ -121,15 +122,19 @@ class PartialModel:
                 "it would be training another model."
             )
         self.group_sizes = tuple(
-            sum(parameters[name].numel() for name in names) for names in self._groups
+            sum(parameters[name].numel() for name in names) for names in self.groups
         )
-        self.mask = self.mask_of(range(len(self._groups)))
+        self.mask = self.mask_of(range(len(self.groups)))
         _OWNERS.update((id(parameter), self) for parameter in parameters.values())
 
     @property
     def dim(self) -> int:
         """Number of trainable numbers d."""
         return self.flat.numel()
+
+    def active_dim(self, active: Iterable[int] | None) -> int:
+        """Return how many numbers some groups have; None is all of them."""
+        return sum(span.stop - span.start for span in self.spans(active))
 
     @property
     def numbers(self) -> int:
@@ -150,7 +155,7 @@ class PartialModel:
     def mask_of(self, active: Iterable[int]) -> str:
         """Return 20 hex digits of the names and shapes of some groups, in order."""
         parameters = dict(self.module.named_parameters())
-        names = [name for group in active for name in self._groups[group]]
+        names = [name for group in active for name in self.groups[group]]
         shapes = [f"{name}|{tuple(parameters[name].shape)}" for name in names]
         return hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:20]
 
@@ -165,9 +170,9 @@ class PartialModel:
 
     def train_only(self, active: Iterable[int] | None = None) -> None:
         """Let gradients flow to some groups only, None to all: the backward pass ends there."""
-        wanted = range(len(self._groups)) if active is None else set(active)
+        wanted = range(len(self.groups)) if active is None else set(active)
         parameters = dict(self.module.named_parameters())
-        for group, names in enumerate(self._groups):
+        for group, names in enumerate(self.groups):
             for name in names:
                 parameters[name].requires_grad_(group in wanted)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from accounting import PrivacyReport
 from accounting.checks import ConfigError
+from privpart import double
 from privpart.adaptive_clipping import restarts
 from privpart.admission import may_take_part, well_formed
 from privpart.clip import clip
@@ -158,7 +159,7 @@ class Server:
                 clipped = clip(update.delta.detach(), self.clip_norm)  # zeros if not finite
                 if self._bit_noise is not None:
                     bits += 0.5 if clipped.norm() <= self.clip_norm * _UNCLIPPED else -0.5
-                total += clipped
+                double.add(total, clipped)
                 came.add(update.client)
         if len(came) < self.plan.minimum_cohort:
             return RoundCounts(received, 0, received, released=False)

@@ -90,8 +90,8 @@ def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
 
 def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, list[list[float]]]:
     """Step sizes of the first clients when all train, and when the groups take turns."""
+    from privpart.engines.local_work import client_generator
     from privpart.inspect import step_sizes
-    from privpart.messages import RoundTask
 
     groups = len(setup.model.group_sizes)
     cohort = tuple(range(min(5, len(setup.engine.users))))
@@ -102,13 +102,19 @@ def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, li
     for name, actives in turns.items():
         now, found[name] = parameters.clone(), []
         for number, active in enumerate(actives):
-            task = RoundTask(number, cohort, 1e30, "", active)
             spans, total = setup.model.spans(active), 0
-            with step_sizes(setup.model) as sizes:
-                deltas = []
-                for update in setup.engine.run(task, now):
-                    deltas.append(update.delta)
-                    found[name] += [list(sizes)] if len(deltas) == 1 else []
+            deltas = []
+            for client in cohort:
+                delta, sizes = step_sizes(
+                    setup.model,
+                    now,
+                    *setup.engine.users.examples(client),
+                    local=setup.engine.local_of(number),
+                    generator=client_generator(setup.engine.data_seed, number, client),
+                    active=active,
+                )
+                deltas.append(delta)
+                found[name] += [sizes] if len(deltas) == 1 else []
             mean = sum(deltas[1:], deltas[0]) / len(deltas)
             for span in spans:
                 now[span] += mean[total : total + span.stop - span.start]

@@ -27,11 +27,11 @@ def choose(work: LocalWork, task: RoundTask, start: Tensor) -> tuple[Method, str
     Tries a few clients of the task in every way that the structure allows; a way that fails, or
     that does not agree with one client after another, is out.
     """
-    candidates = _candidates(work, task.clients)
+    candidates = _candidates(work, task)
     if len(candidates) == 1 or not task.clients:
         return candidates[0], "the only way for this network"
     clients = task.clients[: _tried(work, task, start)]
-    out = torch.empty(len(clients), len(start))
+    out = torch.empty(len(clients), work.model.active_dim(task.active))
     reference, notes = None, []
     least: dict[Method, float] = {}
     for method in candidates:
@@ -54,7 +54,7 @@ def choose(work: LocalWork, task: RoundTask, start: Tensor) -> tuple[Method, str
 
 def _tried(work: LocalWork, task: RoundTask, start: Tensor) -> int:
     """As many clients as one after another take the time for, between two and sixteen."""
-    one = torch.empty(1, len(start))
+    one = torch.empty(1, work.model.active_dim(task.active))
     seconds = min(
         _seconds(work, task, task.clients[:1], start, Method(), one) for _ in range(2)
     )  # the first one also warms up
@@ -69,7 +69,7 @@ def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:
     return feature_bytes(below, x) <= free // 2
 
 
-def _candidates(work: LocalWork, clients: Sequence[int]) -> list[Method]:
+def _candidates(work: LocalWork, task: RoundTask) -> list[Method]:
     """One after another first: it always works.
 
     Many clients' convolutions become one grouped convolution, which is slow; not so in a single
@@ -82,9 +82,11 @@ def _candidates(work: LocalWork, clients: Sequence[int]) -> list[Method]:
     methods = [Method()]
     if convolutional:
         methods.append(Method(channels_last=True))
-    if not convolutional or _one_step(work, clients):
+    if not work.lockstep_follows(task):
+        return methods
+    if not convolutional or _one_step(work, task.clients):
         methods.append(Method(together=True))
-    if convolutional and _one_step(work, clients):
+    if convolutional and _one_step(work, task.clients):
         methods.append(Method(together=True, channels_last=True))
     return methods
 

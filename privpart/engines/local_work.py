@@ -41,6 +41,11 @@ class Users:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def examples(self, user: int) -> tuple[Tensor, Tensor]:
+        """Return the examples of one user, shape (its n, ...), and their classes."""
+        rows = self.indices[user]
+        return self.x[rows], self.y[rows]
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -97,14 +102,17 @@ class LocalWork:
     def updates(
         self, task: RoundTask, clients: Sequence[int], start: Tensor, method: Method, out: Tensor
     ) -> None:
-        """Write each client's clipped update into ``out``, shape (clients, d)."""
+        """Write each client's clipped update into ``out``, shape (clients, c), c numbers active.
+
+        Where groups take turns, and with FedProx, clients train one after another.
+        """
         rows = [self.users.indices[client] for client in clients]
         if self.features is not None and rows:
             self.features.compute(torch.cat(rows))
         generators = [client_generator(self._data_seed, task.round, client) for client in clients]
         x, y = self.x, self.users.y
         out = out[: len(clients)]
-        if method.together:
+        if method.together and self.lockstep_follows(task):
             last = method.channels_last
             self._lockstep.changes(start, x, y, rows, generators, out=out, channels_last=last)
             for change in out:
@@ -123,8 +131,13 @@ class LocalWork:
                         local=self.local,
                         clip_norm=task.clip_norm,
                         generator=generator,
+                        active=task.active,
                     )
                 )
+
+    def lockstep_follows(self, task: RoundTask) -> bool:
+        """Whether clients can train together at all: not where groups take turns, nor FedProx."""
+        return task.active is None and self.local.objective == "fedavg"
 
     @property
     def x(self) -> Tensor:

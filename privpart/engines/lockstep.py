@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import SGD, Adam, Optimizer
 
@@ -45,9 +46,8 @@ class Lockstep:
         parameters = dict(model.module.named_parameters())
         self._shapes = [parameters[name].shape for name in model.trainable]
         self._sizes = [shape.numel() for shape in self._shapes]
-        gradient = grad(self._loss)
-        self._gradients = vmap(gradient)
-        self._gradients_at_one_point = vmap(gradient, in_dims=(None, 0, 0))
+        self._logits = vmap(self._forward)
+        self._gradients_at_one_point = vmap(grad(self._loss), in_dims=(None, 0, 0))
         self._buffer: _Stack | None = None
 
     def changes(
@@ -90,7 +90,7 @@ class Lockstep:
             return
         order = sorted(range(len(batches)), key=lambda client: -len(batches[client]))
         stack = self._stack(start, len(batches))
-        optimizer = self._optimizer(stack)
+        optimizer = None if self.local.plain_sgd else self._optimizer(stack)
         active = len(batches)
         for step in range(longest + 1):
             going = sum(len(own) > step for own in batches)
@@ -100,11 +100,35 @@ class Lockstep:
             if active:
                 these = [batches[order[place]][step] for place in range(active)]
                 inputs = _padded(x, y, these, channels_last)
-                parts = self._split(stack.flat[:active])
-                found = self._gradients(parts, *inputs)
-                for to, part in zip(self._split(stack.gradient[:active]), found, strict=True):
-                    to.copy_(part)
-                optimizer.step()
+                self._step(stack, active, inputs, optimizer)
+
+    def _step(
+        self,
+        stack: _Stack,
+        active: int,
+        inputs: tuple[Tensor, Tensor],
+        optimizer: Optimizer | None,
+    ) -> None:
+        """Step the first ``active`` clients; no optimizer is plain SGD."""
+        parts = self._split(stack.flat[:active])
+        found = self._gradients(parts, *inputs)
+        if optimizer is None:
+            for part, own in zip(parts, found, strict=True):
+                part.add_(own, alpha=-self.local.learning_rate)
+            return
+        for to, own in zip(self._split(stack.gradient[:active]), found, strict=True):
+            to.copy_(own)
+        optimizer.step()
+
+    def _gradients(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        """Each client's gradient at its own point, shapes (V, ...).
+
+        No client's loss depends on another's part, so the sum of the losses has them all. Only the
+        forward pass is followed by torch.func: its backward pass costs a small network twice.
+        """
+        leaves = [part.detach().requires_grad_() for part in parts]
+        total = _sum_of_losses(self._logits(leaves, x), y)
+        return torch.autograd.grad(total, leaves, materialize_grads=True)
 
     def _one_step(
         self,
@@ -152,9 +176,19 @@ class Lockstep:
             for part, shape in zip(parts, self._shapes, strict=True)
         ]
 
-    def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         named = dict(zip(self._model.trainable, parts, strict=True))
-        return loss(functional_call(self._model.module, named, (x,)), y)
+        logits: Tensor = functional_call(self._model.module, named, (x,))
+        return logits
+
+    def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(self._forward(parts, x), y)
+
+
+def _sum_of_losses(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the sum over clients of ``loss``; logits (V, n, ..., classes), y (V, n, ...)."""
+    each = cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(y), -1)
+    return (each.sum(dim=1) / (y != _PADDING).flatten(1).sum(dim=1)).sum()
 
 
 def _padded(

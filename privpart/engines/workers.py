@@ -85,6 +85,8 @@ class Workers:
         module = deepcopy(model.module)
         for parameter in module.parameters():  # one by one: workers make their own vector of them
             parameter.data, parameter.grad = parameter.data.clone(), None
+        self._model = model
+        groups = model.groups
         self._start = share(torch.empty(model.dim))
         shared = _shared(users)
         self._workers: list[_Worker] = []
@@ -95,7 +97,7 @@ class Workers:
                 results = share(torch.empty(_SLOTS, largest, model.dim))
                 process = context.Process(
                     target=_serve,
-                    args=(there, module, model.trainable, shared, settings, self._start, results),
+                    args=(there, module, groups, shared, settings, self._start, results),
                     daemon=True,
                 )
                 process.start()
@@ -115,8 +117,8 @@ class Workers:
         local: LocalTraining,
         method: Method,
         chunks: Sequence[Sequence[int]],
-    ) -> Iterator[tuple[Sequence[int], Tensor]]:
-        """Yield each chunk of clients with their updates, shape (clients, d), in order.
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield each client and its update, shape (c,) of c active numbers, in order.
 
         Raises:
             WorkerError: a worker died, or could not compute a client. The pool is closed.
@@ -125,6 +127,7 @@ class Workers:
         todo = deque(enumerate(chunks))
         free = deque((w, slot) for slot in range(_SLOTS) for w in range(len(self._workers)))
         done: dict[int, tuple[int, int]] = {}
+        dim = self._model.active_dim(task.active)
         task = replace(task, clients=())  # a cohort of thousands need not travel with each chunk
         try:
             for number, chunk in enumerate(chunks):
@@ -136,9 +139,10 @@ class Workers:
                         break
                     done |= self._finished()
                 worker, slot = done.pop(number)
-                updates = self._workers[worker].results[slot, : len(chunk)].clone()
+                updates = self._workers[worker].results[slot, : len(chunk), :dim]
+                for client, update in zip(chunk, updates, strict=True):
+                    yield client, update.clone()  # one by one: malloc has room for it at hand
                 free.append((worker, slot))
-                yield chunk, updates
         except BaseException:
             self.close()
             raise
@@ -213,7 +217,7 @@ def _shared(users: Users) -> Users:
 def _serve(
     pipe: Connection,
     module: torch.nn.Module,
-    trainable: Sequence[str],
+    groups: Sequence[Sequence[str]],
     users: Users,
     settings: tuple[int, Features | None],
     start: Tensor,
@@ -223,7 +227,8 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the run
     torch.set_num_threads(1)
     keep_freed_memory()
-    model = PartialModel(module, train=trainable, seed=None)
+    trainable = [name for names in groups for name in names]
+    model = PartialModel(module, train=trainable, seed=None, groups=groups)
     data_seed, features = settings
     if features is not None:
         parts = split(model)
@@ -239,7 +244,8 @@ def _serve(
             work = LocalWork(model, users, local=local, data_seed=data_seed, features=features)
         work.local = local
         try:
-            work.updates(task, clients, start, method, results[slot])
+            dim = model.active_dim(task.active)
+            work.updates(task, clients, start, method, results[slot, :, :dim])
         except Exception as error:  # whatever it is, the engine has to know
             answer = f"{type(error).__name__}: {error}, while it computed clients {clients}."
         pipe.send(answer)

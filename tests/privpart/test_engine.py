@@ -137,6 +137,40 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
     assert torch.equal(torch.stack(scheduled), alone_then)
 
 
+def test_groups_that_take_turns_train_in_workers_bit_for_bit():
+    torch.set_num_threads(1)
+
+    def grouped():
+        groups = [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]
+        network = small_cnn(channels=(4, 8), hidden=16, image_size=8)
+        return PartialModel(network, seed=1, groups=groups)
+
+    data = users()
+    local = LocalTraining(0.2, batch_size=3, objective="fedprox", mu=0.3)
+    for options in ({"deterministic": True}, {"batching": "vmap"}):
+        model = grouped()
+        start = model.flat.clone()
+        with EmbeddedEngine(
+            model, data, local=local, data_seed=5, workers=2, report=lambda _: None, **options
+        ) as engine:
+            for active in ((0,), (0, 2), None, (1,)):
+                task = replace(TASK, active=active)
+                found = [u.delta for u in engine.run(task, start)]
+                for client in (0, 3, 4):
+                    one = client_update(
+                        grouped(),
+                        start,
+                        *data.examples(client),
+                        local=local,
+                        clip_norm=TASK.clip_norm,
+                        generator=client_generator(5, TASK.round, client),
+                        active=active,
+                    )
+                    assert torch.equal(found[client], one)
+                assert len(found[0]) == model.active_dim(active)
+                assert found[0].norm() > 0.1 * TASK.clip_norm
+
+
 def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
     torch.set_num_threads(1)
     data, local = users(), LOCALS["epochs"]

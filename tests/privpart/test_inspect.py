@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from accounting import ConfigError
-from privpart import LocalTraining, PartialModel, client_update
+from privpart import LocalTraining, PartialModel
 from privpart.inspect import (
     first_kernels,
     jump_after_averaging,
@@ -25,28 +25,19 @@ def examples(count=10):
     return torch.randn(count, 6, generator=generator), torch.arange(count) % 3
 
 
-def test_step_sizes_are_those_of_this_model_alone():
-    model, other = linear(), linear()
+@pytest.mark.parametrize("optimizer", [{}, {"momentum": 0.5}, {"optimizer": "adam"}])
+def test_step_sizes_add_up_to_the_update(optimizer):
+    model = linear()
     x, y = examples()
-    fields = {"clip_norm": 1e3, "generator": torch.Generator().manual_seed(0)}
-    with step_sizes(model) as sizes:
-        one = client_update(
-            model, model.flat.clone(), x, y, local=LocalTraining(0.1, steps=1), **fields
-        )
-        client_update(other, other.flat.clone(), x, y, local=LocalTraining(0.1, steps=3), **fields)
-        client_update(
-            model,
-            model.flat.clone(),
-            x,
-            y,
-            local=LocalTraining(0.1, steps=4),
-            active=(1,),
-            **fields,
-        )
-    assert len(sizes) == 5
-    assert sizes[0] == pytest.approx(float(one.norm()), rel=1e-5)
-    client_update(model, model.flat.clone(), x, y, local=LocalTraining(0.1), **fields)
-    assert len(sizes) == 5  # the hooks are gone
+    local = LocalTraining(0.1, steps=1, **optimizer)
+    fields = {"generator": torch.Generator().manual_seed(0)}
+    update, sizes = step_sizes(model, model.flat.clone(), x, y, local=local, **fields)
+    assert sizes == [pytest.approx(float(update.norm()), rel=1e-5)]
+    local = LocalTraining(0.1, steps=4, **optimizer)
+    update, sizes = step_sizes(model, model.flat.clone(), x, y, local=local, active=(1,), **fields)
+    assert len(sizes) == 4
+    assert len(update) == model.group_sizes[1]
+    assert float(update.norm()) < sum(sizes)
 
 
 def test_jump_after_averaging():
