@@ -21,16 +21,18 @@ _SAME = 1e-2
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-def choose(work: LocalWork, task: RoundTask, start: Tensor) -> tuple[Method, str]:
+def choose(
+    work: LocalWork, task: RoundTask, start: Tensor, *, bfloat16: bool = False
+) -> tuple[Method, str]:
     """Return the fastest way for these clients, and why, in words.
 
     Tries a few clients of the task in every way that the structure allows; a way that fails, or
     that does not agree with one client after another, is out.
     """
-    candidates = _candidates(work, task)
+    candidates = _candidates(work, task, bfloat16=bfloat16)
     if len(candidates) == 1 or not task.clients:
         return candidates[0], "the only way for this network"
-    clients = task.clients[: _tried(work, task, start)]
+    clients = task.clients[: _tried(work, task, start, candidates[0])]
     out = torch.empty(len(clients), work.model.active_dim(task.active))
     reference, notes = None, []
     least: dict[Method, float] = {}
@@ -52,11 +54,11 @@ def choose(work: LocalWork, task: RoundTask, start: Tensor) -> tuple[Method, str
     return min(least, key=lambda method: least[method]), f"a client takes {times}{''.join(notes)}"
 
 
-def _tried(work: LocalWork, task: RoundTask, start: Tensor) -> int:
+def _tried(work: LocalWork, task: RoundTask, start: Tensor, first: Method) -> int:
     """As many clients as one after another take the time for, between two and sixteen."""
     one = torch.empty(1, work.model.active_dim(task.active))
     seconds = min(
-        _seconds(work, task, task.clients[:1], start, Method(), one) for _ in range(2)
+        _seconds(work, task, task.clients[:1], start, first, one) for _ in range(2)
     )  # the first one also warms up
     return max(2, min(_MOST, int(_BUDGET / max(seconds, 1e-6))))
 
@@ -69,7 +71,7 @@ def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:
     return feature_bytes(below, x) <= free // 2
 
 
-def _candidates(work: LocalWork, task: RoundTask) -> list[Method]:
+def _candidates(work: LocalWork, task: RoundTask, *, bfloat16: bool) -> list[Method]:
     """One after another first: it always works.
 
     Many clients' convolutions become one grouped convolution, which is slow; not so in a single
@@ -78,11 +80,13 @@ def _candidates(work: LocalWork, task: RoundTask) -> list[Method]:
     convolutional = any(isinstance(layer, nn.Conv2d) for layer in work.model.module.modules())
     bags = any(isinstance(layer, nn.EmbeddingBag) for layer in work.model.module.modules())
     if bags or work.local.loss != "cross_entropy":
-        return [Method()]  # torch.func has no batches of bags; padding needs classes
-    methods = [Method()]
+        return [
+            Method(bfloat16=bfloat16)
+        ]  # torch.func has no batches of bags; padding needs classes
+    methods = [Method(bfloat16=bfloat16)]
     if convolutional:
-        methods.append(Method(channels_last=True))
-    if not work.lockstep_follows(task):
+        methods.append(Method(channels_last=True, bfloat16=bfloat16))
+    if bfloat16 or not work.lockstep_follows(task):
         return methods
     if not convolutional or _one_step(work, task.clients):
         methods.append(Method(together=True))

@@ -54,14 +54,18 @@ class Method:
     Attributes:
         together: in lockstep, as one batched computation; else one after another.
         channels_last: convolutions on images whose channels lie next to each other in memory.
+        bfloat16: products of matrices and convolutions rounded to 8 bits (torch.autocast); the
+            parameters stay float32. Never chosen by itself.
     """
 
     together: bool = False
     channels_last: bool = False
+    bfloat16: bool = False
 
     def __str__(self) -> str:
         name = "clients together (vmap)" if self.together else "one client after another"
-        return name + (", channels last" if self.channels_last else "")
+        layout = ", channels last" if self.channels_last else ""
+        return name + layout + (", bfloat16" if self.bfloat16 else "")
 
 
 class LocalWork:
@@ -120,7 +124,11 @@ class LocalWork:
                 if clipped is not change:
                     change.copy_(clipped)
             return
-        with _channels_last(self.model.module, method.channels_last):
+        # autocast's cache would hold on to the weights of the first step
+        rounded = torch.autocast(
+            "cpu", torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
+        )
+        with _channels_last(self.model.module, method.channels_last), rounded:
             for to, own, generator in zip(out, rows, generators, strict=True):
                 to.copy_(
                     client_update(

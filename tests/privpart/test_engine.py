@@ -171,6 +171,29 @@ def test_groups_that_take_turns_train_in_workers_bit_for_bit():
                 assert found[0].norm() > 0.1 * TASK.clip_norm
 
 
+@pytest.mark.parametrize("network", ["cnn", "dense"])
+def test_bfloat16_is_the_same_training_roughly(network):
+    torch.set_num_threads(1)
+    data, local = users(), LocalTraining(0.2, epochs=4, batch_size=2)
+    exact = updates(NETWORKS[network](), data, local, deterministic=True)
+    rounded = updates(NETWORKS[network](), data, local, precision="bfloat16")
+    assert rounded.dtype is torch.float32
+    came = exact.norm(dim=1) > 0
+    difference = ((rounded - exact).norm(dim=1) / exact.norm(dim=1))[came]
+    assert 1e-4 < difference.max()
+    assert difference.median() < 0.2  # 0.9 with the weights of the first step in every step
+
+
+def test_bfloat16_is_refused_where_it_would_be_ignored():
+    options = {"local": LOCALS["epochs"], "data_seed": 5, "precision": "bfloat16"}
+    with pytest.raises(ConfigError, match="not batching='vmap'"):
+        EmbeddedEngine(cnn(["*"]), users(), batching="vmap", **options)
+    options["local"] = LocalTraining(0.1, objective="moon", mu=1.0)
+    model = cnn(["*"])
+    with pytest.raises(ConfigError, match="not with the objective moon"):
+        list(EmbeddedEngine(model, users(), **options).run(TASK, model.flat.clone()))
+
+
 def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
     torch.set_num_threads(1)
     data, local = users(), LOCALS["epochs"]
