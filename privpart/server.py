@@ -6,7 +6,7 @@ plan allows. The divisor is the plan's ``report_goal``, never the number of clie
 number is private, and dividing by it would let one client weigh more than accounted).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,8 @@ class Server:
         plan: what is promised; fixes clip norm, noise, divisor, rounds, participation.
         start: trainable part before the first round, shape (d,); public.
         source: of the noise; ``SecretSource()`` unless the run is a simulation.
-        optimizer: of the noised mean update; plain averaging unless said otherwise.
+        optimizer: of the noised mean update, or a schedule: from the round, from 0, to its
+            settings; plain averaging unless said otherwise. It must not look at data.
 
     Attributes:
         parameters: the trainable part, shape (d,): what the next round's clients receive.
@@ -76,7 +77,7 @@ class Server:
         start: Tensor,
         *,
         source: NoiseSource,
-        optimizer: ServerOptimizer | None = None,
+        optimizer: ServerOptimizer | Callable[[int], ServerOptimizer] | None = None,
     ) -> None:
         if start.dtype is not torch.float32:
             raise ConfigError(
@@ -90,7 +91,9 @@ class Server:
         self.clip_norm = float(plan.clip_norm)
         self.plan_hash = plan.hash
         self._groups = parts_of(plan.mechanism, self.parameters)
-        self._optimizer = (optimizer or ServerOptimizer()).of(*self._groups)
+        constant = optimizer or ServerOptimizer()
+        self._settings = constant if callable(constant) else lambda _: constant
+        self._optimizer = self._settings(0).of(*self._groups)
         z = plan.update_noise_multiplier  # in units of the clip norm, which trees may change
         self._noise = noise_stream(plan.mechanism, start.numel(), z, source, 0)
         self._restarts: frozenset[int] = frozenset()
@@ -149,6 +152,7 @@ class Server:
                 f"all {self.plan.rounds} planned rounds are done: another one is not "
                 "covered by the guarantee. Plan more rounds from the start."
             )
+        self._settings(self.round).set(self._optimizer)
         dim = sum(self._groups[group].numel() for group in self._active())
         total = torch.zeros(dim, dtype=torch.float64)
         came: set[int] = set()

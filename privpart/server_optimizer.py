@@ -10,6 +10,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 
 Kind = Literal["sgd", "adam", "adagrad"]
+_KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,21 @@ class ServerOptimizer:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
         if self.momentum and self.kind != "sgd":
             raise ConfigError(f"momentum={self.momentum}: only for sgd; {self.kind} has its own.")
+
+    def set(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimiser that ``of`` made go on with these settings, and with its state.
+
+        Raises:
+            ConfigError: it is of another kind.
+        """
+        if type(optimizer) is not _KINDS[self.kind]:
+            raise ConfigError(
+                f"kind={self.kind!r}: a schedule may change all settings of the server's optimiser "
+                "but its kind."
+            )
+        own = {"momentum": self.momentum} if self.kind == "sgd" else {"eps": self.adaptivity}
+        for group in optimizer.param_groups:
+            group.update(own, lr=self.learning_rate)
 
     def of(self, *groups: Tensor) -> torch.optim.Optimizer:
         """Return the optimiser of vectors; one without a gradient stays, and so does its state."""

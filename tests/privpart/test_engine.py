@@ -180,7 +180,7 @@ def test_bfloat16_is_the_same_training_roughly(network):
     assert rounded.dtype is torch.float32
     came = exact.norm(dim=1) > 0
     difference = ((rounded - exact).norm(dim=1) / exact.norm(dim=1))[came]
-    assert 1e-4 < difference.max()
+    assert difference.max() > 1e-4
     assert difference.median() < 0.2  # 0.9 with the weights of the first step in every step
 
 

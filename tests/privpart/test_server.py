@@ -290,3 +290,49 @@ def test_bad_plans(field, value):
 def test_bad_servers(change):
     with pytest.raises(ConfigError, match=next(iter(change))):
         server(**change)
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.5}, {"kind": "adam"}, {"kind": "adagrad"}])
+def test_a_schedule_of_the_servers_rate_goes_on_after_a_resume(settings):
+    def schedule(round_):
+        return ServerOptimizer(learning_rate=1 / (1 + round_), **settings)
+
+    def scheduled():
+        return Server(plan(z=1.0), torch.zeros(DIM), source=SeededSource(3), optimizer=schedule)
+
+    one, constant, after = scheduled(), server(plan(z=1.0), learning_rate=1.0, **settings), []
+    for client in range(4):
+        before = one.parameters.clone()
+        run(one, (client, 0.1))
+        after.append(one.parameters - before)
+        run(constant, (client, 0.1))
+        assert torch.equal(one.parameters, constant.parameters) == (client == 0)
+        if client == 1:
+            tensors, values = one.state_dict()
+            resumed = scheduled()
+            resumed.load_state_dict(tensors, values, {0: [0], 1: [1]})
+    for client in (2, 3):
+        run(resumed, (client, 0.1))
+    assert torch.equal(resumed.parameters, one.parameters)
+    if "momentum" in settings:  # by hand: the step is the rate times the running sum
+        running = torch.zeros(DIM)
+        noise = NoiseStream(BinaryTree(4), dim=DIM, stddev=1.0, source=SeededSource(3))
+        for round_, step in enumerate(after):
+            mean = (torch.full((DIM,), 0.1) + noise.next() * 0.5) / 10
+            running = 0.5 * running + mean
+            torch.testing.assert_close(step, running / (1 + round_))
+
+
+def test_a_schedule_that_changes_the_kind_draws_no_noise():
+    kinds = ["sgd", "adam"]
+    one = Server(
+        plan(z=1.0),
+        torch.zeros(DIM),
+        source=SeededSource(3),
+        optimizer=lambda round_: ServerOptimizer(kind=kinds[round_]),
+    )
+    run(one, (0, 0.1))
+    with pytest.raises(ConfigError, match="all settings of the server's optimiser but its kind"):
+        run(one, (1, 0.1))
+    assert one.round == 1
+    one.task([])  # not halted
