@@ -45,8 +45,11 @@ mutants: $(READY)  ## break the accounting on purpose and list what no test noti
 	$(BIN)/mutmut run --max-children 2
 	$(BIN)/mutmut results
 
-bench: $(READY)  ## time the accounting beside its peers, in one run
-	$(BIN)/python benchmarks/accounting_speed.py
+BENCHMARKS := accounting_speed noise_speed seeded_speed engine_speed partial_training attack_speed pir
+
+bench: $(READY)  ## time everything beside its peers (half an hour, on a quiet machine)
+	@for name in $(BENCHMARKS); do echo "$$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	$(BIN)/python benchmarks/ratios.py
 
 wheel-check: $(READY)  ## build the wheel, install it in a clean environment, run it
 	$(BIN)/pytest -q -m slow tests/test_wheel.py

@@ -30,24 +30,47 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
-from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn
+from privpart.engine import Precision
+from privpart.models import MODELS, emnist_cnn, mcmahan_2nn, small_cnn, word_lm
 from privpart.tasks import fashion_mnist
 
 RESULT = Path(__file__).parent / "results" / "engine.json"
 CLIP = 1.0
 _TURN = 0.5
+_WORDS = 1000
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, what trains, and a cohort."""
+    """A network, what trains, and a cohort; ``target`` is what the engine is meant to reach."""
 
     network: Callable[[], nn.Module]
     train: str
     clients: int
     examples: int
     rate: float
-    target: float
+    target: float | None
+    precision: Precision = "float32"
+    words: bool = False
+
+    def model(self) -> PartialModel:
+        """Return the network, and which part of it trains."""
+        initializers = MODELS["word_lm"].initializers if self.words else None
+        return PartialModel(self.network(), train=[self.train], seed=0, initializers=initializers)
+
+    def users(self) -> Users:
+        """Return images, or sequences of 20 words, drawn at random: only their shape matters."""
+        n = self.clients * self.examples
+        rows = torch.arange(n).split(self.examples)
+        if self.words:
+            text = torch.randint(_WORDS, (n, 21), generator=torch.Generator().manual_seed(0))
+            return Users(text[:, :-1].contiguous(), text[:, 1:].contiguous(), rows)
+        task = fashion_mnist()
+        return Users(task.train_x[:n], task.train_y[:n], rows)
+
+
+def _transformer() -> nn.Module:
+    return word_lm(vocabulary=_WORDS, width=64, heads=4, hidden=256, layers=2)
 
 
 def _one_step_network() -> nn.Module:
@@ -57,11 +80,16 @@ def _one_step_network() -> nn.Module:
 CASES = {
     "one step, full": Case(_one_step_network, "*", 100, 2, 0.1, 5),
     "one step, partial": Case(_one_step_network, "!dense1.*", 100, 2, 0.1, 5),
-    "MLP, full": Case(lambda: mcmahan_2nn(classes=10), "*", 20, 100, 0.05, 1),
+    "MLP, full": Case(lambda: mcmahan_2nn(classes=10), "*", 20, 100, 0.05, None),
     "MLP, partial": Case(lambda: mcmahan_2nn(classes=10), "!dense1.*", 20, 100, 0.05, 2.5),
     "EMNIST CNN, last layer": Case(lambda: emnist_cnn(classes=10), "dense2.*", 20, 100, 0.05, 8),
     "EMNIST CNN, partial": Case(lambda: emnist_cnn(classes=10), "!dense1.*", 20, 100, 0.05, 1.45),
     "EMNIST CNN, full": Case(lambda: emnist_cnn(classes=10), "*", 20, 100, 0.05, 1.4),
+    "EMNIST CNN, full, bfloat16": Case(
+        lambda: emnist_cnn(classes=10), "*", 20, 100, 0.05, None, precision="bfloat16"
+    ),
+    "transformer, full": Case(_transformer, "*", 20, 32, 0.05, None, words=True),
+    "transformer, partial": Case(_transformer, "!*layers*linear*", 20, 32, 0.05, None, words=True),
 }
 
 
@@ -69,7 +97,7 @@ class Plain:
     """The loop as people write it."""
 
     def __init__(self, case: Case, users: Users, clients: Sequence[int], threads: int) -> None:
-        model = PartialModel(case.network(), train=[case.train], seed=0)
+        model = case.model()
         self.case, self.users, self.clients, self.threads = case, users, clients, threads
         self.module = model.module
         for parameter in self.module.parameters():
@@ -91,7 +119,8 @@ class Plain:
             optimizer = torch.optim.SGD(self.trained, lr=self.case.rate)
             for batch in torch.randperm(len(rows)).split(16):
                 optimizer.zero_grad()
-                cross_entropy(self.module(x[batch]), y[batch]).backward()
+                logits = self.module(x[batch])
+                cross_entropy(logits.flatten(0, -2), y[batch].flatten()).backward()
                 optimizer.step()
             with torch.no_grad():
                 deltas = [p - s for p, s in zip(self.trained, self.start, strict=True)]
@@ -114,7 +143,7 @@ class Engine:
     """The same work by the engine."""
 
     def __init__(self, case: Case, users: Users, clients: Sequence[int], workers: int) -> None:
-        model = PartialModel(case.network(), train=[case.train], seed=0)
+        model = case.model()
         self.start = model.flat.clone()
         self.task = RoundTask(0, tuple(clients), CLIP, "benchmark")
         self.said: list[str] = []
@@ -124,6 +153,7 @@ class Engine:
             local=LocalTraining(case.rate),
             data_seed=0,
             workers=workers,
+            precision=case.precision,
             report=self.said.append,
         )
 
@@ -150,8 +180,9 @@ def _cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(case: Case, users: Users, repeats: int) -> dict[str, Any]:
+def measure(case: Case, repeats: int) -> dict[str, Any]:
     """Measure all ways of a case, in turns."""
+    users = case.users()
     clients = range(case.clients)
     ways: dict[str, Plain | Engine] = {
         "plain, 1 thread": Plain(case, users, clients, 1),
@@ -218,12 +249,9 @@ def main() -> None:
     parser.add_argument("--result", type=Path, default=RESULT)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    task = fashion_mnist()
     cases = {}
     for name in options.cases:
-        case = CASES[name]
-        rows = torch.arange(case.clients * case.examples).split(case.examples)
-        cases[name] = measure(case, Users(task.train_x, task.train_y, rows), options.repeats)
+        cases[name] = measure(CASES[name], options.repeats)
         ratios = {k: v for k, v in cases[name].items() if k.startswith("ratio")}
         print(name, {k: round(v, 2) for k, v in ratios.items()}, flush=True)
         _write(options.result, cases, options.repeats)

@@ -1,0 +1,123 @@
+"""Ratios: one table of what the benchmarks found, beside what was aimed at.
+
+Run: ``python benchmarks/ratios.py``, after the others; writes benchmarks/results/ratios.md.
+
+It measures nothing: every figure comes from a file of benchmarks/results, with the load of the
+machine when that file was made. "Least" compares the fastest repeat of both sides, which is what
+other programs disturb least; "median" the middle one.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+Row = tuple[str, str, float, float | None, str]
+"""What, beside what, the ratio of the least, of the medians, what was aimed at."""
+
+
+def accounting(found: dict[str, Any]) -> Iterator[Row]:
+    """Seconds of the others over ours."""
+    rows = {name: row["seconds"] for name, row in found["rows"].items()}
+    ours, cold = rows["exact epsilon of a tree, warm"], rows["privpart epsilon, whole command"]
+    for name in ("dp-accounting RDP, one Gaussian, warm", "dp-accounting PLD, one Gaussian, warm"):
+        yield "exact epsilon of a tree, warm", name, rows[name] / ours, None, ""
+    for name in ("dp-accounting RDP, cold start", "Opacus RDP, cold start"):
+        yield "privpart epsilon, whole command", name, rows[name] / cold, None, ""
+
+
+def engine(found: dict[str, Any]) -> Iterator[Row]:
+    """Seconds of the plain loop over the engine's."""
+    for name, case in found["cases"].items():
+        rows = {row["way"]: row for row in case["rows"]}
+        plain, ours = rows["plain, 2 threads"], rows["engine, 2 workers"]
+        yield (
+            f"a round of {name}, 2 workers",
+            "plain PyTorch loop, 2 threads",
+            plain["wall_least"] / ours["wall_least"],
+            plain["wall_median"] / ours["wall_median"],
+            f"{case['target']:g}" if case["target"] else "",
+        )
+
+
+def noise(found: dict[str, Any]) -> Iterator[Row]:
+    """Nanoseconds of torch.randn over ours; a mechanism's own work over its draws."""
+    one = found["runs"]["1 threads"]
+    yield from _draws(one["draws"])
+    for name, row in one["streams"].items():
+        aim = "0.3 or less" if name.startswith("BLT") else ""
+        yield f"work of {name} beside its draws", "the draws", row["least"], row["median"], aim
+
+
+def _draws(rows: dict[str, dict[str, float]]) -> Iterator[Row]:
+    plain = next(row for name, row in rows.items() if "randn" in name and "reused" in name)
+    for name, row in rows.items():
+        if "randn" not in name:
+            ratios = (plain["least"] / row["least"], plain["median"] / row["median"])
+            yield f"a draw by {name}", "torch.randn into a reused vector", *ratios, ""
+
+
+def partial_training(found: dict[str, Any]) -> Iterator[Row]:
+    """The full network's figures over the partial ones'."""
+    full, *parts = found["rows"]
+    for row in parts:
+        seconds = [full[k] / row[k] for k in ("seconds_least", "seconds_median")]
+        yield f"ResNet-18 step, {row['part']}", "the same step, all trained", *seconds, ""
+        memory = full["peak_bytes"] / row["peak_bytes"]
+        yield f"ResNet-18 peak memory, {row['part']}", "the same, all trained", memory, None, ""
+
+
+def attacks(found: dict[str, Any]) -> Iterator[Row]:
+    """As that file has them, with plain autograd over ours."""
+    for network, ratios in found["ratios"].items():
+        for name, value in ratios.items():
+            if name.endswith("/ plain"):
+                ours = name.removesuffix(" / plain")
+                yield f"{ours} iteration, {network}", "plain autograd", 1 / value, None, "1"
+            else:
+                ours = name.removeprefix("one restart / ")
+                aim = "4" if network.startswith("LeNet") and "16" in ours else ""
+                yield f"{ours}, {network}", "one restart", value, None, aim
+
+
+def peers(found: dict[str, Any]) -> Iterator[Row]:
+    """Seconds of other simulators over ours."""
+    for row in found["ratios"]:
+        yield row["what"], row["beside"], row["least"], row["median"], ""
+
+
+PARTS = (accounting, noise, engine, peers, partial_training, attacks)
+
+
+def main() -> None:
+    """Write the table and print it."""
+    lines = [
+        "# Ratios",
+        "",
+        "Made by `make bench`. So many times as fast, or as small, as what stands beside; the work of",
+        "a mechanism is a share of its draws, the less the better.",
+        "",
+        "| what | beside | least | median | aim | load |",
+        "|---|---|---|---|---|---|",
+    ]
+    machines = set()
+    for part in PARTS:
+        path = RESULTS / f"{part.__name__}.json"
+        if not path.exists():
+            continue
+        found = json.loads(path.read_text())
+        machine = found["machine"]
+        machines.add(f"{machine['processor']}, {machine['cores']} cores, {machine['system']}")
+        for what, beside, least, median, aim in part(found):
+            middle = "" if median is None else f"{median:.2f}"
+            load = f"{machine['load_average']:.1f}"
+            lines.append(f"| {what} | {beside} | {least:.2f} | {middle} | {aim} | {load} |")
+    lines += ["", f"Machine: {'; '.join(sorted(machines))}. Versions: in each file beside this."]
+    text = "\n".join(lines) + "\n"
+    (RESULTS / "ratios.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
