@@ -95,8 +95,8 @@ def main() -> None:
     lines = [
         "# Ratios",
         "",
-        "Made by `make bench`. So many times as fast, or as small, as what stands beside; the work of",
-        "a mechanism is a share of its draws, the less the better.",
+        "Made by `make bench`. So many times as fast, or as small, as what stands beside; the work",
+        "of a mechanism is a share of its draws, the less the better.",
         "",
         "| what | beside | least | median | aim | load |",
         "|---|---|---|---|---|---|",
