@@ -1,20 +1,25 @@
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from accounting import ConfigError
+from accounting import BinaryTree, ConfigError, Participation
 from privpart import (
     EmbeddedEngine,
     LocalTraining,
     PartialModel,
+    PrivacyPlan,
     RoundTask,
+    SeededSource,
+    Server,
     Users,
     WorkerError,
     client_update,
+    fit,
 )
 from privpart.engines.local_work import client_generator
 from privpart.models import MODELS, mcmahan_2nn, small_cnn, word_lm
@@ -339,3 +344,39 @@ def test_tags_are_never_trained_as_classes():
         list(
             EmbeddedEngine(model, data, local=local, data_seed=1, batching="vmap").run(task, start)
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_memory_is_flat_over_a_thousand_rounds(workers):
+    torch.set_num_threads(1)
+    rounds, data = 1000, users()
+    model = cnn(["*"])
+    plan = PrivacyPlan(
+        mechanism=BinaryTree(rounds),
+        participation=Participation(rounds, rounds, 1),
+        clip_norm=0.2,
+        noise_multiplier=1.0,
+        report_goal=len(SIZES),
+    )
+    server = Server(plan, model.flat, source=SeededSource(1))
+    seen = []
+
+    def measure(record):
+        if record.round in (200, 999):
+            own = [w.process.pid for w in engine._pool._workers] if engine._pool else []
+            seen.append([_resident(pid) for pid in ["self", *own]])
+
+    with EmbeddedEngine(
+        model, data, local=LOCALS["epochs"], data_seed=5, workers=workers, report=lambda _: None
+    ) as engine:
+        fit(server, engine, [range(len(SIZES))] * rounds, callbacks=[measure])
+    early, late = seen
+    assert len(early) == (1 if workers == 1 else 3)
+    for before, after in zip(early, late, strict=True):
+        assert after - before < 2 * 2**20  # bytes; what a participation list needs is far less
+
+
+def _resident(pid):
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
