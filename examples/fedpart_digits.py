@@ -110,10 +110,11 @@ def held(case: Case, y: torch.Tensor, seed: int) -> list[torch.Tensor]:
     return dirichlet_users(y, users=case.users, alpha=case.alpha, data_seed=seed)
 
 
-def train(case: Case, seed: int) -> tuple[torch.nn.Module, float]:
-    """Return the network and its test accuracy, in [0, 1]."""
+def train(case: Case, seed: int, weights: int | None = None) -> tuple[torch.nn.Module, float]:
+    """Return the network and its test accuracy, in [0, 1]; start weights of another seed or its."""
     torch.set_num_threads(1)
-    model, task, private = network(case, seed), digits(), case.epsilon is not None
+    model = network(case, seed if weights is None else weights)
+    task, private = digits(), case.epsilon is not None
     chosen, count = mechanism(case, model.group_sizes), len(case.rounds)
     once, always = Participation(count), Participation(count, count)
     plan = PrivacyPlan(

@@ -1,4 +1,4 @@
-"""``privpart inspect``: FedPart's diagnostics of a run, and its pictures."""
+"""``privpart inspect``: FedPart's diagnostics of a run, or of two side by side, and its pictures."""
 
 import json
 from pathlib import Path
@@ -28,11 +28,19 @@ def inspect(
         int, typer.Option(help="Rounds of one client to watch the step sizes of.")
     ] = 6,
     channels: Annotated[int, typer.Option(help="Channels per layer to draw features of.")] = 4,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Another run from the same start weights: compare what excites the channels."
+        ),
+    ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Look into a run's model: step sizes around averaging, gradient masks, features, kernels.
 
-    Reads test images and simulated clients; nothing of it is covered by the run's guarantee.
+    With --against, the similarity (SSIM) of the features of two runs, layer by layer, as in
+    FedPart's Table 8. Reads test images and simulated clients; nothing of it is covered by the
+    run's guarantee.
 
     Example: privpart inspect run --out pictures
     """
@@ -42,19 +50,29 @@ def inspect(
         raise ConfigError(f"rounds={rounds}: must be at least 2, with averaging in between.")
     checks.count("channels", channels)
     plan, setup, parameters = _opened(run)
+    other = None if against is None else _comparable(against, plan, setup)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"out={out}: cannot be made: {error}.") from None
+    untrained = {} if other is None else _features(setup, channels)
     setup.model.load(parameters)
     steps = _steps(setup, parameters, rounds)
-    kernels, features = _kernels(setup), _features(setup, channels)
+    drawn = features = _features(setup, channels)
     rows = _figures(plan, setup, steps)
+    if other is not None:
+        others = _features(other, channels)
+        rows += _similarities(features, others, untrained)
+        drawn = {
+            f"{layer}, {name}": found[layer]
+            for layer in features
+            for name, found in (("run", features), ("against", others), ("untrained", untrained))
+        }
     inspect_plots.steps(steps, out / "steps.png")
-    if kernels is not None:
-        inspect_plots.grid(kernels, out / "kernels.png")
-    inspect_plots.grid([image for images in features.values() for image in images],
-                       out / "features.png")  # fmt: skip
+    inspect_plots.rows(drawn, out / "features.png")
+    for name, one in (("kernels", setup), ("kernels-against", other)):
+        if one is not None and (kernels := _kernels(one)) is not None:
+            inspect_plots.grid(kernels, out / f"{name}.png")
     if form is Format.JSON:
         document = {"schema": "privpart/inspect/1", "steps": steps, "figures": rows}
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
@@ -63,7 +81,49 @@ def inspect(
     else:
         for row in rows:
             typer.echo(f"  {row['name']:<44} {row['value']:.4g}")
+        if other is not None:
+            typer.echo(_TABLE_8)
         typer.echo(f"  pictures in {out}; not covered by the run's guarantee")
+
+
+_TABLE_8 = """
+  SSIM: of the images that most excite a channel, mean over the first channels of each layer, from
+  the same start image. FedPart's Table 8 compares so FedAvg after 100 rounds with FedPart, layers
+  #1 and #10 of ResNet-8 on CIFAR-100. "untrained" is the control: how like the run's images are to
+  those of the weights that both runs began with."""
+
+
+def _comparable(run: Path, plan: "PlanFile", setup: "Training") -> "Training":
+    """The other run's network, trained; its channels must be those of the first."""
+    theirs, other, parameters = _opened(run)
+    keys = ("name", "sizes", "seed")
+    ours, found = ([getattr(p.model, key) for key in keys] for p in (plan, theirs))
+    if ours != found or setup.test_x.shape[1:] != other.test_x.shape[1:]:
+        raise ConfigError(
+            f"against={run}: has another network, other start weights (model.seed) or images of "
+            "another shape, so its channels do not correspond. Compare runs that agree in these."
+        )
+    other.model.load(parameters)
+    return other
+
+
+def _similarities(
+    features: "dict[str, list[Tensor]]",
+    others: "dict[str, list[Tensor]]",
+    untrained: "dict[str, list[Tensor]]",
+) -> list[dict[str, Any]]:
+    import torch
+
+    from attacks import ssim
+
+    return [
+        {
+            "name": f"SSIM, {layer}, run and {name}",
+            "value": float(ssim(torch.stack(images), torch.stack(second[layer])).mean()),
+        }
+        for layer, images in features.items()
+        for name, second in (("against", others), ("untrained", untrained))
+    ]
 
 
 def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
@@ -156,10 +216,12 @@ def _figures(
 
 
 def _kernels(setup: "Training") -> "list[Tensor] | None":
+    """The first ones: in colour if the images are, else the mean over the inputs."""
     from privpart.inspect import first_kernels
 
     try:
-        return [kernel.mean(dim=0) for kernel in first_kernels(setup.model.module)][:32]
+        found = list(first_kernels(setup.model.module))[:32]
+        return [kernel if len(kernel) == 3 else kernel.mean(dim=0) for kernel in found]
     except ConfigError:
         return None
 
