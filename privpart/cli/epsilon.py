@@ -128,7 +128,9 @@ def _one_stream(
         return []
     found = choice.build(participation).sensitivity(participation)
     known = "" if found.exact else " at most"
-    return [("one stream", f"{up(found.squared, 5)}{known}, if all groups shared one {choice.name}")]
+    return [
+        ("one stream", f"{up(found.squared, 5)}{known}, if all groups shared one {choice.name}")
+    ]
 
 
 _DEFAULT = MechanismChoice(name=MechanismName.TREE)

@@ -1,4 +1,4 @@
-"""``privpart inspect``: FedPart's diagnostics of a run, or of two side by side, and its pictures."""
+"""``privpart inspect``: FedPart's diagnostics of a run, or of two, and its pictures."""
 
 import json
 from pathlib import Path
@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
 
     from privpart.plan_file import PlanFile
     from privpart.training import Training
+
+    Features = dict[str, list[Tensor]]  # by layer, an image per channel
 
 _EXAMPLES, _MASKS = 64, 40
 
@@ -44,8 +46,6 @@ def inspect(
 
     Example: privpart inspect run --out pictures
     """
-    from privpart.cli import inspect_plots
-
     if checks.count("rounds", rounds) < 2:
         raise ConfigError(f"rounds={rounds}: must be at least 2, with averaging in between.")
     checks.count("channels", channels)
@@ -55,35 +55,28 @@ def inspect(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"out={out}: cannot be made: {error}.") from None
-    untrained = {} if other is None else _features(setup, channels)
+    start = setup.model.flat.clone()
     setup.model.load(parameters)
     steps = _steps(setup, parameters, rounds)
-    drawn = features = _features(setup, channels)
     rows = _figures(plan, setup, steps)
+    features = {"run": _features(setup, channels)}
     if other is not None:
-        others = _features(other, channels)
-        rows += _similarities(features, others, untrained)
-        drawn = {
-            f"{layer}, {name}": found[layer]
-            for layer in features
-            for name, found in (("run", features), ("against", others), ("untrained", untrained))
-        }
-    inspect_plots.steps(steps, out / "steps.png")
-    inspect_plots.rows(drawn, out / "features.png")
-    for name, one in (("kernels", setup), ("kernels-against", other)):
-        if one is not None and (kernels := _kernels(one)) is not None:
-            inspect_plots.grid(kernels, out / f"{name}.png")
+        features["against"] = _features(other, channels)
+        setup.model.load(start)
+        features["untrained"] = _features(setup, channels)
+        setup.model.load(parameters)
+        rows += _similarities(**features)
+    _draw(out, steps, features, {"kernels": setup, "kernels-against": other})
     if form is Format.JSON:
         document = {"schema": "privpart/inspect/1", "steps": steps, "figures": rows}
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     elif form is Format.CSV:
         typer.echo(as_csv(rows), nl=False)
     else:
-        for row in rows:
-            typer.echo(f"  {row['name']:<44} {row['value']:.4g}")
-        if other is not None:
-            typer.echo(_TABLE_8)
-        typer.echo(f"  pictures in {out}; not covered by the run's guarantee")
+        lines = [f"  {row['name']:<44} {row['value']:.4g}" for row in rows]
+        lines += [_TABLE_8] if other is not None else []
+        lines += [f"  pictures in {out}; not covered by the run's guarantee"]
+        typer.echo("\n".join(lines))
 
 
 _TABLE_8 = """
@@ -108,9 +101,7 @@ def _comparable(run: Path, plan: "PlanFile", setup: "Training") -> "Training":
 
 
 def _similarities(
-    features: "dict[str, list[Tensor]]",
-    others: "dict[str, list[Tensor]]",
-    untrained: "dict[str, list[Tensor]]",
+    run: "Features", against: "Features", untrained: "Features"
 ) -> list[dict[str, Any]]:
     import torch
 
@@ -121,9 +112,32 @@ def _similarities(
             "name": f"SSIM, {layer}, run and {name}",
             "value": float(ssim(torch.stack(images), torch.stack(second[layer])).mean()),
         }
-        for layer, images in features.items()
-        for name, second in (("against", others), ("untrained", untrained))
+        for layer, images in run.items()
+        for name, second in (("against", against), ("untrained", untrained))
     ]
+
+
+def _draw(
+    out: Path,
+    steps: dict[str, list[list[float]]],
+    features: "dict[str, Features]",
+    kernels_of: "dict[str, Training | None]",
+) -> None:
+    from privpart.cli import inspect_plots
+
+    inspect_plots.steps(steps, out / "steps.png")
+    several = len(features) > 1
+    inspect_plots.rows(
+        {
+            f"{layer}, {name}" if several else layer: found[layer]
+            for layer in features["run"]
+            for name, found in features.items()
+        },
+        out / "features.png",
+    )
+    for name, setup in kernels_of.items():
+        if setup is not None and (kernels := _kernels(setup)) is not None:
+            inspect_plots.grid(kernels, out / f"{name}.png")
 
 
 def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
@@ -226,7 +240,7 @@ def _kernels(setup: "Training") -> "list[Tensor] | None":
         return None
 
 
-def _features(setup: "Training", channels: int) -> "dict[str, list[Tensor]]":
+def _features(setup: "Training", channels: int) -> "Features":
     """Per weight layer, the images that excite its first channels, from one grey start."""
     import torch
     from torch import nn
