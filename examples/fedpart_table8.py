@@ -33,7 +33,7 @@ def features(module: nn.Module, layer: str, channels: int) -> Tensor:
     return torch.stack([maximal_activation(module, layer, c, start) for c in range(channels)])
 
 
-def networks(seed: int, rounds: int) -> dict[str, nn.Module]:
+def networks(seed: int, rounds: int, cycles: int) -> dict[str, nn.Module]:
     """All from the same start weights."""
     many = Case(full(range(rounds)))
 
@@ -45,7 +45,7 @@ def networks(seed: int, rounds: int) -> dict[str, nn.Module]:
         "untrained": network(many, seed).module,
         "FedPart, no warm-up, 1 cycle": after(Schedule(cycles=1, warm_up=0, rounds_per_group=2)),
         "FedPart, 1 cycle": after(Schedule(cycles=1, rounds_per_group=2)),
-        "FedPart, 5 cycles": after(Schedule(cycles=5, rounds_per_group=2)),
+        f"FedPart, {cycles} cycles": after(Schedule(cycles=cycles, rounds_per_group=2)),
         "FedAvg, data dealt otherwise": train(many, seed + 1000, weights=seed)[0],
     }
 
@@ -54,12 +54,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=100, help="of FedAvg")
+    parser.add_argument("--cycles", type=int, default=5, help="of the last FedPart row")
     parser.add_argument("--channels", type=int, default=8)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, dict[str, list[float]]] = {}
     for seed in range(chosen.seeds):
-        trained = networks(seed, chosen.rounds)
+        trained = networks(seed, chosen.rounds, chosen.cycles)
         for label, layer in LAYERS.items():
             images = {n: features(module, layer, chosen.channels) for n, module in trained.items()}
             for name, own in images.items():

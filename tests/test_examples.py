@@ -14,7 +14,7 @@ SMALL = {
         *("--only", "equal", "dp", "--seeds", "1", "--users", "144"),
         *("--epsilons", "9", "--server", "1"),
     ),
-    "fedpart_table8.py": (*("--seeds", "1", "--rounds", "2", "--channels", "2"),),
+    "fedpart_table8.py": (*("--seeds", "1", "--rounds", "2", "--cycles", "2", "--channels", "2"),),
     "fedpt_fashion_mnist.py": (
         *("--rounds", "2", "--clients", "2", "--images", "20", "--seeds", "2", "--jobs", "1"),
         "--data-dir",
