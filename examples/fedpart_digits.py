@@ -1,15 +1,20 @@
-"""FedPart on digits: full against partial rounds, at equal rounds and at equal bytes; then with DP.
+"""FedPart on digits: full against partial rounds, ablations, heterogeneity; then with DP.
 
 Without noise: a network trained in full rounds, for as many rounds and for as many uplink bytes as
-FedPart's schedule. With noise, every user once: the same schedule under one tree over all rounds,
-noise only where something trains (a pruned tree), and under a tree per group, at the same epsilon.
+FedPart's schedule; rounds per layer, order and warm-up, each alone; label skew; client sampling.
+With noise, every user once and every row at the same epsilon: full rounds, FedPT, and FedPart under
+one tree over everything, one pruned tree, and a tree per group of layers.
 
-1,437 users give no meaningful epsilon at a useful accuracy. Two minutes on two processors.
+docs/fedpart.md has the tables of a run, and says what they show. 1,437 users give no meaningful
+epsilon at a useful accuracy. Some ten minutes on one processor.
 
 Run: python examples/fedpart_digits.py
+     python examples/fedpart_digits.py --only dp --seeds 5
 """
 
 import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
 import torch
@@ -23,98 +28,215 @@ from privpart import (
     PrivacyPlan,
     SeededSource,
     Server,
+    ServerOptimizer,
     Users,
     fit,
 )
 from privpart.groups import layer_groups
 from privpart.models import small_cnn
-from privpart.schedule import Schedule, active_rounds
-from privpart.schedule_costs import sent_numbers
-from privpart.tasks import cohorts_in_turn, digits, iid_users
+from privpart.schedule import Rounds, Schedule, active_rounds
+from privpart.schedule_costs import measured, sent_numbers
+from privpart.tasks import cohorts_in_turn, digits, dirichlet_users, iid_users
 from privpart.training import accuracy as accuracy_on
 
-DELTA = 1e-5
+DELTA, GROUPS = 1e-5, 4
+PART_STREAMS = ("one tree", "one tree, pruned", "a tree per group")
+FEDPT = ("!dense1.*",)  # the largest layer is frozen
+SCHEDULE = Schedule(cycles=4, rounds_per_group=3, warm_up=12, between=4)
+ALONE = Schedule(cycles=4, rounds_per_group=3, warm_up=12, between=0)  # as Tables 5 to 7
 
 
-def network(seed):
+@dataclass(frozen=True)
+class Case:
+    """One row: what trains when, who trains, and under which noise."""
+
+    rounds: Rounds
+    users: int = 12
+    per_round: int = 12
+    alpha: float | None = None
+    train: tuple[str, ...] = ("*",)
+    streams: str = "no noise"
+    epsilon: float | None = None
+    server: float = 1.0
+
+    def local(self) -> LocalTraining:
+        """Two steps of the twelve clients' 120 examples; twice the user's only one."""
+        return LocalTraining(0.05, steps=2) if self.epsilon is None else LocalTraining(0.1, 2)
+
+
+def full(rounds: Rounds, groups: int = GROUPS) -> Rounds:
+    return (tuple(range(groups)),) * len(rounds)
+
+
+def network(case: Case, seed: int) -> PartialModel:
     module = small_cnn(channels=(16, 32), hidden=64, image_size=8)
-    return PartialModel(module, seed=seed, groups=layer_groups(module))
+    return PartialModel(module, train=case.train, seed=seed, groups=layer_groups(module))
 
 
-SIZES = network(0).group_sizes
-
-
-def mechanism(rounds, kind):
-    """One tree per group, the nodes of one tree that each group needs, or no correlation."""
+def mechanism(case: Case, sizes: tuple[int, ...]) -> Grouped:
+    """A stream per group: over its own rounds, or over all, or the nodes of one tree it needs."""
+    rounds = case.rounds
+    if case.streams == "one tree":  # dense: everything gets noise in every round
+        rounds = full(rounds, len(sizes))
     build = {
         "a tree per group": lambda own: BinaryTree(len(own)),
+        "one tree": lambda own: BinaryTree(len(own)),
         "one tree, pruned": lambda own: PrunedTree(len(rounds), tuple(own)),
         "no noise": lambda own: Independent(len(own)),
-    }[kind]
-    active = active_rounds(rounds)
-    return Grouped(rounds, tuple(build(own) for own in active), SIZES)
+    }[case.streams]
+    return Grouped(rounds, tuple(build(own) for own in active_rounds(rounds)), sizes)
 
 
-def train(rounds, kind, epsilon, users, seed):
-    """Return the test accuracy, in [0, 1]; epsilon None is all users always, no clip, no noise."""
+class Padded:
+    """Clients that train what the schedule says and send zeros for all else, to one dense tree."""
+
+    def __init__(self, engine: EmbeddedEngine, rounds: Rounds) -> None:
+        self.engine, self.rounds = engine, rounds
+
+    def run(self, task, start) -> Iterator:
+        """As ``EmbeddedEngine.run``; updates have shape (d,)."""
+        model, active = self.engine.model, self.rounds[task.round]
+        for update in self.engine.run(replace(task, active=active), start):
+            padded, parts = torch.zeros(model.dim), model.spans(active)
+            lengths = [span.stop - span.start for span in parts]
+            for span, part in zip(parts, torch.split(update.delta, lengths), strict=True):
+                padded[span] = part
+            yield replace(update, delta=padded)
+
+
+def held(case: Case, y: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    if case.alpha is None:
+        return iid_users(len(y), users=case.users, data_seed=seed)
+    return dirichlet_users(y, users=case.users, alpha=case.alpha, data_seed=seed)
+
+
+def train(case: Case, seed: int, weights: int | None = None) -> tuple[torch.nn.Module, float]:
+    """Return the network and its test accuracy, in [0, 1]; start weights of another seed or its."""
     torch.set_num_threads(1)
-    model, task, chosen = network(seed), digits(), mechanism(rounds, kind)
-    per_round = users if epsilon is None else users // len(rounds)
-    most = len(rounds) if epsilon is None else 1
-    once = Participation(len(rounds))
-    z = 0.0 if epsilon is None else calibrate(chosen, once, target_epsilon=epsilon, delta=DELTA)
+    model = network(case, seed if weights is None else weights)
+    task, private = digits(), case.epsilon is not None
+    chosen, count = mechanism(case, model.group_sizes), len(case.rounds)
+    once, always = Participation(count), Participation(count, count)
     plan = PrivacyPlan(
         mechanism=chosen,
-        participation=Participation(len(rounds), most),
-        clip_norm=1e3 if epsilon is None else 0.3,
-        noise_multiplier=z,
-        report_goal=per_round,
+        participation=once if private else always,
+        clip_norm=0.3 if private else 1e3,
+        noise_multiplier=0.0
+        if case.epsilon is None
+        else calibrate(chosen, once, target_epsilon=case.epsilon, delta=DELTA),
+        report_goal=case.per_round,
     )
-    engine = EmbeddedEngine(
-        model,
-        Users(task.train_x, task.train_y, iid_users(1437, users=users, data_seed=seed)),
-        local=LocalTraining(0.1, steps=8) if epsilon is None else LocalTraining(0.1, epochs=2),
-        data_seed=seed,
-    )
-    server = Server(plan, model.flat, source=SeededSource(seed))
-    cohorts = cohorts_in_turn(users=users, size=per_round, rounds=len(rounds), data_seed=seed)
-    fit(server, engine, cohorts)
+    users = Users(task.train_x, task.train_y, held(case, task.train_y, seed))
+    engine = EmbeddedEngine(model, users, local=case.local(), data_seed=seed, deterministic=True)
+    optimizer = ServerOptimizer(learning_rate=case.server)
+    server = Server(plan, model.flat, source=SeededSource(seed), optimizer=optimizer)
+    carrier = Padded(engine, case.rounds) if case.streams == "one tree" else engine
+    fit(server, carrier, cohorts_in_turn(
+        users=case.users, size=case.per_round, rounds=count, data_seed=seed
+    ))  # fmt: skip
     model.load(server.parameters)
-    return accuracy_on(model.module, task.test_x, task.test_y)
+    return model.module, accuracy_on(model.module, task.test_x, task.test_y)
 
 
-def main():
+def costs(case: Case) -> tuple[float, float]:
+    """Return MB up and GFLOP of one client of every round, all rounds together."""
+    model, task = network(case, 0), digits()
+    batch = min(16, len(task.train_y) // case.users)
+    found = measured(
+        model,
+        case.rounds,
+        task.train_x[:batch],
+        task.train_y[:batch],
+        local=case.local(),
+        examples=len(task.train_y) // case.users,
+    )
+    return found.bytes_up / 1e6, found.flops / 1e9
+
+
+def against_full(**who) -> dict[str, Case]:
+    """Equal rounds and equal bytes."""
+    part = Case(SCHEDULE.rounds(GROUPS), **who)
+    sizes = network(part, 0).group_sizes
+    affordable = round(sent_numbers(part.rounds, sizes) / sum(sizes))
+    return {
+        "full": replace(part, rounds=full(part.rounds)),
+        "FedPart": part,
+        "full, as many bytes as FedPart": replace(part, rounds=full(part.rounds)[:affordable]),
+    }
+
+
+def ablation(name: str, **changes: Schedule) -> dict[str, Case]:
+    return {f"{name} {k}".strip(): Case(s.rounds(GROUPS)) for k, s in changes.items()}
+
+
+def with_noise(epsilon: float, server: float, users: int) -> dict[str, Case]:
+    rounds = SCHEDULE.rounds(GROUPS)
+    part = Case(rounds, users, users // len(rounds), epsilon=epsilon, server=server)
+    # where all groups train in every round, a tree per group and one tree are the same
+    always = replace(part, rounds=full(rounds), streams="one tree")
+    return {
+        "full, one tree": always,
+        "FedPT (dense1 frozen), one tree": replace(
+            always, rounds=full(rounds, GROUPS - 1), train=FEDPT
+        ),
+        **{f"FedPart, {s}": replace(part, streams=s) for s in PART_STREAMS},
+    }
+
+
+def sections(chosen: argparse.Namespace) -> dict[str, dict[str, dict[str, Case]]]:
+    """Per experiment, its tables: name -> rows. The first row is what the others compare with."""
+    lengths = {1: 12, 2: 6, 3: 4, 6: 2, 12: 1}
+    per_layer = {
+        f"{r}, {c} cycles": replace(ALONE, rounds_per_group=r, cycles=c) for r, c in lengths.items()
+    }
+    warm = {0: 5, 12: 4, 24: 3, 36: 2}
+    warm_up = {f"{w}, {c} cycles": replace(ALONE, warm_up=w, cycles=c) for w, c in warm.items()}
+    orders = {o: replace(ALONE, order=o) for o in ("sequential", "reverse", "random")}
+    return {
+        "equal": {"Equal rounds, equal bytes": against_full()},
+        "layers": {"Rounds per layer, 60 in all": ablation("R/L", **per_layer)},
+        "order": {"Order": ablation("", **orders)},
+        "warm-up": {"Warm-up, 60 rounds in all": ablation("warm-up", **warm_up)},
+        "skew": {f"Label skew, Dirichlet {a:g}": against_full(alpha=a) for a in (1.0, 0.1)},
+        "sampling": {"12 of 60 clients per round": against_full(users=60)},
+        "dp": {
+            f"epsilon {e:g}, server learning rate {s:g}": with_noise(e, s, chosen.users)
+            for e in chosen.epsilons
+            for s in chosen.server
+        },
+    }
+
+
+def spread(values: list[float]) -> str:
+    return f"{100 * mean(values):5.1f}" + (f" ± {100 * stdev(values):.1f}" if values[1:] else "")
+
+
+def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--cycles", type=int, default=4)
-    parser.add_argument("--clients", type=int, default=12, help="without noise, in every round")
+    parser.add_argument("--only", nargs="+", help="experiments; the default is all")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--users", type=int, default=1437, help="with noise, once each")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[30.0, 10.0])
+    parser.add_argument("--server", type=float, nargs="+", default=[0.3, 1.0])
     chosen = parser.parse_args()
-    schedule = Schedule(cycles=chosen.cycles, rounds_per_group=3, warm_up=12, between=4)
-    part = schedule.rounds(len(SIZES))
-    full = (tuple(range(len(SIZES))),) * len(part)
-    as_many_bytes = full[: round(sent_numbers(part, SIZES) / sum(SIZES))]
-    cases = {
-        "no noise: full": (full, "no noise", None, chosen.clients),
-        "no noise: FedPart": (part, "no noise", None, chosen.clients),
-        "no noise: full, FedPart's bytes": (as_many_bytes, "no noise", None, chosen.clients),
-    }
-    for epsilon in chosen.epsilons:
-        name = f"epsilon {epsilon:g}"
-        cases[f"{name}: full, one tree"] = (full, "a tree per group", epsilon, chosen.users)
-        for kind in ("one tree, pruned", "a tree per group"):
-            cases[f"{name}: FedPart, {kind}"] = (part, kind, epsilon, chosen.users)
-    print(f"{'':<38} rounds  MB up  test accuracy (%), mean and spread of {chosen.seeds} seeds")
+    known = sections(chosen)
+    if strange := set(chosen.only or ()) - known.keys():
+        parser.error(f"--only: no {', '.join(strange)}; there are {', '.join(known)}")
     with Parallel(n_jobs=chosen.jobs) as pool:
-        for name, (rounds, kind, epsilon, users) in cases.items():
-            found = pool(
-                delayed(train)(rounds, kind, epsilon, users, seed) for seed in range(chosen.seeds)
-            )
-            spread = f" ± {100 * stdev(found):.1f}" if len(found) > 1 else ""
-            sent = 4e-6 * sent_numbers(rounds, SIZES)
-            print(f"{name:<38} {len(rounds):>6} {sent:>6.2f}  {100 * mean(found):.1f}{spread}")
+        for title, cases in [t for k in chosen.only or known for t in known[k].items()]:
+            print(f"\n{title}; {chosen.seeds} seeds")
+            print(f"{'':<34} rounds  MB up   GFLOP  test accuracy, %   minus the first row")
+            first: list[float] = []
+            for name, case in cases.items():
+                runs = pool(delayed(train)(case, seed) for seed in range(chosen.seeds))
+                found = [accuracy for _, accuracy in runs]
+                first = first or found
+                pairs = zip(found, first, strict=True)
+                gap = "" if found is first else spread([a - b for a, b in pairs])
+                up, flops = costs(case)
+                print(f"{name:<34} {len(case.rounds):>6} {up:>6.2f} {flops:>7.2f}  "
+                      f"{spread(found):<17}  {gap}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

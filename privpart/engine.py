@@ -133,11 +133,20 @@ class EmbeddedEngine:
     def _with_memory(
         self, task: RoundTask, start: Tensor, local: LocalTraining
     ) -> Iterator[ClientUpdate]:
-        """MOON's clients remember their last model: in this process, whatever the workers."""
+        """MOON's clients remember their last model: in this process, whatever the workers.
+
+        And in memory only: on a disk it would be an update that nobody clipped or noised.
+        """
         if self._bfloat16:
             raise ConfigError("precision='bfloat16': not with the objective moon.")
         if not self._previous and self.workers > 1:
             self._report("engine: moon's clients remember, so all are computed in one process")
+        if not self._previous and task.round:
+            self._report(
+                f"engine: begins with round {task.round}, so moon's clients that took part before "
+                "have forgotten their own last model: from here on this is another run than one "
+                "that never stopped. The guarantee is the same"
+            )
         for client in task.clients:
             x, y = self.users.examples(client)
             delta = client_update(

@@ -53,10 +53,12 @@ def trained_groups(
             the others move up.
 
     Raises:
-        ConfigError: a parameter in two groups, or a trainable one in none.
+        ConfigError: an empty group, a parameter in two groups, or a trainable one in none.
     """
     home: dict[str, int] = {}
     for number, patterns in enumerate(groups):
+        if not patterns:
+            raise ConfigError(f"groups: number {number + 1} is empty; leave it out.")
         for name in matching_parameters(module, patterns):
             if home.setdefault(name, number) != number:
                 raise ConfigError(

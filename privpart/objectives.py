@@ -3,7 +3,8 @@
 fedavg   nothing (McMahan et al. 2017)
 fedprox  mu/2 ||w - start||^2 (Li et al. 2020): over the active part, for the rest does not move
 moon     mu times a contrast of features (Li et al. 2021): near those of the received model,
-         far from those of this client's own model of the last time
+         far from those of this client's own model of the last time. That model stays in the
+         memory of the device: a simulation that is resumed has lost it, and says so.
 """
 
 from collections.abc import Iterator, Mapping

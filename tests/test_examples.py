@@ -11,21 +11,10 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 SMALL = {
     "fedpart_digits.py": (
-        *(
-            "--seeds",
-            "1",
-            "--jobs",
-            "1",
-            "--cycles",
-            "1",
-            "--clients",
-            "2",
-            "--users",
-            "96",
-            "--epsilons",
-            "9",
-        ),
+        *("--only", "equal", "dp", "--seeds", "1", "--users", "144"),
+        *("--epsilons", "9", "--server", "1"),
     ),
+    "fedpart_table8.py": (*("--seeds", "1", "--rounds", "2", "--cycles", "2", "--channels", "2"),),
     "fedpt_fashion_mnist.py": (
         *("--rounds", "2", "--clients", "2", "--images", "20", "--seeds", "2", "--jobs", "1"),
         "--data-dir",

@@ -6,7 +6,7 @@ shorter run: 28 steps instead of 100 for FedPart's ResNet-8 in four cycles.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -148,14 +148,21 @@ class Grouped:
                 f"here, up to {_MOST_DENSE_ROUNDS} rounds. Plan one participation."
             )
         encoders = [mechanism.encoder() for mechanism in self.mechanisms]
-        return grouped_sensitivity([c.T @ c for c in encoders], self.active_rounds(), participation)
+        found = grouped_sensitivity(
+            [c.T @ c for c in encoders], self.active_rounds(), participation
+        )
+        return self._named(found)
 
     def _once(self) -> Sensitivity:
         own = [m.sensitivity(Participation(m.rounds)) for m in self.mechanisms]
-        worst = max(own, key=lambda s: (s.squared, s.exact))
-        return Sensitivity(
-            worst.squared, exact=worst.exact, rule=f"joint clipping over groups, {worst.rule}"
-        )
+        return self._named(max(own, key=lambda s: (s.squared, s.exact)))
+
+    def _named(self, found: Sensitivity) -> Sensitivity:
+        """The same, with a rule that says what was compared."""
+        lengths = sorted({len(own) for own in self.active_rounds()})
+        each = " to ".join(str(length) for length in lengths[:: max(1, len(lengths) - 1)])
+        groups = f"{len(self.mechanisms)} groups in {each} of {self.rounds} rounds"
+        return replace(found, rule=f"joint clipping, {groups}, {found.rule}")
 
     def variance_by_group(self) -> NDArray[np.float64]:
         """Noise variance of each group's prefix sum after each round, shape (n, groups).

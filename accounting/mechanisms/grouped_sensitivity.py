@@ -46,7 +46,7 @@ def grouped_sensitivity(
     exact = found.exact
     if exact and interact and participation.max_participations > 1:
         exact = _attained(grams, rounds, bound, worst_pattern(bound, participation))
-    return Sensitivity(found.squared, exact=exact, rule=f"joint clipping over groups, {found.rule}")
+    return Sensitivity(found.squared, exact=exact, rule=found.rule)
 
 
 def _attained(

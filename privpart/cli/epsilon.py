@@ -105,7 +105,7 @@ def epsilon(
     if statement:
         typer.echo(report.statement())
     else:
-        print_report(report, form)
+        print_report(report, form, beside=_one_stream(built, choice, participation, form))
     if limit is not None and report.epsilon > limit:
         typer.echo(f"privpart: epsilon {up(report.epsilon)} exceeds {limit:g}.", err=True)
         raise typer.Exit(_EXCEEDED)
@@ -118,6 +118,19 @@ def _refuse_contradictions(
         raise ConfigError(f"statement=True: is prose; leave out --format {form}.")
     if plot_against is not None and plot is None:
         raise ConfigError(f"plot_against={plot_against}: needs --plot FILE to draw into.")
+
+
+def _one_stream(
+    built: Mechanism, choice: MechanismChoice, participation: Participation, form: Format
+) -> list[tuple[str, str]]:
+    """What the groups of a schedule save: the same mechanism, once over all rounds."""
+    if not isinstance(built, Grouped) or form is not Format.TABLE:
+        return []
+    found = choice.build(participation).sensitivity(participation)
+    known = "" if found.exact else " at most"
+    return [
+        ("one stream", f"{up(found.squared, 5)}{known}, if all groups shared one {choice.name}")
+    ]
 
 
 _DEFAULT = MechanismChoice(name=MechanismName.TREE)

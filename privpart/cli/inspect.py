@@ -1,4 +1,4 @@
-"""``privpart inspect``: FedPart's diagnostics of a run, and its pictures."""
+"""``privpart inspect``: FedPart's diagnostics of a run, or of two, and its pictures."""
 
 import json
 from pathlib import Path
@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from privpart.plan_file import PlanFile
     from privpart.training import Training
 
+    Features = dict[str, list[Tensor]]  # by layer, an image per channel
+
 _EXAMPLES, _MASKS = 64, 40
 
 
@@ -28,42 +30,114 @@ def inspect(
         int, typer.Option(help="Rounds of one client to watch the step sizes of.")
     ] = 6,
     channels: Annotated[int, typer.Option(help="Channels per layer to draw features of.")] = 4,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Another run from the same start weights: compare what excites the channels."
+        ),
+    ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Look into a run's model: step sizes around averaging, gradient masks, features, kernels.
 
-    Reads test images and simulated clients; nothing of it is covered by the run's guarantee.
+    With --against, the similarity (SSIM) of the features of two runs, layer by layer, as in
+    FedPart's Table 8. Reads test images and simulated clients; nothing of it is covered by the
+    run's guarantee.
 
     Example: privpart inspect run --out pictures
     """
-    from privpart.cli import inspect_plots
-
     if checks.count("rounds", rounds) < 2:
         raise ConfigError(f"rounds={rounds}: must be at least 2, with averaging in between.")
     checks.count("channels", channels)
     plan, setup, parameters = _opened(run)
+    other = None if against is None else _comparable(against, plan, setup)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"out={out}: cannot be made: {error}.") from None
+    start = setup.model.flat.clone()
     setup.model.load(parameters)
     steps = _steps(setup, parameters, rounds)
-    kernels, features = _kernels(setup), _features(setup, channels)
     rows = _figures(plan, setup, steps)
-    inspect_plots.steps(steps, out / "steps.png")
-    if kernels is not None:
-        inspect_plots.grid(kernels, out / "kernels.png")
-    inspect_plots.grid([image for images in features.values() for image in images],
-                       out / "features.png")  # fmt: skip
+    features = {"run": _features(setup, channels)}
+    if other is not None:
+        features["against"] = _features(other, channels)
+        setup.model.load(start)
+        features["untrained"] = _features(setup, channels)
+        setup.model.load(parameters)
+        rows += _similarities(**features)
+    _draw(out, steps, features, {"kernels": setup, "kernels-against": other})
     if form is Format.JSON:
         document = {"schema": "privpart/inspect/1", "steps": steps, "figures": rows}
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     elif form is Format.CSV:
         typer.echo(as_csv(rows), nl=False)
     else:
-        for row in rows:
-            typer.echo(f"  {row['name']:<44} {row['value']:.4g}")
-        typer.echo(f"  pictures in {out}; not covered by the run's guarantee")
+        lines = [f"  {row['name']:<44} {row['value']:.4g}" for row in rows]
+        lines += [_TABLE_8] if other is not None else []
+        lines += [f"  pictures in {out}; not covered by the run's guarantee"]
+        typer.echo("\n".join(lines))
+
+
+_TABLE_8 = """
+  SSIM: of the images that most excite a channel, mean over the first channels of each layer, from
+  the same start image. FedPart's Table 8 compares so FedAvg after 100 rounds with FedPart, layers
+  #1 and #10 of ResNet-8 on CIFAR-100. "untrained" is the control: how like the run's images are to
+  those of the weights that both runs began with."""
+
+
+def _comparable(run: Path, plan: "PlanFile", setup: "Training") -> "Training":
+    """The other run's network, trained; its channels must be those of the first."""
+    theirs, other, parameters = _opened(run)
+    keys = ("name", "sizes", "seed")
+    ours, found = ([getattr(p.model, key) for key in keys] for p in (plan, theirs))
+    if ours != found or setup.test_x.shape[1:] != other.test_x.shape[1:]:
+        raise ConfigError(
+            f"against={run}: has another network, other start weights (model.seed) or images of "
+            "another shape, so its channels do not correspond. Compare runs that agree in these."
+        )
+    other.model.load(parameters)
+    return other
+
+
+def _similarities(
+    run: "Features", against: "Features", untrained: "Features"
+) -> list[dict[str, Any]]:
+    import torch
+
+    from attacks import ssim
+
+    return [
+        {
+            "name": f"SSIM, {layer}, run and {name}",
+            "value": float(ssim(torch.stack(images), torch.stack(second[layer])).mean()),
+        }
+        for layer, images in run.items()
+        for name, second in (("against", against), ("untrained", untrained))
+    ]
+
+
+def _draw(
+    out: Path,
+    steps: dict[str, list[list[float]]],
+    features: "dict[str, Features]",
+    kernels_of: "dict[str, Training | None]",
+) -> None:
+    from privpart.cli import inspect_plots
+
+    inspect_plots.steps(steps, out / "steps.png")
+    several = len(features) > 1
+    inspect_plots.rows(
+        {
+            f"{layer}, {name}" if several else layer: found[layer]
+            for layer in features["run"]
+            for name, found in features.items()
+        },
+        out / "features.png",
+    )
+    for name, setup in kernels_of.items():
+        if setup is not None and (kernels := _kernels(setup)) is not None:
+            inspect_plots.grid(kernels, out / f"{name}.png")
 
 
 def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
@@ -156,15 +230,17 @@ def _figures(
 
 
 def _kernels(setup: "Training") -> "list[Tensor] | None":
+    """The first ones: in colour if the images are, else the mean over the inputs."""
     from privpart.inspect import first_kernels
 
     try:
-        return [kernel.mean(dim=0) for kernel in first_kernels(setup.model.module)][:32]
+        found = list(first_kernels(setup.model.module))[:32]
+        return [kernel if len(kernel) == 3 else kernel.mean(dim=0) for kernel in found]
     except ConfigError:
         return None
 
 
-def _features(setup: "Training", channels: int) -> "dict[str, list[Tensor]]":
+def _features(setup: "Training", channels: int) -> "Features":
     """Per weight layer, the images that excite its first channels, from one grey start."""
     import torch
     from torch import nn

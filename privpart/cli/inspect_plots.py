@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -26,6 +27,20 @@ def steps(found: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def rows(found: Mapping[str, Sequence[Tensor]], path: Path) -> None:
+    """Draw a row of images per name, each of shape (C, H, W) with values in [0, 1]."""
+    columns = max(len(images) for images in found.values())
+    figure = Figure(figsize=(columns + 1.5, len(found)), layout="constrained")
+    cells = figure.subplots(len(found), columns, squeeze=False)
+    for line, (name, images) in zip(cells, found.items(), strict=True):
+        for cell in line:
+            cell.axis("off")
+        for cell, image in zip(line, images, strict=False):
+            _show(cell, image)
+        line[0].text(-0.1, 0.5, name, transform=line[0].transAxes, ha="right", va="center")
+    figure.savefig(path, dpi=120)
+
+
 def grid(images: Sequence[Tensor], path: Path, columns: int = 8) -> None:
     """Draw images of shape (H, W) or (C, H, W) with values in [0, 1], eight in a row."""
     rows = math.ceil(len(images) / columns)
@@ -34,6 +49,10 @@ def grid(images: Sequence[Tensor], path: Path, columns: int = 8) -> None:
     for cell in cells:
         cell.axis("off")
     for cell, image in zip(cells, images, strict=False):
-        plane = image if image.dim() == 2 else image.movedim(0, 2).squeeze(2)
-        cell.imshow(plane.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        _show(cell, image)
     figure.savefig(path, dpi=120)
+
+
+def _show(cell: Axes, image: Tensor) -> None:
+    plane = image if image.dim() == 2 else image.movedim(0, 2).squeeze(2)
+    cell.imshow(plane.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")

@@ -16,14 +16,22 @@ from privpart.cli.options import Format
 _WIDTH = 96
 
 
-def print_report(report: PrivacyReport, form: Format) -> None:
-    """Print one guarantee; its warnings go to standard error."""
+def print_report(
+    report: PrivacyReport, form: Format, *, beside: Sequence[tuple[str, str]] = ()
+) -> None:
+    """Print one guarantee; its warnings go to standard error.
+
+    Args:
+        report: the guarantee.
+        form: how.
+        beside: lines for people alone, name and value, below the sensitivity.
+    """
     if form is Format.JSON:
         typer.echo(json.dumps(report.to_dict(), indent=2, allow_nan=False))
     elif form is Format.CSV:
         typer.echo(as_csv([flat(report)]), nl=False)
     else:
-        typer.echo(_as_text(report))
+        typer.echo(_as_text(report, beside))
     for warning in report.warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
 
@@ -44,7 +52,7 @@ def flat(report: PrivacyReport) -> dict[str, Any]:
     return row | {"assumptions": " ".join(a.code for a in report.assumptions)}
 
 
-def _as_text(report: PrivacyReport) -> str:
+def _as_text(report: PrivacyReport, beside: Sequence[tuple[str, str]]) -> str:
     known = "" if report.sensitivity_exact else ", an upper bound"
     rounds = f"{report.rounds} rounds, a {report.unit} in at most {report.max_participations}"
     if report.max_participations > 1:
@@ -60,6 +68,7 @@ def _as_text(report: PrivacyReport) -> str:
             "sensitivity^2",
             f"{up(report.sensitivity_squared, 5)}   ({report.sensitivity_rule}{known})",
         ),
+        *beside,
         ("mu", f"{up(report.mu, 5)}   (effective noise multiplier 1/mu = {1 / report.mu:.5g})"),
         ("rho", up(report.rho, 5)),
         ("advantage", f"at most {up(report.advantage, 3)} for any membership test"),

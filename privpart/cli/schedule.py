@@ -39,6 +39,11 @@ def schedule(
         raise ConfigError(f"plan={plan}: has no table [schedule]; all of the model trains always.")
     setup = training(chosen)
     sizes = setup.model.group_sizes
+    if (length := chosen.schedule.length(len(sizes))) != chosen.privacy.rounds:
+        raise ConfigError(
+            f"privacy.rounds={chosen.privacy.rounds}: the schedule has {length} rounds for "
+            f"{len(sizes)} groups; both must be the same."
+        )
     rounds = chosen.schedule.rounds(len(sizes))
     names = [", ".join(_layers(own)) for own in chosen.groups() or ()]
     groups = [
@@ -77,15 +82,21 @@ def _costs(
     everything = tuple(range(groups))
     rows = []
     for name, own in (("as scheduled", rounds), ("all rounds full", (everything,) * len(rounds))):
-        found = measured(
-            setup.model,
-            own,
-            users.x[batch],
-            users.y[batch],
-            local=plan.client,
-            examples=held,
-            every=every,
-        )
+        try:
+            found = measured(
+                setup.model,
+                own,
+                users.x[batch],
+                users.y[batch],
+                local=plan.client,
+                examples=held,
+                every=every,
+            )
+        except RuntimeError as error:  # what torch raises for shapes that do not fit
+            raise ConfigError(
+                f"model.name={plan.model.name!r}: cannot take examples of shape "
+                f"{tuple(users.x.shape[1:])} ({error}). Set model.sizes for them."
+            ) from None
         mine = own[::every]
         rows.append(
             {

@@ -163,3 +163,79 @@ def test_inspect_a_run(privpart, small, tmp_path, monkeypatch):
         privpart("inspect", out, "--out", str(tmp_path / "pictures"), "--rounds", "1")
     with pytest.raises(ConfigError, match="holds no run"):
         privpart("inspect", str(tmp_path / "none"), "--out", str(tmp_path / "pictures"))
+
+
+def test_inspect_compares_two_runs_channel_by_channel(privpart, small, tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "state"))
+    pictures = str(tmp_path / "pictures")
+
+    def trained(name, *change):
+        plan, out = tmp_path / f"{name}.toml", str(tmp_path / name)
+        plan.write_text(SMALL.replace(*change) if change else SMALL)
+        privpart("train", "--plan", str(plan), "--out", out, "--seed", "1")
+        return out
+
+    run, other = trained("one"), trained("two", "learning_rate = 0.1", "learning_rate = 0.5")
+    fields = ("--out", pictures, "--channels", "3", "--rounds", "2")
+
+    def similarity(against):
+        done = privpart("inspect", run, "--against", against, *fields, "--format", "json")
+        rows = {row["name"]: row["value"] for row in json.loads(done.stdout)["figures"]}
+        return {
+            name: [v for k, v in rows.items() if k.endswith(f"run and {name}")]
+            for name in ("against", "untrained")
+        }
+
+    same, differs = similarity(run), similarity(other)
+    assert len(same["against"]) == 4  # one per layer, frozen dense1 included
+    assert same["against"] == pytest.approx([1.0] * 4)
+    assert min(differs["against"]) < 0.9
+    assert differs["untrained"] == same["untrained"]
+    assert min(same["untrained"]) < 0.9
+    assert (tmp_path / "pictures" / "kernels-against.png").exists()
+    table = privpart("inspect", run, "--against", other, *fields).stdout
+    assert "Table 8 compares so FedAvg after 100 rounds with FedPart" in table
+    stranger = trained("three", "seed = 7", "seed = 8")
+    with pytest.raises(ConfigError, match="its channels do not correspond"):
+        privpart("inspect", run, "--against", stranger, *fields)
+
+
+RESNET8 = """
+schema = "privpart/plan/1"
+privacy = { rounds = 100, clip_norm = 0.3, noise_multiplier = 1.13, delta = 1e-5, mechanism = { name = "tree" } }
+schedule = { cycles = 4 }
+model = { name = "resnet8", seed = 7 }
+data = { task = "digits", users = 1437, clients_per_round = 14 }
+client = { learning_rate = 0.1 }
+server = { learning_rate = 0.3 }
+"""  # noqa: E501  inline tables end with the line
+
+
+def test_resnet8_in_four_cycles_costs_five_where_one_tree_costs_seven(privpart, tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(RESNET8)
+    lines = [line.split() for line in privpart("epsilon", "--plan", str(path)).stdout.splitlines()]
+    said = {line[0]: " ".join(line[1:]) for line in lines if line}
+    assert said["mechanism"].startswith("grouped, 100 rounds")
+    assert said["sensitivity^2"].startswith("5 (joint clipping, 10 groups in 28 of 100 rounds")
+    assert said["one"] == "stream 7, if all groups shared one tree"
+    document = json.loads(privpart("mechanisms", "--plan", str(path), "--format", "json").stdout)
+    rows = {row["mechanism"]: row for row in document["rows"]}
+    own, one = rows["tree, per group"], rows["tree, one stream"]
+    assert own["rmse"] / one["rmse"] == pytest.approx(0.763, abs=1e-3)
+    assert own["max_error"] / one["max_error"] == pytest.approx(0.690, abs=1e-3)
+
+
+def test_plans_whose_parts_do_not_fit_each_other_say_so(privpart, tmp_path):
+    for change, message in (
+        (("rounds = 8", "rounds = 9"), r"rounds=9: the schedule has 8 rounds for 3 groups"),
+        (("image_size = 8", "image_size = 28"), r"'small_cnn': cannot take examples of shape"),
+        (("seed = 7", 'groups = [["*"], []]\nseed = 7'), "groups: number 2 is empty"),
+        (("seed = 7", 'groups = [["conv*"], ["tail*"]]\nseed = 7'), "'tail.' matches no parameter"),
+        (('"reverse"', '"shuffled"'), "'sequential', 'reverse' or 'random'"),
+        (("cycles = 2", "cycles = 0"), "cycles=0: must be at least 1"),
+    ):
+        path = tmp_path / "plan.toml"
+        path.write_text(SMALL.replace(*change, 1))
+        with pytest.raises(ConfigError, match=message):
+            privpart("schedule", "--plan", str(path))

@@ -10,11 +10,12 @@ import os
 import signal
 import sqlite3
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from accounting import BinaryTree, Participation
+from accounting import BinaryTree, Grouped, Participation
 from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
 from privpart.run_folder import holds_a_run
 
@@ -26,6 +27,8 @@ PLAN = PrivacyPlan(
     noise_multiplier=1.0,
     report_goal=2,
 )
+SIZES = (4, 2)
+GROUPED = Grouped([(0, 1), (0,), (1,)], [BinaryTree(2, estimator="online")] * 2, SIZES)
 COHORTS = [[0, 1], [2, 3], [0, 1]]
 
 
@@ -76,7 +79,8 @@ class Clients:
             seed = 10 * task.round + client if self.repeatable else os.getrandom(8)
             address = seed if self.repeatable else int.from_bytes(seed, "big", signed=True)
             generator = torch.Generator().manual_seed(address)
-            yield task.update(client, torch.randn(DIM, generator=generator))
+            sizes = [DIM] if task.active is None else [SIZES[group] for group in task.active]
+            yield task.update(client, torch.randn(sum(sizes), generator=generator))
 
 
 def train(folder: Path, mode: str, kill_before: int | None, *, watch: bool = True) -> int:
@@ -84,13 +88,14 @@ def train(folder: Path, mode: str, kill_before: int | None, *, watch: bool = Tru
     calls = Calls(kill_before)
     if watch:
         calls.install()
-    seed = 7 if mode == "seeded" else None
+    seed = 7 if mode.startswith("seeded") else None
+    plan = replace(PLAN, mechanism=GROUPED) if mode == "seeded-groups" else PLAN
     run = (
-        RunFolder.open(folder) if holds_a_run(folder) else RunFolder.create(folder, PLAN, seed=seed)
+        RunFolder.open(folder) if holds_a_run(folder) else RunFolder.create(folder, plan, seed=seed)
     )
     with run:
         settings = ServerOptimizer(kind="adam", learning_rate=0.1)
-        server = Server(PLAN, torch.zeros(DIM), source=run.source(), optimizer=settings)
+        server = Server(plan, torch.zeros(DIM), source=run.source(), optimizer=settings)
         run.restore(server)
         clients = Clients(folder.with_suffix(".journal"), repeatable=seed is not None)
         commit = late(run.commit, server, clients) if mode == "released-first" else run.commit

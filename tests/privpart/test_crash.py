@@ -25,8 +25,10 @@ def killed_everywhere(mode: str, folder: Path) -> dict:
     return result
 
 
-def test_a_seeded_run_ends_bit_identical_wherever_it_was_killed(tmp_path):
-    assert killed_everywhere("seeded", tmp_path)["bit_identical"]
+@pytest.mark.parametrize("mode", ["seeded", "seeded-groups"])
+def test_a_seeded_run_ends_bit_identical_wherever_it_was_killed(mode, tmp_path):
+    """Also one whose layers take turns, killed between the turns."""
+    assert killed_everywhere(mode, tmp_path)["bit_identical"]
 
 
 def test_secret_noise_is_never_released_with_two_sums(tmp_path):

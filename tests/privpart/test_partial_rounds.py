@@ -215,6 +215,26 @@ def test_each_simulated_device_remembers_its_own_model():
         assert not torch.allclose(kept, lost, rtol=1e-3)
 
 
+def test_an_engine_that_begins_late_says_that_memories_are_lost():
+    x, y = examples(24)
+    users = Users(x, y, [torch.arange(12), torch.arange(12, 24)])
+    a_plan, found = plan(), {}
+    for workers in (1, 2):
+        said = []
+        fields = {"data_seed": 0, "workers": workers, "report": said.append}
+        moon = LocalTraining(0.1, objective="moon", mu=5.0)
+        engine = EmbeddedEngine(network(), users, local=moon, **fields)
+        one = server(a_plan)
+        fit(one, engine, [[0, 1]])
+        assert [("one process" in s) for s in said] == [True] * (workers - 1)
+        found[workers] = [u.delta for u in engine.run(one.task([0, 1]), one.parameters)]
+        assert len(said) == workers - 1
+        late = EmbeddedEngine(network(), users, local=moon, **fields)
+        list(late.run(one.task([0, 1]), one.parameters))
+        assert said[-1].startswith("engine: begins with round 1, so moon's clients")
+    assert all(map(torch.equal, found[1], found[2]))
+
+
 @pytest.mark.parametrize(
     "change",
     [
