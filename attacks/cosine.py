@@ -155,7 +155,7 @@ def cosine_slope(
     inverse = 1 / (length * torch.linalg.vector_norm(target)).clamp(min=_TINY)
     cosine = rows @ target * inverse
     rows.mul_((cosine / length.square().clamp(min=_TINY))[:, None]).addr_(inverse, target, alpha=-1)
-    pieces = rows.split([part.shape[1] for part in parts], 1)
+    pieces = torch.split(rows, [part.shape[1] for part in parts], dim=1)
     return 1 - cosine, [a.view_as(b) for a, b in zip(pieces, mine, strict=True)]
 
 

@@ -114,7 +114,7 @@ def jobs(
 
 def measured(found: dict[str, tuple[Callable[[int], Any], int]]) -> dict[str, list[float]]:
     """Milliseconds per iteration of one restart of each job, in each turn."""
-    steps = {name: 20 for name in found}
+    steps = dict.fromkeys(found, 20)
     times: dict[str, list[float]] = {name: [] for name in found}
     for repeat in range(REPEATS + 1):
         for name, (job, restarts) in found.items():

@@ -71,7 +71,7 @@ def test_the_slope_written_out_is_autograds(restarts):
 
 @pytest.mark.parametrize("restarts", [1, 2])
 def test_a_parameter_that_no_pixel_moves(digits, restarts):
-    """Its gradient is a constant, which autograd refuses to differentiate; the rest still counts."""
+    """Its gradient is a constant, which autograd refuses to differentiate; the rest counts."""
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     x, y = digits[0][:1], digits[1][:1]
     seen = observe(model, x, y, loss=lambda logits, labels: logits[0, labels[0]])
