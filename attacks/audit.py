@@ -42,6 +42,9 @@ class Audit:
     progress: Callable[[str], None] | None
     tried: dict[str, Tried] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _ = self.names  # a pattern that matches nothing is an error before the first attack
+
     @cached_property
     def names(self) -> dict[str, frozenset[str]]:
         """The parameters of each view."""

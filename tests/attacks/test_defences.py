@@ -40,7 +40,7 @@ def test_epsilon_is_the_accountants(points):
 
 
 def test_points_share_a_store_and_not_their_results(points, lenet, digits):
-    """Cut off and taken up again, a sweep must not take one clip's or noise's result for another."""
+    """A sweep taken up again must not take one clip's or noise's result for another."""
     done = {}
     options = {"visible": ["conv2.*"], "attacks": FAST, "done": done}
     x, y = digits[0][:2], digits[1][:2]

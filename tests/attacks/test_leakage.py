@@ -125,6 +125,17 @@ def test_no_verdict_means_safe():
     assert VERDICTS == ("recovered", "partial", "ambiguous", "attack failed")
 
 
+def test_a_mistyped_view_is_an_error_before_the_first_attack(lenet, digits):
+    called = []
+    with pytest.raises(ConfigError, match="matches no parameter"):
+        leakage(
+            *(lenet, digits[0][:1], digits[1][:1]),
+            views={"full": ["*"], "typo": ["dense9.*"]},
+            attacks={"any": lambda *_: called.append(1)},
+        )
+    assert not called
+
+
 def test_an_audit_without_an_attack_says_so(lenet, digits):
     none = {"nothing": lambda *_: None}
     with pytest.raises(ConfigError, match="none of nothing applies to 'full'"):

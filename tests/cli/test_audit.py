@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from accounting import ConfigError
 from attacks import LocalSteps, observe
 from attacks.networks import smooth_lenet
+from privpart.cli.audit_store import TrialFolder
 from privpart.cli.main import main
 from privpart.tasks import digits
 
@@ -84,12 +86,13 @@ def test_another_audit_does_not_mix_with_it(privpart, finished):
     assert (out / "report.json").read_bytes() == before
 
 
-def test_a_mistyped_option_does_not_occupy_the_folder(privpart, tmp_path):
-    command = ["audit", "leakage", *QUICK, "--view", "conv2.*", "--trials", "1", "--out"]
-    wrong = privpart(*command, str(tmp_path), "--view", "dense9.*")
-    assert wrong.returncode == 2
-    assert "matches no parameter" in wrong.stderr
-    assert privpart(*command, str(tmp_path)).returncode == 0
+def test_a_mistyped_option_does_not_occupy_the_folder(tmp_path):
+    TrialFolder(tmp_path, {"view": ["dense9.*"]}, "0")
+    right = TrialFolder(tmp_path, {"view": ["dense1.*"]}, "0")
+    right["key"] = {}
+    with pytest.raises(ConfigError, match="another audit"):
+        TrialFolder(tmp_path, {"view": ["dense9.*"]}, "0")
+    assert TrialFolder(tmp_path, {"view": ["dense1.*"]}, "0")["key"] == {}
 
 
 def test_a_verdict_below_the_threshold_passes(privpart, tmp_path):
@@ -178,7 +181,8 @@ def test_bad_input_is_one_sentence(monkeypatch, capsys, tmp_path, changed, fault
     (tmp_path / "models_of_others.py").write_text(MODELS)
     y = torch.tensor([0, 1, 2])
     save_file({"x": 255 * torch.ones(3, 1, 8, 8), "y": y}, tmp_path / "bytes.safetensors")
-    save_file({"x": torch.ones(3, 1, 8, 12), "y": y}, tmp_path / "oblong.safetensors")
+    oblong = {"x": torch.ones(12, 1, 8, 12), "y": y.repeat(4)}
+    save_file(oblong, tmp_path / "oblong.safetensors")
     monkeypatch.setattr(sys, "argv", ["privpart", *base, *changed])
     threads = torch.get_num_threads()
     with pytest.raises(SystemExit) as done:
