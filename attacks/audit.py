@@ -42,6 +42,9 @@ class Audit:
     progress: Callable[[str], None] | None
     tried: dict[str, Tried] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _ = self.names  # a pattern that matches nothing is an error before the first attack
+
     @cached_property
     def names(self) -> dict[str, frozenset[str]]:
         """The parameters of each view."""
@@ -105,6 +108,7 @@ class Audit:
             unknowns=self.batch * self.x[0].numel(),
             own=tuple(min(one, key=lambda trial: trial.reconstruction.match) for one in alone),
             best=tuple(max(one, key=lambda trial: trial.psnr) for one in tried),
+            alone=tuple(tuple(one) for one in alone),
             verdict=most_severe(trial for one in tried for trial in one),
             adversary=adversary,
             update_norm=median(norm(one.update) for one in seen),
@@ -134,7 +138,7 @@ class Audit:
         self, sent: str, view: str, adversary: Adversary, number: int, seen: Observation
     ) -> Tried:
         """Run the attacks in turn until all images are recovered; nothing is run twice."""
-        key = "/".join((adversary, sent, view, str(number)))
+        key = "/".join((adversary, sent, view, str(number), *self._defence))
         if key not in self.tried:
             x, y = self.images(number)
             floor = self.floor[number * self.batch :][: self.batch]
@@ -167,6 +171,13 @@ class Audit:
         if found is not None:
             self.done[key] = {**before, name: found}
         return found
+
+    @property
+    def _defence(self) -> tuple[str, ...]:
+        """Part of a key, so that a sweep over clips and noises can keep its results together."""
+        if self.options["clip"] is None:
+            return ()
+        return f"clip {self.options['clip']!r}", f"noise {self.noise_multiplier!r}"
 
     @property
     def _ranks(self) -> bool:

@@ -7,7 +7,7 @@ any budget of a processor. Then it says so.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,6 +21,7 @@ from attacks.reconstruct import (
     Reconstruction,
     check_bounds,
     differentiable_update,
+    flat,
     matching_loss,
     starting_point,
     total_variation,
@@ -75,14 +76,21 @@ def cosine_tv(
     if others:
         raise ConfigError("labels=None: cosine_tv needs them known or in view; dlg guesses them.")
     match = matching_loss(model, observation, labels)
-    distance = cosine_distance(model, observation, labels, restarts, dtype)
+    update = batched_update(model, observation, labels, restarts, dtype)
+    target = flat(observation.update.values()).to(dtype)
     points = [starting_point(observation.shape, bounds, [seed, i]) for i in range(restarts)]
     x = torch.stack(points).to(dtype).requires_grad_(True)
     solver = torch.optim.Adam([x], lr=rate)
+    one = torch.ones((), dtype=dtype)
     milestones = {int(part * steps) for part in _DECAY_AT}
     for step in range(steps):
-        loss = (distance(x) + tv * total_variation(x).mean(-1)).sum()
-        (slope,) = torch.autograd.grad(loss, x)
+        mine, prior = update(x), tv * total_variation(x).mean(-1).sum()
+        pulls = cosine_slope(mine, target, restarts)[1]
+        outputs = [*mine, prior]
+        moved = [i for i, part in enumerate(outputs) if part.requires_grad]  # by the pixels
+        (slope,) = torch.autograd.grad(
+            [outputs[i] for i in moved], x, [[*pulls, one][i] for i in moved]
+        )
         slope.nan_to_num_(0.0)
         x.grad = slope.sign_() if signed else slope
         if step in milestones:
@@ -105,43 +113,54 @@ def cosine_tv(
     )
 
 
-def cosine_distance(
-    model: nn.Module,
-    observation: Observation,
-    labels: Tensor,
-    restarts: int,
-    dtype: torch.dtype = torch.float32,
-) -> Callable[[Tensor], Tensor]:
-    """Return x (R, B, C, H, W) -> (R,), 1 - cosine of each restart's update and the seen one.
+def batched_update(
+    model: nn.Module, observation: Observation, labels: Tensor, restarts: int, dtype: torch.dtype
+) -> Callable[[Tensor], list[Tensor]]:
+    """Return x (R, B, C, H, W) -> each restart's update: a tensor (R, ...) per visible parameter.
 
-    One restart is differentiated by plain autograd, which is faster for one; several by ``vmap``.
-    The cosine does not see the clip, which only scales.
+    One restart is differentiated by plain autograd, which is faster for one, and its tensors lack
+    the leading axis; several by ``vmap``. Before the clip: a cosine does not see what only scales.
     """
     state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in observation.state.items()}
-    target = {name: value.to(dtype) for name, value in observation.update.items()}
-    size = torch.stack([value.square().sum() for value in target.values()]).sum().sqrt()
-    names = observation.sent or tuple(target)
-    options = (labels, observation.loss, observation.local)
-
-    def distance(mine: dict[str, Tensor]) -> Tensor:
-        rows = {name: mine[name].reshape(restarts, -1) for name in target}
-        dots = [rows[name] @ value.flatten() for name, value in target.items()]
-        squares = [row.square().sum(1) for row in rows.values()]
-        length = torch.stack(squares).sum(0).sqrt()
-        return 1 - torch.stack(dots).sum(0) / (length * size).clamp(min=_TINY)
-
+    visible = tuple(observation.update)
     if restarts == 1:
         single = differentiable_update(model, replace(observation, state=state), labels)
-        return lambda x: distance(single(x[0]))
-    net = ready(model, observation.training)
+        return lambda x: _named(single(x[0]), visible)
+    net, names = ready(model, observation.training), observation.sent or visible
+    options = (labels, observation.loss, observation.local)
+    many = torch.vmap(lambda x: client_update(net, state, names, x, *options, functional=True))
+    return lambda x: _named(many(x), visible)
 
-    def update(x: Tensor) -> dict[str, Tensor]:
-        return client_update(net, state, names, x, *options, functional=True)
 
-    def many(x: Tensor) -> Tensor:
-        return distance(torch.vmap(update)(x))
+@torch.no_grad()
+def cosine_slope(
+    mine: Sequence[Tensor], target: Tensor, restarts: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Return 1 - cos(u, target) of each restart's update u, and its slope in each tensor of u.
 
-    return many
+    The slope is cos u / ||u||^2 - target / (||u|| ||target||). Written out, because autograd would
+    pass over all numbers of all restarts some eight times more, which costs a third of a step.
+
+    Args:
+        mine: (R, ...) tensors, or (...) for one restart, P numbers per restart together.
+        target: (P,).
+        restarts: R.
+
+    Returns:
+        (R,), and a tensor in the shape of each of ``mine``.
+    """
+    parts = [part.reshape(restarts, -1) for part in mine]
+    rows = torch.cat(parts, 1)
+    length = torch.linalg.vector_norm(rows, dim=1)
+    inverse = 1 / (length * torch.linalg.vector_norm(target)).clamp(min=_TINY)
+    cosine = rows @ target * inverse
+    rows.mul_((cosine / length.square().clamp(min=_TINY))[:, None]).addr_(inverse, target, alpha=-1)
+    pieces = torch.split(rows, [part.shape[1] for part in parts], dim=1)
+    return 1 - cosine, [a.view_as(b) for a, b in zip(pieces, mine, strict=True)]
+
+
+def _named(update: dict[str, Tensor], names: Sequence[str]) -> list[Tensor]:
+    return [update[name] for name in names]
 
 
 def _status(match: float) -> Status:

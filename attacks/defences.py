@@ -74,7 +74,7 @@ def defences(
         noise_multipliers: each >= 0.
         delta: of the accountant's epsilon.
         attacks: see ``leakage``.
-        options: see ``leakage``.
+        options: see ``leakage``; one ``done`` serves all points.
 
     Raises:
         ConfigError: nothing to sweep, or as ``leakage``.

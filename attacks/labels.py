@@ -78,6 +78,11 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
     layer, logits = _head(model, observation)
     batch, update, local = observation.shape[0], observation.update, observation.local
     weight, bias = update.get(f"{layer}.weight"), update.get(f"{layer}.bias")
+    if local is not None and local.optimizer == "adam" and batch > 1:
+        raise ConfigError(
+            f"labels=None: those of {batch} images cannot be read off Adam's steps, which hide how "
+            "large a gradient was; observe with reveal_labels=True."
+        )
     if bias is not None or (weight is not None and batch == 1):
         sign = 1.0 if local is None else -1 / (local.learning_rate * local.steps)
         weight, bias = (None if grad is None else sign * grad for grad in (weight, bias))

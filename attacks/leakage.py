@@ -81,8 +81,9 @@ def leakage(
         max_evaluations: of ``suite``.
         reveal_labels: whether the attacker is told ``y``.
         seed: of the starting points and of the noise; the same for all views.
-        done: what was found before, by a key of (adversary, view, batch); filled as the audit
-            goes, so that one that was cut off can go on. The caller keeps it to one set of options.
+        done: what was found before, by a key of (adversary, view, batch, clip, noise); filled as
+            the audit goes, so that one that was cut off can go on. The caller keeps it to one set
+            of the other options.
         progress: called with a line before each attack.
 
     Raises:

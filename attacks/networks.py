@@ -72,7 +72,8 @@ def resnet8(
     >>> sum(p.numel() for p in model.parameters())
     1258404
     """
-    wide = checks.count("width", width)
+    wide, channels = checks.count("width", width), checks.count("channels", channels)
+    classes = checks.count("classes", classes, minimum=2)
     with torch.device("meta"):
         layers: dict[str, nn.Module] = {
             "conv1": nn.Conv2d(channels, wide, 7, 2, padding=3, bias=False),

@@ -136,21 +136,21 @@ def matching_loss(
 
     The attacker trains its own images as the client did: the same mode, local steps and clip.
     """
-    target = {name: as_double(value) for name, value in observation.update.items()}
     state = {name: as_double(value) for name, value in observation.state.items()}
-    scale = sum(float(value.square().sum()) for value in target.values())
+    target = flat(as_double(value) for value in observation.update.values())
+    scale = float(target.dot(target))
     if not scale > 0:
-        raise ConfigError(f"update: {', '.join(target)} is zero; there is nothing to match.")
-
+        names = ", ".join(observation.update)
+        raise ConfigError(f"update: {names} is zero; there is nothing to match.")
     update = differentiable_update(model, replace(observation, state=state), labels)
 
     def loss(x: Tensor) -> Tensor:
         mine = update(x)
+        visible = flat(mine[name] for name in observation.update)
         if observation.clip is not None:
-            factor = clip_scale(mine, observation.clip)
-            mine = {name: factor * value for name, value in mine.items()}
-        parts = [(mine[name] - value).square().sum() for name, value in target.items()]
-        return torch.stack(parts).sum() / scale
+            visible = clip_scale(mine, observation.clip) * visible
+        gap = visible - target
+        return gap.dot(gap) / scale
 
     return loss
 
@@ -177,20 +177,21 @@ def matching_residual(model: nn.Module, observation: Observation, labels: Tensor
     target = {name: as_double(value) for name, value in observation.update.items()}
     state = {name: as_double(value) for name, value in observation.state.items()}
     names, scale = observation.sent or tuple(target), norm(target)
-    seen = _flat(target.values()) / scale
+    seen = flat(target.values()) / scale
 
     def residual(x: Tensor) -> Tensor:
         mine = client_update(
             *(net, state, names, x, labels, observation.loss, observation.local), functional=True
         )
         return (
-            _flat(mine[name] for name in target) * clip_scale(mine, observation.clip) / scale - seen
+            flat(mine[name] for name in target) * clip_scale(mine, observation.clip) / scale - seen
         )
 
     return residual
 
 
-def _flat(parts: Iterable[Tensor]) -> Tensor:
+def flat(parts: Iterable[Tensor]) -> Tensor:
+    """Return the numbers of all tensors as one vector, in order."""
     return torch.cat([part.flatten() for part in parts])
 
 

@@ -4,7 +4,7 @@ Nothing here certifies privacy: a score is a lower bound on what leaks, and the 
 is printed beside it, never derived from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -89,6 +89,8 @@ class LeakageRow:
             below a part of it. The best is chosen after the fact, by the truth: the row bounds
             the attackers that were tried, each of which chose without it.
         verdict: the most severe one over all images, attacks and views inside this one.
+        alone: per image, every attack that was tried on this view itself: matching alone may leave
+            an image ambiguous that a prior then recovers.
         adversary: "server" sees one client's update after its clip and before any noise;
             "recipient" sees the noised sum and knows every other client's update.
         update_norm: median L2 norm of the visible update.
@@ -105,6 +107,7 @@ class LeakageRow:
     own: tuple[Trial, ...]
     best: tuple[Trial, ...]
     verdict: Verdict
+    alone: tuple[tuple[Trial, ...], ...] = ()
     adversary: Adversary = "server"
     update_norm: float = 0.0
     ranks: tuple[int, ...] = ()
@@ -124,6 +127,14 @@ class LeakageRow:
     def recovered(self) -> int:
         """How many images were recovered."""
         return sum(trial.verdict == "recovered" for trial in self.best)
+
+    @property
+    def by_attack(self) -> dict[str, list[Trial]]:
+        """What each attack found on this view itself, in the order in which they were tried."""
+        found: dict[str, list[Trial]] = {}
+        for trial in (trial for one in self.alone for trial in one):
+            found.setdefault(trial.attack, []).append(trial)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
@@ -151,7 +162,8 @@ class LeakageRow:
             "truth_match_max": max(trial.truth_match for trial in self.own),
             "status": [result.status for result in found],
             "verdict": self.verdict,
-            "verdicts": {v: sum(trial.verdict == v for trial in self.best) for v in VERDICTS},
+            "verdicts": _counts(self.best),
+            "by_attack": {name: _summary(trials) for name, trials in self.by_attack.items()},
             "recovered": self.recovered,
             "recovered_rate_95": list(wilson(self.recovered, len(self.best))),
             "reid_rank": list(self.ranks),
@@ -234,6 +246,22 @@ class LeakageReport:
             "delta": self.delta,
             "relation": "independent of the scores: neither is computed from the other",
         }
+
+
+def _summary(trials: Sequence[Trial]) -> dict[str, Any]:
+    """What one attack found on one view: images that an earlier attack recovered are not tried."""
+    return {
+        "images": len(trials),
+        "psnr_median": median(trial.psnr for trial in trials),
+        "psnr_max": max(trial.psnr for trial in trials),
+        "match_median": _number(median(trial.reconstruction.match for trial in trials)),
+        "verdict": min((trial.verdict for trial in trials), key=VERDICTS.index),
+        "verdicts": _counts(trials),
+    }
+
+
+def _counts(trials: Sequence[Trial]) -> dict[Verdict, int]:
+    return {v: sum(trial.verdict == v for trial in trials) for v in VERDICTS}
 
 
 def _number(value: float) -> float | None:

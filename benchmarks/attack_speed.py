@@ -3,17 +3,17 @@
 Run: ``python benchmarks/attack_speed.py``; writes benchmarks/results/attacks.json.
 
 Milliseconds of processor time per iteration, single thread, float32 for Adam and float64 for
-L-BFGS-B. "Plain" is the loop that one would write by hand: the same objective and optimiser on
-the module itself, with ``torch.autograd.grad(..., create_graph=True)``. Repeats of all rows are
-interleaved, so that a busy machine is busy for each of them; the least and the median are kept.
+L-BFGS-B. "Plain" is the loop that one would write by hand: the same objective, prior and optimiser
+on the module itself, with ``torch.autograd.grad(..., create_graph=True)``. Ours counts whole, with
+its checks, its copy of the model and the residual that it reports. The jobs take turns of half a
+second or more, so that a busy machine is busy for each of them. A ratio is given of the least
+times, of the medians, and of the two times of each turn, least and greatest.
 """
 
 import json
 import os
-import platform
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +22,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # before numpy loads
 
 import torch
+from machine import machine
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -30,7 +31,8 @@ from attacks.networks import resnet8, smooth_lenet
 from attacks.reconstruct import matching_loss
 
 RESULT = Path(__file__).parent / "results" / "attacks.json"
-REPEATS, STEPS, MANY = 5, 150, (4, 16, 32)
+REPEATS, MANY = 9, (4, 16, 32)
+TURN = 0.6  # seconds
 
 
 def generator() -> torch.Generator:
@@ -91,52 +93,62 @@ def our_match(model: nn.Module, seen: Observation) -> Callable[[], Any]:
 
 def jobs(
     build: Callable[[], nn.Module], shape: tuple[int, ...], restarts: tuple[int, ...]
-) -> dict[str, tuple[Callable[[], Any], int]]:
-    """Name -> (job, iterations times restarts in it)."""
+) -> dict[str, tuple[Callable[[int], Any], int]]:
+    """Name -> (steps -> job, restarts in it)."""
     model = build().eval()
     x, y = torch.rand(shape, generator=generator()), torch.tensor([3])
     seen = observe(model, x, y)
-    found = {
-        "plain autograd, cosine": (lambda: plain_adam(model, seen, STEPS), STEPS),
-        "cosine_tv, 1 restart": (lambda: cosine_tv(model, seen, restarts=1, steps=STEPS), STEPS),
-    }
-    for count in restarts:
-        found[f"cosine_tv, {count} restarts, each"] = (
-            lambda count=count: cosine_tv(model, seen, restarts=count, steps=STEPS),
-            STEPS * count,
-        )
     theirs, ours = plain_match(build().eval(), seen), our_match(model, seen)
-    found["plain autograd, squared"] = (lambda: [theirs() for _ in range(STEPS)], STEPS)
-    found["dlg, squared"] = (lambda: [ours() for _ in range(STEPS)], STEPS)
+    found: dict[str, tuple[Callable[[int], Any], int]] = {
+        "plain autograd, squared": (lambda steps: [theirs() for _ in range(steps)], 1),
+        "dlg, squared": (lambda steps: [ours() for _ in range(steps)], 1),
+        "plain autograd, cosine": (lambda steps: plain_adam(model, seen, steps), 1),
+    }
+    for count in (1, *restarts):
+        found[f"cosine_tv, restarts={count}"] = (
+            lambda steps, count=count: cosine_tv(model, seen, restarts=count, steps=steps),
+            count,
+        )
     return found
 
 
-def measured(found: dict[str, tuple[Callable[[], Any], int]], repeats: int) -> dict[str, Any]:
-    """Milliseconds per iteration of each job, taken in turn."""
+def measured(found: dict[str, tuple[Callable[[int], Any], int]]) -> dict[str, list[float]]:
+    """Milliseconds per iteration of one restart of each job, in each turn."""
+    steps = dict.fromkeys(found, 20)
     times: dict[str, list[float]] = {name: [] for name in found}
-    for repeat in range(repeats + 1):
-        for name, (job, iterations) in found.items():
+    for repeat in range(REPEATS + 1):
+        for name, (job, restarts) in found.items():
             start = time.process_time()
-            job()
-            if repeat:  # the first is not counted
-                times[name].append(1e3 * (time.process_time() - start) / iterations)
+            job(steps[name])
+            seconds = time.process_time() - start
+            if repeat:
+                times[name].append(1e3 * seconds / steps[name] / restarts)
+            else:  # warms up, and says how many steps make a turn
+                steps[name] = max(20, round(TURN / seconds * steps[name]))
+    return times
+
+
+def ratio(times: dict[str, list[float]], above: str, below: str) -> dict[str, float]:
+    """Of least times, of medians, and of each turn."""
+    turns = [a / b for a, b in zip(times[above], times[below], strict=True)]
     return {
-        name: {"least_ms": min(values), "median_ms": median(values), "max_ms": max(values)}
-        for name, values in times.items()
+        "least": min(times[above]) / min(times[below]),
+        "median": median(times[above]) / median(times[below]),
+        "turn_min": min(turns),
+        "turn_median": median(turns),
+        "turn_max": max(turns),
     }
 
 
-def ratios(rows: dict[str, Any]) -> dict[str, float]:
-    """Of least times: below 1 is faster than plain, above 4 is four times cheaper."""
-    least = {name: row["least_ms"] for name, row in rows.items()}
+def ratios(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Below 1 is faster than plain; a restart among N costs 1 / so much of one alone."""
+    one = "cosine_tv, restarts=1"
     found = {
-        "cosine_tv / plain": least["cosine_tv, 1 restart"] / least["plain autograd, cosine"],
-        "dlg / plain": least["dlg, squared"] / least["plain autograd, squared"],
+        "cosine_tv / plain": ratio(times, one, "plain autograd, cosine"),
+        "dlg / plain": ratio(times, "dlg, squared", "plain autograd, squared"),
     }
-    for name, value in least.items():
-        if "restarts, each" in name:
-            found[f"one restart / {name}"] = least["cosine_tv, 1 restart"] / value
-    return found
+    many = [name for name in times if name.startswith("cosine_tv") and name != one]
+    return found | {f"{one} / {name}, each": ratio(times, one, name) for name in many}
 
 
 def main() -> None:
@@ -148,21 +160,19 @@ def main() -> None:
             lambda: resnet8(generator(), width=16), (1, 3, 32, 32), (4,)
         ),
     }
-    rows = {name: measured(found, REPEATS) for name, found in cases.items()}
+    times = {name: measured(found) for name, found in cases.items()}
     result = {
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": 1,
-            "load_average": os.getloadavg()[0],
-            "python": platform.python_version(),
-            "system": platform.system(),
-            "packages": {name: metadata.version(name) for name in ("numpy", "scipy", "torch")},
+        "machine": machine("numpy", "scipy", "torch"),
+        "turns": REPEATS,
+        "seconds_per_turn": TURN,
+        "milliseconds": {
+            case: {
+                name: {"least": min(turns), "median": median(turns), "max": max(turns)}
+                for name, turns in rows.items()
+            }
+            for case, rows in times.items()
         },
-        "repeats": REPEATS,
-        "iterations": STEPS,
-        "rows": rows,
-        "ratios": {name: ratios(row) for name, row in rows.items()},
+        "ratios": {case: ratios(rows) for case, rows in times.items()},
     }
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result["ratios"], indent=2))

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accounting import checks
 from accounting.checks import ConfigError
 from attacks import LocalSteps, networks, read_update
+from attacks.update import ready
 from privpart.tasks import digits, fashion_mnist
 
 _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
@@ -29,6 +31,7 @@ class Inputs:
     model: nn.Module
     x: Tensor
     y: Tensor
+    batches: int
     update: dict[str, Tensor] | None
     dataset_mean: Tensor | None
     class_means: Tensor | None
@@ -48,7 +51,7 @@ class Inputs:
 def load_inputs(typed: Mapping[str, Any]) -> Inputs:
     """Return the model and the first images of the data, ``--trials`` batches of them."""
     (x, y), (rest, labels) = _images(typed["data"], typed["data_dir"])
-    batch = typed["batch"]
+    batch = checks.count("batch", typed["batch"])
     wanted = batch * (1 if typed["gradient"] else typed["trials"])
     if wanted > len(x):
         raise ConfigError(f"trials={typed['trials']}: needs {wanted} images; there are {len(x)}.")
@@ -57,11 +60,13 @@ def load_inputs(typed: Mapping[str, Any]) -> Inputs:
     model = _model(typed["model"], x, max(classes, 10), typed["seed"])
     if typed["weights"] is not None:
         _load_weights(model, typed["weights"])
+    _check_fit(typed["model"], model, x[:2], classes)
     count = min(typed["decoys"], len(rest))
     return Inputs(
         model=model,
         x=x[:wanted],
         y=y[:wanted],
+        batches=wanted // batch,
         update=None if typed["gradient"] is None else read_update(typed["gradient"]),
         dataset_mean=rest.mean(0) if len(rest) else None,
         class_means=_class_means(rest, labels, y[:wanted]),
@@ -101,9 +106,16 @@ def rounds(typed: str | None) -> list[str]:
 
 def local_steps(typed: Mapping[str, Any]) -> LocalSteps | None:
     """Return how the client trains; None where it sends a gradient."""
-    if typed["local_steps"] == 0:
+    if checks.count("local_steps", typed["local_steps"], minimum=0) == 0:
+        if typed["momentum"] or typed["optimizer"].value != "sgd":
+            raise ConfigError("local_steps=0: sends a gradient, without optimizer and momentum.")
         return None
-    return LocalSteps(learning_rate=typed["learning_rate"], steps=typed["local_steps"])
+    return LocalSteps(
+        learning_rate=typed["learning_rate"],
+        steps=typed["local_steps"],
+        momentum=typed["momentum"],
+        optimizer=typed["optimizer"].value,
+    )
 
 
 def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -121,11 +133,15 @@ def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tupl
     x, y = tensors["x"].float(), tensors["y"].long()
     if x.ndim != 4 or y.shape != x.shape[:1] or not len(x) or bool((y < 0).any()):
         raise ConfigError(f"data={data}: x {tuple(x.shape)}, y {tuple(y.shape)} do not fit.")
+    if not bool(((x >= 0) & (x <= 1)).all()):  # NaN is not either
+        raise ConfigError(f"data={data}: x must be in [0, 1]; divide bytes by 255.")
     return (x, y), (x, y)
 
 
 def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
     channels, size = x.shape[1], x.shape[-1]
+    if name in _NETWORKS and name != "resnet8" and x.shape[-2] != size:
+        raise ConfigError(f"model={name!r}: needs square images; they are {tuple(x.shape[1:])}.")
     generator = torch.Generator().manual_seed(seed)
     if name == "resnet8":
         return networks.resnet8(generator, channels=channels, classes=classes)
@@ -135,9 +151,15 @@ def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
     if not colon:
         raise ConfigError(f"model={name!r}: must be {', '.join(_NETWORKS)} or MODULE:FUNCTION.")
     try:
-        built = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model={name!r}: cannot be imported: {error}.") from None
+        build = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"model={name!r}: cannot be imported: {_first_line(error)}.") from None
+    try:
+        built = build()
+    except Exception as error:
+        raise ConfigError(
+            f"model={name!r}: must build a model without arguments: {_first_line(error)}."
+        ) from error
     if not isinstance(built, nn.Module):
         raise ConfigError(f"model={name!r}: must return a torch.nn.Module.")
     return built
@@ -147,7 +169,30 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(read_update(path))
     except RuntimeError as error:
-        raise ConfigError(f"weights={path}: do not fit the model: {error}.") from None
+        text = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(f"weights={path}: do not fit the model: {text}.") from None
+
+
+def _check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
+    """One forward pass, so that a model for other images is a sentence and not a traceback."""
+    shape = tuple(x.shape[1:])
+    try:
+        with torch.no_grad():
+            logits = ready(model, training=False)(x)
+    except Exception as error:
+        raise ConfigError(
+            f"model={name!r}: does not take images of shape {shape}: {_first_line(error)}."
+        ) from error
+    found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < classes:
+        raise ConfigError(
+            f"model={name!r}: gives {found} for {len(x)} images of {classes} classes; must be "
+            f"logits (B, K) with K at least {classes}."
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _class_means(x: Tensor, y: Tensor, wanted: Tensor) -> Tensor | None:

@@ -22,7 +22,8 @@ class TrialFolder(MutableMapping[str, Found]):
     """A file per key in OUT/trials, for one set of options only.
 
     Each file is written beside its place and then moved there, so that none is ever half a file.
-    One that cannot be read counts as not there: its attacks run again.
+    One that cannot be read counts as not there: its attacks run again. A folder without any, as a
+    mistyped option leaves it, is free for other options.
 
     Raises:
         ConfigError: the folder holds an audit with other options, data or weights.
@@ -39,7 +40,7 @@ class TrialFolder(MutableMapping[str, Found]):
         plan = out / "audit.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if plan.exists() and plan.read_text() != text:
+            if len(self) and plan.exists() and plan.read_text() != text:
                 raise ConfigError(
                     f"out={out}: holds another audit (see {plan.name}); name another folder, or "
                     "remove this one."

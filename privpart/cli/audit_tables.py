@@ -1,6 +1,6 @@
 """The audit's table, its warnings, and its progress on standard error."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from textwrap import fill
@@ -12,9 +12,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from accounting.statement import up
-from attacks import LeakageReport, LeakageRow
+from attacks import DefencePoint, LeakageReport, LeakageRow
 
 _WIDTH = 120
+_VERDICTS = (
+    "Verdicts: 'ambiguous' is not 'safe' (the update is matched, and does not determine the image; "
+    "a prior may), and 'attack failed' says nothing about privacy."
+)
 _EXPLAINED = 1e-6  # residual of the truth above which the update is not explained by it
 
 
@@ -23,7 +27,31 @@ def show(report: LeakageReport) -> None:
     console = Console(width=_WIDTH, highlight=False)
     console.print(_baselines(report))
     console.print(_rows(report))
+    console.print(_by_attack(report))
     for line in _notes(report):
+        console.print(fill(line, 100, subsequent_indent="  "))
+
+
+def show_defences(points: Sequence[DefencePoint]) -> None:
+    """Print a sweep over clips and noises to standard output."""
+    console = Console(width=_WIDTH, highlight=False)
+    images = len(points[0].psnr)
+    title = f"PSNR in dB over {images} images, best of each over the attacks"
+    columns = ["clip", "noise multiplier", "epsilon", "median", "max", "no attack", "verdict"]
+    table = _table(title, columns)
+    for point in points:
+        table.add_row(
+            *("none" if point.clip is None else f"{point.clip:g}", f"{point.noise_multiplier:g}"),
+            "infinite" if point.epsilon is None else up(point.epsilon, 4),
+            *(f"{median(point.psnr):.1f}", f"{max(point.psnr):.1f}"),
+            *(f"{median(point.baselines):.1f}", point.verdict),
+        )
+    console.print(table)
+    for line in (
+        f"Epsilon: the accountant's, at delta {points[0].delta:g}, for one noised release; it is "
+        "not read off any score. PSNR falls to the floor long before epsilon means anything.",
+        _VERDICTS,
+    ):
         console.print(fill(line, 100, subsequent_indent="  "))
 
 
@@ -83,6 +111,24 @@ def _rows(report: LeakageReport) -> Table:
     return table
 
 
+def _by_attack(report: LeakageReport) -> Table:
+    """What one attack leaves open another may close: a verdict is the worst of all of them."""
+    noisy = report.bound is not None
+    title = "Attack by attack, on each view itself; the next one is tried where none has recovered"
+    columns = ["view", *(["adversary"] if noisy else []), "attack", "images", "median", "max"]
+    table = _table(title, [*columns, "residual", "verdicts"])
+    for row in report.rows:
+        for name, found in row.to_dict()["by_attack"].items():
+            match = found["match_median"]
+            table.add_row(
+                *(row.view, *([row.adversary] if noisy else []), name, str(found["images"])),
+                *(f"{found['psnr_median']:.1f}", f"{found['psnr_max']:.1f}"),
+                "diverged" if match is None else f"{match:.0e}",
+                ", ".join(f"{n} {verdict}" for verdict, n in found["verdicts"].items() if n),
+            )
+    return table
+
+
 def _cells(row: LeakageRow, noisy: bool) -> list[str]:
     values = row.to_dict()
     low, high = values["recovered_rate_95"]
@@ -126,11 +172,7 @@ def _notes(report: LeakageReport) -> list[str]:
             f"{report.delta:g} for one noised release. No score above enters it, and it is not "
             "read off any score."
         )
-    notes.append(
-        "Verdicts: 'ambiguous' is not 'safe' (the update is matched, and does not determine the "
-        "image; a prior may), and 'attack failed' says nothing about privacy."
-    )
-    return notes
+    return [*notes, _VERDICTS]
 
 
 def _table(title: str, columns: list[str]) -> Table:

@@ -14,6 +14,7 @@ import typer
 
 from accounting import ConfigError
 from privpart.cli import audit
+from privpart.cli.audit_defences import defences
 from privpart.cli.calibrate import calibrate
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
@@ -95,7 +96,9 @@ _SAYS_ALL = (
 )  # by name: their modules import torch
 _REFUSED = 70
 _OPTIONS = {
-    name for command in (*_COMMANDS, audit.leakage) for name in signature(command).parameters
+    name
+    for command in (*_COMMANDS, audit.leakage, defences)
+    for name in signature(command).parameters
 }
 
 

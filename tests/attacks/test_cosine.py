@@ -8,7 +8,7 @@ import torch
 
 from accounting import ConfigError
 from attacks import LocalSteps, cosine_tv, observe, psnr
-from attacks.cosine import cosine_distance
+from attacks.cosine import batched_update, cosine_slope
 from attacks.networks import relu_lenet
 
 
@@ -46,8 +46,38 @@ def test_the_distance_by_hand(relu, digits):
     b = torch.cat([value.flatten() for value in other.update.values()])
     expected = 1 - float(a @ b / (a.norm() * b.norm()))
     points = torch.stack([x, digits[0][1:2]])
-    found = cosine_distance(relu, seen, y, 2, torch.float64)(points)
+    mine = batched_update(relu, seen, y, 2, torch.float64)(points)
+    found, _ = cosine_slope(mine, a, 2)
     assert found.tolist() == pytest.approx([0, expected], abs=1e-12)
+
+
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_the_slope_written_out_is_autograds(restarts):
+    draws = torch.Generator().manual_seed(0)
+    shapes = [(4, 2), (5,)] if restarts == 1 else [(3, 4, 2), (3, 5)]
+    mine = [
+        torch.randn(s, dtype=torch.float64, generator=draws, requires_grad=True) for s in shapes
+    ]
+    target = torch.randn(13, dtype=torch.float64, generator=draws)
+    rows = torch.cat([part.reshape(restarts, -1) for part in mine], 1)
+    distance = 1 - torch.nn.functional.cosine_similarity(rows, target[None])
+    expected = torch.autograd.grad(distance.sum(), mine)
+    found, slopes = cosine_slope(mine, target, restarts)
+    assert torch.allclose(found, distance.detach(), rtol=1e-12)
+    for slope, wanted in zip(slopes, expected, strict=True):
+        assert slope.shape == wanted.shape
+        assert torch.allclose(slope, wanted, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_a_parameter_that_no_pixel_moves(digits, restarts):
+    """Its gradient is a constant, which autograd refuses to differentiate; the rest counts."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    x, y = digits[0][:1], digits[1][:1]
+    seen = observe(model, x, y, loss=lambda logits, labels: logits[0, labels[0]])
+    found = cosine_tv(model, seen, restarts=restarts, steps=100, tv=0)
+    assert found.match < 1e-5
+    assert float(psnr(found.x, x)) > 40
 
 
 def test_same_seed_same_image(relu, digits):

@@ -39,6 +39,20 @@ def test_epsilon_is_the_accountants(points):
     assert epsilon[1e-4] > 1e6
 
 
+def test_points_share_a_store_and_not_their_results(points, lenet, digits):
+    """A sweep taken up again must not take one clip's or noise's result for another."""
+    done = {}
+    options = {"visible": ["conv2.*"], "attacks": FAST, "done": done}
+    x, y = digits[0][:2], digits[1][:2]
+    defences(lenet, x, y, clips=[0.1], noise_multipliers=[1.0], **options)
+    kept = dict(done)
+    again = defences(lenet, x, y, clips=[None, 0.1], noise_multipliers=[0, 1e-4, 1.0], **options)
+    assert again == points
+    assert len(kept) == 2
+    assert len(done) == 8
+    assert all(done[key] is found for key, found in kept.items())
+
+
 def test_nothing_to_sweep(lenet, digits):
     with pytest.raises(ConfigError):
         defences(lenet, *digits, visible=["*"], clips=[], noise_multipliers=[1.0])

@@ -11,7 +11,7 @@ from accounting import ConfigError
 from attacks import dlg, leakage, suite
 from attacks.networks import smooth_lenet
 from attacks.reconstruct import Reconstruction
-from attacks.report import Trial
+from attacks.report import VERDICTS, Trial
 from attacks.scoring import most_severe
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
@@ -90,6 +90,50 @@ def test_an_attacker_hands_in_the_least_residual_and_the_row_bounds_all(lenet, d
     assert row.own[0].attack == "far"
     assert row.best[0].attack == "near"
     assert row.verdict == most_severe(row.best)
+
+
+def test_what_each_attack_found_stands_beside_the_verdict(lenet, digits):
+    """Matching alone leaves the image open; with a prior it is recovered, and both are told."""
+    x, y = digits[0][:2], digits[1][:2]
+
+    def found(guess, match, calls):
+        def attack(*_):
+            calls.append(guess)
+            return Reconstruction(guess, y[:1], match, "matched", 1, 0.0, (match,))
+
+        return attack
+
+    matching, prior, never = [], [], []
+    attacks = {
+        "matching": found(torch.full_like(x[:1], 0.5), 1e-16, matching),
+        "prior": lambda m, o, s: found(x[s : s + 1], 1e-5, prior)(m, o, s),
+        "never": found(x[:1], 1.0, never),
+    }
+    (row,) = leakage(lenet, x, y, views={"conv1": ["conv1.*"]}, attacks=attacks).rows
+    assert row.verdict == "recovered"
+    told = row.to_dict()["by_attack"]
+    assert {name: (one["images"], one["verdict"]) for name, one in told.items()} == {
+        "matching": (2, "ambiguous"),
+        "prior": (2, "recovered"),
+    }
+    assert told["matching"]["psnr_max"] < 20 < told["prior"]["psnr_median"]
+    assert told["matching"]["verdicts"]["ambiguous"] == 2
+    assert not never
+
+
+def test_no_verdict_means_safe():
+    assert VERDICTS == ("recovered", "partial", "ambiguous", "attack failed")
+
+
+def test_a_mistyped_view_is_an_error_before_the_first_attack(lenet, digits):
+    called = []
+    with pytest.raises(ConfigError, match="matches no parameter"):
+        leakage(
+            *(lenet, digits[0][:1], digits[1][:1]),
+            views={"full": ["*"], "typo": ["dense9.*"]},
+            attacks={"any": lambda *_: called.append(1)},
+        )
+    assert not called
 
 
 def test_an_audit_without_an_attack_says_so(lenet, digits):

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,17 +11,21 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from accounting import ConfigError
-from attacks import LocalSteps, dlg, observe, psnr
+from attacks import LocalSteps, cosine_tv, dlg, observe, psnr
 from attacks.reconstruct import matching_loss, matching_residual
 from attacks.update import client_update, double_state, ready
 
+SGD, MOMENTUM = {}, {"momentum": 0.9}
+ADAM = {"optimizer": "adam"}
 
-def trained(model, names, x, y, rows, rate):
-    """Plain SGD on the named parameters, as torch.optim does it."""
+
+def trained(model, names, x, y, rows, rate, kind):
+    """Local steps on the named parameters, as torch.optim does them."""
     twin = copy.deepcopy(model).double()
     before = {name: p.detach().clone() for name, p in twin.named_parameters()}
     active = [p for name, p in twin.named_parameters() if name in names]
-    solver = torch.optim.SGD(active, lr=rate)
+    make = torch.optim.Adam if kind == ADAM else partial(torch.optim.SGD, **kind)
+    solver = make(active, lr=rate)
     for chosen in rows:
         solver.zero_grad()
         cross_entropy(twin(x[chosen]), y[chosen]).backward()
@@ -28,12 +33,13 @@ def trained(model, names, x, y, rows, rate):
     return {name: p.detach() - before[name] for name, p in twin.named_parameters() if name in names}
 
 
+@pytest.mark.parametrize("kind", [SGD, MOMENTUM, ADAM], ids=["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("names", [["conv2.weight", "dense1.bias"], ["conv1.weight"]])
-def test_local_steps_are_those_of_an_optimiser(lenet, digits, names):
+def test_local_steps_are_those_of_an_optimiser(lenet, digits, names, kind):
     x, y = digits[0][:5], digits[1][:5]
-    local = LocalSteps(learning_rate=0.3, steps=4, batch_size=2)
+    local = LocalSteps(learning_rate=0.3, steps=4, batch_size=2, **kind)
     rows = [[0, 1], [2, 3], [4, 0], [1, 2]]
-    expected = trained(lenet, names, x, y, rows, 0.3)
+    expected = trained(lenet, names, x, y, rows, 0.3, kind)
     seen = observe(lenet, x, y, visible=names, local=local)
     assert seen.kind == "delta"
     assert list(seen.update) == names
@@ -58,6 +64,35 @@ def test_an_update_of_several_steps_gives_the_image(lenet, digits, clip):
     assert float(psnr(found.x, x)) > 60
 
 
+def test_momentum_and_adam_hide_no_more(lenet, digits):
+    """dlg unrolls momentum; three steps of Adam, whose slopes are steep, yield to cosine_tv."""
+    x, y = digits[0][:1], digits[1][:1]
+    for kind, attack in ((MOMENTUM, dlg), (ADAM, partial(cosine_tv, restarts=1, steps=200))):
+        local = LocalSteps(learning_rate=0.01, steps=3, **kind)
+        found = attack(lenet, observe(lenet, x, y, local=local))
+        assert float(psnr(found.x, x)) > 30, kind
+
+
+def test_an_adam_weight_that_never_moves_stays_finite(lenet, digits):
+    """A dead weight's slope of 0 has a root and a division to pass through."""
+    x, y = torch.zeros(1, 1, 8, 8, dtype=torch.float64), digits[1][:1]
+    local = LocalSteps(learning_rate=0.01, steps=2, **ADAM)
+    seen = observe(lenet, x, y, local=local)
+    assert not bool(seen.update["conv1.weight"].any())
+    point = x.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(
+        matching_loss(lenet, replace(seen, labels=y + 1), y + 1)(point), point
+    )
+    assert bool(slope.isfinite().all())
+
+
+def test_labels_of_a_batch_cannot_be_counted_through_adam(lenet, digits):
+    local = LocalSteps(learning_rate=0.01, **ADAM)
+    seen = observe(lenet, digits[0][:2], digits[1][:2], local=local, reveal_labels=False)
+    with pytest.raises(ConfigError, match="Adam"):
+        dlg(lenet, seen)
+
+
 def test_a_label_is_read_off_several_steps(lenet, digits):
     for i in range(10):
         x, y = digits[0][i : i + 1], digits[1][i : i + 1]
@@ -67,7 +102,9 @@ def test_a_label_is_read_off_several_steps(lenet, digits):
         assert found.labels.tolist() == y.tolist()
 
 
-@pytest.mark.parametrize("local", [None, LocalSteps(learning_rate=0.1, steps=2)])
+@pytest.mark.parametrize(
+    "local", [None, *(LocalSteps(learning_rate=0.1, steps=2, **k) for k in (SGD, MOMENTUM, ADAM))]
+)
 @pytest.mark.parametrize("clip", [None, 0.01])
 def test_the_three_ways_to_compute_an_update_agree(lenet, digits, local, clip):
     x, y = digits[0][:2], digits[1][:2]
@@ -124,6 +161,10 @@ def test_dropout_in_training_mode_is_refused(digits):
         {"learning_rate": math.nan},
         {"learning_rate": 0.1, "steps": 0},
         {"learning_rate": 0.1, "batch_size": 0},
+        {"learning_rate": 0.1, "momentum": 1.0},
+        {"learning_rate": 0.1, "momentum": math.nan},
+        {"learning_rate": 0.1, "optimizer": "lion"},
+        {"learning_rate": 0.1, "momentum": 0.9, "optimizer": "adam"},
     ],
 )
 def test_local_steps_out_of_range(options):

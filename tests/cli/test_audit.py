@@ -10,12 +10,22 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from accounting import ConfigError
 from attacks import LocalSteps, observe
 from attacks.networks import smooth_lenet
+from privpart.cli.audit_store import TrialFolder
 from privpart.cli.main import main
 from privpart.tasks import digits
 
 QUICK = ["--model", "lenet", "--data", "digits", "--effort", "quick", "--attack", "dlg"]
+
+
+MODELS = """
+import torch
+from attacks.networks import smooth_lenet
+def lenet28(): return smooth_lenet(torch.Generator().manual_seed(0), size=28)
+def two_classes(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+"""
 
 
 def without_times(path):
@@ -42,6 +52,20 @@ def test_a_recovered_image_fails_the_job(finished):
     assert (out / "leakage.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_each_attack_is_told_and_nothing_is_called_safe(finished):
+    out, _, done = finished
+    text = " ".join(done.stdout.split())
+    assert "Attack by attack" in text
+    assert text.count("safe") == text.count("'ambiguous' is not 'safe'") == 1
+    (head,) = (
+        r for r in json.loads((out / "report.json").read_text())["rows"] if r["view"] == "head"
+    )
+    assert head["by_attack"]["dlg"]["verdicts"] == {
+        **{"recovered": 0, "partial": 0},
+        **{"ambiguous": 2, "attack failed": 0},
+    }
+
+
 def test_the_report(finished):
     report = json.loads((finished[0] / "report.json").read_text())
     assert report["schema"] == "privpart/leakage/2"
@@ -60,6 +84,15 @@ def test_another_audit_does_not_mix_with_it(privpart, finished):
     assert done.returncode == 2
     assert "holds another audit" in done.stderr
     assert (out / "report.json").read_bytes() == before
+
+
+def test_a_mistyped_option_does_not_occupy_the_folder(tmp_path):
+    TrialFolder(tmp_path, {"view": ["dense9.*"]}, "0")
+    right = TrialFolder(tmp_path, {"view": ["dense1.*"]}, "0")
+    right["key"] = {}
+    with pytest.raises(ConfigError, match="another audit"):
+        TrialFolder(tmp_path, {"view": ["dense9.*"]}, "0")
+    assert TrialFolder(tmp_path, {"view": ["dense1.*"]}, "0")["key"] == {}
 
 
 def test_a_verdict_below_the_threshold_passes(privpart, tmp_path):
@@ -128,10 +161,28 @@ def test_an_update_of_ones_own(privpart, tmp_path):
         (["--noise-multiplier", "1"], "is relative to clip"),
         (["--noise-multiplier", "nan"], "--noise-multiplier nan"),
         (["--format", "csv"], "use table or json"),
+        (["--model", "attacks.networks:smooth_lenet"], "must build a model without arguments"),
+        (["--model", "torch.nn:Identity"], "gives (2, 1, 8, 8) for 2 images of 10 classes"),
+        (["--model", "models_of_others:lenet28"], "does not take images of shape (1, 8, 8)"),
+        (["--model", "models_of_others:two_classes"], "with K at least 10"),
+        (["--data", "bytes.safetensors"], "must be in [0, 1]"),
+        (["--data", "oblong.safetensors"], "needs square images"),
+        (["--batch", "0"], "--batch 0"),
+        (["--local-steps", "-1"], "--local-steps -1"),
+        (["--momentum", "0.9"], "without optimizer and momentum"),
+        (["--local-steps", "2", "--momentum", "1"], "--momentum 1"),
+        (["--delta", "2"], "--delta 2"),
     ],
 )
 def test_bad_input_is_one_sentence(monkeypatch, capsys, tmp_path, changed, fault):
     base = ["audit", "leakage", *QUICK, "--view", "full", "--out", str(tmp_path / "out")]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "models_of_others.py").write_text(MODELS)
+    y = torch.tensor([0, 1, 2])
+    save_file({"x": 255 * torch.ones(3, 1, 8, 8), "y": y}, tmp_path / "bytes.safetensors")
+    oblong = {"x": torch.ones(12, 1, 8, 12), "y": y.repeat(4)}
+    save_file(oblong, tmp_path / "oblong.safetensors")
     monkeypatch.setattr(sys, "argv", ["privpart", *base, *changed])
     threads = torch.get_num_threads()
     with pytest.raises(SystemExit) as done:
