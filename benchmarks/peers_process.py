@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,14 @@ from torch import Tensor
 
 TIMEOUT = 300.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class _Stat(NamedTuple):
+    """Parent, processor seconds, and when it began; of a process that is gone, none."""
+
+    parent: int
+    cpu: float
+    born: int
 
 
 class DiedError(Exception):
@@ -69,18 +78,19 @@ class Peer:
 
     def cpu(self) -> float:
         """Return the processor seconds so far of the process and all below it."""
-        return sum(_stat(pid)[1] for pid in _family(self.process.pid))
+        return sum(_stat(pid).cpu for pid in _family(self.process.pid))
 
     def close(self) -> None:
         """End the process and all below it."""
-        family = _family(self.process.pid)
+        born = {pid: _stat(pid).born for pid in _family(self.process.pid)}
         self._say("stop")
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
-            family = _family(self.process.pid)
-        for pid in family:
-            _kill(pid)
+            born |= {pid: _stat(pid).born for pid in _family(self.process.pid)}
+        for pid, when in born.items():
+            if when == _stat(pid).born:  # else the number is another program's by now
+                _kill(pid)
         self.process.wait()
 
     def _say(self, word: str) -> None:
@@ -117,17 +127,16 @@ def _family(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            children.setdefault(_stat(int(entry.name))[0], []).append(int(entry.name))
+            children.setdefault(_stat(int(entry.name)).parent, []).append(int(entry.name))
     found = [pid]
     for member in found:
         found.extend(children.get(member, ()))
     return found
 
 
-def _stat(pid: int) -> tuple[int, float]:
-    """The parent and the processor seconds; of a process that is gone, none."""
+def _stat(pid: int) -> _Stat:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return -1, 0.0
-    return int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS
+        return _Stat(-1, 0.0, -1)
+    return _Stat(int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[19]))
