@@ -83,7 +83,7 @@ def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "Error" in line]
-        raise NotInstalledError(" ".join(lines) or f"exit code {done.returncode}")
+        raise NotInstalledError(" ".join(lines)[:400] or f"exit code {done.returncode}")
     return done.stdout
 
 
