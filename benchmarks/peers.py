@@ -1,7 +1,7 @@
 """Peers: rounds of the engine beside pfl-research and Flower's simulation.
 
 Run: ``python benchmarks/peers.py --peers pfl flower --rounds 5``; writes results/peers.json. The
-first run makes an environment of its own for each peer under .peers/ (about 2 GB); a peer that
+first run makes an environment of its own for each peer under .peers/ (2.5 GB); a peer that
 cannot be installed or run is in the result with the reason. ``--no-two-threads`` leaves out the
 sides of one process and two threads, which take minutes on a busy machine.
 
