@@ -1,0 +1,92 @@
+"""Environments of the peers: one virtual environment each, made once, apart from the project's.
+
+torch and numpy are held to the versions that run the benchmark.
+"""
+
+import json
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+FOLDER = Path(__file__).parent.parent / ".peers"
+FLOWER = "1.42.0"
+_ASK = (
+    "import json, importlib.metadata as m;"
+    "print(json.dumps({d.metadata['Name'].lower(): d.version for d in m.distributions()}))"
+)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a peer runs: its Python, the versions that matter, and what was odd about it."""
+
+    python: Path
+    versions: dict[str, str]
+    note: str
+
+
+class NotInstalledError(Exception):
+    """pip's last words."""
+
+
+def environment(peer: str) -> Environment:
+    """Return the environment of "pfl" or "flower", made if it is not there.
+
+    Raises:
+        NotInstalledError: pip could not.
+    """
+    folder = FOLDER / peer
+    python, stamp = folder / "bin" / "python", folder / "ready.json"
+    constraints = FOLDER / "constraints.txt"
+    held = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in ("torch", "numpy")]
+    wanted = {"held": held, "peer": peer, "flower": FLOWER}
+    found = json.loads(stamp.read_text()) if stamp.exists() else {}
+    if found.get("wanted") != wanted:
+        venv.create(folder, with_pip=True, clear=True)
+        constraints.write_text("\n".join(held) + "\n")
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip += ["-c", str(constraints)]
+        note = _flower(pip, python) if peer == "flower" else _run([*pip, "torch", "pfl==0.6.0"])
+        stamp.write_text(json.dumps({"wanted": wanted, "note": note}))
+        found = {"note": note}
+    told = {"pfl": ("pfl", "torch", "numpy"), "flower": ("flwr", "ray", "certifi", "torch")}[peer]
+    versions = json.loads(_run([str(python), "-c", _ASK]))
+    return Environment(python, {name: versions[name] for name in told}, found["note"])
+
+
+def _flower(pip: list[str], python: Path) -> str:
+    """Install Flower; where its certifi is newer than any that the registry has, with that one."""
+    try:
+        _run([*pip, "torch", f"flwr[simulation]=={FLOWER}"])
+    except NotInstalledError as error:
+        if "certifi" not in str(error):
+            raise
+    else:
+        return ""
+    _run([*pip, "--no-deps", f"flwr=={FLOWER}"])
+    ask = "import json, importlib.metadata as m; print(json.dumps(m.requires('flwr')))"
+    every = [Requirement(line) for line in json.loads(_run([str(python), "-c", ask]))]
+    needed = [r for r in every if r.marker is None or r.marker.evaluate({"extra": "simulation"})]
+    for requirement in needed:
+        requirement.marker = None
+    _run([*pip, "torch", "certifi", *(str(r) for r in needed if r.name != "certifi")])
+    pins = ", ".join(str(r) for r in needed if r.name == "certifi")
+    return f"flwr asks for {pins}, which the package index lacked: the newest that it had is used"
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "Error" in line]
+        raise NotInstalledError(" ".join(lines)[:400] or f"exit code {done.returncode}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    for peer_name in sys.argv[1:]:
+        print(environment(peer_name))

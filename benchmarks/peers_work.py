@@ -1,0 +1,108 @@
+"""Work of a round, for environments that have torch and numpy but not privpart.
+
+``peers.py`` writes a case to a file; its own process and the peers' read the same file, so that
+all start from the same parameters and see the same images of the same clients.
+"""
+
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+BATCH = 16
+CLIP = 1.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """A network at its start, what trains of it, and a cohort.
+
+    Args:
+        module: holds the start; frozen parameters have no gradient.
+        start: the trained parameters by name.
+        x: images, shape (clients, examples, 1, 28, 28).
+        y: classes, shape (clients, examples).
+        rate: of the clients' SGD.
+    """
+
+    module: nn.Module
+    start: dict[str, Tensor]
+    x: Tensor
+    y: Tensor
+    rate: float
+
+
+def network() -> nn.Module:
+    """Return FedPT's EMNIST network for ten classes, as privpart.models.emnist_cnn builds it."""
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(1, 32, 5, padding="same"),
+        "pool1": nn.MaxPool2d(2),
+        "relu1": nn.ReLU(),
+        "conv2": nn.Conv2d(32, 64, 5, padding="same"),
+        "norm": nn.GroupNorm(32, 64),
+        "pool2": nn.MaxPool2d(2),
+        "relu2": nn.ReLU(),
+        "flatten": nn.Flatten(),
+        "dense1": nn.Linear(64 * 7 * 7, 512),
+        "relu3": nn.ReLU(),
+        "dense2": nn.Linear(512, 10),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
+@cache
+def read(path: Path) -> Work:
+    """Return what the file says, kept for the life of the process."""
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: torch.from_numpy(file[name]) for name in file.files if name != "trained"}
+        trained = [str(name) for name in file["trained"]]
+    x, y, rate = arrays.pop("x"), arrays.pop("y"), float(arrays.pop("rate"))
+    module = network()
+    module.load_state_dict(arrays)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in trained)
+    return Work(module, {name: arrays[name] for name in trained}, x, y, rate)
+
+
+def train(work: Work, start: dict[str, Tensor], client: int) -> dict[str, Tensor]:
+    """Train from ``start`` for one epoch in the order of the file; return what trained, not copied.
+
+    The loop as people write it; the next call overwrites the result.
+    """
+    parameters = dict(work.module.named_parameters())
+    trained = {name: parameters[name] for name in start}
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(start[name])
+    optimizer = torch.optim.SGD(trained.values(), lr=work.rate)
+    x, y = work.x[client], work.y[client]
+    for begin in range(0, len(y), BATCH):
+        optimizer.zero_grad()
+        batch = slice(begin, begin + BATCH)
+        cross_entropy(work.module(x[batch]), y[batch]).backward()
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in trained.items()}
+
+
+def expected_sum(work: Work) -> dict[str, Tensor]:
+    """Return the sum of the clipped updates of all clients, in float64."""
+    total = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in work.start.items()}
+    for client in range(len(work.y)):
+        after = train(work, work.start, client)
+        deltas = {name: (after[name] - start).double() for name, start in work.start.items()}
+        norm = float(torch.stack([d.norm() for d in deltas.values()]).norm())
+        for name, delta in deltas.items():
+            total[name] += min(1.0, CLIP / norm) * delta
+    return total
+
+
+def next_round() -> bool:
+    """Say that all is ready or that a round has ended; wait, and return whether another follows."""
+    print("@done", flush=True)
+    return sys.stdin.readline().strip() == "go"
