@@ -83,8 +83,10 @@ def attacks(found: dict[str, Any]) -> Iterator[Row]:
 
 def peers(found: dict[str, Any]) -> Iterator[Row]:
     """Seconds of other simulators over ours."""
-    for row in found["ratios"]:
-        yield row["what"], row["beside"], row["least"], row["median"], ""
+    for name, case in found["cases"].items():
+        for side, ratios in case["seconds_of_the_side_per_second_of_ours"].items():
+            least, median = ratios["of_least"], ratios["of_median"]
+            yield f"a round of {name}, 2 workers", side, least, median, ""
 
 
 PARTS = (accounting, noise, engine, peers, partial_training, attacks)
