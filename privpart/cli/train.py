@@ -128,7 +128,7 @@ def _begun(
     # what a probe of the machine said.
     setup = training(chosen, workers=workers, deterministic=seed is not None)
     refuse_short_cohorts(promised, setup.cohorts)
-    facts = {"delta": chosen.privacy.delta, "plan_file": text}
+    facts = {"delta": chosen.privacy.delta, "plan_file": text, "seen_in_clear": setup.seen()}
     if fork_of is None:
         run = RunFolder.create(out, promised, seed=seed, facts=facts)
     elif seed is None:
@@ -154,7 +154,7 @@ def _train(
     from privpart.server import Server
 
     torch.set_num_threads(1)  # small models lose time to more, and the result to none
-    server = Server(run.plan, setup.model.flat, source=run.source(), optimizer=plan.server)
+    server = Server(run.plan, setup.start, source=run.source(), optimizer=plan.server)
     run.restore(server)
     with ExitStack() as open_:
         open_.enter_context(setup.engine)

@@ -11,6 +11,14 @@ from accounting import Guarantee, checks
 from accounting.statement import up
 from privpart.select.disclosure import Party, SelectLedger
 
+Seen = tuple[tuple[Party, tuple[str, ...]], ...]
+"""Per party, the kinds of things that it sees of clients in the clear."""
+
+
+def seen_in(ledger: SelectLedger) -> Seen:
+    """Return what a ledger says, by party."""
+    return tuple((party, ledger.seen_by(party)) for party in get_args(Party))
+
 
 @dataclass(frozen=True, slots=True)
 class SelectReport:
@@ -25,14 +33,15 @@ class SelectReport:
 
     guarantee: Guarantee | None
     delta: float
-    seen: tuple[tuple[Party, tuple[str, ...]], ...]
+    seen: Seen
+
+    def __post_init__(self) -> None:
+        checks.probability("delta", self.delta)
 
     @classmethod
     def of(cls, guarantee: Guarantee | None, delta: float, ledger: SelectLedger) -> "SelectReport":
         """Read off the ledger who saw what; only what kinds of things, so it may be printed."""
-        checks.probability("delta", delta)
-        seen = tuple((party, ledger.seen_by(party)) for party in get_args(Party))
-        return cls(guarantee, delta, seen)
+        return cls(guarantee, delta, seen_in(ledger))
 
     def lines(self) -> tuple[str, str]:
         """Return the line on recipients of the model, and the line on those who run the rounds."""
@@ -45,4 +54,6 @@ class SelectReport:
         second = f"seen in the clear, without any epsilon: {'; '.join(parts) or 'nothing'}"
         if any(party == "second store" and what for party, what in self.seen):
             second += " (and the keys themselves, should the two stores collude)"
+        if any("random " in kind for _, what in self.seen for kind in what):
+            second += "; random keys carry no data"
         return first, second
