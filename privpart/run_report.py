@@ -102,16 +102,21 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
         realised=realised,
         deviations=deviations,
         guarantee=report,
-        select=_select_lines(report, facts.get("seen_in_clear")),
+        select=select_lines(report, chosen, facts.get("seen_in_clear")),
     )
 
 
-def _select_lines(report: PrivacyReport, seen: Seen | None) -> tuple[str, str] | None:
-    """Two lines that must not be read as one; the first claims what the verdict allows."""
+def select_lines(
+    report: PrivacyReport | None, delta: float, seen: Seen | None
+) -> tuple[str, str] | None:
+    """Return two lines that must not be read as one; None if clients select nothing.
+
+    The first claims what the verdict allows; ``report`` is None for a run without noise.
+    """
     if seen is None:
         return None
-    claimed = report.guarantee if report.status in ("holds", "conditional") else None
-    return SelectReport(claimed, report.delta, seen).lines()
+    holds = report is not None and report.status in ("holds", "conditional")
+    return SelectReport(report.guarantee if report and holds else None, delta, seen).lines()
 
 
 def _deviations(

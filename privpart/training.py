@@ -1,5 +1,6 @@
 """Training: what a plan file describes, put together."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +23,7 @@ from privpart.select.keys import Counts
 from privpart.select.layout import Layout
 from privpart.select.networks import shrunk
 from privpart.select.report import Seen, seen_in
+from privpart.select.turns import Turns
 from privpart.tasks.shakespeare import BEGIN, UNKNOWN
 
 _BATCH = 500
@@ -48,15 +50,24 @@ class Training:
     first: Tensor
 
     @property
+    def _turns(self) -> Turns | None:
+        return self.engine.turns if isinstance(self.engine, SelectEngine) else None
+
+    @property
     def start(self) -> Tensor:
         """What the server begins with: ``first``, or what of it takes turns, shape (d',)."""
-        turns = self.engine.turns if isinstance(self.engine, SelectEngine) else None
-        return self.first if turns is None else self.first[turns.order]
+        return self.first if self._turns is None else self.first[self._turns.order]
+
+    @property
+    def order(self) -> str | None:
+        """Hash of where the server's numbers are in the model's; None if they are the model's."""
+        if self._turns is None:
+            return None
+        return hashlib.sha256(self._turns.order.numpy().tobytes()).hexdigest()
 
     def whole(self, parameters: Tensor) -> Tensor:
         """Return the model's flat vector, shape (d,), of the server's parameters."""
-        turns = self.engine.turns if isinstance(self.engine, SelectEngine) else None
-        return parameters if turns is None else turns.whole(self.first, parameters)
+        return parameters if self._turns is None else self._turns.whole(self.first, parameters)
 
     def accuracy(self, parameters: Tensor) -> float:
         """Return the share of test examples that the model with this trained part gets right."""

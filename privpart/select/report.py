@@ -20,6 +20,17 @@ def seen_in(ledger: SelectLedger) -> Seen:
     return tuple((party, ledger.seen_by(party)) for party in get_args(Party))
 
 
+def together(*seen: Seen | None) -> Seen | None:
+    """Return what several runs show, of the same model; None if none of them selects."""
+    if not any(seen):
+        return None
+    kinds: dict[Party, set[str]] = {party: set() for party in get_args(Party)}
+    for own in seen:
+        for party, what in own or ():
+            kinds[party] |= set(what)
+    return tuple((party, tuple(sorted(what))) for party, what in kinds.items())
+
+
 @dataclass(frozen=True, slots=True)
 class SelectReport:
     """What is claimed of a run with selection, and against whom.
@@ -51,7 +62,7 @@ class SelectReport:
             epsilon = up(self.guarantee.epsilon(self.delta))
             first = f"against recipients of the model: epsilon {epsilon} at delta {self.delta:g}"
         parts = [f"{party}: {', '.join(what)}" for party, what in self.seen if what]
-        second = f"seen in the clear, without any epsilon: {'; '.join(parts) or 'nothing'}"
+        second = f"keys seen in the clear, without any epsilon: {'; '.join(parts) or 'none'}"
         if any(party == "second store" and what for party, what in self.seen):
             second += " (and the keys themselves, should the two stores collude)"
         if any("random " in kind for _, what in self.seen for kind in what):
