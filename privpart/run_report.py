@@ -15,6 +15,7 @@ from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
 from privpart.ledger import Ledger, Row
 from privpart.plan import PrivacyPlan
+from privpart.select.report import Seen, SelectReport
 
 SCHEMA = "privpart/run/1"
 
@@ -32,6 +33,7 @@ class RunReport:
         realised: worst participation in the ledger; None before the first round.
         deviations: how the run left its plan; empty if it did not.
         guarantee: the report itself; its assumptions say what was enforced or verified.
+        select: of a run whose clients select: against whom the guarantee is, and who sees what.
     """
 
     run_id: str
@@ -42,10 +44,11 @@ class RunReport:
     realised: Participation | None
     deviations: tuple[str, ...]
     guarantee: PrivacyReport
+    select: tuple[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under a schema name, ready for JSON."""
-        return {
+        values = {
             "schema": SCHEMA,
             "run_id": self.run_id,
             "plan": self.plan,
@@ -56,6 +59,9 @@ class RunReport:
             "deviations": list(self.deviations),
             "guarantee": self.guarantee.to_dict(),
         }
+        if self.select is not None:
+            values |= dict(zip(("against_recipients", "seen_in_clear"), self.select, strict=True))
+        return values
 
 
 def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
@@ -86,6 +92,7 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
         noise_source="os" if facts["seed"] is None else "seeded",
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
     )
+    report = _with_evidence(report, len(rows), facts, deviations)
     return RunReport(
         run_id=facts["run_id"],
         plan=plan.hash,
@@ -94,8 +101,22 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
         complete=len(rows) >= plan.rounds,
         realised=realised,
         deviations=deviations,
-        guarantee=_with_evidence(report, len(rows), facts, deviations),
+        guarantee=report,
+        select=select_lines(report, chosen, facts.get("seen_in_clear")),
     )
+
+
+def select_lines(
+    report: PrivacyReport | None, delta: float, seen: Seen | None
+) -> tuple[str, str] | None:
+    """Return two lines that must not be read as one; None if clients select nothing.
+
+    The first claims what the verdict allows; ``report`` is None for a run without noise.
+    """
+    if seen is None:
+        return None
+    holds = report is not None and report.status in ("holds", "conditional")
+    return SelectReport(report.guarantee if report and holds else None, delta, seen).lines()
 
 
 def _deviations(

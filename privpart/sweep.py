@@ -134,7 +134,7 @@ def _train(plan: PlanFile, cell: Cell) -> _Run:
     setup = training(plan, report=said.append)
     server = Server(
         plan.privacy_plan(),
-        setup.model.flat,
+        setup.start,
         source=SeededSource(cell.seed),
         optimizer=plan.server,
     )
@@ -151,7 +151,7 @@ def _accuracies(setup: Training, parameters: Tensor, held_out: float) -> tuple[f
             f"held_out={held_out:g}: leaves {first} of {len(setup.test_x)} test examples to choose "
             "by; both parts need some."
         )
-    setup.model.load(parameters)
+    setup.model.load(setup.whole(parameters))
     module, x, y = setup.model.module, setup.test_x, setup.test_y
     chooses = accuracy(module, x[:first], y[:first]) if first else 0.0
     return chooses, accuracy(module, x[first:], y[first:])

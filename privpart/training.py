@@ -1,8 +1,11 @@
 """Training: what a plan file describes, put together."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,34 +13,72 @@ from accounting.checks import ConfigError
 from privpart import tasks
 from privpart.admission import may_take_part
 from privpart.engine import EmbeddedEngine, Users
-from privpart.models import model as network
 from privpart.partial import PartialModel
 from privpart.plan import PrivacyPlan
-from privpart.plan_file import Data, PlanFile
+from privpart.plan_data import plan_data, refuse_other_shapes
+from privpart.plan_file import PlanFile
+from privpart.select.choice import SelectChoice
+from privpart.select.engine import SelectEngine, localize_tokens
+from privpart.select.keys import Counts
+from privpart.select.layout import Layout
+from privpart.select.networks import shrunk
+from privpart.select.report import Seen, seen_in
+from privpart.select.turns import Turns
+from privpart.tasks.shakespeare import BEGIN, UNKNOWN
+
+_BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Model, clients and test images of a plan; everything in it is simulated or public.
+    """Model, clients and test examples of a plan; everything in it is simulated or public.
 
     Attributes:
         model: in its start state.
         engine: runs the clients.
         cohorts: per round, the clients to ask.
-        test_x: images that no client holds.
-        test_y: their classes.
+        test_x: examples that no client holds.
+        test_y: their classes; -100 does not count.
+        first: the model's flat vector before training, shape (d,).
     """
 
     model: PartialModel
-    engine: EmbeddedEngine
+    engine: EmbeddedEngine | SelectEngine
     cohorts: Sequence[Sequence[int]]
     test_x: Tensor
     test_y: Tensor
+    first: Tensor
+
+    @property
+    def _turns(self) -> Turns | None:
+        return self.engine.turns if isinstance(self.engine, SelectEngine) else None
+
+    @property
+    def start(self) -> Tensor:
+        """What the server begins with: ``first``, or what of it takes turns, shape (d',)."""
+        return self.first if self._turns is None else self.first[self._turns.order]
+
+    @property
+    def order(self) -> str | None:
+        """Hash of where the server's numbers are in the model's; None if they are the model's."""
+        if self._turns is None:
+            return None
+        return hashlib.sha256(self._turns.order.numpy().tobytes()).hexdigest()
+
+    def whole(self, parameters: Tensor) -> Tensor:
+        """Return the model's flat vector, shape (d,), of the server's parameters."""
+        return parameters if self._turns is None else self._turns.whole(self.first, parameters)
 
     def accuracy(self, parameters: Tensor) -> float:
-        """Return the share of test images that the model with this trained part gets right."""
-        self.model.load(parameters)
+        """Return the share of test examples that the model with this trained part gets right."""
+        self.model.load(self.whole(parameters))
         return accuracy(self.model.module, self.test_x, self.test_y)
+
+    def seen(self) -> Seen | None:
+        """Return what parties will see of the clients' keys; None where clients select nothing."""
+        if isinstance(self.engine, SelectEngine):
+            return seen_in(self.engine.rehearse())
+        return None
 
 
 def training(
@@ -56,37 +97,70 @@ def training(
         report: gets a sentence about how the engine computes; None writes it to standard error.
 
     Raises:
-        ConfigError: unknown model or sizes, patterns that match nothing, missing data, more users
-            than examples, or more clients in a round than users.
+        ConfigError: unknown model or sizes, patterns that match nothing, missing data, a model that
+            does not fit them, more users than examples, more clients in a round than users.
     """
-    task = _task(plan.data)
-    held = _dealt(task, plan.data)
-    model = PartialModel(
-        network(plan.model.name, **plan.model.sizes),
-        train=plan.model.train,
-        seed=plan.model.seed,
-        groups=plan.groups(),
+    model = plan.model.partial(groups=plan.groups())
+    data = plan_data(plan.data, model.module)
+    refuse_other_shapes(model.module, data)
+    cohorts = tasks.cohorts_in_turn(
+        users=len(data.users),
+        size=plan.data.clients_per_round,
+        rounds=plan.privacy.rounds,
+        data_seed=plan.data.seed,
     )
-    users = Users(task.train_x, task.train_y, held)
-    return Training(
-        model,
-        EmbeddedEngine(
+    engine: EmbeddedEngine | SelectEngine
+    if plan.select is not None:
+        if workers != 1:
+            raise ConfigError(f"workers={workers}: clients that select run in one process; use 1.")
+        engine = _select_engine(plan, plan.select, model, data.users)
+    else:
+        engine = EmbeddedEngine(
             model,
-            users,
+            data.users,
             local=plan.client,
             data_seed=plan.data.seed,
             workers=workers,
             deterministic=deterministic,
             report=report,
-        ),
-        tasks.cohorts_in_turn(
-            users=plan.data.users,
-            size=plan.data.clients_per_round,
-            rounds=plan.privacy.rounds,
+        )
+    return Training(model, engine, cohorts, data.test_x, data.test_y, model.flat.clone())
+
+
+def _select_engine(
+    plan: PlanFile, choice: SelectChoice, model: PartialModel, users: Users
+) -> SelectEngine:
+    """Clients with smaller networks; those that select words read the others as unknown."""
+    if plan.schedule is not None:
+        raise ConfigError("schedule: cannot be together with [select]; leave one of them out.")
+    spaces = choice.spaces(model.module)
+    layout = Layout.of(model, spaces)
+
+    @lru_cache(maxsize=4096)
+    def counts(client: int) -> Counts:
+        words = users.y[users.indices[client]]
+        return np.asarray(np.bincount(words[words >= 0], minlength=layout.sizes[0]))
+
+    def smaller(*kept: int) -> PartialModel:
+        network = shrunk(plan.model.network(), spaces, kept)
+        return plan.model.partial(network, fingerprint=model.fingerprint)  # one frozen part
+
+    return SelectEngine(
+        model,
+        spaces,
+        smaller,
+        users,
+        local=plan.client,
+        choosers=choice.choosers(
+            layout.sizes,
+            counts=counts,
+            always=(UNKNOWN, BEGIN),
             data_seed=plan.data.seed,
         ),
-        task.test_x,
-        task.test_y,
+        data_seed=plan.data.seed,
+        delivery=choice.fetch(),
+        localize=None if choice.words is None else localize_tokens(UNKNOWN),
+        turns=plan.turns(model) if choice.takes_turns else None,
     )
 
 
@@ -114,45 +188,18 @@ def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[int]]) ->
 
 @torch.no_grad()
 def accuracy(module: torch.nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the share of ``x`` that is classified as ``y``, in evaluation mode: no dropout."""
+    """Return the share of ``x`` that is classified as ``y``, in evaluation mode: no dropout.
+
+    Of a language model, y of shape (n, length), the share of words; -100 does not count.
+    """
     training = [layer for layer in module.modules() if layer.training]
     module.eval()
     try:
         right = sum(
-            int((module(some).argmax(dim=1) == classes).sum())
-            for some, classes in zip(torch.split(x, 1000), torch.split(y, 1000), strict=True)
+            int((module(some).argmax(dim=-1) == classes).sum())
+            for some, classes in zip(torch.split(x, _BATCH), torch.split(y, _BATCH), strict=True)
         )
     finally:
         for layer in training:
             layer.training = True
-    return right / len(x)
-
-
-def _dealt(task: tasks.Task, data: Data) -> list[Tensor]:
-    """Who holds which training examples."""
-    for name, owner in (("alpha", "dirichlet"), ("classes_each", "pathological")):
-        if (getattr(data, name) is not None) != (data.partition == owner):
-            raise ConfigError(f"data.{name}: a {owner} partition needs it, and no other has it.")
-    if data.alpha is not None:
-        return tasks.dirichlet_users(
-            task.train_y, users=data.users, alpha=data.alpha, data_seed=data.seed
-        )
-    if data.classes_each is not None:
-        return tasks.pathological_users(
-            task.train_y, users=data.users, classes_each=data.classes_each, data_seed=data.seed
-        )
-    return tasks.iid_users(len(task.train_x), users=data.users, data_seed=data.seed)
-
-
-def _task(data: Data) -> tasks.Task:
-    if data.task == "digits":
-        return tasks.digits()
-    if data.task == "fashion-mnist":
-        return tasks.fashion_mnist(data.directory)
-    if data.directory is None:
-        raise ConfigError(
-            f"data.directory: {data.task} is read from files; name their folder. Nothing is "
-            "downloaded."
-        )
-    readers = {"emnist": tasks.emnist, "cifar10": tasks.cifar10, "cifar100": tasks.cifar100}
-    return readers[data.task](data.directory)
+    return right / int((y >= 0).sum())

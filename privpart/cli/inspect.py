@@ -159,7 +159,8 @@ def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
     if not rows:
         raise ConfigError(f"{run}: no round of it was committed yet.")
     tensors, _ = state_file.read(run / state_name(len(rows)), rows[-1].state)
-    return plan, training(plan), tensors["parameters"]
+    setup = training(plan)
+    return plan, setup, setup.whole(tensors["parameters"])
 
 
 def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, list[list[float]]]:

@@ -57,7 +57,7 @@ def report(
     for code in vouch or ():
         found = vouched(found, code)
     if statement:
-        typer.echo(found.guarantee.statement())
+        typer.echo("\n\n".join([found.guarantee.statement(), *_sentences(found)]))
     else:
         print_run(found, form)
     if found.deviations:
@@ -90,6 +90,10 @@ def print_run(found: "RunReport", form: Format) -> None:
         typer.echo(f"privpart: warning: {warning}", err=True)
 
 
+def _sentences(found: "RunReport") -> list[str]:
+    return [f"{line[0].upper()}{line[1:]}." for line in found.select or ()]
+
+
 def _as_text(found: "RunReport") -> str:
     g, real = found.guarantee, found.realised
     seen = "nobody took part yet"
@@ -111,6 +115,8 @@ def _as_text(found: "RunReport") -> str:
         ("run, plan", f"{found.run_id[:12]}, {found.plan[:12]}"),
     ]
     text = [f"  {name:<12} {value}" for name, value in lines]
+    if found.select is not None:
+        text += ["", *(fill(line, _WIDTH, initial_indent="  ") for line in found.select)]
     for status, title in (
         ("violated", "Violated"),
         ("asserted", "Not checked"),

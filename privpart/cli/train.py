@@ -82,10 +82,12 @@ def train(
 
 def _tell(run: "RunFolder", form: Format) -> None:
     from privpart.cli.report import print_run
-    from privpart.run_report import run_report
+    from privpart.run_report import run_report, select_lines
 
     if run.plan.noise_multiplier == 0:
         typer.echo("privpart: this plan adds no noise, so there is no guarantee.", err=True)
+        for line in select_lines(None, run.facts["delta"], run.facts.get("seen_in_clear")) or ():
+            typer.echo(f"privpart: {line}", err=True)
     else:
         print_run(run_report(run.path), form)
 
@@ -129,6 +131,7 @@ def _begun(
     setup = training(chosen, workers=workers, deterministic=seed is not None)
     refuse_short_cohorts(promised, setup.cohorts)
     facts = {"delta": chosen.privacy.delta, "plan_file": text}
+    facts |= {"seen_in_clear": setup.seen(), "order": setup.order}
     if fork_of is None:
         run = RunFolder.create(out, promised, seed=seed, facts=facts)
     elif seed is None:
@@ -154,7 +157,7 @@ def _train(
     from privpart.server import Server
 
     torch.set_num_threads(1)  # small models lose time to more, and the result to none
-    server = Server(run.plan, setup.model.flat, source=run.source(), optimizer=plan.server)
+    server = Server(run.plan, setup.start, source=run.source(), optimizer=plan.server)
     run.restore(server)
     with ExitStack() as open_:
         open_.enter_context(setup.engine)

@@ -5,27 +5,28 @@ update on the server's coordinates, with zeros where the client selected nothing
 clipped before, and deselecting keeps its norm, so the accountant has nothing new to know. The
 server adds noise to every coordinate, also of slices that nobody selected: with keys from private
 data, noise on the selected ones alone would show which they were. So selecting saves clients bytes
-and memory, and saves the model no noise.
+and memory, and saves the model no noise. Public keys are the exception, see ``Turns``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining, client_update
-from privpart.engine import Users
+from privpart.engines.local_work import Users, client_generator
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.partial import PartialModel
 from privpart.select.delivery import KEY_BYTES, ROWS, Delivery, Fetch, Request, Select, on_demand
 from privpart.select.disclosure import DeviceOnly, Released, SelectLedger
-from privpart.select.keys import KeyChooser
+from privpart.select.keys import IndependentKeys, KeyChooser
 from privpart.select.layout import KeySpace, Layout, assemble, deselect
 from privpart.select.primitive import Keys
+from privpart.select.turns import Turns
 
 Localize = Callable[[Tensor, Tensor, Sequence[Keys]], tuple[Tensor, Tensor]]
 """Examples and classes, in terms of the client's smaller network; per key space, its keys."""
@@ -50,10 +51,15 @@ class SelectEngine:
         select: the rows themselves, or transformed on the way.
         localize: from examples to the smaller network's; None where inputs stay as they are.
         ledger: what delivery took and revealed is added to it.
+        turns: of the slices under shared keys; the server's vector is then ``turns.order`` of the
+            model's. None: the server trains the model's vector, with noise on all of it.
 
     Raises:
-        ConfigError: spaces that do not fit the model, or not as many choosers.
+        ConfigError: spaces that do not fit the model, not as many choosers, or a client that
+            remembers its last model.
     """
+
+    method = "one client after another"
 
     def __init__(
         self,
@@ -69,7 +75,10 @@ class SelectEngine:
         select: Select = ROWS,
         localize: Localize | None = None,
         ledger: SelectLedger | None = None,
+        turns: Turns | None = None,
     ) -> None:
+        if local.objective == "moon":
+            raise ConfigError("objective='moon': clients that select keep no model of their own.")
         if len(choosers) != len(spaces):
             raise ConfigError(f"{len(choosers)} choosers for {len(spaces)} key spaces: one each.")
         self.layout = Layout.of(server_model, spaces)
@@ -81,6 +90,12 @@ class SelectEngine:
         self.select = select
         self.localize = localize
         self.ledger = SelectLedger() if ledger is None else ledger
+        self.turns = turns
+        self._first = server_model.flat.clone()
+        self._names = [  # as the ledger has them: random keys say nothing about anyone's data
+            f"random {name}" if isinstance(choose, IndependentKeys) else name
+            for name, choose in zip(self.layout.names, choosers, strict=True)
+        ]
 
         @lru_cache(maxsize=_KEPT)
         def network(counts: tuple[int, ...]) -> tuple[PartialModel, Layout]:
@@ -89,12 +104,44 @@ class SelectEngine:
 
         self._network = network
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end: there are no other processes."""
+
+    def local_of(self, round_: int) -> LocalTraining:
+        """Return how clients train in a round."""
+        return self.local
+
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
-        """Yield each client's clipped update, zero where it selected nothing, shape (d,)."""
-        matrices = [start[table] for table in self.layout.tables]
+        """Yield each client's clipped update, zero where it selected nothing.
+
+        Shape (d,), or, where slices take turns, that of what trains in the round.
+        """
+        whole = start if self.turns is None else self.turns.whole(self._first, start)
+        matrices = [whole[table] for table in self.layout.tables]
         fetches = [self.delivery(x, self.select, self.ledger) for x in matrices]
         for client in task.clients:
-            yield task.update(client, self._train(task, client, start, matrices, fetches))
+            update = self._train(task, client, whole, matrices, fetches)
+            if self.turns is not None:
+                update = self.turns.active_part(update, task.round, task.active)
+            yield task.update(client, update)
+
+    def rehearse(self) -> SelectLedger:
+        """Run client 0 through round 0, for nothing but what this would take and reveal.
+
+        Every round of every client reveals the same kinds of things, so this is what a report says
+        of a run before it begins.
+        """
+        kept, self.ledger = self.ledger, SelectLedger()
+        active = None if self.turns is None else self.turns.schedule[0]
+        start = self._first if self.turns is None else self._first[self.turns.order]
+        try:
+            list(self.run(RoundTask(0, (0,), 1.0, "", active), start))
+            return self.ledger
+        finally:
+            self.ledger = kept
 
     def _train(
         self,
@@ -107,9 +154,7 @@ class SelectEngine:
         chosen = [choose(task.round, client) for choose in self.choosers]
         slices = [
             self._receive(task.round, client, name, keys, x, fetch)
-            for name, keys, x, fetch in zip(
-                self.layout.names, chosen, matrices, fetches, strict=True
-            )
+            for name, keys, x, fetch in zip(self._names, chosen, matrices, fetches, strict=True)
         ]
         shared = start[self.layout.shared]
         self.ledger.bytes_down[client] += shared.nbytes
@@ -126,7 +171,7 @@ class SelectEngine:
             y,
             local=self.local,
             clip_norm=task.clip_norm,
-            generator=self._generator(task.round, client),
+            generator=client_generator(self.data_seed, task.round, client),
         )
         self._upload(task.round, client, delta, chosen)
         return deselect(self.layout, layout, delta, own)
@@ -161,15 +206,11 @@ class SelectEngine:
         which is here, would hide them from it.
         """
         self.ledger.bytes_up[client] += delta.nbytes
-        for space, keys in zip(self.layout.names, chosen, strict=True):
+        for space, keys in zip(self._names, chosen, strict=True):
             if isinstance(keys, DeviceOnly):
                 what = f"{space} keys, with the update"
                 seen = keys.show(self.ledger, "server", round_=round_, client=client, what=what)
                 self.ledger.bytes_up[client] += KEY_BYTES * len(seen.at_party())
-
-    def _generator(self, round_: int, client: int) -> torch.Generator:
-        address = np.random.SeedSequence((self.data_seed, round_, client)).generate_state(1)
-        return torch.Generator().manual_seed(int(address[0]))
 
 
 def localize_bags(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor, Tensor]:
@@ -185,8 +226,8 @@ def localize_tokens(unknown: int = 0) -> Localize:
 
     Returns:
         Words that are not selected are read as ``unknown``; as targets they do not count: the
-        softmax is over the selected words only, decoys among them. A ConfigError where ``unknown``
-        is not selected.
+        softmax is over the selected words only, decoys among them. Sentences without any that
+        counts are left out. A ConfigError where ``unknown`` is not selected.
     """
 
     def localize(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor, Tensor]:
@@ -195,7 +236,9 @@ def localize_tokens(unknown: int = 0) -> Localize:
                 f"key {unknown} stands for unknown words and is not selected: use always=(...)."
             )
         stands_for_them = keys[0].index(unknown)
-        return positions(keys[0], x, missing=stands_for_them), positions(keys[0], y, missing=-100)
+        classes = positions(keys[0], y, missing=-100)
+        known = (classes >= 0).any(dim=1)
+        return positions(keys[0], x[known], missing=stands_for_them), classes[known]
 
     return localize
 

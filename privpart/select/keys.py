@@ -8,6 +8,7 @@ Keys come back in ascending order: a slice's place in the client's model does no
 rank, and with m = K the client's model is the server's, bit for bit.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -142,21 +143,22 @@ class SharedKeys:
         checks.count("seed", self.seed, minimum=0)
 
     def __call__(self, round_: int, client: int) -> Released[Keys]:
-        """Return the keys of a round, whoever asks."""
-        generator = np.random.default_rng((self.seed, checks.count("round", round_, minimum=0)))
-        keys = _sample(np.arange(self.size), self.m, generator)
-        return Released(keys, "drawn from public coins")
+        """Return the keys of a round, whoever asks; the same on every machine and version."""
+        coins = f"privpart keys|{self.seed}|{checks.count('round', round_, minimum=0)}|"
 
-    def schedule(self, rounds: int) -> tuple[tuple[int, ...], ...]:
-        """Return, per round, the groups that train: 0, the shared part, and 1 + k for each key k.
+        def coin(key: int) -> bytes:
+            return hashlib.sha256(f"{coins}{key}".encode()).digest()
 
-        With the sizes of ``Layout.groups`` this is what an accountant of per-group noise streams
-        needs. They put noise on the slices of a round only, and one client costs the worst group's
-        sensitivity, not the sum. The worst group is the shared part if there is one: it trains in
-        all rounds, so the gain is in the noise on the slices, and not in epsilon.
-        """
-        numbers = range(checks.count("rounds", rounds))
-        return tuple((0, *(1 + key for key in self(number, 0).value)) for number in numbers)
+        drawn = sorted(range(self.size), key=coin)[: self.m]
+        return Released(tuple(sorted(drawn)), "drawn from public coins")
+
+    def rounds_of_keys(self, rounds: int) -> list[list[int]]:
+        """Return, per key, the rounds that draw it, ascending; what an accountant needs to know."""
+        found: list[list[int]] = [[] for _ in range(self.size)]
+        for number in range(checks.count("rounds", rounds)):
+            for key in self(number, 0).value:
+                found[key].append(number)
+        return found
 
 
 KeyChooser = StructuredKeys | IndependentKeys | SharedKeys

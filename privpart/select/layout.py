@@ -106,14 +106,6 @@ class Layout:
         """Return the numbers that a client with that many keys per space holds."""
         return len(self.shared) + sum(m * w for m, w in zip(counts, self.widths, strict=True))
 
-    def groups(self) -> tuple[Tensor, ...]:
-        """Return positions of the shared part and of every slice, for a single key space.
-
-        Group 0 is the shared part, group 1 + k slice k, as in ``SharedKeys.schedule``.
-        """
-        (table,) = self.tables
-        return (self.shared, *table)
-
     def rows(self, keys: Sequence[Keys]) -> list[Tensor]:
         """Return per space the positions of the selected slices, shape (m, width)."""
         return [t[list(z)] for t, z in zip(self.tables, keys, strict=True)]

@@ -4,11 +4,15 @@ Charles et al. 2022, section 5: rows of the logistic regression, filters of the 
 convolution, neurons of the 2NN's first layer, words and hidden neurons of the transformer.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from accounting import checks
+from accounting.checks import ConfigError
+from privpart.models.transformer import LanguageModel
 from privpart.select.layout import KeySpace, Part
 
 ABSENT = -1
@@ -45,17 +49,60 @@ def lm_words() -> KeySpace:
     return KeySpace("words", (Part("embedding.weight"),))
 
 
-def lm_hidden(layer: int = 0) -> KeySpace:
-    """Hidden neurons of the feed-forward part of one encoder layer of ``word_lm``."""
-    at = f"layers.{checks.count('layer', layer, minimum=0)}"
-    return KeySpace(
-        f"hidden {layer}",
-        (
-            Part(f"{at}.linear1.weight"),
-            Part(f"{at}.linear1.bias"),
-            Part(f"{at}.linear2.weight", dim=1),
-        ),
-    )
+def lm_hidden(*layers: int) -> KeySpace:
+    """Hidden neurons of the feed-forward part of ``word_lm``: key k is neuron k of every layer.
+
+    Args:
+        layers: of the encoder, from 0; none is the first.
+    """
+    parts: list[Part] = []
+    for layer in layers or (0,):
+        at = f"layers.{checks.count('layer', layer, minimum=0)}"
+        parts += [Part(f"{at}.linear1.weight"), Part(f"{at}.linear1.bias")]
+        parts += [Part(f"{at}.linear2.weight", dim=1)]
+    return KeySpace("hidden", tuple(parts))
+
+
+def key_spaces(network: nn.Module) -> dict[str, KeySpace]:
+    """Return what clients can select of a network of ``privpart.models``, by name; {} if nothing.
+
+    >>> from privpart.models import mcmahan_2nn, word_lm
+    >>> list(key_spaces(mcmahan_2nn())), list(key_spaces(word_lm()))
+    (['neurons'], ['words', 'hidden'])
+    """
+    if isinstance(network, LanguageModel):
+        return {"words": lm_words(), "hidden": lm_hidden(*range(len(network.layers)))}
+    layers = dict(network.named_children())
+    conv2, dense1 = layers.get("conv2"), layers.get("dense1")
+    if isinstance(conv2, nn.Conv2d) and isinstance(dense1, nn.Linear):
+        pixels = dense1.in_features // conv2.out_channels  # of the map that a filter leaves
+        size = 4 * round(pixels**0.5)
+        return {"filters": cnn_filters(size, norm=isinstance(layers.get("norm"), nn.GroupNorm))}
+    if isinstance(dense1, nn.Linear) and isinstance(layers.get("dense2"), nn.Linear):
+        return {"neurons": dense_neurons()}
+    return {}
+
+
+def shrunk(network: nn.Module, spaces: Sequence[KeySpace], counts: Sequence[int]) -> nn.Module:
+    """Cut off all slices but the first few of each space, in place, and return the network.
+
+    The layers of ``key_spaces`` compute with whatever shape their weights have.
+
+    Raises:
+        ConfigError: a normalisation whose groups do not divide what is left.
+    """
+    for space, count in zip(spaces, counts, strict=True):
+        for part in space.parts:
+            owner, _, name = part.parameter.rpartition(".")
+            layer, whole = network.get_submodule(owner), network.get_parameter(part.parameter)
+            if isinstance(layer, nn.GroupNorm) and count % layer.num_groups:
+                raise ConfigError(
+                    f"{count} {space.name}: must be a multiple of the {layer.num_groups} groups "
+                    f"of {owner!r}; or take a network without it."
+                )
+            kept = whole.detach().narrow(part.dim, 0, count * part.block).clone()
+            setattr(layer, name, nn.Parameter(kept))
+    return network
 
 
 class WordBag(nn.Module):

@@ -11,6 +11,25 @@ from accounting import Guarantee, checks
 from accounting.statement import up
 from privpart.select.disclosure import Party, SelectLedger
 
+Seen = tuple[tuple[Party, tuple[str, ...]], ...]
+"""Per party, the kinds of things that it sees of clients in the clear."""
+
+
+def seen_in(ledger: SelectLedger) -> Seen:
+    """Return what a ledger says, by party."""
+    return tuple((party, ledger.seen_by(party)) for party in get_args(Party))
+
+
+def together(*seen: Seen | None) -> Seen | None:
+    """Return what several runs show, of the same model; None if none of them selects."""
+    if not any(seen):
+        return None
+    kinds: dict[Party, set[str]] = {party: set() for party in get_args(Party)}
+    for own in seen:
+        for party, what in own or ():
+            kinds[party] |= set(what)
+    return tuple((party, tuple(sorted(what))) for party, what in kinds.items())
+
 
 @dataclass(frozen=True, slots=True)
 class SelectReport:
@@ -25,14 +44,15 @@ class SelectReport:
 
     guarantee: Guarantee | None
     delta: float
-    seen: tuple[tuple[Party, tuple[str, ...]], ...]
+    seen: Seen
+
+    def __post_init__(self) -> None:
+        checks.probability("delta", self.delta)
 
     @classmethod
     def of(cls, guarantee: Guarantee | None, delta: float, ledger: SelectLedger) -> "SelectReport":
         """Read off the ledger who saw what; only what kinds of things, so it may be printed."""
-        checks.probability("delta", delta)
-        seen = tuple((party, ledger.seen_by(party)) for party in get_args(Party))
-        return cls(guarantee, delta, seen)
+        return cls(guarantee, delta, seen_in(ledger))
 
     def lines(self) -> tuple[str, str]:
         """Return the line on recipients of the model, and the line on those who run the rounds."""
@@ -42,7 +62,9 @@ class SelectReport:
             epsilon = up(self.guarantee.epsilon(self.delta))
             first = f"against recipients of the model: epsilon {epsilon} at delta {self.delta:g}"
         parts = [f"{party}: {', '.join(what)}" for party, what in self.seen if what]
-        second = f"seen in the clear, without any epsilon: {'; '.join(parts) or 'nothing'}"
+        second = f"keys seen in the clear, without any epsilon: {'; '.join(parts) or 'none'}"
         if any(party == "second store" and what for party, what in self.seen):
             second += " (and the keys themselves, should the two stores collude)"
+        if any("random " in kind for _, what in self.seen for kind in what):
+            second += "; random keys carry no data"
         return first, second

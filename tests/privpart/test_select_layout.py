@@ -142,13 +142,6 @@ def test_selected_words_and_neurons_compute_what_the_masked_language_model_compu
     assert torch.equal(logits[..., 1], torch.zeros(2, 3))  # the masked row: the twin that differs
 
 
-def test_groups_cover_the_vector_once():
-    layout = Layout.of(partial(filters(8, image_size=8, kernel=3)), [cnn_filters(8)])
-    groups = layout.groups()
-    assert [len(g) for g in groups] == [len(layout.shared)] + 8 * [layout.widths[0]]
-    assert torch.cat(groups).sort().values.tolist() == list(range(layout.dim))
-
-
 class Untied(nn.Module):
     """Embedding and output rows of their own, with a bias."""
 

@@ -241,7 +241,7 @@ def test_the_report_keeps_recipients_and_operators_apart():
     recipients, operators = SelectReport.of(Guarantee(0.5), 1e-5, seen).lines()
     assert recipients == "against recipients of the model: epsilon 1.994 at delta 1e-05"
     assert operators == (
-        "seen in the clear, without any epsilon: server: words keys, with the update; "
+        "keys seen in the clear, without any epsilon: server: words keys, with the update; "
         "store: words keys"
     )
 
@@ -256,7 +256,7 @@ def test_the_report_names_the_assumption_of_private_retrieval():
 def test_the_report_claims_nothing_without_noise():
     recipients, operators = SelectReport.of(None, 1e-5, SelectLedger()).lines()
     assert recipients.endswith("no guarantee")
-    assert operators.endswith("nothing")
+    assert operators.endswith("none")
     with pytest.raises(ConfigError, match="delta"):
         SelectReport.of(None, 0.0, SelectLedger())
 

