@@ -6,7 +6,7 @@ With noise, every user once and every row at the same epsilon: full rounds, FedP
 one tree over everything, one pruned tree, and a tree per group of layers.
 
 docs/fedpart.md has the tables of a run, and says what they show. 1,437 users give no meaningful
-epsilon at a useful accuracy. Some ten minutes on one processor.
+epsilon at a useful accuracy. 70 processor seconds per seed on an AMD EPYC.
 
 Run: python examples/fedpart_digits.py
      python examples/fedpart_digits.py --only dp --seeds 5
