@@ -166,6 +166,8 @@ class PlanFile(_Table):
     def mechanism(self) -> Mechanism:
         """Return the mechanism: the plan's choice, for each group of its own if there are any."""
         choice = self.privacy.mechanism
+        if self.schedule is None and self.model.groups is not None:
+            raise ConfigError("model.groups: need a table [schedule]; else all train always.")
         if self.select is not None and self.select.takes_turns:
             turns = self.turns(self.model.partial())
             return choice.build_grouped(turns.schedule, turns.sizes, self.participation())

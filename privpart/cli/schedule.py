@@ -82,21 +82,15 @@ def _costs(
     everything = tuple(range(groups))
     rows = []
     for name, own in (("as scheduled", rounds), ("all rounds full", (everything,) * len(rounds))):
-        try:
-            found = measured(
-                setup.model,
-                own,
-                users.x[batch],
-                users.y[batch],
-                local=plan.client,
-                examples=held,
-                every=every,
-            )
-        except RuntimeError as error:  # what torch raises for shapes that do not fit
-            raise ConfigError(
-                f"model.name={plan.model.name!r}: cannot take examples of shape "
-                f"{tuple(users.x.shape[1:])} ({error}). Set model.sizes for them."
-            ) from None
+        found = measured(
+            setup.model,
+            own,
+            users.x[batch],
+            users.y[batch],
+            local=plan.client,
+            examples=held,
+            every=every,
+        )
         mine = own[::every]
         rows.append(
             {

@@ -123,6 +123,7 @@ LATER = [
     ('name = "blt"', 'name = "blt", restart_every = 2', "only for --mechanism tree"),
     ("clip_norm = 0.3", "clip_norm = 0.0", "clip_norm=0"),
     ("rounds = 72", "rounds = 0", "rounds=0"),
+    ("train = ", "groups = [['*']]\ntrain = ", "model.groups: need a table"),
 ]
 
 
