@@ -191,7 +191,7 @@ def _steps(
 
 
 def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> None:
-    """Take SGD's step, bit for bit, with the gradients where autograd made them.
+    """Take SGD's step, bit for bit if gradients are dense, with them where autograd made them.
 
     A vector of gradients would be zeroed and added to in every step, which took a tenth of the
     time of a dense network.

@@ -4,8 +4,6 @@ For every input the result is finite and at most ``clip_norm`` long; the sensiti
 downstream rests on this line.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -16,6 +14,8 @@ from privpart import double
 _LEAST = 1e-30
 # Scaling rounds each coordinate, and the factor itself, by up to 2^-24 relatively in float32.
 _MARGIN = 1 - 2.0**-22
+_LEAST_FACTOR = 2.0**-100
+"""Below 2^-126 float32 rounds the factor itself by far more, and updates came out too long."""
 
 
 def clip(update: Tensor, clip_norm: float) -> Tensor:
@@ -47,10 +47,10 @@ def clip(update: Tensor, clip_norm: float) -> Tensor:
     norm = double.norm(update)
     if norm <= clip_norm:
         return update
-    if not math.isfinite(norm):
+    if not clip_norm / norm >= _LEAST_FACTOR:
         if not bool(torch.isfinite(update).all()):
             return torch.zeros_like(update)
-        update = update / update.abs().max()  # only the sum of squares had overflowed
+        update = update / update.abs().max()
         norm = double.norm(update)
     return update * (clip_norm / norm * _MARGIN)
 

@@ -48,10 +48,11 @@ def fork(
     said = facts or {}
     if taken := sorted(said.keys() & about.keys()):
         raise ConfigError(f"facts: {', '.join(taken)} are the fork's own; choose other names.")
-    if said.get("order") != ledger.facts.get("order"):
+    if said.get("rest") != ledger.facts.get("rest"):
         raise ConfigError(
-            f"{old} holds its parameters in another order, for slices that take turns: fork it "
-            "under the same model, number of rounds and shared keys."
+            f"{old} is of another model: its numbers would mean something else beside this plan's "
+            "frozen part, or in its order of slices. Fork it under the same table [model] and, if "
+            "slices take turns, the same number of rounds and shared keys."
         )
     seen = together(ledger.facts.get("seen_in_clear"), said.get("seen_in_clear"))
     about = {**said, **about, "seen_in_clear": seen}

@@ -59,11 +59,18 @@ class Training:
         return self.first if self._turns is None else self.first[self._turns.order]
 
     @property
-    def order(self) -> str | None:
-        """Hash of where the server's numbers are in the model's; None if they are the model's."""
-        if self._turns is None:
-            return None
-        return hashlib.sha256(self._turns.order.numpy().tobytes()).hexdigest()
+    def rest(self) -> str:
+        """Hash of what the server's numbers do not say about the model.
+
+        The frozen part, which numbers train, and, for slices that take turns, where they are and
+        the numbers of slices that never have one.
+        """
+        found = hashlib.sha256(f"{self.model.fingerprint} {self.model.mask}".encode())
+        if self._turns is not None:
+            never = self._turns.whole(self.first, torch.zeros_like(self.start))
+            for tensor in (self._turns.order, never):
+                found.update(tensor.numpy().tobytes())
+        return found.hexdigest()
 
     def whole(self, parameters: Tensor) -> Tensor:
         """Return the model's flat vector, shape (d,), of the server's parameters."""

@@ -50,6 +50,8 @@ def inspect(
         raise ConfigError(f"rounds={rounds}: must be at least 2, with averaging in between.")
     checks.count("channels", channels)
     plan, setup, parameters = _opened(run)
+    if not setup.test_x.is_floating_point():
+        raise ConfigError(f"{run}: trains on words; inspect draws images, and has none of these.")
     other = None if against is None else _comparable(against, plan, setup)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -131,7 +131,7 @@ def _begun(
     setup = training(chosen, workers=workers, deterministic=seed is not None)
     refuse_short_cohorts(promised, setup.cohorts)
     facts = {"delta": chosen.privacy.delta, "plan_file": text}
-    facts |= {"seen_in_clear": setup.seen(), "order": setup.order}
+    facts |= {"seen_in_clear": setup.seen(), "rest": setup.rest}
     if fork_of is None:
         run = RunFolder.create(out, promised, seed=seed, facts=facts)
     elif seed is None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting import ConfigError
+from privpart import double
 from privpart.clip import clip
 
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])
@@ -48,3 +49,22 @@ def test_huge_float64_is_clipped_not_dropped():
 def test_bad_clip_norms(clip_norm):
     with pytest.raises(ConfigError, match="clip_norm"):
         clip(torch.ones(2), clip_norm)
+
+
+@pytest.mark.parametrize("clip_norm", [1e-30, 1e-25, 1e-20, 1e-10, 1e-3, 0.01, 0.3, 1.0])
+@pytest.mark.parametrize("dim", [1, 7, 10**5])
+def test_the_factor_is_never_a_number_that_float32_rounds_away(clip_norm, dim):
+    """Updates of huge but finite numbers came out up to twice as long as the clip norm."""
+    values = torch.rand(dim, generator=torch.Generator().manual_seed(0)).clamp(min=0.01)
+    for exponent in range(-28, 39):
+        update = values * (3.3 * 10.0**exponent)
+        if not torch.isfinite(update).all() or double.norm(update) <= clip_norm:
+            continue
+        assert 1 - 2.0**-20 <= double.norm(clip(update, clip_norm)) / clip_norm <= 1
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, 0.3, 0.01, 0.001])
+def test_a_million_equal_numbers_near_the_largest(clip_norm):
+    for value in (1e38, 2.8e38, 3.1e38, 3.3e38):  # 1.18 times the clip norm, once
+        clipped = clip(torch.full((10**6,), value), clip_norm)
+        assert 1 - 2.0**-20 <= double.norm(clipped) / clip_norm <= 1
