@@ -54,7 +54,14 @@ def plays(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+SLOW = {"fedpart_table8", "fedpart_table9"}  # the default suite has minutes
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(e, marks=pytest.mark.slow) if e.stem in SLOW else e for e in EXAMPLES],
+    ids=lambda path: path.stem,
+)
 def test_example(example, request):
     assert f"Run: python examples/{example.name}" in example.read_text()
     options = SMALL.get(example.name, ())
