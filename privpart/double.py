@@ -14,8 +14,8 @@ _PART = 2**16
 
 def norm(vector: Tensor) -> float:
     """Return the L2 norm of a vector, shape (d,); NaN or infinity if a number is."""
-    squares = (torch.linalg.vector_norm(p, dtype=torch.float64) for p in torch.split(vector, _PART))
-    return math.hypot(*map(float, squares))
+    norms = (torch.linalg.vector_norm(p, dtype=torch.float64) for p in torch.split(vector, _PART))
+    return math.hypot(*map(float, norms))
 
 
 def add(total: Tensor, vector: Tensor) -> None:

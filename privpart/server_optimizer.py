@@ -1,5 +1,6 @@
 """Server optimiser: how the noised mean update moves the model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,7 +11,11 @@ from accounting import checks
 from accounting.checks import ConfigError
 
 Kind = Literal["sgd", "adam", "adagrad"]
-_KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}
+_KINDS: dict[Kind, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adagrad": torch.optim.Adagrad,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +56,17 @@ class ServerOptimizer:
                 f"kind={self.kind!r}: a schedule may change all settings of the server's optimiser "
                 "but its kind."
             )
-        own = {"momentum": self.momentum} if self.kind == "sgd" else {"eps": self.adaptivity}
         for group in optimizer.param_groups:
-            group.update(own, lr=self.learning_rate)
+            group.update(self._options)
 
     def of(self, *groups: Tensor) -> torch.optim.Optimizer:
         """Return the optimiser of vectors; one without a gradient stays, and so does its state."""
-        if self.kind == "adam":
-            return torch.optim.Adam(groups, lr=self.learning_rate, eps=self.adaptivity)
-        if self.kind == "adagrad":
-            return torch.optim.Adagrad(groups, lr=self.learning_rate, eps=self.adaptivity)
-        return torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.momentum)
+        return _KINDS[self.kind](groups, **self._options)
+
+    @property
+    def _options(self) -> dict[str, float]:
+        own = {"momentum": self.momentum} if self.kind == "sgd" else {"eps": self.adaptivity}
+        return {"lr": self.learning_rate, **own}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
