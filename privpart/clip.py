@@ -18,12 +18,13 @@ _LEAST_FACTOR = 2.0**-100
 """Below 2^-126 float32 rounds the factor itself by far more, and updates came out too long."""
 
 
-def clip(update: Tensor, clip_norm: float) -> Tensor:
+def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tensor:
     """Return ``update`` scaled down, jointly over all coordinates, to at most ``clip_norm``.
 
     Args:
         update: shape (d,), floating point.
         clip_norm: >= 1e-30 and finite.
+        out: memory that the result may be written to; may be ``update`` itself.
 
     Returns:
         Shape (d,), float64 if ``update`` is, else float32.
@@ -52,7 +53,7 @@ def clip(update: Tensor, clip_norm: float) -> Tensor:
             return torch.zeros_like(update)
         update = update / update.abs().max()
         norm = double.norm(update)
-    return update * (clip_norm / norm * _MARGIN)
+    return torch.mul(update, clip_norm / norm * _MARGIN, out=out)
 
 
 def at_least_tiny(clip_norm: float) -> float:

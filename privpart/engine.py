@@ -26,8 +26,8 @@ Precision = Literal["float32", "bfloat16"]
 _CHUNK_BYTES = 2**24
 """Updates computed at once: they stay below what malloc gives back to the system each time."""
 
-_TURNS = 4
-"""Chunks per worker where one client after another is computed: clients differ in length."""
+_TURNS = 2
+"""Chunks per worker for what is left of a round, where one client follows another."""
 
 
 class Engine(Protocol):
@@ -241,13 +241,22 @@ class EmbeddedEngine:
         return max(1, min(128, _CHUNK_BYTES // (4 * self.model.dim)))
 
     def _chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
-        """Equal ones, as many for each worker: who computes one more is waited for."""
-        together = self.method is not None and self.method.together
-        least = self.workers * (1 if together or self.workers == 1 else _TURNS)
-        count = max(-(-len(clients) // self._most()), min(least, len(clients)))
+        """Clients computed together: equal chunks, for who computes one more is waited for."""
+        if self.method is None or not self.method.together:
+            return self._ever_smaller_chunks(clients)
+        count = max(1, -(-len(clients) // self._most()), min(self.workers, len(clients)))
         count = -(-count // self.workers) * self.workers
         ends = [len(clients) * k // count for k in range(count + 1)]
         return [clients[i:j] for i, j in pairwise(ends) if i < j]
+
+    def _ever_smaller_chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
+        """Guided self-scheduling (Polychronopoulos and Kuck 1987): a small last one ends soon."""
+        chunks, left = [], clients
+        while left:
+            size = min(self._most(), -(-len(left) // (_TURNS * self.workers)))
+            chunks.append(left[:size])
+            left = left[size:]
+        return chunks
 
     def _where(self) -> str:
         cached = self._work is not None and self._work.features is not None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from privpart.engines.frozen_prefix import feature_bytes
 from privpart.engines.local_work import LocalWork, Method
+from privpart.engines.products import worth_onednn
 from privpart.messages import RoundTask
 
 _MOST = 16
@@ -86,6 +87,8 @@ def _candidates(work: LocalWork, task: RoundTask, *, bfloat16: bool) -> list[Met
     methods = [Method(bfloat16=bfloat16)]
     if convolutional:
         methods.append(Method(channels_last=True, bfloat16=bfloat16))
+    if not bfloat16 and worth_onednn(work.model.module, _examples_of_a_batch(work)):
+        methods.append(Method(channels_last=convolutional, onednn=True))
     if bfloat16 or not work.lockstep_follows(task):
         return methods
     if not convolutional or _one_step(work, task.clients):
@@ -101,6 +104,12 @@ def _one_step(work: LocalWork, clients: Sequence[int]) -> bool:
         return False
     most = max((len(work.users.indices[client]) for client in clients), default=0)
     return local.steps == 1 or (local.steps is None and most <= local.batch_size)
+
+
+def _examples_of_a_batch(work: LocalWork) -> int:
+    """What a dense layer sees as examples: also each word of a text."""
+    y = work.users.y
+    return work.local.batch_size * (y[0].numel() if len(y) else 1)
 
 
 def _median_difference(found: Tensor, reference: Tensor) -> float:

@@ -13,6 +13,7 @@ from privpart.client import LocalTraining, client_update
 from privpart.clip import clip
 from privpart.engines.frozen_prefix import Features
 from privpart.engines.lockstep import Lockstep, to_channels_last
+from privpart.engines.products import by_onednn
 from privpart.messages import RoundTask
 from privpart.partial import PartialModel
 
@@ -54,18 +55,21 @@ class Method:
     Attributes:
         together: in lockstep, as one batched computation; else one after another.
         channels_last: convolutions on images whose channels lie next to each other in memory.
+        onednn: large dense layers multiplied by oneDNN; not together.
         bfloat16: products of matrices and convolutions rounded to 8 bits (torch.autocast); the
             parameters stay float32. Never chosen by itself.
     """
 
     together: bool = False
     channels_last: bool = False
+    onednn: bool = False
     bfloat16: bool = False
 
     def __str__(self) -> str:
         name = "clients together (vmap)" if self.together else "one client after another"
         layout = ", channels last" if self.channels_last else ""
-        return name + layout + (", bfloat16" if self.bfloat16 else "")
+        products = ", dense layers by oneDNN" if self.onednn else ""
+        return name + layout + products + (", bfloat16" if self.bfloat16 else "")
 
 
 class LocalWork:
@@ -118,9 +122,11 @@ class LocalWork:
         out = out[: len(clients)]
         if method.together and self.lockstep_follows(task):
             last = method.channels_last
-            self._lockstep.changes(start, x, y, rows, generators, out=out, channels_last=last)
-            for change in out:
-                clipped = clip(change, task.clip_norm)
+            for place in self._lockstep.changes(
+                start, x, y, rows, generators, out=out, channels_last=last
+            ):
+                change = out[place]
+                clipped = clip(change, task.clip_norm, out=change)
                 if clipped is not change:
                     change.copy_(clipped)
             return
@@ -128,7 +134,9 @@ class LocalWork:
         rounded = torch.autocast(
             "cpu", torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
         )
-        with _channels_last(self.model.module, method.channels_last), rounded:
+        module = self.model.module
+        images = _channels_last(module, method.channels_last)
+        with images, by_onednn(module, method.onednn), rounded:
             for to, own, generator in zip(out, rows, generators, strict=True):
                 to.copy_(
                     client_update(

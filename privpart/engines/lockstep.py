@@ -7,7 +7,7 @@ the same parameters, so one batched pass gives every update. That is the same tr
 ``client_update``'s, up to rounding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,8 +60,11 @@ class Lockstep:
         *,
         out: Tensor,
         channels_last: bool = False,
-    ) -> None:
-        """Write after - before of each client, not clipped, into ``out``, shape (V, d).
+    ) -> Iterator[int]:
+        """Write after - before of each client, not clipped, into its row of ``out``, shape (V, d).
+
+        Yields:
+            Each row as soon as it is written and still in the processor's cache.
 
         Args:
             start: the round's trained part, shape (d,).
@@ -86,7 +89,7 @@ class Lockstep:
         ]
         longest = max((len(own) for own in batches), default=0)
         if longest <= 1 and self.local.optimizer == "sgd":
-            self._one_step(start, x, y, batches, out, channels_last)
+            yield from self._one_step(start, x, y, batches, out, channels_last)
             return
         order = sorted(range(len(batches)), key=lambda client: -len(batches[client]))
         stack = self._stack(start, len(batches))
@@ -96,6 +99,7 @@ class Lockstep:
             going = sum(len(own) > step for own in batches)
             for place in range(going, active):  # done: later steps may move its copy, not this
                 torch.sub(stack.flat[place], start, out=out[order[place]])
+                yield order[place]
             active = going
             if active:
                 these = [batches[order[place]][step] for place in range(active)]
@@ -138,20 +142,22 @@ class Lockstep:
         batches: Sequence[Sequence[Tensor]],
         out: Tensor,
         channels_last: bool,
-    ) -> None:
+    ) -> Iterator[int]:
         """Momentum changes nothing in a first step."""
         came = [client for client, own in enumerate(batches) if own]
-        everyone = len(came) == len(batches)
-        to = out if everyone else torch.empty(len(came), len(start))
-        if came:
-            these = [batches[client][0] for client in came]
-            inputs = _padded(x, y, these, channels_last)
-            found = self._gradients_at_one_point(self._split(start), *inputs)
-            for place, part in zip(self._split(to), found, strict=True):
-                torch.mul(part, -self.local.learning_rate, out=place)
-        if not everyone:
-            out.zero_()
+        for client in set(range(len(batches))).difference(came):
+            out[client].zero_()
+            yield client
+        if not came:
+            return
+        inputs = _padded(x, y, [batches[client][0] for client in came], channels_last)
+        to = out if len(came) == len(batches) else torch.empty(len(came), len(start))
+        found = self._gradients_at_one_point(self._split(start), *inputs)
+        for place, part in zip(self._split(to), found, strict=True):
+            torch.mul(part, -self.local.learning_rate, out=place)
+        if to is not out:
             out[came] = to
+        yield from came
 
     def _stack(self, start: Tensor, clients: int) -> _Stack:
         """Two buffers, used again and again: fresh pages for them cost as much as the training."""

@@ -68,3 +68,14 @@ def test_a_million_equal_numbers_near_the_largest(clip_norm):
     for value in (1e38, 2.8e38, 3.1e38, 3.3e38):  # 1.18 times the clip norm, once
         clipped = clip(torch.full((10**6,), value), clip_norm)
         assert 1 - 2.0**-20 <= double.norm(clipped) / clip_norm <= 1
+
+
+@pytest.mark.parametrize("update", [[3.0, 4.0], [0.1, 0.2], [float("nan"), 1.0], [3e38, 3e38]])
+def test_in_place_it_is_the_same_and_writes_nowhere_else(update):
+    update = torch.tensor(update)
+    expected, kept = clip(update, 1.0), update.clone()
+    assert torch.equal(update.nan_to_num(), kept.nan_to_num())
+    found = clip(update, 1.0, out=update)
+    assert torch.equal(found, expected)
+    if kept.norm() > 1 and torch.isfinite(kept.norm()):
+        assert found is update

@@ -380,3 +380,21 @@ def test_memory_is_flat_over_a_thousand_rounds(workers):
 def _resident(pid):
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("clients", "workers"), [(0, 2), (1, 2), (20, 2), (7, 3), (1000, 2)])
+def test_chunks_are_the_cohort_in_order_and_end_small(clients, workers, together):
+    engine = EmbeddedEngine(
+        dense(["*"]), users(), local=LOCALS["epochs"], data_seed=0, workers=workers,
+        batching="vmap" if together else "loop",
+    )  # fmt: skip
+    chunks = engine._chunks(range(clients))
+    sizes = [len(chunk) for chunk in chunks]
+    assert [client for chunk in chunks for client in chunk] == list(range(clients))
+    assert all(0 < size <= engine._most() for size in sizes)
+    if together:
+        assert max(sizes, default=0) - min(sizes, default=0) <= 1
+    else:
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[-1:] in ([1], [])

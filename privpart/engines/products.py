@@ -1,0 +1,89 @@
+"""Products: large dense layers computed by oneDNN, in place of the BLAS that torch calls.
+
+torch multiplies float32 matrices by MKL, which on processors of other makers keeps to narrower
+instructions; oneDNN, which torch has for its convolutions, then takes half of the time.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+_WORTH = 2**22
+"""Examples times weights from which oneDNN's lead exceeds the price of a function of our own."""
+
+
+@contextmanager
+def by_onednn(module: nn.Module, wanted: bool) -> Iterator[None]:
+    """Compute the large ``nn.Linear`` layers of a module so, in this context.
+
+    Equal to torch's own up to rounding. Gradients can be taken once, not twice.
+    """
+    layers = _layers(module) if wanted else []
+    for layer in layers:
+        layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def worth_onednn(module: nn.Module, examples: int) -> bool:
+    """Whether a batch of so many examples makes a layer large enough, and torch has oneDNN."""
+    most = max((layer.weight.numel() for layer in _layers(module)), default=0)
+    return _available() and examples * most >= _WORTH
+
+
+def _layers(module: nn.Module) -> list[nn.Linear]:
+    """Return those whose ``forward`` is torch's: a subclass may do anything."""
+    return [
+        layer
+        for layer in module.modules()
+        if type(layer) is nn.Linear and "forward" not in vars(layer)
+    ]
+
+
+def _available() -> bool:
+    built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(built) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
+    examples = x.numel() // max(1, layer.in_features)
+    if examples * layer.weight.numel() < _WORTH or x.dtype is not torch.float32:
+        return linear(x, layer.weight, layer.bias)
+    out: Tensor = _Linear.apply(x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Linear(torch.autograd.Function):
+    """x (..., in), weight (out, in), bias (out,) or None -> (..., out)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return (
+            _product(gradient, weight.t()) if for_x else None,
+            _product(rows.t(), x.reshape(-1, x.shape[-1]).t()) if for_weight else None,
+            rows.sum(dim=0) if for_bias else None,
+        )
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x W^T + b, shape (..., out)."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
