@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
 from torch import nn
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
@@ -48,15 +49,15 @@ class Privacy(_Table):
     ``delta``.
     """
 
-    rounds: StrictInt
-    clip_norm: StrictFloat
-    delta: StrictFloat
-    noise_multiplier: StrictFloat | None = None
-    target_epsilon: StrictFloat | None = None
-    report_goal: StrictInt | None = Field(default=None, description="None: clients_per_round")
-    minimum_cohort: StrictInt = 1
-    max_participations: StrictInt = 1
-    min_separation: StrictInt = 1
+    rounds: int
+    clip_norm: float
+    delta: float
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    report_goal: int | None = Field(default=None, description="None: clients_per_round")
+    minimum_cohort: int = 1
+    max_participations: int = 1
+    min_separation: int = 1
     mechanism: MechanismChoice
     adaptive_clipping: AdaptiveClipping | None = None
 
@@ -70,7 +71,7 @@ class Model(_Table):
     groups: list[list[str]] | None = Field(
         default=None, description="of [schedule]; None: the network's own, else one per layer"
     )
-    seed: StrictInt
+    seed: int
 
     def network(self) -> nn.Module:
         """Return the network, not yet initialised."""
@@ -110,14 +111,14 @@ class Data(_Table):
         "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
     ]
     directory: Path | None = None
-    users: StrictInt | None = Field(
+    users: int | None = Field(
         default=None, description="to deal the examples to; None where the task has its own"
     )
-    clients_per_round: StrictInt
+    clients_per_round: int
     partition: Literal["iid", "dirichlet", "pathological"] = "iid"
-    alpha: StrictFloat | None = Field(default=None, description="of a dirichlet partition")
-    classes_each: StrictInt | None = Field(default=None, description="of a pathological one")
-    seed: StrictInt = 0
+    alpha: float | None = Field(default=None, description="of a dirichlet partition")
+    classes_each: int | None = Field(default=None, description="of a pathological one")
+    seed: int = 0
 
 
 class PlanFile(_Table):
@@ -236,9 +237,13 @@ def parse(text: str, *, name: str = "plan") -> PlanFile:
 
 
 def validated(values: dict[str, Any], *, name: str = "plan") -> PlanFile:
-    """Return the plan with these tables; raises as ``read``."""
+    """Return the plan with these tables; raises as ``read``.
+
+    Strict, so that true is no number and "3" is none; as JSON, whose strictness still takes a list
+    for a tuple, a table for a dataclass and a string for one of its names.
+    """
     try:
-        return PlanFile.model_validate(values)
+        return PlanFile.model_validate_json(to_json(values), strict=True)
     except ValidationError as error:
         faults = "\n".join(f"  {_sentence(fault)}" for fault in error.errors())
         raise ConfigError(f"{name} is no plan:\n{faults}") from None

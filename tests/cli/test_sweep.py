@@ -170,6 +170,10 @@ def test_tuning_is_marked_as_uncharged(folder):
         (("seeds = [0, 1]", "seeds = [0, 0]"), "same cell twice"),
         (("plan.toml", "none.toml"), "cannot be read"),
         (("[grid]", "[grid"), "no TOML"),
+        (("seeds = [0, 1]", "seeds = [0, true]"), r"seeds.1: Input should be a valid integer"),
+        (("[grid]", "[tune]\nheld_out = '0.5'\ngrid = {}\n[grid]"), r"tune.held_out: .* number"),
+        (("[grid]", '[grid]\n"client.epochs" = [true]'), r"client.epochs: .* valid integer"),
+        (("[grid]", '[grid]\n"client.epochs" = [2024-01-01]'), r"client.epochs: .* integer"),
     ],
 )
 def test_sweeps_that_say_what_is_wrong(folder, change, says):
