@@ -24,7 +24,7 @@ from privpart.select.layout import Layout
 from privpart.select.networks import shrunk
 from privpart.select.report import Seen, seen_in
 from privpart.select.turns import Turns
-from privpart.tasks.shakespeare import BEGIN, UNKNOWN
+from privpart.tasks.shakespeare import UNKNOWN
 
 _BATCH = 500
 
@@ -170,10 +170,9 @@ def _select_engine(
     plan: PlanFile, choice: SelectChoice, model: PartialModel, users: Users
 ) -> SelectEngine:
     """Clients with smaller networks; those that select words read the others as unknown."""
-    if plan.schedule is not None:
-        raise ConfigError("schedule: cannot be together with [select]; leave one of them out.")
     spaces = choice.spaces(model.module)
     layout = Layout.of(model, spaces)
+    turns = plan.turns(model)
 
     @lru_cache(maxsize=4096)
     def counts(client: int) -> Counts:
@@ -190,16 +189,11 @@ def _select_engine(
         smaller,
         users,
         local=plan.client,
-        choosers=choice.choosers(
-            layout.sizes,
-            counts=counts,
-            always=(UNKNOWN, BEGIN),
-            data_seed=plan.data.seed,
-        ),
+        choosers=plan.choosers(layout, counts=counts),
         data_seed=plan.data.seed,
         delivery=choice.fetch(),
         localize=None if choice.words is None else localize_tokens(UNKNOWN),
-        turns=plan.turns(model) if choice.takes_turns else None,
+        turns=turns,
     )
 
 
