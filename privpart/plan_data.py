@@ -57,9 +57,7 @@ def plan_data(data: Data, network: nn.Module) -> PlanData:
 
 def _next_word(folder: Path, network: nn.Module) -> PlanData:
     if not isinstance(network, LanguageModel):
-        raise ConfigError(
-            'model.name: shakespeare is next-word prediction; its model is "word_lm".'
-        )
+        raise TypeError("a plan with plays has a language model")
     words = network.embedding.num_embeddings - (BEGIN + 1)
     if words < 1:
         raise ConfigError(

@@ -4,16 +4,16 @@ Everything that shapes the run is in it, so its hash, which is part of the priva
 run before it starts. Unknown keys are errors: a misspelt clip norm must not become a default.
 """
 
-import difflib
 import hashlib
 import json
 import tomllib
-from dataclasses import is_dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import to_json
 from torch import nn
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
@@ -26,11 +26,15 @@ from privpart.models import model as network
 from privpart.partial import PartialModel
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
+from privpart.plan_faults import sentences
 from privpart.schedule import Schedule
 from privpart.select.choice import SelectChoice
+from privpart.select.keys import Counts, KeyChooser
 from privpart.select.layout import Layout
+from privpart.select.networks import shrunk
 from privpart.select.turns import Turns
 from privpart.server_optimizer import ServerOptimizer
+from privpart.tasks.shakespeare import BEGIN, UNKNOWN
 
 SCHEMA = "privpart/plan/1"
 NATURAL = ("fed-emnist", "shakespeare")
@@ -48,15 +52,15 @@ class Privacy(_Table):
     ``delta``.
     """
 
-    rounds: StrictInt
-    clip_norm: StrictFloat
-    delta: StrictFloat
-    noise_multiplier: StrictFloat | None = None
-    target_epsilon: StrictFloat | None = None
-    report_goal: StrictInt | None = Field(default=None, description="None: clients_per_round")
-    minimum_cohort: StrictInt = 1
-    max_participations: StrictInt = 1
-    min_separation: StrictInt = 1
+    rounds: int
+    clip_norm: float
+    delta: float
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    report_goal: int | None = Field(default=None, description="None: clients_per_round")
+    minimum_cohort: int = 1
+    max_participations: int = 1
+    min_separation: int = 1
     mechanism: MechanismChoice
     adaptive_clipping: AdaptiveClipping | None = None
 
@@ -70,7 +74,7 @@ class Model(_Table):
     groups: list[list[str]] | None = Field(
         default=None, description="of [schedule]; None: the network's own, else one per layer"
     )
-    seed: StrictInt
+    seed: int
 
     def network(self) -> nn.Module:
         """Return the network, not yet initialised."""
@@ -110,14 +114,14 @@ class Data(_Table):
         "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
     ]
     directory: Path | None = None
-    users: StrictInt | None = Field(
+    users: int | None = Field(
         default=None, description="to deal the examples to; None where the task has its own"
     )
-    clients_per_round: StrictInt
+    clients_per_round: int
     partition: Literal["iid", "dirichlet", "pathological"] = "iid"
-    alpha: StrictFloat | None = Field(default=None, description="of a dirichlet partition")
-    classes_each: StrictInt | None = Field(default=None, description="of a pathological one")
-    seed: StrictInt = 0
+    alpha: float | None = Field(default=None, description="of a dirichlet partition")
+    classes_each: int | None = Field(default=None, description="of a pathological one")
+    seed: int = 0
 
 
 class PlanFile(_Table):
@@ -142,6 +146,20 @@ class PlanFile(_Table):
     server: ServerOptimizer
     schedule: Schedule | None = None
     select: SelectChoice | None = None
+
+    @model_validator(mode="after")
+    def _tables_fit_each_other(self) -> Self:
+        if self.select is not None and self.schedule is not None:
+            raise ConfigError("schedule: cannot be together with [select]; leave one of them out.")
+        if self.data.task == "shakespeare" and self.model.name in set(MODELS) - {"word_lm"}:
+            raise ConfigError(
+                'model.name: shakespeare is next-word prediction; its model is "word_lm".'
+            )
+        if self.data.task != "shakespeare" and self.model.name == "word_lm":
+            raise ConfigError(
+                'data.task: word_lm predicts the next word; its task is "shakespeare".'
+            )
+        return self
 
     @property
     def hash(self) -> str:
@@ -168,8 +186,7 @@ class PlanFile(_Table):
         choice = self.privacy.mechanism
         if self.schedule is None and self.model.groups is not None:
             raise ConfigError("model.groups: need a table [schedule]; else all train always.")
-        if self.select is not None and self.select.takes_turns:
-            turns = self.turns(self.model.partial())
+        if self.select is not None and (turns := self.turns(self.model.partial())) is not None:
             return choice.build_grouped(turns.schedule, turns.sizes, self.participation())
         if self.schedule is None:
             return choice.build(self.participation())
@@ -181,16 +198,32 @@ class PlanFile(_Table):
             )
         return choice.build_grouped(self.schedule.rounds(len(sizes)), sizes, self.participation())
 
-    def turns(self, model: PartialModel) -> Turns:
+    def turns(self, model: PartialModel) -> Turns | None:
         """Return the groups of slices under shared keys, and when each trains.
 
+        None where clients select nothing, or no keys are shared.
+
         Raises:
-            ConfigError: a table [schedule] as well, or slices that the model does not have.
+            ConfigError: a selection that the model does not have.
         """
-        if self.select is None or self.schedule is not None:
-            raise ConfigError("schedule: slices take turns by their keys; leave [schedule] out.")
-        layout = Layout.of(model, self.select.spaces(model.module))
-        return Turns.of(layout, self.select.choosers(layout.sizes), self.privacy.rounds)
+        if self.select is None:
+            return None
+        spaces = self.select.spaces(model.module)
+        layout = Layout.of(model, spaces)
+        choosers = self.choosers(layout)
+        with torch.device("meta"):  # whether there is such a network at all
+            shrunk(self.model.network(), spaces, [own.m for own in self.select.chosen.values()])
+        return Turns.of(layout, choosers, self.privacy.rounds) if self.select.takes_turns else None
+
+    def choosers(
+        self, layout: Layout, *, counts: Callable[[int], Counts] | None = None
+    ) -> list[KeyChooser]:
+        """Return what chooses the keys of a table [select], see ``SelectChoice.choosers``."""
+        if self.select is None:
+            return []
+        return self.select.choosers(
+            layout.sizes, counts=counts, always=(UNKNOWN, BEGIN), data_seed=self.data.seed
+        )
 
     def privacy_plan(self) -> PrivacyPlan:
         """Return the promise; fits a BLT, and solves for the noise, if the file asks for it.
@@ -236,12 +269,16 @@ def parse(text: str, *, name: str = "plan") -> PlanFile:
 
 
 def validated(values: dict[str, Any], *, name: str = "plan") -> PlanFile:
-    """Return the plan with these tables; raises as ``read``."""
+    """Return the plan with these tables; raises as ``read``.
+
+    Strict, so that true is no number and "3" is none; as JSON, whose strictness still takes a list
+    for a tuple, a table for a dataclass and a string for one of its names.
+    """
     try:
-        return PlanFile.model_validate(values)
+        return PlanFile.model_validate_json(to_json(values), strict=True)
     except ValidationError as error:
-        faults = "\n".join(f"  {_sentence(fault)}" for fault in error.errors())
-        raise ConfigError(f"{name} is no plan:\n{faults}") from None
+        faults = "".join(f"\n  {sentence}" for sentence in sentences(error, PlanFile))
+        raise ConfigError(f"{name} is no plan:{faults}") from None
 
 
 def _noise_multiplier(p: Privacy, mechanism: Mechanism, participation: Participation) -> float:
@@ -253,33 +290,3 @@ def _noise_multiplier(p: Privacy, mechanism: Mechanism, participation: Participa
     if p.target_epsilon is None:
         return float(p.noise_multiplier or 0.0)
     return calibrate(mechanism, participation, target_epsilon=p.target_epsilon, delta=p.delta)
-
-
-def _sentence(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
-    """One validation error as a sentence that names the key."""
-    where = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = _keys_at(fault["loc"][:-1])
-        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.0)
-        return f"{where}: no such key. The nearest is {near[0]}; all are {', '.join(known)}."
-    if fault["type"] in ("missing", "missing_argument"):
-        return f"{where}: is missing."
-    if fault["type"] == "value_error":
-        return f"{where}: {fault['ctx']['error']}"
-    return f"{where}: {fault['msg']}; this is {fault['input']!r}."
-
-
-def _keys_at(location: tuple[Any, ...]) -> list[str]:
-    """The keys of the table at ``location``."""
-    table: Any = PlanFile
-    for part in location:
-        annotation = _fields(table)[str(part)]
-        options = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type)]
-        table = next(a for a in options if is_dataclass(a) or issubclass(a, BaseModel))
-    return ["schema" if key == "plan_schema" else key for key in _fields(table)]
-
-
-def _fields(table: Any) -> dict[str, Any]:  # noqa: ANN401  a model or a dataclass
-    if is_dataclass(table):
-        return {name: field.type for name, field in table.__dataclass_fields__.items()}
-    return {name: field.annotation for name, field in table.model_fields.items()}

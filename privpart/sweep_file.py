@@ -9,11 +9,13 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
 
 from accounting.checks import ConfigError
 from privpart.plan_file import PlanFile, validated
@@ -50,7 +52,7 @@ class SweepFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     sweep_schema: Literal["privpart/sweep/1"] = Field(alias="schema")
     plan: str | dict[str, Any]
-    seeds: list[StrictInt] = Field(min_length=1)
+    seeds: list[int] = Field(min_length=1)
     grid: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
     joint: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
     tune: Tuning | None = None
@@ -106,7 +108,7 @@ def read_sweep(path: str | Path) -> Sweep:
     """
     path = Path(path)
     try:
-        file = SweepFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        file = SweepFile.model_validate_json(_json_of(path), strict=True)
         base = file.plan
         if isinstance(base, str):
             base = tomllib.loads((path.parent / base).read_text(encoding="utf-8"))
@@ -121,6 +123,10 @@ def read_sweep(path: str | Path) -> Sweep:
         )
         raise ConfigError(f"{path} is no sweep:\n{faults}") from None
     return _sweep(file, base)
+
+
+def _json_of(path: Path) -> bytes:
+    return to_json(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
 def _sweep(file: SweepFile, base: Mapping[str, Any]) -> Sweep:
@@ -183,7 +189,7 @@ def _seeded(seed: int) -> Changes:
 
 def _plan(base: Mapping[str, Any], changes: list[Changes]) -> PlanFile:
     """The base plan with all changes; an error names the cell."""
-    values = json.loads(json.dumps(base))  # a deep copy of plain values
+    values = deepcopy(dict(base))
     for field, value in (item for change in changes for item in change.items()):
         *tables, last = field.split(".")
         table = values

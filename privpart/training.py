@@ -12,7 +12,7 @@ from torch import Tensor
 from accounting.checks import ConfigError
 from privpart import tasks
 from privpart.admission import may_take_part
-from privpart.engine import EmbeddedEngine, Users
+from privpart.engine import Batching, EmbeddedEngine, Precision, Users
 from privpart.partial import PartialModel
 from privpart.plan import PrivacyPlan
 from privpart.plan_data import plan_data, refuse_other_shapes
@@ -24,7 +24,7 @@ from privpart.select.layout import Layout
 from privpart.select.networks import shrunk
 from privpart.select.report import Seen, seen_in
 from privpart.select.turns import Turns
-from privpart.tasks.shakespeare import BEGIN, UNKNOWN
+from privpart.tasks.shakespeare import UNKNOWN
 
 _BATCH = 500
 
@@ -92,6 +92,8 @@ def training(
     plan: PlanFile,
     *,
     workers: int = 1,
+    batching: Batching = "auto",
+    precision: Precision = "float32",
     deterministic: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> Training:
@@ -100,13 +102,17 @@ def training(
     Args:
         plan: what to train.
         workers: processes of the engine.
-        deterministic: the same bits for any number of workers, see ``EmbeddedEngine``.
+        batching: "auto", "loop" or "vmap", see ``EmbeddedEngine``.
+        precision: "float32" or "bfloat16", likewise.
+        deterministic: the same bits for any number of workers, likewise.
         report: gets a sentence about how the engine computes; None writes it to standard error.
 
     Raises:
         ConfigError: unknown model or sizes, patterns that match nothing, missing data, a model that
-            does not fit them, more users than examples, more clients in a round than users.
+            does not fit them, more users than examples, more clients in a round than users,
+            options that the clients of this plan would not follow.
     """
+    _refuse_ignored(plan, workers, batching, precision, deterministic=deterministic)
     model = plan.model.partial(groups=plan.groups())
     data = plan_data(plan.data, model.module)
     refuse_other_shapes(model.module, data)
@@ -118,8 +124,6 @@ def training(
     )
     engine: EmbeddedEngine | SelectEngine
     if plan.select is not None:
-        if workers != 1:
-            raise ConfigError(f"workers={workers}: clients that select run in one process; use 1.")
         engine = _select_engine(plan, plan.select, model, data.users)
     else:
         engine = EmbeddedEngine(
@@ -128,20 +132,47 @@ def training(
             local=plan.client,
             data_seed=plan.data.seed,
             workers=workers,
+            batching=batching,
+            precision=precision,
             deterministic=deterministic,
             report=report,
         )
     return Training(model, engine, cohorts, data.test_x, data.test_y, model.flat.clone())
 
 
+def _refuse_ignored(
+    plan: PlanFile, workers: int, batching: Batching, precision: Precision, *, deterministic: bool
+) -> None:
+    """Refuse options that would be ignored, or fail only once a run has begun."""
+    select, objective = plan.select is not None, plan.client.objective
+    if select and workers != 1:
+        raise ConfigError(f"workers={workers}: clients that select run in one process; use 1.")
+    if batching == "vmap" and deterministic:
+        raise ConfigError(
+            "batching=vmap: a run that can be repeated (as with noise from a seed) computes one "
+            "client after another; use auto or loop."
+        )
+    if batching == "vmap" and (select or plan.schedule or objective != "fedavg"):
+        raise ConfigError(
+            "batching=vmap: clients that select, that train under a [schedule] or with another "
+            "objective than fedavg are computed one after another; use auto or loop."
+        )
+    if batching == "vmap" and precision == "bfloat16":
+        raise ConfigError("batching=vmap: bfloat16 computes one client after another; use auto.")
+    if precision == "bfloat16" and (select or objective == "moon"):
+        raise ConfigError(
+            "precision=bfloat16: clients that select, or train with the objective moon, compute in "
+            "float32; leave it out."
+        )
+
+
 def _select_engine(
     plan: PlanFile, choice: SelectChoice, model: PartialModel, users: Users
 ) -> SelectEngine:
     """Clients with smaller networks; those that select words read the others as unknown."""
-    if plan.schedule is not None:
-        raise ConfigError("schedule: cannot be together with [select]; leave one of them out.")
     spaces = choice.spaces(model.module)
     layout = Layout.of(model, spaces)
+    turns = plan.turns(model)
 
     @lru_cache(maxsize=4096)
     def counts(client: int) -> Counts:
@@ -158,16 +189,11 @@ def _select_engine(
         smaller,
         users,
         local=plan.client,
-        choosers=choice.choosers(
-            layout.sizes,
-            counts=counts,
-            always=(UNKNOWN, BEGIN),
-            data_seed=plan.data.seed,
-        ),
+        choosers=plan.choosers(layout, counts=counts),
         data_seed=plan.data.seed,
         delivery=choice.fetch(),
         localize=None if choice.words is None else localize_tokens(UNKNOWN),
-        turns=plan.turns(model) if choice.takes_turns else None,
+        turns=turns,
     )
 
 

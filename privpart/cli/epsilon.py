@@ -97,7 +97,9 @@ def epsilon(
         cross_check="dp-accounting" if cross_check else "quadrature",
     )
     if plot is not None and isinstance(built, Grouped):
-        raise ConfigError("plot: varies a mechanism of one group; leave it out with a [schedule].")
+        raise ConfigError(
+            "plot: varies a mechanism of one group; leave it out with a [schedule] or shared keys."
+        )
     if plot is not None:
         from privpart.cli.budget_plot import draw
 
@@ -123,7 +125,7 @@ def _refuse_contradictions(
 def _one_stream(
     built: Mechanism, choice: MechanismChoice, participation: Participation, form: Format
 ) -> list[tuple[str, str]]:
-    """What the groups of a schedule save: the same mechanism, once over all rounds."""
+    """What groups that take turns save: the same mechanism, once over all rounds."""
     if not isinstance(built, Grouped) or form is not Format.TABLE:
         return []
     found = choice.build(participation).sensitivity(participation)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from accounting import ConfigError
-from privpart.cli import audit
+from privpart.cli import audit, sweep
 from privpart.cli.audit_defences import defences
 from privpart.cli.calibrate import calibrate
 from privpart.cli.costs import costs
@@ -24,7 +24,6 @@ from privpart.cli.inspect import inspect
 from privpart.cli.mechanisms import mechanisms
 from privpart.cli.report import report
 from privpart.cli.schedule import schedule
-from privpart.cli.sweep import sweep, sweep_show
 from privpart.cli.train import train
 
 app = typer.Typer(
@@ -41,14 +40,13 @@ _COMMANDS = (
     report,
     schedule,
     inspect,
-    sweep,
-    sweep_show,
     costs,
     freeze_search,
     demo,
 )
 for _command in _COMMANDS:
     app.command()(_command)
+app.add_typer(sweep.app, name="sweep")
 app.add_typer(audit.app, name="audit")
 
 
@@ -97,7 +95,7 @@ _SAYS_ALL = (
 _REFUSED = 70
 _OPTIONS = {
     name
-    for command in (*_COMMANDS, audit.leakage, defences)
+    for command in (*_COMMANDS, sweep.run, audit.leakage, defences)
     for name in signature(command).parameters
 }
 

@@ -45,8 +45,8 @@ def mechanisms(
     plan: Annotated[
         Path | None,
         typer.Option(
-            help="Plan file with rounds, delta and participation; if it has a [schedule], a stream "
-            "per group is compared with one stream over all rounds."
+            help="Plan file with rounds, delta and participation; if it has a [schedule] or shared "
+            "keys, a stream per group is compared with one stream over all rounds."
         ),
     ] = None,
     target_epsilon: Annotated[float, typer.Option(help="Epsilon of every row, above 0.")] = 1.0,
@@ -117,14 +117,15 @@ def _read(path: Path) -> "PlanFile":
 def _rows_of(
     plan: "PlanFile | None", participation: Participation, *, optimal: bool
 ) -> Iterator[tuple[str, Mechanism]]:
-    if plan is None or plan.schedule is None:
+    shared = plan is not None and plan.select is not None and plan.select.takes_turns
+    if plan is None or (plan.schedule is None and not shared):
         yield from _candidates(participation, optimal=optimal)
         return
     if optimal:
         raise ConfigError("optimal=True: not known for groups; leave it out.")
     planned = plan.mechanism()
     if not isinstance(planned, Grouped):
-        raise TypeError("a plan with a schedule has a grouped mechanism")
+        raise TypeError("where groups take turns, the mechanism is grouped")
     kinds = {
         "tree": MechanismChoice(name=MechanismName.TREE),
         "blt": MechanismChoice(name=MechanismName.BLT),

@@ -1,4 +1,4 @@
-"""``privpart sweep`` and ``privpart sweep-show``: a grid of trainings, and what it says."""
+"""``privpart sweep`` and ``privpart sweep show``: a grid of trainings, and what it says."""
 
 import json
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from accounting import checks
 from accounting.statement import up
@@ -27,12 +28,39 @@ UNCHARGED = (
     "clients' own data each try would be a release that no epsilon here covers."
 )
 
-OutOption = Annotated[Path, typer.Option(help="Folder of the sweep.")]
+
+class _RunByDefault(TyperGroup):
+    """Takes a first argument that is no command for the file of ``run``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  click's, vendored
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
 
 
-def sweep(
+app = typer.Typer(
+    cls=_RunByDefault,
+    no_args_is_help=True,
+    subcommand_metavar="FILE --out DIR | show DIR",
+    help="""Train a grid of plans and seeds, or show what one says.
+
+    privpart sweep FILE --out DIR runs the sweep in FILE; "run" may be left out.
+
+    privpart sweep show DIR prints the table of a sweep, finished or not.
+
+    Example: privpart sweep examples/fedpt_sweep.toml --out fedpt -j 2
+
+    Example: privpart sweep show fedpt --format csv
+
+    A file that is called like a command is typed with its folder: privpart sweep ./show --out DIR.
+    """,
+)
+
+
+@app.command()
+def run(
     file: Annotated[Path, typer.Argument(help="TOML file with a base plan, axes and seeds.")],
-    out: OutOption,
+    out: Annotated[Path, typer.Option(help="Folder of the sweep.")],
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", help="Processes; by default one per processor.")
     ] = None,
@@ -43,7 +71,7 @@ def sweep(
     A cell is known by the hash of its plan and seed: finished ones are never trained twice, and
     changing an axis trains only what is new. Failures are recorded and tried again.
 
-    Example: privpart sweep examples/fedpt_sweep.toml --out sweep -j 2
+    Example: privpart sweep examples/fedpt_sweep.toml --out fedpt -j 2
     """
     jobs = checks.count("jobs", jobs if jobs is not None else processors())
     from privpart.sweep_file import read_sweep
@@ -56,15 +84,21 @@ def sweep(
         _show(store, out, form)
 
 
-def sweep_show(out: OutOption, form: options.FormatOption = Format.TABLE) -> None:
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the sweep.")],
+    form: options.FormatOption = Format.TABLE,
+) -> None:
     """Print a sweep's table; write its CSV file, and accuracy against noise and epsilon.
 
     Reads only what is finished, also while the sweep goes on.
+
+    Example: privpart sweep show fedpt
     """
     from privpart.sweep_store import SweepStore
 
-    with SweepStore(out) as store:
-        _show(store, out, form)
+    with SweepStore(folder) as store:
+        _show(store, folder, form)
 
 
 def _run(chosen: Any, store: "SweepStore", jobs: int, out: Path) -> None:  # noqa: ANN401  a Sweep

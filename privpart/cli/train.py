@@ -1,6 +1,8 @@
 """``privpart train``: run a plan in a folder, from the start or from where it stopped."""
 
 from contextlib import ExitStack
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +13,30 @@ from privpart.cli import options
 from privpart.cli.options import Format
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from collections.abc import Callable
+
     from privpart.plan_file import PlanFile
     from privpart.run_folder import RunFolder
     from privpart.training import Training
 
 _INTERRUPTED = 130
 _PLAN = "plan.toml"
+_ENGINE = "Simulated clients: speed, never the guarantee"
+
+
+class Batching(StrEnum):
+    """How clients are computed."""
+
+    AUTO = "auto"
+    LOOP = "loop"
+    VMAP = "vmap"
+
+
+class Precision(StrEnum):
+    """What clients compute in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
 
 
 def train(
@@ -47,8 +67,28 @@ def train(
         int, typer.Option(help="Rounds between evaluations on the test images.")
     ] = 10,
     workers: Annotated[
-        int, typer.Option(help="Processes that simulate clients; 1 uses this one.")
+        int,
+        typer.Option(
+            help="Processes that simulate clients; 1 uses this one.", rich_help_panel=_ENGINE
+        ),
     ] = 1,
+    batching: Annotated[
+        Batching,
+        typer.Option(
+            help="'loop' computes one client after another, 'vmap' many at once; 'auto' times a "
+            "few of them, but for noise from a seed it is 'loop', so that the run can be repeated.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = Batching.AUTO,
+    precision: Annotated[
+        Precision,
+        typer.Option(
+            help="'bfloat16' rounds the clients' products to 8 bits: faster for large convolutions "
+            "where the processor has such products, slower for small networks. Rounds after "
+            "--resume may have another precision: their numbers then differ, their privacy not.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = Precision.FLOAT32,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write evaluations for TensorBoard, too.")
     ] = False,
@@ -63,18 +103,23 @@ def train(
     """
     checks.count("evaluate_every", evaluate_every)
     checks.count("workers", workers)
+    from privpart.training import training
+
+    put_together = partial(
+        training, workers=workers, batching=batching.value, precision=precision.value
+    )
     if resume:
         if fork_of is not None or seed is not None:
             raise ConfigError(
                 "--resume: the run has its start and its noise; leave out --fork-of and --seed."
             )
-        run, kept, setup = _resumed(out, plan, adopt, workers)
+        run, kept, setup = _resumed(out, plan, adopt, put_together)
     elif adopt:
         raise ConfigError("--adopt: only with --resume.")
     elif plan is None:
         raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
     else:
-        run, kept, setup = _begun(plan, out, fork_of, seed, workers)
+        run, kept, setup = _begun(plan, out, fork_of, seed, put_together)
     with run:
         _train(run, kept, setup, evaluate_every, tensorboard=tensorboard)
     _tell(run, form)
@@ -93,12 +138,11 @@ def _tell(run: "RunFolder", form: Format) -> None:
 
 
 def _resumed(
-    out: Path, plan: Path | None, adopt: bool, workers: int
+    out: Path, plan: Path | None, adopt: bool, put_together: "Callable[..., Training]"
 ) -> "tuple[RunFolder, PlanFile, Training]":
     """Open a run; return it with the plan that its ledger keeps, put together."""
     from privpart.plan_file import parse, read
     from privpart.run_folder import RunFolder
-    from privpart.training import training
 
     run = RunFolder.open(out, adopt=adopt)
     try:
@@ -108,27 +152,31 @@ def _resumed(
         if plan is not None and read(plan).hash != kept.hash:
             raise ConfigError(f"plan={plan}: is another plan than the run's; leave it out.")
         private = run.facts["seed"] is None
-        return run, kept, training(kept, workers=workers, deterministic=not private)
+        return run, kept, put_together(kept, deterministic=not private)
     except BaseException:
         run.close()
         raise
 
 
 def _begun(
-    plan: Path, out: Path, fork_of: Path | None, seed: int | None, workers: int
+    plan: Path,
+    out: Path,
+    fork_of: Path | None,
+    seed: int | None,
+    put_together: "Callable[..., Training]",
 ) -> "tuple[RunFolder, PlanFile, Training]":
     """Begin a run once everything about it has been tried; return it with its plan."""
     from privpart.durable import write_durably
     from privpart.fork import fork
     from privpart.plan_file import read
     from privpart.run_folder import RunFolder
-    from privpart.training import refuse_short_cohorts, training
+    from privpart.training import refuse_short_cohorts
 
     chosen, text = read(plan), plan.read_text(encoding="utf-8")
     promised = chosen.privacy_plan()
     # Noise from a seed is for runs that can be repeated: then their clients must not depend on
     # what a probe of the machine said.
-    setup = training(chosen, workers=workers, deterministic=seed is not None)
+    setup = put_together(chosen, deterministic=seed is not None)
     refuse_short_cohorts(promised, setup.cohorts)
     facts = {"delta": chosen.privacy.delta, "plan_file": text}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.rest}

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from pydantic import StrictInt
 from torch import nn
 
 from accounting import checks
@@ -56,8 +55,8 @@ class KeyChoice:
     """
 
     keys: KeyKind
-    m: StrictInt
-    seed: StrictInt = 0
+    m: int
+    seed: int = 0
 
     def __post_init__(self) -> None:
         checks.choice("keys", self.keys, get_args(KeyKind))

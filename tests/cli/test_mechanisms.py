@@ -3,8 +3,13 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from accounting import ConfigError
+from privpart.cli.main import app
 
 RUN = ["--rounds", "1600", "--delta", "1e-6"]
 
@@ -55,3 +60,26 @@ def test_the_optimal_matrix_is_for_one_participation(privpart):
     done = privpart("mechanisms", *RUN, "--max-participations", "2", "--optimal")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_shared_keys_of_a_plan_are_compared_group_by_group(tmp_path):
+    def call(command, *more):
+        return CliRunner().invoke(app, [command, "--plan", str(plan), "--format", "json", *more])
+
+    text = Path("examples/federated_select.toml").read_text()
+    independent = '{ keys = "independent", m = 16 }'
+    assert independent in text
+    plan = tmp_path / "plan.toml"
+    plan.write_text(text.replace(independent, '{ keys = "shared", m = 4, seed = 3 }'))
+    rows = {row["mechanism"]: row for row in json.loads(call("mechanisms").stdout)["rows"]}
+    told = json.loads(call("epsilon").stdout)
+    per_group, one = rows["tree, per group"], rows["tree, one stream"]
+    assert told["sensitivity_squared"] == per_group["sensitivity_squared"]
+    assert per_group["draws_per_round"] < one["draws_per_round"] == 1
+    assert per_group["rmse"] < 0.8 * one["rmse"]
+    assert "not known for groups" in str(call("mechanisms", "--optimal").exception)
+    plan.write_text(text.replace(independent, '{ keys = "shared", m = 65 }'))
+    for command in ("mechanisms", "epsilon"):
+        refused = call(command).exception
+        assert isinstance(refused, ConfigError)
+        assert "select.filters.m=65: must be from 1 to K=64" in str(refused)

@@ -1,4 +1,4 @@
-"""``privpart sweep`` and ``privpart sweep-show``, as a person calls them."""
+"""``privpart sweep`` and ``privpart sweep show``, as a person calls them."""
 
 import csv
 import json
@@ -103,7 +103,7 @@ def test_a_sweep_is_shown_resumed_by_content_and_marked_as_not_private(folder):
     told = sweep(folder)
     assert "12 cells, 4 to train" in told.stderr
     assert rows_of(folder / "out")[:8] == before
-    shown = call("sweep-show", "--out", folder / "out", "--format", "csv")
+    shown = call("sweep", "show", folder / "out", "--format", "csv")
     assert [row["seeds"] for row in csv.DictReader(shown.stdout.splitlines())] == ["3"] * 4
     for name in ("sweep.csv", "accuracy-noise.png", "accuracy-epsilon.png"):
         assert (folder / "out" / name).stat().st_size > 100
@@ -170,6 +170,10 @@ def test_tuning_is_marked_as_uncharged(folder):
         (("seeds = [0, 1]", "seeds = [0, 0]"), "same cell twice"),
         (("plan.toml", "none.toml"), "cannot be read"),
         (("[grid]", "[grid"), "no TOML"),
+        (("seeds = [0, 1]", "seeds = [0, true]"), r"seeds.1: Input should be a valid integer"),
+        (("[grid]", "[tune]\nheld_out = '0.5'\ngrid = {}\n[grid]"), r"tune.held_out: .* number"),
+        (("[grid]", '[grid]\n"client.epochs" = [true]'), r"client.epochs: .* valid integer"),
+        (("[grid]", '[grid]\n"client.epochs" = [2024-01-01]'), r"client.epochs: .* integer"),
     ],
 )
 def test_sweeps_that_say_what_is_wrong(folder, change, says):
@@ -179,6 +183,29 @@ def test_sweeps_that_say_what_is_wrong(folder, change, says):
 
 
 def test_show_without_a_sweep(tmp_path):
-    told = call("sweep-show", "--out", tmp_path)
+    told = call("sweep", "show", tmp_path)
     assert isinstance(told.exception, ConfigError)
     assert "has no sweep" in str(told.exception)
+
+
+def test_help_names_both_commands_with_examples():
+    for arguments in (("sweep", "--help"), ("sweep",)):
+        text = " ".join(call(*arguments).output.split())
+        assert "privpart sweep examples/fedpt_sweep.toml --out fedpt" in text
+        assert "privpart sweep show fedpt" in text
+    assert "--jobs" in call("sweep", "run", "--help").stdout
+    assert "--jobs" not in call("sweep", "show", "--help").stdout
+
+
+def test_whatever_is_no_command_is_the_file_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ("none.toml", "--out", "x"),
+        ("--out", "x", "none.toml"),
+        ("./show", "--out", "x"),
+        ("run", "show", "--out", "x"),
+    ):
+        told = call("sweep", *arguments)
+        assert isinstance(told.exception, ConfigError)
+        assert "cannot be read" in str(told.exception)
+    assert "No such command" in call("sweep-show", "--out", "x").output

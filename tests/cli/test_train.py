@@ -148,6 +148,22 @@ def test_a_plan_that_cannot_work_leaves_nothing_behind(privpart, tmp_path, old, 
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--batching", "vmap", "--seed", "1"], "--batching vmap a run that can be repeated"),
+        (["--batching", "vmap", "--precision", "bfloat16"], "bfloat16 computes one client after"),
+        (["--precision", "half"], "'half' is not one of"),
+    ],
+)
+def test_options_that_contradict_leave_nothing_behind(privpart, plan, tmp_path, options, sentence):
+    out = tmp_path / "run"
+    told = privpart("train", "--plan", str(plan), "--out", str(out), *options)
+    assert told.returncode == 2
+    assert sentence in " ".join(told.stderr.replace("│", " ").split()).replace("vmap:", "vmap")
+    assert not out.exists()
+
+
 def test_interrupted_by_the_keyboard_and_resumed(privpart, tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(PLAN.replace("rounds = 8", "rounds = 359").replace("= 1437", "= 1437"))
@@ -168,7 +184,7 @@ def test_interrupted_by_the_keyboard_and_resumed(privpart, tmp_path):
     assert stdout == ""
     assert f"Go on with: privpart train --resume --out {out}" in " ".join(stderr.split())
     again = [*command[3:], "--resume", "--out", str(out)]  # the README's: add --resume
-    resumed = privpart(*again, "--format", "json")
+    resumed = privpart(*again, "--precision", "bfloat16", "--format", "json")
     assert resumed.returncode == 0, resumed.stderr
     report = json.loads(resumed.stdout)
     assert (report["rounds"], report["guarantee"]["status"]) == (359, "not-private")

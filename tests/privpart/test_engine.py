@@ -189,6 +189,16 @@ def test_bfloat16_is_the_same_training_roughly(network):
     assert difference.median() < 0.2  # 0.9 with the weights of the first step in every step
 
 
+def test_bfloat16_returns_the_same_bits_from_any_number_of_workers():
+    torch.set_num_threads(1)
+    data, local = users(), LOCALS["epochs"]
+    options = {"deterministic": True, "precision": "bfloat16"}
+    alone = updates(cnn(["*"]), data, local, **options)
+    assert torch.equal(updates(cnn(["*"]), data, local, **options, workers=2), alone)
+    assert not torch.equal(updates(cnn(["*"]), data, local, deterministic=True), alone)
+    assert (alone.double().norm(dim=1) <= TASK.clip_norm).all()
+
+
 def test_bfloat16_is_refused_where_it_would_be_ignored():
     options = {"local": LOCALS["epochs"], "data_seed": 5, "precision": "bfloat16"}
     with pytest.raises(ConfigError, match="not batching='vmap'"):

@@ -1,6 +1,9 @@
 """Plan files: what people write, what they get wrong, and what fixes the run."""
 
+import tomllib
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -106,6 +109,63 @@ def test_faults_are_named(old, new, sentence):
         plan_file.parse(changed(old, new), name="mine.toml")
     assert str(error.value).startswith("mine.toml is no plan:")
     assert sentence in str(error.value)
+
+
+def fields_of(table, path=()):
+    """Every field of a plan file that is no table: where it is, and its type."""
+    for name, kind in get_type_hints(table).items():
+        if name.startswith(("_", "model_config")):
+            continue
+        here = (*path, "schema" if name == "plan_schema" else name)
+        options = [kind, *get_args(kind)]
+        tables = [a for a in options if is_dataclass(a) or hasattr(a, "model_fields")]
+        if tables:
+            yield from fields_of(tables[0], here)
+        else:
+            yield here, options
+
+
+FIELDS = dict(fields_of(plan_file.PlanFile))
+WHOLE = [path for path, options in FIELDS.items() if int in options]
+REAL = [path for path, options in FIELDS.items() if float in options]
+SERIES = [path for path, options in FIELDS.items() if tuple[float, ...] in options]
+TRUTH = [path for path, options in FIELDS.items() if bool in options]
+WRONG_KIND = [
+    *((path, value) for path in WHOLE for value in (True, 1.0, "1")),
+    *((path, value) for path in REAL for value in (True, "1")),
+    *((path, [value]) for path in SERIES for value in (True, "1")),
+    *((path, value) for path in TRUTH for value in (1, 1.0, "true")),
+]
+
+
+def test_all_fields_are_found():
+    """Against a census that silently misses what it is about."""
+    assert (len(WHOLE), len(REAL), len(SERIES), len(TRUTH)) == (29, 15, 3, 1)
+    assert ("select", "hidden", "m") in WHOLE
+    assert ("privacy", "adaptive_clipping", "rate") in REAL
+
+
+@pytest.mark.parametrize(("path", "value"), WRONG_KIND, ids=str)
+def test_truth_values_and_strings_are_no_numbers_nor_the_other_way_round(path, value):
+    values = tomllib.loads(TEXT)
+    *tables, last = path
+    table = values
+    for name in tables:
+        table = table.setdefault(name, {})
+    table[last] = value
+    with pytest.raises(ConfigError, match=rf"  {'.'.join(path)}(\.0)?: Input should be a valid"):
+        plan_file.validated(values)
+
+
+def test_a_whole_number_is_a_real_one():
+    assert plan_file.parse(changed("clip_norm = 0.3", "clip_norm = 1")).privacy.clip_norm == 1.0
+
+
+@pytest.mark.parametrize("old", ["channels = [16, 32]", "hidden = 512", "image_size = 8"])
+def test_truth_values_are_no_sizes_of_a_network(old):
+    new = "channels = [true, 32]" if "[" in old else f"{old.split()[0]} = true"
+    with pytest.raises(ConfigError, match="not a truth value"):
+        plan_file.parse(changed(old, new)).model.network()
 
 
 LATER = [

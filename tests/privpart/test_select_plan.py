@@ -307,6 +307,7 @@ def test_what_a_fork_must_share():
 
 
 INDEPENDENT = {"keys": "independent", "m": 2}
+PLAYS = {"model": {"name": "word_lm", "sizes": LM, "seed": 7}, "select": None}
 WRONG = [
     ({"select": {"filters": INDEPENDENT}}, "select.delivery: is missing"),
     ({"select": {"delivery": "pir"}}, "say what to select"),
@@ -332,12 +333,19 @@ WRONG = [
         "not take the",
     ),
     ({"model": {"name": "small_cnn", "sizes": CNN | {"classes": 9}, "seed": 7}}, "9 outputs, but"),
-    ({"model": {"name": "word_lm", "sizes": LM, "seed": 7}, "select": None}, "not take the task's"),
-    ({"data": {"task": "digits", "clients_per_round": 3}}, "digits needs users"),
-    ({"data": {"task": "shakespeare", "clients_per_round": 3}, "select": None}, "data.directory"),
     (
-        {"data": {"task": "shakespeare", "users": 3, "clients_per_round": 3}, "select": None},
+        {"model": {"name": "word_lm", "sizes": LM, "seed": 7}, "select": None},
+        'task is "shakespeare"',
+    ),
+    ({"data": {"task": "digits", "clients_per_round": 3}}, "digits needs users"),
+    (PLAYS | {"data": {"task": "shakespeare", "clients_per_round": 3}}, "data.directory"),
+    (
+        PLAYS | {"data": {"task": "shakespeare", "users": 3, "clients_per_round": 3}},
         "has users of its own; leave users and partition out",
+    ),
+    (
+        {"data": {"task": "shakespeare", "clients_per_round": 3}},
+        'model.name: shakespeare is next-word prediction; its model is "word_lm"',
     ),
 ]
 
@@ -349,8 +357,47 @@ def test_wrong_plans_are_one_sentence(tables, says):
 
 
 def test_a_schedule_beside_shared_keys_is_refused_before_it_costs_anything():
-    with pytest.raises(ConfigError, match=r"leave \[schedule\] out"):
-        validated(shared().model_dump(by_alias=True) | {"schedule": {"cycles": 1}}).privacy_plan()
+    with pytest.raises(ConfigError, match=r"cannot be together with \[select\]; leave one"):
+        validated(shared().model_dump(by_alias=True) | {"schedule": {"cycles": 1}})
+
+
+SLICES = {"words": {"keys": "top", "m": 5}, "hidden": {"keys": "shared", "m": 2}}
+
+
+@pytest.mark.parametrize(
+    ("slices", "says"),
+    [
+        ({"words": {"keys": "top", "m": 2}}, "select.words.m=2: must be from 3 to K=12"),
+        ({"words": {"keys": "top", "m": 13}}, "select.words.m=13: must be from 3 to K=12"),
+        ({"hidden": {"keys": "shared", "m": 7}}, "select.hidden.m=7: must be from 1 to K=6"),
+        (SLICES | {"words": {"keys": "random", "m": 2}}, "select.words.m=2: must be from 3 to"),
+        ({"filters": INDEPENDENT}, "can select its words and hidden"),
+    ],
+)
+def test_what_is_said_of_the_cost_and_what_trains_refuse_the_same_words(plays, slices, says):
+    chosen = plan({"delivery": "pir"} | slices, base=plays)
+    with pytest.raises(ConfigError, match=says) as at_once:
+        chosen.privacy_plan()
+    with pytest.raises(ConfigError) as later:
+        training(chosen)
+    assert str(at_once.value) == str(later.value)
+
+
+@pytest.mark.parametrize("keys", ["shared", "independent"])
+def test_networks_that_cannot_be_cut_have_no_cost(keys):
+    odd = {"sizes": CNN | {"groups": 3}}
+    chosen = plan({"delivery": "pir", "filters": {"keys": keys, "m": 2}}, model=odd)
+    with pytest.raises(ConfigError, match="multiple of the 3 groups") as at_once:
+        chosen.privacy_plan()
+    with pytest.raises(ConfigError) as later:
+        training(chosen)
+    assert str(at_once.value) == str(later.value)
+
+
+def test_words_on_images_are_no_plan():
+    words = {"words": {"keys": "top", "m": 5}, "delivery": "pir"}
+    with pytest.raises(ConfigError, match='word_lm predicts the next word; its task is "shakesp'):
+        validated(DIGITS | PLAYS | {"select": words})
 
 
 def test_missing_plays_say_how_to_get_them(plays, tmp_path):

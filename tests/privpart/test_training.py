@@ -1,6 +1,8 @@
 import pytest
+import torch
 
 from accounting import ConfigError
+from privpart.messages import RoundTask
 from privpart.plan_file import validated
 from privpart.training import training
 
@@ -52,3 +54,61 @@ def test_partitions_of_a_plan():
 def test_data_that_do_not_fit(data, says):
     with pytest.raises(ConfigError, match=says):
         setup(**data)
+
+
+SELECT = {"select": {"delivery": "on-demand", "filters": {"keys": "independent", "m": 2}}}
+TURNS = {"schedule": {"warm_up": 1, "cycles": 1}}
+PROX = {"client": {"learning_rate": 0.1, "objective": "fedprox", "mu": 0.1}}
+MOON = {"client": {"learning_rate": 0.1, "objective": "moon", "mu": 1.0}}
+SMALL = {"data": {"task": "digits", "users": 100, "clients_per_round": 5}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "options", "says"),
+    [
+        (SELECT, {"workers": 2}, "workers=2: clients that select"),
+        (SELECT, {"batching": "vmap"}, "batching=vmap: clients that select"),
+        (SELECT, {"precision": "bfloat16"}, "precision=bfloat16: clients that select"),
+        (TURNS, {"batching": "vmap"}, "batching=vmap: clients that select"),
+        (PROX, {"batching": "vmap"}, "batching=vmap: clients that select"),
+        (MOON, {"batching": "vmap"}, "batching=vmap: clients that select"),
+        (MOON, {"precision": "bfloat16"}, "precision=bfloat16: clients that select"),
+        ({}, {"batching": "vmap", "deterministic": True}, "batching=vmap: a run that can be"),
+        ({}, {"batching": "vmap", "precision": "bfloat16"}, "batching=vmap: bfloat16"),
+        ({}, {"batching": "fast"}, "batching='fast'"),
+        ({}, {"precision": "half"}, "precision='half'"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(tables, options, says):
+    with pytest.raises(ConfigError, match=says):
+        training(validated(PLAN | SMALL | tables), **options)
+
+
+@pytest.mark.parametrize(
+    ("tables", "options"),
+    [
+        (SELECT, {"batching": "loop"}),
+        (TURNS, {"batching": "loop", "precision": "bfloat16"}),
+        (PROX, {"precision": "bfloat16"}),
+        ({}, {"batching": "loop", "precision": "bfloat16", "deterministic": True}),
+    ],
+)
+def test_options_that_are_followed_are_not(tables, options):
+    training(validated(PLAN | SMALL | tables), **options)
+
+
+@pytest.mark.parametrize("options", [{"batching": "vmap"}, {"precision": "bfloat16"}])
+def test_options_reach_the_engine(options):
+    def trained(**options):
+        setup = training(
+            validated(PLAN | SMALL), report=lambda _: None, **{"batching": "loop"} | options
+        )
+        task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
+        found = torch.stack([u.delta for u in setup.engine.run(task, setup.start)])
+        return found, setup.engine.method
+
+    (exact, loop), (found, method) = trained(), trained(**options)
+    assert (loop.together, loop.bfloat16) == (False, False)
+    assert (method.together, method.bfloat16) == ("batching" in options, "precision" in options)
+    assert 0 < (found - exact).norm() < 0.1 * exact.norm()
+    assert (found.double().norm(dim=1) <= 1.0).all()
