@@ -71,6 +71,8 @@ def _fed_emnist(folder: Path) -> PlanData:
     """The users of TensorFlow Federated's split, tested on everyone's test examples."""
     users, _ = tasks.federated_hdf5(folder / "fed_emnist_train.h5")
     test, _ = tasks.federated_hdf5(folder / "fed_emnist_test.h5")
+    if users.x.shape[1:] != test.x.shape[1:]:
+        raise ConfigError(f"{folder}: the files for training and test have images of other shapes.")
     return PlanData(users, test.x, test.y)
 
 

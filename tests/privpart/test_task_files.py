@@ -1,7 +1,5 @@
 import gzip
 import hashlib
-import sys
-import types
 import zipfile
 
 import numpy as np
@@ -14,7 +12,6 @@ from privpart.tasks import (
     cifar100,
     dirichlet_users,
     emnist,
-    federated_hdf5,
     natural_users,
     next_word,
     pathological_users,
@@ -132,39 +129,6 @@ def test_natural_users_and_other_peoples_partitions():
     assert found.x[found.indices[2]].tolist() == [[2.0], [2.0]]
     with pytest.raises(ConfigError, match="user 1 has 1 examples but 0 classes"):
         users_of(Theirs(), lambda part: (examples(part)[0], torch.empty(0)))
-
-
-class FakeFile(dict):
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
-def test_federated_hdf5_reads_users_and_names_the_extra(tmp_path, monkeypatch):
-    path = tmp_path / "fed_emnist_train.h5"
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ConfigError, match=r"privpart\[tff\]"):
-        federated_hdf5(path)
-    groups = {
-        "f0002": {"pixels": np.ones((2, 28, 28), np.float32), "label": np.array([4, 5], np.int32)},
-        "f0001": {"pixels": np.zeros((1, 28, 28), np.float32), "label": np.array([61], np.int32)},
-        "words": {"pixels": np.array([b"to be"]), "label": np.array([1])},
-    }
-    files = {"examples": {name: groups[name] for name in ("f0002", "f0001")}}
-    module = types.SimpleNamespace(File=lambda *_: FakeFile(files))
-    monkeypatch.setitem(sys.modules, "h5py", module)
-    with pytest.raises(ConfigError, match="put the file there"):
-        federated_hdf5(path)
-    path.touch()
-    users, names = federated_hdf5(path)
-    assert names == ["f0001", "f0002"]
-    assert users.x.shape == (3, 1, 28, 28)
-    assert [users.y[own].tolist() for own in users.indices] == [[61], [4, 5]]
-    files["examples"] = {"words": groups["words"]}
-    with pytest.raises(ConfigError, match="no federated HDF5 file"):
-        federated_hdf5(path)
 
 
 PLAY = """# A Play
