@@ -1,9 +1,9 @@
 """Lockstep: the local training of many clients at once, as one batched computation (torch.func).
 
 All clients of a chunk take their k-th step together, each on its own copy of the trained part.
-Short batches are padded with examples whose class is -100, which the mean loss does not count;
-clients that have no k-th step are left out. If every client takes one step of SGD they all hold
-the same parameters, so one batched pass gives every update. That is the same training as
+Short batches are padded with an example of theirs whose class is -100, which the mean loss does not
+count; clients that have no k-th step are left out. If every client takes one step of SGD they all
+hold the same parameters, so one batched pass gives every update. That is the same training as
 ``client_update``'s, up to rounding.
 """
 
@@ -203,7 +203,8 @@ def _padded(
     """Examples of each batch, shape (batches, longest, ...), and their classes."""
     rows = pad_sequence(list(batches), batch_first=True, padding_value=-1)
     missing = rows < 0
-    rows = rows.clamp(min=0)
+    # by an example of its own: even 0 times another client's infinity is NaN
+    rows = torch.where(missing, rows[:, :1], rows)
     classes = y[rows]
     classes[missing] = _PADDING
     if channels_last:

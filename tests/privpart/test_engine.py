@@ -87,6 +87,20 @@ def test_every_way_is_the_same_training(network, local):
     assert (loop.norm(dim=1) > 0.1 * TASK.clip_norm).sum() > 4  # power
 
 
+@pytest.mark.parametrize("batching", ["loop", "vmap"])
+@pytest.mark.parametrize("local", ["one step", "epochs"])
+def test_a_client_that_diverges_is_zero_and_leaves_the_others_alone(local, batching):
+    data, torn = users(), users()
+    owner = next(user for user, own in enumerate(data.indices) if 0 in own.tolist())
+    torn.x[0] = float("inf")  # the first row of all: short batches must not be padded with it
+    before = updates(dense(["*"]), data, LOCALS[local], batching=batching)
+    after = updates(dense(["*"]), torn, LOCALS[local], batching=batching)
+    assert not after[owner].any()
+    assert before[owner].any()  # power
+    others = [client for client in TASK.clients if client != owner]
+    assert torch.equal(after[others], before[others])
+
+
 def test_the_loop_is_client_update_bit_for_bit():
     data, local = users(), LOCALS["epochs"]
     found = updates(cnn(PART), data, local, deterministic=True)
