@@ -242,7 +242,8 @@ class EmbeddedEngine:
 
     def _chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
         """Clients computed together: equal chunks, for who computes one more is waited for."""
-        if self.method is None or not self.method.together:
+        together = self.method is not None and self.method.together
+        if self.workers > 1 and not together:
             return self._ever_smaller_chunks(clients)
         count = max(1, -(-len(clients) // self._most()), min(self.workers, len(clients)))
         count = -(-count // self.workers) * self.workers

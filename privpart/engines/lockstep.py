@@ -64,7 +64,7 @@ class Lockstep:
         """Write after - before of each client, not clipped, into its row of ``out``, shape (V, d).
 
         Yields:
-            Each row as soon as it is written and still in the processor's cache.
+            Each row once it is written.
 
         Args:
             start: the round's trained part, shape (d,).
