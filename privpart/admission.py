@@ -5,12 +5,13 @@ Whatever arrives, nothing is raised.
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from accounting import Participation
-from privpart.messages import ClientUpdate
+from privpart.messages import ClientUpdate, CohortSum, RoundTask
 
 _ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _FIELDS = [field.name for field in fields(ClientUpdate)]
@@ -18,7 +19,9 @@ _IDS = 2**63
 """Client ids are whole numbers that a database column holds."""
 
 
-def well_formed(update: object, round_: int, plan: str, shape: torch.Size) -> bool:
+def well_formed(
+    update: object, round_: int, plan: str, shape: torch.Size
+) -> TypeGuard[ClientUpdate]:
     """Whether ``update`` answers this round of this plan with a vector of this shape.
 
     Exact types only: a subclass may run code of its own when it is looked at. Numbers that are not
@@ -39,6 +42,22 @@ def well_formed(update: object, round_: int, plan: str, shape: torch.Size) -> bo
     if delta.layout is not torch.strided or delta.device.type != "cpu":
         return False
     return delta.shape == shape and _has_its_numbers(delta)
+
+
+def well_formed_sum(part: CohortSum, task: RoundTask, shape: torch.Size) -> bool:
+    """Whether a sum answers the task and is no longer than one of clipped updates can be.
+
+    Whoever made it is trusted with its clipping: this finds mistakes.
+    """
+    asked = (task.round, task.plan, task.clip_norm)
+    if (part.round, part.plan, part.clip_norm) != asked:
+        return False
+    clients = len(part.clients)
+    if clients != len(set(part.clients)) or not 0 <= part.unclipped <= clients:
+        return False
+    if part.total.dtype is not torch.float64 or part.total.shape != shape:
+        return False
+    return bool(part.total.norm() <= clients * task.clip_norm * (1 + 1e-9))  # not if it is NaN
 
 
 def may_take_part(limits: Participation, rounds: Sequence[int], round_: int) -> bool:

@@ -14,6 +14,9 @@ from privpart import double
 _LEAST = 1e-30
 # Scaling rounds each coordinate, and the factor itself, by up to 2^-24 relatively in float32.
 _MARGIN = 1 - 2.0**-22
+UNCLIPPED = 1 - 1e-5
+"""An update clipped in float32 is this share of the clip norm long, or longer."""
+
 _LEAST_FACTOR = 2.0**-100
 """Below 2^-126 float32 rounds the factor itself by far more, and updates came out too long."""
 
@@ -54,6 +57,24 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
         update = update / update.abs().max()
         norm = double.norm(update)
     return torch.mul(update, clip_norm / norm * _MARGIN, out=out)
+
+
+def factors(norms: Tensor, clip_norm: float) -> Tensor:
+    """Return what ``clip`` would multiply vectors by, for those that are never written out.
+
+    Args:
+        norms: not less than the true ones, shape (k,), float64.
+        clip_norm: as for ``clip``.
+
+    Returns:
+        Shape (k,), float64: zero where a norm is NaN or infinite.
+
+    Guarantees:
+        ``factors(norms, c) * norms <= c``, with room for the rounding of float64 sums.
+    """
+    clip_norm = at_least_tiny(clip_norm)
+    shorter = torch.where(norms <= clip_norm, 1.0, clip_norm / norms * _MARGIN)
+    return torch.where(norms.isfinite(), shorter, 0.0)
 
 
 def at_least_tiny(clip_norm: float) -> float:

@@ -2,23 +2,25 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from typing import Literal, Protocol, get_args
+from contextlib import contextmanager
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, client_update
+from privpart.client import LocalTraining
+from privpart.engines import chunks
 from privpart.engines.choice import choose, prefix_fits
 from privpart.engines.frozen_prefix import Features, split
-from privpart.engines.local_work import LocalWork, Method, Users, client_generator
+from privpart.engines.local_work import LocalWork, Method, Users
+from privpart.engines.remembering import Remembering
 from privpart.engines.workers import WorkerError, Workers
-from privpart.messages import ClientUpdate, RoundTask
+from privpart.messages import ClientUpdate, CohortSum, RoundTask
 from privpart.partial import PartialModel
 
-__all__ = ["Batching", "EmbeddedEngine", "Engine", "Users", "WorkerError"]
+__all__ = ["Batching", "EmbeddedEngine", "Engine", "SummingEngine", "Users", "WorkerError"]
 
 Batching = Literal["auto", "loop", "vmap"]
 Precision = Literal["float32", "bfloat16"]
@@ -26,15 +28,21 @@ Precision = Literal["float32", "bfloat16"]
 _CHUNK_BYTES = 2**24
 """Updates computed at once: they stay below what malloc gives back to the system each time."""
 
-_TURNS = 2
-"""Chunks per worker for what is left of a round, where one client follows another."""
-
 
 class Engine(Protocol):
     """Runs clients, wherever they are."""
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield the update of each client of the task that trained from ``start``, shape (d,)."""
+        ...
+
+
+@runtime_checkable
+class SummingEngine(Engine, Protocol):
+    """An engine whose clipping and adding up are trusted as the server's own would be."""
+
+    def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
+        """Return sums in which each client of the task is once; None where ``run`` must do it."""
         ...
 
 
@@ -57,6 +65,8 @@ class EmbeddedEngine:
         precision: "bfloat16" rounds products of matrices and convolutions to 8 bits, one client
             after another: faster for large convolutions where the processor has such products,
             and slower for small networks. Updates then differ by about 1e-2 of their norm.
+        sums: let ``sums`` answer for clients that take a single step of SGD, where "auto" finds it
+            faster: their updates are clipped and added up without being written out.
         report: gets a sentence about what "auto" chose; None writes it to standard error.
 
     All choices are the same training. Updates agree to rounding, 1e-5 of their norm, unless that
@@ -78,6 +88,7 @@ class EmbeddedEngine:
         cache_prefix: bool | None = None,
         deterministic: bool = False,
         precision: Precision = "float32",
+        sums: bool = False,
         report: Callable[[str], None] | None = None,
     ) -> None:
         checks.choice("batching", batching, get_args(Batching))
@@ -91,11 +102,12 @@ class EmbeddedEngine:
                 "precision='bfloat16': one client after another, not batching='vmap'."
             )
         self.model, self.users, self.local = model, users, local
-        self._previous: dict[int, Tensor] = {}  # of "moon": what each device keeps to itself
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
+        self._memory = Remembering(model, users, data_seed)  # of "moon"
         self.workers = checks.count("workers", workers)
         self._bfloat16 = precision == "bfloat16"
         self.method: Method | None = None
+        self._may_sum, self._summed = sums, False
         if batching != "auto" or deterministic:
             self.method = Method(batching == "vmap", bfloat16=self._bfloat16)
         self._cache_prefix = False if deterministic or batching == "loop" else None
@@ -116,51 +128,43 @@ class EmbeddedEngine:
         """
         local = self.local_of(task.round)
         if local.objective == "moon":
-            yield from self._with_memory(task, start, local)
+            yield from self._remembering(task, start, local)
             return
-        work = self._local_work(local)
-        if self.method is None:
-            self.method, reason = choose(work, task, start, bfloat16=self._bfloat16)
-            self._report(f"engine: {self.method}{self._where()}: {reason}")
-        chunks = self._chunks(task.clients)
-        for client, update in self._computed(work, task, start, local, chunks):
+        work = self._ready(task, start, local)
+        for client, update in self._computed(work, task, start, local):
             yield task.update(client, update)
+
+    def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
+        """Return sums of the clients' clipped updates; None where they are not the fastest way.
+
+        Raises:
+            WorkerError, ConfigError: as ``run`` does.
+        """
+        local = self.local_of(task.round)
+        if not self._may_sum or local.objective == "moon":
+            return None
+        work = self._ready(task, start, local)
+        most = work.summed_at_once(task) if self._summed else 0
+        return self._added_up(work, task, start, local, most) if most else None
 
     def local_of(self, round_: int) -> LocalTraining:
         """Return how clients train in a round."""
         return self.local if isinstance(self.local, LocalTraining) else self.local(round_)
 
-    def _with_memory(
+    def _remembering(
         self, task: RoundTask, start: Tensor, local: LocalTraining
     ) -> Iterator[ClientUpdate]:
-        """MOON's clients remember their last model: in this process, whatever the workers.
-
-        And in memory only: on a disk it would be an update that nobody clipped or noised.
-        """
         if self._bfloat16:
             raise ConfigError("precision='bfloat16': not with the objective moon.")
-        if not self._previous and self.workers > 1:
+        if self._memory.empty and self.workers > 1:
             self._report("engine: moon's clients remember, so all are computed in one process")
-        if not self._previous and task.round:
+        if self._memory.empty and task.round:
             self._report(
                 f"engine: begins with round {task.round}, so moon's clients that took part before "
                 "have forgotten their own last model: from here on this is another run than one "
                 "that never stopped. The guarantee is the same"
             )
-        for client in task.clients:
-            x, y = self.users.examples(client)
-            delta = client_update(
-                self.model,
-                start,
-                x,
-                y,
-                local=local,
-                clip_norm=task.clip_norm,
-                generator=client_generator(self.data_seed, task.round, client),
-                active=task.active,
-                previous=self._previous.setdefault(client, start.clone()),
-            )
-            yield task.update(client, delta)
+        return self._memory.run(task, start, local)
 
     def close(self) -> None:
         """End the worker processes; the next round starts new ones."""
@@ -180,15 +184,45 @@ class EmbeddedEngine:
         task: RoundTask,
         start: Tensor,
         local: LocalTraining,
-        chunks: Sequence[Sequence[int]],
     ) -> Iterator[tuple[int, Tensor]]:
-        method = self.method or Method()
+        method, dealt = self.method or Method(), self._chunks(task.clients)
         if self.workers == 1:
-            for chunk in chunks:
+            for chunk in dealt:
                 updates = torch.empty(len(chunk), self.model.active_dim(task.active))
                 work.updates(task, chunk, start, method, updates)
                 yield from zip(chunk, updates, strict=True)
             return
+        with self._pool_of(work) as pool:
+            yield from pool.updates(task, start, local, method, dealt)
+
+    def _added_up(
+        self, work: LocalWork, task: RoundTask, start: Tensor, local: LocalTraining, most: int
+    ) -> Iterator[CohortSum]:
+        dealt = chunks.equal(task.clients, most, self.workers)
+        if self.workers == 1:
+            for chunk in dealt:
+                total = torch.empty(self.model.dim, dtype=torch.float64)
+                unclipped = work.sum(task, chunk, start, total)
+                yield task.sum_of(chunk, total, unclipped)
+            return
+        with self._pool_of(work) as pool:
+            for chunk, total, unclipped in pool.sums(task, start, local, dealt):
+                yield task.sum_of(chunk, total, unclipped)
+
+    def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalWork:
+        """What computes in this process; the way is chosen when the first round comes."""
+        work = self._local_work(local)
+        if self.method is None:
+            self.method, fastest, reason = choose(
+                work, task, start, bfloat16=self._bfloat16, sums=self._may_sum
+            )
+            self._summed = fastest.summed
+            self._report(f"engine: {fastest}{self._where()}: {reason}")
+        return work
+
+    @contextmanager
+    def _pool_of(self, work: LocalWork) -> Iterator[Workers]:
+        """The worker processes; after a round that failed they are gone."""
         if self._pool is None:
             self._pool = Workers(
                 self.workers,
@@ -197,9 +231,10 @@ class EmbeddedEngine:
                 data_seed=self.data_seed,
                 features=work.features,
                 largest=self._most(),
+                sums=self._may_sum,
             )
         try:
-            yield from self._pool.updates(task, start, local, method, chunks)
+            yield self._pool
         except BaseException:
             self._pool = None
             raise
@@ -241,23 +276,9 @@ class EmbeddedEngine:
         return max(1, min(128, _CHUNK_BYTES // (4 * self.model.dim)))
 
     def _chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
-        """Clients computed together: equal chunks, for who computes one more is waited for."""
         together = self.method is not None and self.method.together
-        if self.workers > 1 and not together:
-            return self._ever_smaller_chunks(clients)
-        count = max(1, -(-len(clients) // self._most()), min(self.workers, len(clients)))
-        count = -(-count // self.workers) * self.workers
-        ends = [len(clients) * k // count for k in range(count + 1)]
-        return [clients[i:j] for i, j in pairwise(ends) if i < j]
-
-    def _ever_smaller_chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
-        """Guided self-scheduling (Polychronopoulos and Kuck 1987): a small last one ends soon."""
-        chunks, left = [], clients
-        while left:
-            size = min(self._most(), -(-len(left) // (_TURNS * self.workers)))
-            chunks.append(left[:size])
-            left = left[size:]
-        return chunks
+        deal = chunks.equal if together or self.workers == 1 else chunks.ever_smaller
+        return deal(clients, self._most(), self.workers)
 
     def _where(self) -> str:
         cached = self._work is not None and self._work.features is not None

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.engine import Engine
+from privpart.engine import Engine, SummingEngine
+from privpart.messages import RoundTask
 from privpart.server import RoundCounts, Server
 
 
@@ -68,7 +69,7 @@ def fit(
     for number in range(server.round, len(cohorts)):
         task = server.task(server.eligible(cohorts[number]))
         try:
-            counts = server.run_round(engine.run(task, server.parameters))
+            counts = _run_round(server, engine, task)
             if counts.released and commit is not None:
                 commit(server, counts)
         except BaseException as error:
@@ -87,3 +88,11 @@ def fit(
         for callback in callbacks:
             callback(record)
     return records
+
+
+def _run_round(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
+    if isinstance(engine, SummingEngine):
+        sums = engine.sums(task, server.parameters)
+        if sums is not None:
+            return server.run_round((), sums=sums)
+    return server.run_round(engine.run(task, server.parameters))

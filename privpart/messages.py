@@ -1,5 +1,6 @@
-"""Messages: what the server asks of a round's cohort, and what one client sends back."""
+"""Messages: what the server asks of a round's cohort, and what comes back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -28,6 +29,10 @@ class RoundTask:
         """Return a client's answer to this task."""
         return ClientUpdate(client, delta, self.round, self.plan)
 
+    def sum_of(self, clients: Sequence[int], total: Tensor, unclipped: int) -> "CohortSum":
+        """Return the answer of several clients to this task."""
+        return CohortSum(tuple(clients), total, unclipped, self.clip_norm, self.round, self.plan)
+
 
 @dataclass(frozen=True, slots=True)
 class ClientUpdate:
@@ -42,5 +47,29 @@ class ClientUpdate:
 
     client: int
     delta: Tensor
+    round: int
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
+class CohortSum:
+    """The sum of some clients' clipped updates: what simulated clients may answer in place of each.
+
+    The server cannot clip what it does not see, so this is no message of a client's, and none that
+    comes over a network becomes one: it is the word of code that the operator runs.
+
+    Attributes:
+        clients: whose updates are in it, each once; those with nothing to add count too.
+        total: sum of after - before, each clipped to ``clip_norm``; shape (c,), float64.
+        unclipped: how many were shorter than the clip norm.
+        clip_norm: that of the task.
+        round: the round that it answers.
+        plan: hash of the plan.
+    """
+
+    clients: tuple[int, ...]
+    total: Tensor
+    unclipped: int
+    clip_norm: float
     round: int
     plan: str

@@ -2,8 +2,9 @@
 
 Nothing that a client sends is trusted: malformed updates are refused, every other is clipped again
 (one that is not finite counts as zeros), a client counts once per round and at most as often as the
-plan allows. The divisor is the plan's ``report_goal``, never the number of clients that came (that
-number is private, and dividing by it would let one client weigh more than accounted).
+plan allows; only sums of simulated clients, by a door of their own, are taken at their word. The
+divisor is the plan's ``report_goal``, never the number of clients that came (that number is
+private, and dividing by it would let one client weigh more than accounted).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,24 +16,20 @@ from torch import Tensor
 
 from accounting import PrivacyReport
 from accounting.checks import ConfigError
-from privpart import double
 from privpart.adaptive_clipping import restarts
-from privpart.admission import may_take_part, well_formed
-from privpart.clip import clip
+from privpart.admission import may_take_part
 from privpart.grouped_noise import GroupedNoise, noise_stream
 from privpart.groups import parts_of
 from privpart.keystream import NoiseSource
-from privpart.messages import ClientUpdate, RoundTask
+from privpart.messages import ClientUpdate, CohortSum, RoundTask
 from privpart.noise import NoiseStream
 from privpart.plan import PrivacyPlan
+from privpart.round_sum import RoundSum
 from privpart.server_optimizer import (
     ServerOptimizer,
     load_optimizer_tensors,
     optimizer_tensors,
 )
-
-_UNCLIPPED = 1 - 1e-5
-"""A client clips in float32: its update is then this close to the clip norm, or closer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +131,14 @@ class Server:
         active = self.plan.active(self.round)
         return RoundTask(self.round, tuple(clients), self.clip_norm, self.plan_hash, active)
 
-    def run_round(self, updates: Iterable[ClientUpdate]) -> RoundCounts:
+    def run_round(
+        self, updates: Iterable[ClientUpdate], *, sums: Iterable[CohortSum] = ()
+    ) -> RoundCounts:
         """Aggregate one round of updates and step; return what was counted.
+
+        Args:
+            updates: whatever came, from whomever.
+            sums: of updates that code of the operator's clipped and added up; taken at its word.
 
         Guarantees:
             Whatever the updates hold, nothing is raised for them, and leaving one client out
@@ -154,17 +157,12 @@ class Server:
             )
         self._settings(self.round).set(self._optimizer)
         dim = sum(self._groups[group].numel() for group in self._active())
-        total = torch.zeros(dim, dtype=torch.float64)
-        came: set[int] = set()
-        received, bits = 0, 0.0
+        found = RoundSum(self.task(()), dim, self._may_take_part, bits=self._bit_noise is not None)
         for update in updates:
-            received += 1
-            if self._admit(update, dim, came):
-                clipped = clip(update.delta.detach(), self.clip_norm)  # zeros if not finite
-                if self._bit_noise is not None:
-                    bits += 0.5 if clipped.norm() <= self.clip_norm * _UNCLIPPED else -0.5
-                double.add(total, clipped)
-                came.add(update.client)
+            found.add(update)
+        for part in sums:
+            found.add_sum(part)
+        came, received = found.came, found.received
         if len(came) < self.plan.minimum_cohort:
             return RoundCounts(received, 0, received, released=False)
         self.halt("a round was interrupted between drawing its noise and ending")
@@ -172,10 +170,10 @@ class Server:
         for client in came:
             self._participations.setdefault(client, []).append(self.round)
         if self._noise is not None:
-            total += self._noise.next() * self.clip_norm
-        self._step(total / self.plan.report_goal)
+            found.total += self._noise.next() * self.clip_norm
+        self._step(found.total / self.plan.report_goal)
         self.round += 1
-        self._adapt(bits)
+        self._adapt(found.bits)
         self._halted = ""
         return RoundCounts(received, len(came), received - len(came))
 
@@ -189,15 +187,6 @@ class Server:
                 f"this server is halted: {self._halted}. Its model may not be seen; make a new "
                 "server and restore the last committed round."
             )
-
-    def _admit(self, update: ClientUpdate, dim: int, came: set[int]) -> bool:
-        """Whether the update is well formed, answers this round, and its client may take part."""
-        known = (self.round, self.plan_hash, torch.Size([dim]))
-        return (
-            well_formed(update, *known)
-            and update.client not in came
-            and self._may_take_part(update.client)
-        )
 
     def _may_take_part(self, client: int) -> bool:
         rounds = self._participations.get(client, ())

@@ -23,16 +23,18 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def choose(
-    work: LocalWork, task: RoundTask, start: Tensor, *, bfloat16: bool = False
-) -> tuple[Method, str]:
-    """Return the fastest way for these clients, and why, in words.
+    work: LocalWork, task: RoundTask, start: Tensor, *, bfloat16: bool = False, sums: bool = False
+) -> tuple[Method, Method, str]:
+    """Return the fastest way to each update, the fastest to all or their sum, and why, in words.
 
     Tries a few clients of the task in every way that the structure allows; a way that fails, or
     that does not agree with one client after another, is out.
     """
     candidates = _candidates(work, task, bfloat16=bfloat16)
+    if sums and not bfloat16 and work.summed_at_once(task):
+        candidates.append(Method(summed=True))
     if len(candidates) == 1 or not task.clients:
-        return candidates[0], "the only way for this network"
+        return candidates[0], candidates[0], "the only way for this network"
     clients = task.clients[: _tried(work, task, start, candidates[0])]
     out = torch.empty(len(clients), work.model.active_dim(task.active))
     reference, notes = None, []
@@ -45,14 +47,17 @@ def choose(
             continue
         if reference is None:
             reference = out.clone()
-        if _median_difference(out, reference) < _SAME:
+        expected = reference.sum(dim=0, keepdim=True) if method.summed else reference
+        if _median_difference(out[: len(expected)], expected) < _SAME:
             least[method] = seconds
         else:
             notes.append(f"; {method} deviates")
     for method in [*least, *least]:  # in turns: a busy moment of the machine meets all of them
         least[method] = min(least[method], _seconds(work, task, clients, start, method, out))
     times = ", ".join(f"{m} {1000 * s / len(clients):.2f} ms" for m, s in least.items())
-    return min(least, key=lambda method: least[method]), f"a client takes {times}{''.join(notes)}"
+    fastest = sorted(least, key=lambda method: least[method])
+    each = next(method for method in fastest if not method.summed)
+    return each, fastest[0], f"a client takes {times}{''.join(notes)}"
 
 
 def _tried(work: LocalWork, task: RoundTask, start: Tensor, first: Method) -> int:
@@ -78,7 +83,7 @@ def _candidates(work: LocalWork, task: RoundTask, *, bfloat16: bool) -> list[Met
     Many clients' convolutions become one grouped convolution, which is slow; not so in a single
     step, in which all clients still share the filters.
     """
-    convolutional = any(isinstance(layer, nn.Conv2d) for layer in work.model.module.modules())
+    convolutional = work.convolutional
     bags = any(isinstance(layer, nn.EmbeddingBag) for layer in work.model.module.modules())
     if bags or work.local.loss != "cross_entropy":
         return [
@@ -91,19 +96,11 @@ def _candidates(work: LocalWork, task: RoundTask, *, bfloat16: bool) -> list[Met
         methods.append(Method(channels_last=convolutional, onednn=True))
     if bfloat16 or not work.lockstep_follows(task):
         return methods
-    if not convolutional or _one_step(work, task.clients):
+    if not convolutional or work.one_step(task.clients):
         methods.append(Method(together=True))
-    if convolutional and _one_step(work, task.clients):
+    if convolutional and work.one_step(task.clients):
         methods.append(Method(together=True, channels_last=True))
     return methods
-
-
-def _one_step(work: LocalWork, clients: Sequence[int]) -> bool:
-    local = work.local
-    if local.optimizer != "sgd" or local.epochs != 1:
-        return False
-    most = max((len(work.users.indices[client]) for client in clients), default=0)
-    return local.steps == 1 or (local.steps is None and most <= local.batch_size)
 
 
 def _examples_of_a_batch(work: LocalWork) -> int:
@@ -126,7 +123,14 @@ def _seconds(
     method: Method,
     out: Tensor,
 ) -> float:
-    """Processor time of the clients: other programs must not decide."""
+    """Processor time of the clients: other programs must not decide. A sum is the first row."""
+    total = torch.empty(out.shape[1], dtype=torch.float64)
     began = time.process_time()
-    work.updates(task, clients, start, method, out)
-    return time.process_time() - began
+    if method.summed:
+        work.sum(task, clients, start, total)
+    else:
+        work.updates(task, clients, start, method, out)
+    seconds = time.process_time() - began
+    if method.summed:
+        out[0] = total
+    return seconds

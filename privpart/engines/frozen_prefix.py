@@ -62,10 +62,15 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
 
 
 def _fixed(layer: nn.Module, trained: set[int]) -> bool:
-    known = all(
+    known = functions_of_the_example(layer)
+    return known and not any(id(p) in trained for p in layer.parameters())
+
+
+def functions_of_the_example(layer: nn.Module) -> bool:
+    """Whether a layer is known to see each example by itself, and to remember nothing."""
+    return all(
         type(part) in _FUNCTIONS_OF_THE_EXAMPLE and not _hooked(part) for part in layer.modules()
     )
-    return known and not any(id(p) in trained for p in layer.parameters())
 
 
 def _hooked(layer: nn.Module) -> bool:

@@ -12,10 +12,17 @@ from torch import Tensor, nn
 from privpart.client import LocalTraining, client_update
 from privpart.clip import clip
 from privpart.engines.frozen_prefix import Features
-from privpart.engines.lockstep import Lockstep, to_channels_last
+from privpart.engines.lockstep import Lockstep, padded, sum_of_losses, to_channels_last
+from privpart.engines.one_step import OneStep
 from privpart.engines.products import by_onednn
 from privpart.messages import RoundTask
 from privpart.partial import PartialModel
+
+_EXAMPLES = 256
+"""In one pass of ``sum``, about."""
+
+_WRITTEN_BYTES = 2**24
+"""Of gradients of single clients, in one pass of ``sum``."""
 
 
 class Rows(Protocol):
@@ -58,14 +65,18 @@ class Method:
         onednn: large dense layers multiplied by oneDNN; not together.
         bfloat16: products of matrices and convolutions rounded to 8 bits (torch.autocast); the
             parameters stay float32. Never chosen by itself.
+        summed: only the sum of the clipped updates comes out, of one pass; see ``OneStep``.
     """
 
     together: bool = False
     channels_last: bool = False
     onednn: bool = False
     bfloat16: bool = False
+    summed: bool = False
 
     def __str__(self) -> str:
+        if self.summed:
+            return "clients summed in one pass"
         name = "clients together (vmap)" if self.together else "one client after another"
         layout = ", channels last" if self.channels_last else ""
         products = ", dense layers by oneDNN" if self.onednn else ""
@@ -95,8 +106,10 @@ class LocalWork:
     ) -> None:
         self.model, self.users = model, users
         self.features = features
+        self.convolutional = any(isinstance(m, nn.Conv2d) for m in model.module.modules())
         self._data_seed = data_seed
         self._lockstep = Lockstep(model, local)
+        self._one_step = OneStep(model) if OneStep.possible(model) else None
 
     @property
     def local(self) -> LocalTraining:
@@ -114,9 +127,7 @@ class LocalWork:
 
         Where groups take turns, and with FedProx, clients train one after another.
         """
-        rows = [self.users.indices[client] for client in clients]
-        if self.features is not None and rows:
-            self.features.compute(torch.cat(rows))
+        rows = self._rows(clients)
         generators = [client_generator(self._data_seed, task.round, client) for client in clients]
         x, y = self.x, self.users.y
         out = out[: len(clients)]
@@ -150,6 +161,59 @@ class LocalWork:
                         active=task.active,
                     )
                 )
+
+    def sum(self, task: RoundTask, clients: Sequence[int], start: Tensor, out: Tensor) -> int:
+        """Write the sum of clients' clipped updates into ``out``, shape (d,), float64.
+
+        Only if ``summed_at_once(task)`` is not 0.
+
+        Returns:
+            How many were not clipped.
+        """
+        if self._one_step is None:
+            raise RuntimeError("not a network whose first steps can be taken in one pass")
+        batches = []
+        for client, own in zip(clients, self._rows(clients), strict=True):
+            if len(own):
+                generator = client_generator(self._data_seed, task.round, client)
+                batches.append(own[next(self.local.batches(len(own), generator))])
+        idle = len(clients) - len(batches)
+        if not batches:
+            out.zero_()
+            return idle
+        x, y = padded(self.x, self.users.y, batches, channels_last=False)
+        return idle + self._one_step.sum(
+            start,
+            x,
+            lambda logits: sum_of_losses(logits.view(*y.shape[:2], *logits.shape[1:]), y),
+            learning_rate=self.local.learning_rate,
+            clip_norm=task.clip_norm,
+            out=out,
+        )
+
+    def summed_at_once(self, task: RoundTask) -> int:
+        """Return of how many clients ``sum`` can do; 0 where it computes something else."""
+        follows = self.lockstep_follows(task) and self.local.loss == "cross_entropy"
+        if self._one_step is None or not follows or not self.one_step(task.clients):
+            return 0
+        sizes = [len(self.users.indices[client]) for client in task.clients]
+        most = _EXAMPLES // max(1, min(self.local.batch_size, max(sizes, default=1)))
+        return max(1, min(most, _WRITTEN_BYTES // (4 * max(1, self._one_step.written))))
+
+    def one_step(self, clients: Sequence[int]) -> bool:
+        """Whether none of the clients takes more than one step, of SGD; momentum has none yet."""
+        local = self.local
+        if local.optimizer != "sgd" or local.epochs != 1:
+            return False
+        most = max((len(self.users.indices[client]) for client in clients), default=0)
+        return local.steps == 1 or (local.steps is None and most <= local.batch_size)
+
+    def _rows(self, clients: Sequence[int]) -> list[Tensor]:
+        """Each client's rows, once ``x`` has them."""
+        rows = [self.users.indices[client] for client in clients]
+        if self.features is not None and rows:
+            self.features.compute(torch.cat(rows))
+        return rows
 
     def lockstep_follows(self, task: RoundTask) -> bool:
         """Whether clients can train together at all: not where groups take turns, nor FedProx."""

@@ -103,7 +103,7 @@ class Lockstep:
             active = going
             if active:
                 these = [batches[order[place]][step] for place in range(active)]
-                inputs = _padded(x, y, these, channels_last)
+                inputs = padded(x, y, these, channels_last)
                 self._step(stack, active, inputs, optimizer)
 
     def _step(
@@ -131,7 +131,7 @@ class Lockstep:
         forward pass is followed by torch.func: its backward pass costs a small network twice.
         """
         leaves = [part.detach().requires_grad_() for part in parts]
-        total = _sum_of_losses(self._logits(leaves, x), y)
+        total = sum_of_losses(self._logits(leaves, x), y)
         return torch.autograd.grad(total, leaves, materialize_grads=True)
 
     def _one_step(
@@ -150,7 +150,7 @@ class Lockstep:
             yield client
         if not came:
             return
-        inputs = _padded(x, y, [batches[client][0] for client in came], channels_last)
+        inputs = padded(x, y, [batches[client][0] for client in came], channels_last)
         to = out if len(came) == len(batches) else torch.empty(len(came), len(start))
         found = self._gradients_at_one_point(self._split(start), *inputs)
         for place, part in zip(self._split(to), found, strict=True):
@@ -191,13 +191,13 @@ class Lockstep:
         return loss(self._forward(parts, x), y)
 
 
-def _sum_of_losses(logits: Tensor, y: Tensor) -> Tensor:
+def sum_of_losses(logits: Tensor, y: Tensor) -> Tensor:
     """Return the sum over clients of ``loss``; logits (V, n, ..., classes), y (V, n, ...)."""
     each = cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(y), -1)
     return (each.sum(dim=1) / (y != _PADDING).flatten(1).sum(dim=1)).sum()
 
 
-def _padded(
+def padded(
     x: Tensor, y: Tensor, batches: Sequence[Tensor], channels_last: bool
 ) -> tuple[Tensor, Tensor]:
     """Examples of each batch, shape (batches, longest, ...), and their classes."""

@@ -54,6 +54,7 @@ class _Worker:
     process: Any  # the spawn context's own class
     pipe: Connection
     results: Tensor  # (slots, clients, d)
+    totals: Tensor  # (slots, d), float64; of method.summed
 
 
 class Workers:
@@ -65,7 +66,8 @@ class Workers:
         users: the clients' data.
         data_seed: see ``LocalWork``.
         features: if the clients train only what lies behind a frozen prefix.
-        largest: clients in a chunk, at most.
+        largest: clients in a chunk whose updates are asked for, at most.
+        sums: whether ``sums`` will be asked for.
 
     Raises:
         ConfigError: the model cannot be sent to another process.
@@ -80,6 +82,7 @@ class Workers:
         data_seed: int,
         features: Features | None,
         largest: int,
+        sums: bool = False,
     ) -> None:
         context = get_context("spawn")
         module = deepcopy(model.module)
@@ -95,14 +98,15 @@ class Workers:
                 here, there = context.Pipe()
                 settings = (data_seed, features)
                 results = share(torch.empty(_SLOTS, largest, model.dim))
+                totals = share(torch.empty(_SLOTS * sums, model.dim, dtype=torch.float64))
                 process = context.Process(
                     target=_serve,
-                    args=(there, module, groups, shared, settings, self._start, results),
+                    args=(there, module, groups, shared, settings, self._start, results, totals),
                     daemon=True,
                 )
                 process.start()
                 there.close()
-                self._workers.append(_Worker(process, here, results))
+                self._workers.append(_Worker(process, here, results, totals))
         except (AttributeError, TypeError, ValueError) as error:  # what pickle raises
             self.close()
             raise ConfigError(
@@ -123,11 +127,41 @@ class Workers:
         Raises:
             WorkerError: a worker died, or could not compute a client. The pool is closed.
         """
+        dim = self._model.active_dim(task.active)
+        for chunk, worker, slot, _ in self._answers(task, start, local, method, chunks):
+            updates = self._workers[worker].results[slot, : len(chunk), :dim]
+            for client, update in zip(chunk, updates, strict=True):
+                yield client, update.clone()  # one by one: malloc has room for it at hand
+
+    def sums(
+        self,
+        task: RoundTask,
+        start: Tensor,
+        local: LocalTraining,
+        chunks: Sequence[Sequence[int]],
+    ) -> Iterator[tuple[Sequence[int], Tensor, int]]:
+        """Yield each chunk, the sum of its updates, shape (d,), and how many were not clipped.
+
+        Raises:
+            WorkerError: as ``updates`` does.
+        """
+        method = Method(summed=True)
+        for chunk, worker, slot, unclipped in self._answers(task, start, local, method, chunks):
+            yield chunk, self._workers[worker].totals[slot].clone(), unclipped
+
+    def _answers(
+        self,
+        task: RoundTask,
+        start: Tensor,
+        local: LocalTraining,
+        method: Method,
+        chunks: Sequence[Sequence[int]],
+    ) -> Iterator[tuple[Sequence[int], int, int, int]]:
+        """Yield chunk, worker, slot and count in order; then the slot is free again."""
         self._start.copy_(start)
         todo = deque(enumerate(chunks))
         free = deque((w, slot) for slot in range(_SLOTS) for w in range(len(self._workers)))
-        done: dict[int, tuple[int, int]] = {}
-        dim = self._model.active_dim(task.active)
+        done: dict[int, tuple[int, int, int]] = {}
         task = replace(task, clients=())  # a cohort of thousands need not travel with each chunk
         try:
             for number, chunk in enumerate(chunks):
@@ -138,10 +172,8 @@ class Workers:
                     if number in done:
                         break
                     done |= self._finished()
-                worker, slot = done.pop(number)
-                updates = self._workers[worker].results[slot, : len(chunk), :dim]
-                for client, update in zip(chunk, updates, strict=True):
-                    yield client, update.clone()  # one by one: malloc has room for it at hand
+                worker, slot, count = done.pop(number)
+                yield chunk, worker, slot, count
                 free.append((worker, slot))
         except BaseException:
             self.close()
@@ -162,12 +194,12 @@ class Workers:
         except OSError:
             raise self._died(number) from None
 
-    def _finished(self) -> dict[int, tuple[int, int]]:
-        """Wait until a chunk is done; return chunk -> (worker, slot)."""
+    def _finished(self) -> dict[int, tuple[int, int, int]]:
+        """Wait until a chunk is done; return chunk -> (worker, slot, count)."""
         owners = {w.pipe: n for n, w in enumerate(self._workers)}
         deaths = {w.process.sentinel: n for n, w in enumerate(self._workers)}
         ready = wait([*owners, *deaths])
-        found: dict[int, tuple[int, int]] = {}
+        found: dict[int, tuple[int, int, int]] = {}
         for number in (owners[pipe] for pipe in ready if pipe in owners):
             try:
                 answer = self._workers[number].pipe.recv()
@@ -175,8 +207,8 @@ class Workers:
                 raise self._died(number) from None
             if isinstance(answer, str):
                 raise WorkerError(f"worker {number}: {answer} Nothing of this round was released.")
-            chunk, slot = answer
-            found[chunk] = (number, slot)
+            chunk, slot, count = answer
+            found[chunk] = (number, slot, count)
         if not found:
             raise self._died(next(deaths[sentinel] for sentinel in ready))
         return found
@@ -222,6 +254,7 @@ def _serve(
     settings: tuple[int, Features | None],
     start: Tensor,
     results: Tensor,
+    totals: Tensor,
 ) -> None:
     """Compute chunks until the pipe closes: then the engine is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the run
@@ -239,13 +272,17 @@ def _serve(
             number, slot, task, clients, local, method = pipe.recv()
         except (EOFError, OSError):
             return
-        answer: Any = (number, slot)
         if work is None:
             work = LocalWork(model, users, local=local, data_seed=data_seed, features=features)
         work.local = local
         try:
-            dim = model.active_dim(task.active)
-            work.updates(task, clients, start, method, results[slot, :, :dim])
+            count = 0
+            if method.summed:
+                count = work.sum(task, clients, start, totals[slot])
+            else:
+                dim = model.active_dim(task.active)
+                work.updates(task, clients, start, method, results[slot, :, :dim])
+            answer: Any = (number, slot, count)
         except Exception as error:  # whatever it is, the engine has to know
             answer = f"{type(error).__name__}: {error}, while it computed clients {clients}."
         pipe.send(answer)

@@ -1,0 +1,28 @@
+"""Chunks: how the clients of a round are dealt to workers, and computed together."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+_TURNS = 2
+"""Chunks per worker for what is left of a round, where one client follows another."""
+
+
+def equal(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]]:
+    """Return chunks of at most ``most`` clients, equal as far as can be.
+
+    Their number is a multiple of that of the workers: who computes one more is waited for.
+    """
+    count = max(1, -(-len(clients) // most), min(workers, len(clients)))
+    count = -(-count // workers) * workers
+    ends = [len(clients) * k // count for k in range(count + 1)]
+    return [clients[i:j] for i, j in pairwise(ends) if i < j]
+
+
+def ever_smaller(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]]:
+    """Guided self-scheduling (Polychronopoulos and Kuck 1987): a small last one ends soon."""
+    chunks, left = [], clients
+    while left:
+        size = min(most, -(-len(left) // (_TURNS * workers)))
+        chunks.append(left[:size])
+        left = left[size:]
+    return chunks

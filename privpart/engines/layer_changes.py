@@ -1,0 +1,134 @@
+"""Layer changes: what one step of each of V clients changes in a layer, measured and added up.
+
+A function of what came to the layer and of the gradient that came back, in each client's rows. A
+dense layer's is their product: its length is known without writing it out (ghost clipping:
+Goodfellow 2015; Li et al. 2022, section 4), and so is the weighted sum over clients, which is one
+product of two matrices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn.grad import conv2d_weight
+
+_SLACK = 2.0**-26
+"""Times the square of the sum of the rows' lengths: far above what Gram matrices lose by rounding,
+2^-53 times the layer's width, also where rows cancel; and too little to matter elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Changes of a dense layer's weights, ``left[v].T @ right[v]``, not written out."""
+
+    left: Tensor  # (V, rows, out), float64
+    right: Tensor  # (V, rows, in), float64
+
+    def squared_norms(self) -> Tensor:
+        """Return each client's, shape (V,); not less than the true ones."""
+        grams = (self.left @ self.left.mT) * (self.right @ self.right.mT)
+        lengths = self.left.norm(dim=2) * self.right.norm(dim=2)
+        squared: Tensor = grams.sum(dim=(1, 2)) + _SLACK * lengths.sum(dim=1).square()
+        return squared
+
+    def drop(self, absent: Tensor) -> None:
+        """Zero some clients: zero times NaN would not."""
+        self.left[absent], self.right[absent] = 0.0, 0.0
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Return the sum over clients, shape (out, in); weights of shape (V,)."""
+        left = self.left * weights[:, None, None]
+        total: Tensor = left.flatten(0, 1).T @ self.right.flatten(0, 1)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Changes of another parameter, one client's after the other's."""
+
+    each: Tensor  # (V, ...), float64
+
+    def squared_norms(self) -> Tensor:
+        """Return each client's, shape (V,)."""
+        return self.each.flatten(1).square().sum(dim=1)
+
+    def drop(self, absent: Tensor) -> None:
+        """Zero some clients."""
+        self.each[absent] = 0.0
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Return the sum over clients, shape (...); weights of shape (V,)."""
+        return torch.einsum("v,v...->...", weights, self.each)
+
+
+def layer_changes(
+    layer: nn.Module, names: Sequence[str], came: Tensor, gradient: Tensor, learning_rate: float
+) -> dict[str, Product | Written]:
+    """Return what a step of SGD changes in some parameters of a layer.
+
+    Args:
+        layer: a function of each row.
+        names: of the layer's parameters.
+        came: what came to the layer, shape (V, n, ...).
+        gradient: of the loss in what left it, shape (V, n, ...).
+        learning_rate: of the step.
+    """
+    if type(layer) is nn.Linear:
+        left, right = (rows.flatten(1, -2).double() for rows in (gradient, came))
+        left *= -learning_rate
+        rows, out, into = left.shape[1], left.shape[2], right.shape[2]
+        if rows * (out + into) <= out * into:  # else writing the product out is less
+            every: dict[str, Product | Written] = {"weight": Product(left, right)}
+            every["bias"] = Written(left.sum(dim=1))
+            return {name: every[name] for name in names}
+    padding = _padding(layer) if type(layer) is nn.Conv2d else None
+    if type(layer) is nn.Conv2d and padding is not None:
+        found = {"weight": _filters(layer, padding, came, gradient)}
+        found["bias"] = gradient.sum(dim=(1, 3, 4))
+    else:
+        found = _by_autograd(layer, names, came, gradient)
+    return {name: Written(found[name].double() * -learning_rate) for name in names}
+
+
+def _padding(layer: nn.Conv2d) -> list[int] | None:
+    """Zeros on either side; None if they are no zeros, or not as many on both."""
+    if layer.padding_mode != "zeros":
+        return None
+    if layer.padding == "same":
+        both = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        return None if any(total % 2 for total in both) else [total // 2 for total in both]
+    return [0, 0] if layer.padding == "valid" else [int(side) for side in layer.padding]
+
+
+def _filters(layer: nn.Conv2d, padding: list[int], came: Tensor, gradient: Tensor) -> Tensor:
+    """Each client's gradient of the filters: half of the time that autograd takes."""
+
+    def one(came: Tensor, gradient: Tensor) -> Tensor:
+        filters: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
+            came,
+            layer.weight.shape,
+            gradient,
+            stride=layer.stride,
+            padding=padding,
+            dilation=layer.dilation,
+            groups=layer.groups,
+        )
+        return filters
+
+    return vmap(one)(came, gradient)
+
+
+def _by_autograd(
+    layer: nn.Module, names: Sequence[str], came: Tensor, gradient: Tensor
+) -> dict[str, Tensor]:
+    """Each client's gradient of a layer's parameters, shapes (V, ...)."""
+    parameters = {name: layer.get_parameter(name).detach() for name in names}
+
+    def one(came: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+        pull = vjp(lambda own: functional_call(layer, own, (came,)), parameters)[1]
+        found: dict[str, Tensor] = pull(gradient)[0]
+        return found
+
+    return vmap(one)(came, gradient)

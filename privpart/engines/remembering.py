@@ -1,0 +1,49 @@
+"""Remembering: MOON's clients, which keep their last model to themselves from round to round.
+
+In memory only: on a disk it would be an update that nobody clipped or noised.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from privpart.client import LocalTraining, client_update
+from privpart.engines.local_work import Users, client_generator
+from privpart.messages import ClientUpdate, RoundTask
+from privpart.partial import PartialModel
+
+
+class Remembering:
+    """Computes one client after another, in this process.
+
+    Args:
+        model: shared by all; its trained part is overwritten.
+        users: the clients' data.
+        data_seed: order of examples, as for ``LocalWork``.
+    """
+
+    def __init__(self, model: PartialModel, users: Users, data_seed: int) -> None:
+        self._model, self._users, self._data_seed = model, users, data_seed
+        self._previous: dict[int, Tensor] = {}
+
+    @property
+    def empty(self) -> bool:
+        """Whether no client has taken part."""
+        return not self._previous
+
+    def run(self, task: RoundTask, start: Tensor, local: LocalTraining) -> Iterator[ClientUpdate]:
+        """Yield each client's clipped update, shape (d,), in the order of the task."""
+        for client in task.clients:
+            x, y = self._users.examples(client)
+            delta = client_update(
+                self._model,
+                start,
+                x,
+                y,
+                local=local,
+                clip_norm=task.clip_norm,
+                generator=client_generator(self._data_seed, task.round, client),
+                active=task.active,
+                previous=self._previous.setdefault(client, start.clone()),
+            )
+            yield task.update(client, delta)

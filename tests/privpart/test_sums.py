@@ -1,0 +1,450 @@
+"""Sums: clients of one step whose clipped updates are added up without being written out."""
+
+from collections import OrderedDict
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import BinaryTree, Participation
+from privpart import (
+    AdaptiveClipping,
+    EmbeddedEngine,
+    LocalTraining,
+    PartialModel,
+    PrivacyPlan,
+    RoundTask,
+    SeededSource,
+    Server,
+    Users,
+    client_update,
+    fit,
+)
+from privpart.clip import factors
+from privpart.engines.frozen_prefix import Features, split
+from privpart.engines.layer_changes import layer_changes
+from privpart.engines.local_work import LocalWork, Method, client_generator
+from privpart.engines.one_step import OneStep
+from privpart.messages import CohortSum
+from privpart.models import mcmahan_2nn, small_cnn, word_lm
+
+SIZES = (8, 3, 5, 0, 8, 2, 8, 1)
+TASK = RoundTask(3, tuple(range(len(SIZES))), 0.2, "plan")
+LOCAL = LocalTraining(0.3, batch_size=8)
+
+
+def images(*layers):
+    return lambda: nn.Sequential(*[layer() for layer in layers])
+
+
+def flat_image(*layers):
+    return images(nn.Flatten, *layers)
+
+
+NETWORKS = {
+    "cnn": lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8),
+    "dense": lambda: mcmahan_2nn(inputs=64, hidden=40, classes=10),
+    "one layer, no bias": flat_image(lambda: nn.Linear(64, 10, bias=False)),
+    "narrow: products written out": flat_image(lambda: nn.Linear(64, 2), lambda: nn.Linear(2, 10)),
+    "rows and columns": images(  # a dense layer that sees more than one row of each example
+        lambda: nn.Flatten(1, 2), lambda: nn.Linear(8, 30), nn.Tanh, nn.Flatten,
+        lambda: nn.Linear(240, 10)),
+    "norms": flat_image(lambda: nn.LayerNorm(64), lambda: nn.Linear(64, 10)),
+    "nested": lambda: nn.Sequential(images(nn.Flatten, lambda: nn.Linear(64, 20))(),
+                                    nn.Linear(20, 10)),
+    "three dimensions": images(lambda: nn.Flatten(2), lambda: nn.Linear(64, 40), nn.Tanh,
+                               nn.Flatten, lambda: nn.Linear(40, 10)),
+    "strides": images(lambda: nn.Conv2d(1, 4, 3, stride=2, padding=1, bias=False), nn.Flatten,
+                      lambda: nn.Linear(64, 10)),
+    "dilated groups": images(lambda: nn.Conv2d(1, 4, 3, dilation=2, padding="same"), nn.ReLU,
+                             lambda: nn.Conv2d(4, 6, 3, groups=2, padding="valid"), nn.Flatten,
+                             lambda: nn.Linear(216, 10)),
+    "even filters": images(lambda: nn.Conv2d(1, 2, 2, padding="same"), nn.Flatten,
+                           lambda: nn.Linear(128, 10)),
+    "reflected": images(lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.Flatten,
+                        lambda: nn.Linear(128, 10)),
+}  # fmt: skip
+
+
+def users(shape=(1, 8, 8), sizes=SIZES):
+    generator = torch.Generator().manual_seed(2)
+    n = sum(sizes)
+    x = torch.rand(n, *shape, generator=generator)
+    y = torch.randint(10, (n,), generator=generator)
+    return Users(x, y, torch.randperm(n, generator=generator).split(list(sizes)))
+
+
+def work(network, data, train=("*",), local=LOCAL):
+    model = PartialModel(network(), train=train, seed=1)
+    return LocalWork(model, data, local=local, data_seed=5)
+
+
+def one_by_one(network, data, task=TASK, train=("*",), local=LOCAL):
+    """Each client's clipped update, by the function that a device runs."""
+    model = PartialModel(network(), train=train, seed=1)
+    start = model.flat.clone()
+    return torch.stack([
+        client_update(
+            model, start, *data.examples(client), local=local, clip_norm=task.clip_norm,
+            generator=client_generator(5, task.round, client),
+        ).double()
+        for client in task.clients
+    ])  # fmt: skip
+
+
+def summed(network, data, clients=TASK.clients, task=TASK, train=("*",), local=LOCAL):
+    doing = work(network, data, train, local)
+    total = torch.full((doing.model.dim,), torch.nan, dtype=torch.float64)
+    unclipped = doing.sum(task, clients, doing.model.flat.clone(), total)
+    return total, unclipped
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("clip_norm", [1e-3, 0.2, 1e3])
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_the_sum_is_that_of_the_clipped_updates(network, clip_norm):
+    task = replace(TASK, clip_norm=clip_norm)
+    each = one_by_one(network, users(), task)
+    total, unclipped = summed(network, users(), task=task)
+    assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
+    assert unclipped == (each.norm(dim=1) < clip_norm * (1 - 1e-5)).sum()
+    assert 1 <= unclipped <= len(SIZES)  # a client without examples needs no clipping
+
+
+@pytest.mark.parametrize("train", [["dense2.*"], ["conv*", "dense1.bias"], ["!dense1.weight"]])
+def test_only_the_trained_part_is_summed_and_clipped(train):
+    network = NETWORKS["cnn"]
+    each = one_by_one(network, users(), train=train)
+    total, _ = summed(network, users(), train=train)
+    assert total.shape == each.shape[1:]
+    assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalTraining(0.3, batch_size=4, steps=1),  # a part of the examples, in the client's order
+        LocalTraining(0.3, batch_size=8, momentum=0.9),
+    ],
+)
+def test_the_first_batch_is_the_clients_own(local):
+    each = one_by_one(NETWORKS["dense"], users(), local=local)
+    total, _ = summed(NETWORKS["dense"], users(), local=local)
+    assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
+
+
+def test_behind_a_cached_prefix():
+    def network():
+        layers = [nn.Flatten(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10)]
+        return nn.Sequential(OrderedDict((f"l{k}", layer) for k, layer in enumerate(layers)))
+
+    data, train = users(), ["l3.*"]
+    below, above = split(PartialModel(network(), train=train, seed=1))
+    behind = LocalWork(above, data, local=LOCAL, data_seed=5, features=Features(below, data.x))
+    total = torch.empty(above.dim, dtype=torch.float64)
+    behind.sum(TASK, TASK.clients, above.flat.clone(), total)
+    each = one_by_one(network, data, train=train)
+    assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
+
+
+def test_words_in_an_embedding():
+    def network():
+        return nn.Sequential(nn.Embedding(12, 6), nn.Flatten(), nn.Linear(30, 10))
+
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randint(12, (35, 5), generator=generator)
+    data = Users(x, torch.randint(10, (35,), generator=generator), torch.arange(35).split(SIZES))
+    each = one_by_one(network, data)
+    total, _ = summed(network, data)
+    assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
+
+
+def hostile(case):
+    """Data of which client 0's could break something."""
+    data = users()
+    rows = data.indices[0]
+    if case == "infinity":
+        data.x[rows[0]] = torch.inf
+    elif case == "NaN":
+        data.x[rows[-1], 0, 3, 3] = torch.nan
+    elif case == "no class counts":
+        data.y[rows] = -100
+    elif case == "huge":
+        data.x[rows] = 3e38
+    elif case == "large":
+        data.x[rows] *= 1e18
+    elif case == "tiny":
+        data.x[rows] = 1e-38
+    elif case == "examples cancel":  # same image, all classes: the sum of gradients nearly vanishes
+        data.x[rows] = data.x[rows[0]] * 1e6
+        data.y[rows] = torch.arange(len(rows))
+    return data
+
+
+CASES = ["infinity", "NaN", "no class counts", "huge", "large", "tiny", "examples cancel"]
+
+
+@pytest.mark.parametrize("clip_norm", [1e-30, 0.2, 1e6])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("network", ["cnn", "dense", "one layer, no bias", "rows and columns"])
+def test_one_client_moves_the_sum_by_the_clip_norm_at_most(network, case, clip_norm):
+    """Its neighbours' examples are the same in both, and so is their number: no padding differs."""
+    task = replace(TASK, clip_norm=clip_norm)
+    with_it, _ = summed(NETWORKS[network], hostile(case), (0, 1, 4, 6), task)
+    absent = hostile(case)
+    absent.y[absent.indices[0]] = -100
+    without, _ = summed(NETWORKS[network], absent, (0, 1, 4, 6), task)
+    assert with_it.isfinite().all()
+    assert (with_it - without).norm() <= clip_norm * (1 + 1e-9)
+    assert without.norm() > 0.3 * min(clip_norm, 0.1)  # power: the others are in it
+
+
+@pytest.mark.parametrize("case", ["infinity", "NaN", "no class counts", "huge"])
+def test_a_client_that_diverges_is_absent_and_leaves_the_others_alone(case):
+    network = NETWORKS["dense"]
+    total, unclipped = summed(network, hostile(case), (0, 1, 2, 4))
+    alone, others = summed(network, hostile(case), (0,))
+    assert not alone.any()
+    assert others == 1  # zeros are no longer than the clip norm
+    each = one_by_one(network, users())
+    assert (total - each[[1, 2, 4]].sum(dim=0)).norm() < 1e-5
+    assert each[0].norm() > 0.1  # power
+    assert unclipped == 1 + (each[[1, 2, 4]].norm(dim=1) < 0.2 * (1 - 1e-5)).sum()
+
+
+def exact(left, right):
+    """The length of left.T @ right, in long doubles."""
+    product = left.T.numpy().astype("longdouble") @ right.numpy().astype("longdouble")
+    return float((product**2).sum() ** 0.5)
+
+
+@pytest.mark.parametrize("cancel", [0.0, 1e-2, 1e-6, 1e-12])
+def test_lengths_of_products_are_never_too_short(cancel):
+    """Also where rows cancel, and a Gram matrix loses every digit."""
+    generator = torch.Generator().manual_seed(1)
+    came = torch.randn(1, 4, 50, generator=generator)
+    came[0, 2:] = came[0, :2]
+    gradient = torch.randn(1, 4, 60, generator=generator)
+    gradient[0, 2:] = -gradient[0, :2] * (1 - cancel)
+    change = layer_changes(nn.Linear(50, 60), ["weight", "bias"], came, gradient, 2.0)
+    true = exact(2 * gradient[0].double(), came[0].double())
+    found = float(change["weight"].squared_norms().sqrt())
+    assert found >= true
+    lengths = 2 * (came.double().norm(dim=2) * gradient.double().norm(dim=2)).sum()
+    assert found <= true * (1 + 1e-6) + 2**-13 * lengths
+    weights = factors(torch.tensor([found], dtype=torch.float64), 1e-3)
+    assert change["weight"].weighted_sum(weights).norm() <= 1e-3
+
+
+def test_factors_are_those_of_the_clip():
+    norms = torch.tensor([0.0, 1e-300, 0.5, 1.0, 1.5, 1e38, torch.inf, torch.nan]).double()
+    found = factors(norms, 1.0)
+    assert found[:4].tolist() == [1, 1, 1, 1]
+    assert (found[4:6] * norms[4:6] <= 1).all()
+    assert (found[4:6] * norms[4:6] > 1 - 1e-6).all()
+    assert found[6:].tolist() == [0, 0]
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(dim=0)
+
+
+TWICE = nn.Linear(10, 10)
+IMPOSSIBLE = {
+    "looks at the batch": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Centred()),
+    "random": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)),
+    "own forward": lambda: word_lm(vocabulary=20, width=8, heads=2, hidden=16, layers=1),
+    "a layer twice": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), TWICE, TWICE),
+    "in place": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(inplace=True)),
+}
+
+
+@pytest.mark.parametrize("network", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_networks_that_may_mix_clients_are_not_summed(network):
+    assert not OneStep.possible(PartialModel(network(), seed=None))
+
+
+def test_tied_layers_are_not_summed():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64))
+    network[2].weight = network[1].weight
+    assert not OneStep.possible(PartialModel(network, seed=1))
+
+
+def test_hooked_layers_are_not_summed():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    network[1].register_forward_hook(lambda module, inputs, output: output * 2)
+    assert not OneStep.possible(PartialModel(network, seed=1))
+
+
+def engine(network=NETWORKS["dense"], data=None, local=LOCAL, **options):
+    model = PartialModel(network(), seed=1)
+    options = {"sums": True, "data_seed": 5, "report": lambda _: None} | options
+    return EmbeddedEngine(model, data or users(), local=local, **options)
+
+
+def forced(one):
+    """The engine once its probe has found sums faster."""
+    one.method, one._summed = Method(), True
+    return one
+
+
+def test_every_client_is_in_one_sum_for_any_number_of_workers():
+    data = users(sizes=[2] * 300)
+    task = replace(TASK, clients=tuple(range(7, 290)))
+    each = one_by_one(NETWORKS["dense"], data, task).sum(dim=0)
+    for workers in (1, 2):
+        with forced(engine(data=data, workers=workers)) as one:
+            start = one.model.flat.clone()
+            sums = list(one.sums(task, start))
+            again = list(one.sums(task, start))
+            updates = list(one.run(replace(task, clients=(7, 8, 9)), start))  # not mixed up
+        assert [c for part in sums for c in part.clients] == list(task.clients)
+        assert len(sums) > 1
+        assert {(p.round, p.plan, p.clip_norm) for p in sums} == {(3, "plan", 0.2)}
+        assert sum(p.total for p in sums).sub(each).norm() < 2e-5 * 0.2 * 283
+        for one_part, same in zip(sums, again, strict=True):
+            assert torch.equal(one_part.total, same.total)
+        assert [u.client for u in updates] == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sums": False},
+        {"deterministic": True},
+        {"batching": "loop"},
+        {"local": LocalTraining(0.3, batch_size=4)},
+        {"local": LocalTraining(0.3, batch_size=8, epochs=2)},
+        {"local": LocalTraining(0.3, batch_size=8, optimizer="adam")},
+        {"local": LocalTraining(0.3, batch_size=8, objective="fedprox", mu=0.1)},
+        {"local": LocalTraining(0.3, batch_size=8, objective="moon", mu=0.1)},
+        {"precision": "bfloat16"},
+    ],
+)
+def test_no_sums_where_they_would_be_another_training(changes):
+    with engine(**changes) as one:
+        assert one.sums(TASK, one.model.flat.clone()) is None
+
+
+def test_a_client_that_takes_more_steps_in_a_later_round_is_not_summed():
+    with forced(engine(data=users(sizes=[2, 9]))) as one:
+        start = one.model.flat.clone()
+        assert one.sums(replace(TASK, clients=(0,)), start) is not None
+        assert one.sums(replace(TASK, clients=(0, 1)), start) is None
+
+
+def test_the_probe_finds_sums_and_says_so():
+    said = []
+    data = users(sizes=[2] * 16)
+    task = replace(TASK, clients=tuple(range(16)))
+    with engine(lambda: mcmahan_2nn(inputs=64, hidden=400), data, report=said.append) as one:
+        assert one.sums(task, one.model.flat.clone()) is not None
+    assert len(said) == 1
+    assert said[0].startswith("engine: clients summed in one pass: a client takes one client after")
+
+
+def test_a_probe_that_finds_another_sum_does_not_use_it(monkeypatch):
+    real = OneStep.sum
+
+    def wrong(self, start, x, loss, *, learning_rate, clip_norm, out):
+        found = real(
+            self, start, x, loss, learning_rate=learning_rate, clip_norm=clip_norm, out=out
+        )
+        out[0] += 0.5 * clip_norm
+        return found
+
+    monkeypatch.setattr(OneStep, "sum", wrong)
+    said = []
+    with engine(lambda: mcmahan_2nn(inputs=64, hidden=400), report=said.append) as one:
+        assert one.sums(TASK, one.model.flat.clone()) is None
+    assert "summed in one pass deviates" in said[0]
+
+
+def plan(**change):
+    fields = {
+        "mechanism": BinaryTree(6, 2),
+        "participation": Participation(6, 6),
+        "clip_norm": 0.2,
+        "noise_multiplier": 0.5,
+        "report_goal": 8,
+        "adaptive_clipping": AdaptiveClipping(bit_noise_multiplier=2.0),
+    }
+    return PrivacyPlan(**(fields | change))
+
+
+def test_a_run_with_sums_is_the_run_without():
+    found = []
+    for one in (engine(deterministic=True), forced(engine())):
+        server = Server(plan(), one.model.flat.clone(), source=SeededSource(0))
+        with one:
+            records = fit(server, one, [list(TASK.clients)] * 6)
+        found.append((server.parameters, server.clip_norm, [r.counts for r in records]))
+    (loop, norm, counts), (sums, other_norm, other_counts) = found
+    assert (sums - loop).norm() < 1e-4 * (loop - one.model.flat).norm()
+    assert norm == other_norm != 0.2  # the bits were the same, and moved the clip norm
+    assert counts == other_counts
+    assert counts[0].counted == len(SIZES)
+
+
+DIM = 6
+
+
+def a_server(**change):
+    fields = {
+        "noise_multiplier": 0.0,
+        "adaptive_clipping": None,
+        "participation": Participation(6, 2),
+    }
+    return Server(plan(**(fields | change)), torch.zeros(DIM), source=SeededSource(0))
+
+
+def a_sum(server, clients=(1, 2, 3), **change):
+    total = torch.full((DIM,), 0.2, dtype=torch.float64)
+    return replace(server.task(()).sum_of(clients, total, 1), **change)
+
+
+def test_a_sum_counts_for_each_client_in_it():
+    one = a_server()
+    for refused in (0, 0, 3):  # each may take part twice
+        counts = one.run_round(
+            [one.task(()).update(9 + one.round, torch.zeros(DIM))], sums=[a_sum(one)]
+        )
+        assert (counts.received, counts.refused) == (4, refused)
+    torch.testing.assert_close(one.parameters, torch.full((DIM,), 2 * 0.2 / 8))
+    assert one.eligible([1, 2, 3, 4]) == [4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"round": 1},
+        {"plan": "another"},
+        {"clip_norm": 0.3},
+        {"clients": (1, 2, 2)},
+        {"clients": (1, 2, 7)},  # 7 has sent an update of its own
+        {"unclipped": 4},
+        {"unclipped": -1},
+        {"total": torch.zeros(DIM + 1, dtype=torch.float64)},
+        {"total": torch.zeros(DIM)},
+        {"total": torch.full((DIM,), 0.25, dtype=torch.float64)},  # longer than three of 0.2
+        {"total": torch.full((DIM,), torch.nan, dtype=torch.float64)},
+    ],
+)
+def test_a_sum_that_cannot_be_is_refused_whole(change):
+    one = a_server()
+    own = one.task(()).update(7, torch.zeros(DIM))
+    counts = one.run_round([own], sums=[a_sum(one, **change)])
+    assert (counts.counted, counts.refused) == (1, 3)
+    assert not one.parameters.any()
+    assert one.cohort == (7,)
+
+
+def test_a_sum_is_no_update():
+    """Among what comes from clients it is refused: only the operator has the other door."""
+    one = a_server()
+    counts = one.run_round([a_sum(one), one.task(()).update(7, torch.zeros(DIM))])
+    assert (counts.counted, counts.refused) == (1, 1)
+    assert not one.parameters.any()
+    assert type(a_sum(one)) is CohortSum
