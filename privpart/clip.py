@@ -14,9 +14,6 @@ from privpart import double
 _LEAST = 1e-30
 # Scaling rounds each coordinate, and the factor itself, by up to 2^-24 relatively in float32.
 _MARGIN = 1 - 2.0**-22
-UNCLIPPED = 1 - 1e-5
-"""An update clipped in float32 is this share of the clip norm long, or longer."""
-
 _LEAST_FACTOR = 2.0**-100
 """Below 2^-126 float32 rounds the factor itself by far more, and updates came out too long."""
 

@@ -6,8 +6,11 @@ import torch
 
 from privpart import double
 from privpart.admission import well_formed, well_formed_sum
-from privpart.clip import UNCLIPPED, clip
+from privpart.clip import clip
 from privpart.messages import CohortSum, RoundTask
+
+_UNCLIPPED = 1 - 1e-5
+"""A client clips in float32: its update is then this close to the clip norm, or closer."""
 
 
 class RoundSum:
@@ -48,7 +51,7 @@ class RoundSum:
             return
         clipped = clip(update.delta.detach(), task.clip_norm)  # zeros if not finite
         if self._count_bits:
-            self.bits += 0.5 if clipped.norm() <= task.clip_norm * UNCLIPPED else -0.5
+            self.bits += 0.5 if clipped.norm() <= task.clip_norm * _UNCLIPPED else -0.5
         double.add(self.total, clipped)
         self.came.add(update.client)
 
