@@ -70,7 +70,8 @@ class EmbeddedEngine:
         report: gets a sentence about what "auto" chose; None writes it to standard error.
 
     All choices are the same training. Updates agree to rounding, 1e-5 of their norm, unless that
-    rounding moves an activation across the kink of a ReLU.
+    rounding moves an activation across the kink of a ReLU. Where clients are computed at once, the
+    last bits of one may depend on who else is; with ``deterministic`` no bit does.
 
     Raises:
         ConfigError: options that contradict each other, or a prefix that cannot be cached.

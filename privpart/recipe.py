@@ -120,7 +120,7 @@ def train_cell(recipe: Recipe, cell: Cell) -> float:
             learning_rate=_server_rate(recipe, cell.noise_multiplier), momentum=recipe.momentum
         ),
     )
-    engine = EmbeddedEngine(model, users, local=recipe.local, data_seed=cell.seed)
+    engine = EmbeddedEngine(model, users, local=recipe.local, data_seed=cell.seed, sums=True)
     cohorts = tasks.cohorts_once_each(users=recipe.users, rounds=recipe.rounds, data_seed=cell.seed)
 
     def evaluate(parameters: Tensor) -> float:

@@ -135,6 +135,7 @@ def training(
             batching=batching,
             precision=precision,
             deterministic=deterministic,
+            sums=True,
             report=report,
         )
     return Training(model, engine, cohorts, data.test_x, data.test_y, model.flat.clone())

@@ -326,7 +326,7 @@ def test_every_client_is_in_one_sum_for_any_number_of_workers(monkeypatch):
     ],
 )
 def test_no_sums_where_they_would_be_another_training(changes):
-    with engine(**changes) as one:
+    with engine(lambda: mcmahan_2nn(inputs=64, hidden=400), **changes) as one:
         assert one.sums(TASK, one.model.flat.clone()) is None
 
 

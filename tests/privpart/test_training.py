@@ -112,3 +112,16 @@ def test_options_reach_the_engine(options):
     assert (method.together, method.bfloat16) == ("batching" in options, "precision" in options)
     assert 0 < (found - exact).norm() < 0.1 * exact.norm()
     assert (found.double().norm(dim=1) <= 1.0).all()
+
+
+def test_clients_of_a_plan_that_take_one_step_may_be_summed():
+    """All that a plan trains is simulated: the engine's word is as good as the server's."""
+    one_step = {"client": {"learning_rate": 0.1, "steps": 1, "batch_size": 4}}
+    setup = training(validated(PLAN | SMALL | one_step), report=lambda _: None)
+    task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
+    updates = [u.delta.double() for u in setup.engine.run(task, setup.start)]  # decides
+    setup.engine._summed = True
+    (part,) = setup.engine.sums(task, setup.start)
+    assert (part.total - sum(updates)).norm() < 1e-4 * part.total.norm()
+    alone = training(validated(PLAN | SMALL | one_step), deterministic=True, report=lambda _: None)
+    assert alone.engine.sums(task, alone.start) is None
