@@ -6,6 +6,7 @@ lowest trained layer, below which no activation is kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Literal, get_args
@@ -124,7 +125,7 @@ def client_update(
 
     Args:
         model: rebuilt from its seed; afterwards it holds ``start``, with gradients zero.
-        start: this round's trainable part, shape (d,).
+        start: this round's trainable part, shape (d,); as x and y, on the model's device.
         x: examples, shape (n, ...).
         y: classes, shape (n,), or (n, length) for a language model; see ``loss``.
         local: optimiser settings.
@@ -137,12 +138,11 @@ def client_update(
 
     Returns:
         after - before of the active groups, one after the other, jointly clipped: see ``clip``.
-        Shape (d,) if all are active.
+        Shape (d,) if all are active; on the CPU.
     """
-    with model.lent(start), torch.random.fork_rng(devices=()):
+    # one bit beside the seed of the order, for masks that do not depend on the order
+    with model.lent(start), _seeded(generator.initial_seed() ^ 1, model.flat.device):
         model.train_only(active)
-        # one bit beside the seed of the order, for masks that do not depend on the order
-        torch.default_generator.manual_seed(generator.initial_seed() ^ 1)
         received = start if previous is None else previous
         for _ in _steps(model, x, y, local, generator, active, start, received):
             if after_step is not None:
@@ -153,8 +153,23 @@ def client_update(
         delta = torch.sub(model.flat, start, out=model.gradient)
         spans = model.spans(active)
         sent = delta[spans[0]] if len(spans) == 1 else torch.cat([delta[span] for span in spans])
+        # Clipped on the CPU, where the clip is tested: the guarantee rests on its rounding.
+        sent = sent.cpu()
         clipped = clip(sent, clip_norm)
         return sent.clone() if clipped is sent else clipped
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw torch's random numbers from a seed in this context, on the CPU and on the device."""
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            there = getattr(torch, device.type)  # torch.cuda, say
+            with there.device(device):
+                there.manual_seed(seed)
+        yield
 
 
 def _steps(

@@ -13,6 +13,7 @@ from accounting.checks import ConfigError
 from privpart.client import LocalTraining
 from privpart.engines import chunks
 from privpart.engines.choice import choose, prefix_fits
+from privpart.engines.device import usable
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.local_work import LocalWork, Method, Users
 from privpart.engines.remembering import Remembering
@@ -66,7 +67,9 @@ class EmbeddedEngine:
             after another: faster for large convolutions where the processor has such products,
             and slower for small networks. Updates then differ by about 1e-2 of their norm.
         sums: let ``sums`` answer for clients that take a single step of SGD, where "auto" finds it
-            faster: their updates are clipped and added up without being written out.
+            faster: their updates are clipped and added up without being written out. On the CPU.
+        device: "cpu", or an accelerator as "cuda:1": one process computes there, on copies; updates
+            are clipped on the CPU. The order of examples is the same, masks of dropout are others.
         report: gets a sentence about what "auto" chose; None writes it to standard error.
 
     All choices are the same training. Updates agree to rounding, 1e-5 of their norm, unless that
@@ -90,6 +93,7 @@ class EmbeddedEngine:
         deterministic: bool = False,
         precision: Precision = "float32",
         sums: bool = False,
+        device: str | torch.device = "cpu",
         report: Callable[[str], None] | None = None,
     ) -> None:
         checks.choice("batching", batching, get_args(Batching))
@@ -106,9 +110,10 @@ class EmbeddedEngine:
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self._memory = Remembering(model, users, data_seed)  # of "moon"
         self.workers = checks.count("workers", workers)
+        self._device = usable(device, workers=workers, deterministic=deterministic)
         self._bfloat16 = precision == "bfloat16"
         self.method: Method | None = None
-        self._may_sum, self._summed = sums, False
+        self._may_sum, self._summed = sums and self._device.type == "cpu", False
         if batching != "auto" or deterministic:
             self.method = Method(batching == "vmap", bfloat16=self._bfloat16)
         self._cache_prefix = False if deterministic or batching == "loop" else None
@@ -155,8 +160,8 @@ class EmbeddedEngine:
     def _remembering(
         self, task: RoundTask, start: Tensor, local: LocalTraining
     ) -> Iterator[ClientUpdate]:
-        if self._bfloat16:
-            raise ConfigError("precision='bfloat16': not with the objective moon.")
+        if self._bfloat16 or self._device.type != "cpu":
+            raise ConfigError("precision='bfloat16', device: not with the objective moon.")
         if self._memory.empty and self.workers > 1:
             self._report("engine: moon's clients remember, so all are computed in one process")
         if self._memory.empty and task.round:
@@ -251,6 +256,8 @@ class EmbeddedEngine:
                 )
             if self._work.features is not None:
                 self._work, self._cache_prefix = None, False
+            if self._device.type != "cpu":  # what is there is a copy
+                self._work = None
         self._frozen = version
         if self._work is None:
             self._work = self._built(local)
@@ -258,19 +265,17 @@ class EmbeddedEngine:
         return self._work
 
     def _built(self, local: LocalTraining) -> LocalWork:
-        parts = None if self._cache_prefix is False else split(self.model)
+        model, users = self.model.on(self._device), self.users.on(self._device)
+        parts = None if self._cache_prefix is False else split(model)
         if parts is None and self._cache_prefix:
             raise ConfigError(
                 "cache_prefix=True: the network must be an nn.Sequential whose first layers are "
                 "frozen and neither random nor stateful."
             )
-        model, features = self.model, None
-        shared = self.workers > 1
-        if parts is not None and (self._cache_prefix or prefix_fits(parts[0], self.users.x)):
-            model, features = parts[1], Features(parts[0], self.users.x, shared=shared)
-        return LocalWork(
-            model, self.users, local=local, data_seed=self.data_seed, features=features
-        )
+        features, shared = None, self.workers > 1
+        if parts is not None and (self._cache_prefix or prefix_fits(parts[0], users.x)):
+            model, features = parts[1], Features(parts[0], users.x, shared=shared)
+        return LocalWork(model, users, local=local, data_seed=self.data_seed, features=features)
 
     def _most(self) -> int:
         """Clients whose updates are computed at once, at most."""

@@ -8,6 +8,7 @@ and a clip are each one operation on it, whatever the number of layers.
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy, deepcopy
 from itertools import accumulate
 from weakref import WeakValueDictionary
 
@@ -107,10 +108,7 @@ class PartialModel:
             parameter.requires_grad_(name in trained)
         self.flat, self.gradient = _join([parameters[name] for name in self.trainable])
         self._frozen = [parameters[name] for name in self.frozen]
-        self._buffers = [
-            (layer, {n: (b, None if b is None else b.clone()) for n, b in layer._buffers.items()})
-            for layer in module.modules()
-        ]
+        self._buffers = _kept_buffers(module)
         self.fingerprint = fingerprint_of(
             dict(zip(self.frozen, self._frozen, strict=True))
             | {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
@@ -126,6 +124,22 @@ class PartialModel:
         )
         self.mask = self.mask_of(range(len(self.groups)))
         _OWNERS.update((id(parameter), self) for parameter in parameters.values())
+
+    def on(self, device: torch.device) -> "PartialModel":
+        """Return this model in a device's memory: a copy, or itself if it is there.
+
+        Neither sees what the other trains, nor a later change of its frozen part.
+        """
+        if self.flat.device == device:
+            return self
+        self.load(self.flat)  # the buffers as they were, too
+        other = copy(self)
+        other.module = deepcopy(self.module).to(device)
+        parameters = dict(other.module.named_parameters())
+        other.flat, other.gradient = _join([parameters[name] for name in self.trainable])
+        other._frozen = [parameters[name] for name in self.frozen]
+        other._buffers = _kept_buffers(other.module)
+        return other
 
     @property
     def dim(self) -> int:
@@ -245,6 +259,16 @@ def _initialize(
         )
     for name, parameter in parameters.items():
         parameter.data = seeded_tensor(seed, name, parameter.shape, initializers[name])
+
+
+def _kept_buffers(
+    module: nn.Module,
+) -> list[tuple[nn.Module, dict[str, tuple[Tensor | None, Tensor | None]]]]:
+    """Per layer its buffers, and a copy of each."""
+    return [
+        (layer, {n: (b, None if b is None else b.clone()) for n, b in layer._buffers.items()})
+        for layer in module.modules()
+    ]
 
 
 def _join(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:

@@ -94,6 +94,7 @@ def training(
     workers: int = 1,
     batching: Batching = "auto",
     precision: Precision = "float32",
+    device: str = "cpu",
     deterministic: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> Training:
@@ -104,6 +105,7 @@ def training(
         workers: processes of the engine.
         batching: "auto", "loop" or "vmap", see ``EmbeddedEngine``.
         precision: "float32" or "bfloat16", likewise.
+        device: "cpu", "cuda" or "cuda:1", likewise.
         deterministic: the same bits for any number of workers, likewise.
         report: gets a sentence about how the engine computes; None writes it to standard error.
 
@@ -112,7 +114,7 @@ def training(
             does not fit them, more users than examples, more clients in a round than users,
             options that the clients of this plan would not follow.
     """
-    _refuse_ignored(plan, workers, batching, precision, deterministic=deterministic)
+    _refuse_ignored(plan, workers, batching, precision, device, deterministic=deterministic)
     model = plan.model.partial(groups=plan.groups())
     data = plan_data(plan.data, model.module)
     refuse_other_shapes(model.module, data)
@@ -134,6 +136,7 @@ def training(
             workers=workers,
             batching=batching,
             precision=precision,
+            device=device,
             deterministic=deterministic,
             sums=True,
             report=report,
@@ -142,7 +145,13 @@ def training(
 
 
 def _refuse_ignored(
-    plan: PlanFile, workers: int, batching: Batching, precision: Precision, *, deterministic: bool
+    plan: PlanFile,
+    workers: int,
+    batching: Batching,
+    precision: Precision,
+    device: str,
+    *,
+    deterministic: bool,
 ) -> None:
     """Refuse options that would be ignored, or fail only once a run has begun."""
     select, objective = plan.select is not None, plan.client.objective
@@ -164,6 +173,11 @@ def _refuse_ignored(
         raise ConfigError(
             "precision=bfloat16: clients that select, or train with the objective moon, compute in "
             "float32; leave it out."
+        )
+    if device != "cpu" and (select or objective == "moon"):
+        raise ConfigError(
+            f"device={device}: clients that select, or train with the objective moon, are computed "
+            "on the cpu; leave it out."
         )
 
 

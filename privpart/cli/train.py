@@ -89,6 +89,14 @@ def train(
             rich_help_panel=_ENGINE,
         ),
     ] = Precision.FLOAT32,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Where clients are computed: 'cpu', or an accelerator as 'cuda' or 'cuda:1', by "
+            "one process and not with noise from a seed. Rounds after --resume may have another.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "cpu",
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write evaluations for TensorBoard, too.")
     ] = False,
@@ -106,7 +114,11 @@ def train(
     from privpart.training import training
 
     put_together = partial(
-        training, workers=workers, batching=batching.value, precision=precision.value
+        training,
+        workers=workers,
+        batching=batching.value,
+        precision=precision.value,
+        device=device,
     )
     if resume:
         if fork_of is not None or seed is not None:

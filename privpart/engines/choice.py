@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from privpart.engines.device import clock, namespace
 from privpart.engines.frozen_prefix import feature_bytes
 from privpart.engines.local_work import LocalWork, Method
 from privpart.engines.products import worth_onednn
@@ -70,18 +70,25 @@ def _tried(work: LocalWork, task: RoundTask, start: Tensor, first: Method) -> in
 
 
 def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:
-    """Whether the outputs of a frozen prefix take at most half of the free memory."""
+    """Whether the outputs of a frozen prefix take at most half of the free memory of x's device."""
+    return feature_bytes(below, x) <= _free_memory(x.device) // 2
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type != "cpu":
+        return int(namespace(device).mem_get_info(device)[0])
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if _SHARED_MEMORY.is_dir():
         free = min(free, shutil.disk_usage(_SHARED_MEMORY).free)
-    return feature_bytes(below, x) <= free // 2
+    return free
 
 
 def _candidates(work: LocalWork, task: RoundTask, *, bfloat16: bool) -> list[Method]:
     """One after another first: it always works.
 
-    Many clients' convolutions become one grouped convolution, which is slow; not so in a single
-    step, in which all clients still share the filters.
+    Many clients' convolutions become one grouped convolution, which is slow on a CPU; not so in a
+    single step, in which all clients still share the filters. Of an accelerator nothing is taken
+    for granted: there they are timed, too.
     """
     convolutional = work.convolutional
     bags = any(isinstance(layer, nn.EmbeddingBag) for layer in work.model.module.modules())
@@ -92,13 +99,15 @@ def _candidates(work: LocalWork, task: RoundTask, *, bfloat16: bool) -> list[Met
     methods = [Method(bfloat16=bfloat16)]
     if convolutional:
         methods.append(Method(channels_last=True, bfloat16=bfloat16))
-    if not bfloat16 and worth_onednn(work.model.module, _examples_of_a_batch(work)):
+    on_cpu = work.device.type == "cpu"
+    if on_cpu and not bfloat16 and worth_onednn(work.model.module, _examples_of_a_batch(work)):
         methods.append(Method(channels_last=convolutional, onednn=True))
     if bfloat16 or not work.lockstep_follows(task):
         return methods
-    if not convolutional or work.one_step(task.clients):
+    worth_trying = not on_cpu or work.one_step(task.clients)
+    if not convolutional or worth_trying:
         methods.append(Method(together=True))
-    if convolutional and work.one_step(task.clients):
+    if convolutional and worth_trying:
         methods.append(Method(together=True, channels_last=True))
     return methods
 
@@ -123,14 +132,14 @@ def _seconds(
     method: Method,
     out: Tensor,
 ) -> float:
-    """Processor time of the clients: other programs must not decide. A sum is the first row."""
+    """What the clients take. A sum is the first row."""
     total = torch.empty(out.shape[1], dtype=torch.float64)
-    began = time.process_time()
+    began = clock(work.device)
     if method.summed:
         work.sum(task, clients, start, total)
     else:
         work.updates(task, clients, start, method, out)
-    seconds = time.process_time() - began
+    seconds = clock(work.device) - began
     if method.summed:
         out[0] = total
     return seconds

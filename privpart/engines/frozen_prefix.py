@@ -93,7 +93,7 @@ class Features:
         self._below, self._x = below, x
         with torch.no_grad():
             one = below(x[:1])
-        self.values = torch.empty(len(x), *one.shape[1:])
+        self.values = one.new_empty(len(x), *one.shape[1:])
         self._known = torch.zeros(len(x), dtype=torch.bool)
         if shared:
             for tensor in (self.values, self._known):

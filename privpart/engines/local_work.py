@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from privpart.client import LocalTraining, client_update
 from privpart.clip import clip
+from privpart.engines.device import full_float32
 from privpart.engines.frozen_prefix import Features
 from privpart.engines.lockstep import Lockstep, padded, sum_of_losses, to_channels_last
 from privpart.engines.one_step import OneStep
@@ -48,6 +49,10 @@ class Users:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def on(self, device: torch.device) -> "Users":
+        """Return them with the examples, not their order, in a device's memory."""
+        return Users(self.x.to(device), self.y.to(device), self.indices)
 
     def examples(self, user: int) -> tuple[Tensor, Tensor]:
         """Return the examples of one user, shape (its n, ...), and their classes."""
@@ -87,8 +92,8 @@ class LocalWork:
     """Computes clients of one population.
 
     Args:
-        model: shared by all; its trained part is overwritten.
-        users: the clients' data.
+        model: shared by all; its trained part is overwritten. Clients are computed on its device.
+        users: the clients' data, on the model's device.
         local: how each trains.
         data_seed: order of examples; each (round, client) has its own generator, so no result
             depends on which clients ran before it.
@@ -125,25 +130,35 @@ class LocalWork:
     ) -> None:
         """Write each client's clipped update into ``out``, shape (clients, c), c numbers active.
 
-        Where groups take turns, and with FedProx, clients train one after another.
+        Where groups take turns, and with FedProx, clients train one after another. ``start`` and
+        ``out`` are on the CPU, wherever clients are computed.
         """
+        with full_float32(self.device):
+            self._updates(task, clients, start.to(self.device), method, out)
+
+    def _updates(
+        self, task: RoundTask, clients: Sequence[int], start: Tensor, method: Method, out: Tensor
+    ) -> None:
         rows = self._rows(clients)
         generators = [client_generator(self._data_seed, task.round, client) for client in clients]
         x, y = self.x, self.users.y
         out = out[: len(clients)]
         if method.together and self.lockstep_follows(task):
             last = method.channels_last
+            found = out if start.is_cpu else torch.empty_like(out, device=start.device)
             for place in self._lockstep.changes(
-                start, x, y, rows, generators, out=out, channels_last=last
+                start, x, y, rows, generators, out=found, channels_last=last
             ):
                 change = out[place]
+                if found is not out:  # clipped on the CPU, as in ``client_update``
+                    change.copy_(found[place])
                 clipped = clip(change, task.clip_norm, out=change)
                 if clipped is not change:
                     change.copy_(clipped)
             return
         # autocast's cache would hold on to the weights of the first step
         rounded = torch.autocast(
-            "cpu", torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
+            self.device.type, torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
         )
         module = self.model.module
         images = _channels_last(module, method.channels_last)
@@ -218,6 +233,11 @@ class LocalWork:
     def lockstep_follows(self, task: RoundTask) -> bool:
         """Whether clients can train together at all: not where groups take turns, nor FedProx."""
         return task.active is None and self.local.objective == "fedavg"
+
+    @property
+    def device(self) -> torch.device:
+        """Where clients are computed."""
+        return self.model.flat.device
 
     @property
     def x(self) -> Tensor:

@@ -72,7 +72,7 @@ class Lockstep:
             y: their classes, shape (n,) or (n, length).
             rows: per client, the rows of its examples, shape (its n,).
             generators: per client, the order of its examples.
-            out: overwritten.
+            out: overwritten; on the device of ``start``, ``x`` and ``y``.
             channels_last: the layout of images, shape (n, channels, height, width).
 
         Raises:
@@ -151,18 +151,18 @@ class Lockstep:
         if not came:
             return
         inputs = padded(x, y, [batches[client][0] for client in came], channels_last)
-        to = out if len(came) == len(batches) else torch.empty(len(came), len(start))
+        to = out if len(came) == len(batches) else start.new_empty(len(came), len(start))
         found = self._gradients_at_one_point(self._split(start), *inputs)
         for place, part in zip(self._split(to), found, strict=True):
             torch.mul(part, -self.local.learning_rate, out=place)
         if to is not out:
-            out[came] = to
+            out[torch.tensor(came)] = to
         yield from came
 
     def _stack(self, start: Tensor, clients: int) -> _Stack:
         """Two buffers, used again and again: fresh pages for them cost as much as the training."""
         if self._buffer is None or len(self._buffer.flat) < clients:
-            self._buffer = _Stack(*(torch.empty(clients, len(start)) for _ in range(2)))
+            self._buffer = _Stack(*(start.new_empty(clients, len(start)) for _ in range(2)))
         flat, gradient = self._buffer.flat[:clients], self._buffer.gradient[:clients]
         flat.copy_(start)
         return _Stack(flat, gradient)
@@ -201,7 +201,7 @@ def padded(
     x: Tensor, y: Tensor, batches: Sequence[Tensor], channels_last: bool
 ) -> tuple[Tensor, Tensor]:
     """Examples of each batch, shape (batches, longest, ...), and their classes."""
-    rows = pad_sequence(list(batches), batch_first=True, padding_value=-1)
+    rows = pad_sequence(list(batches), batch_first=True, padding_value=-1).to(x.device)
     missing = rows < 0
     # by an example of its own: even 0 times another client's infinity is NaN
     rows = torch.where(missing, rows[:, :1], rows)

@@ -154,6 +154,7 @@ def test_a_plan_that_cannot_work_leaves_nothing_behind(privpart, tmp_path, old, 
         (["--batching", "vmap", "--seed", "1"], "--batching vmap a run that can be repeated"),
         (["--batching", "vmap", "--precision", "bfloat16"], "bfloat16 computes one client after"),
         (["--precision", "half"], "'half' is not one of"),
+        (["--device", "cuda:99"], "sees cpu"),
     ],
 )
 def test_options_that_contradict_leave_nothing_behind(privpart, plan, tmp_path, options, sentence):

@@ -1,7 +1,16 @@
+import os
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
+import torch
 
 from accounting import BinaryTree, BufferedToeplitz, Dense, Independent, PrunedTree, Toeplitz
+
+DEVICES = os.environ.get(
+    "PRIVPART_TEST_DEVICES", "cpu cuda" if torch.cuda.is_available() else "cpu"
+)
+ACCELERATORS = [name for name in DEVICES.split() if name != "cpu"]
 
 BLT3 = {"decay": (0.703864, 0.970182, 0.998105), "scale": (0.295937, 0.131099, 0.057899)}
 SQUARE = Dense(
@@ -49,3 +58,25 @@ def short(mechanism):
 def mechanism(request):
     """Every mechanism of the accounting package with every option, at awkward lengths."""
     return request.param
+
+
+@pytest.fixture(params=DEVICES.split())
+def device(request):
+    """Every device that is here; tests/privpart/test_device.py adds a pretend one."""
+    with _ready(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=ACCELERATORS)
+def accelerator(request):
+    """Every device that is not the CPU."""
+    with _ready(request.param):
+        yield request.param
+
+
+def _ready(name):
+    if name != "pretend":
+        return nullcontext()
+    from pretend_device import Pretend
+
+    return Pretend()

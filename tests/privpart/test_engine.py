@@ -72,13 +72,15 @@ NETWORKS = {
 
 @pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_every_way_is_the_same_training(network, local):
+def test_every_way_is_the_same_training(network, local, device):
     torch.set_num_threads(1)
     data, model = users(), network()
     loop = updates(network(), data, local, deterministic=True)
-    together = updates(network(), data, local, batching="vmap")
-    chosen = updates(network(), data, local)
+    one_by_one = updates(network(), data, local, batching="loop", device=device)
+    together = updates(network(), data, local, batching="vmap", device=device)
+    chosen = updates(network(), data, local, device=device)
     tolerance = 1e-5 * TASK.clip_norm  # nothing here crosses a kink
+    assert (one_by_one - loop).norm(dim=1).max() < tolerance
     assert (together - loop).norm(dim=1).max() < tolerance
     assert (chosen - loop).norm(dim=1).max() < tolerance
     assert torch.equal(loop[3], torch.zeros(model.dim))  # no examples
@@ -113,7 +115,7 @@ def test_the_loop_is_client_update_bit_for_bit():
     assert torch.equal(found[4], one)
 
 
-def test_a_language_model_trains_together():
+def test_a_language_model_trains_together(device):
     def model():
         network = word_lm(vocabulary=20, width=8, heads=2, hidden=16, layers=1)
         return PartialModel(network, seed=0, initializers=MODELS["word_lm"].initializers)
@@ -123,7 +125,7 @@ def test_a_language_model_trains_together():
     data = Users(text[:, :-1], text[:, 1:], torch.arange(12).split([5, 4, 3]))
     task, local = replace(TASK, clients=(0, 1, 2)), LocalTraining(0.5, batch_size=2)
     loop = updates(model(), data, local, task, deterministic=True)
-    together = updates(model(), data, local, task, batching="vmap")
+    together = updates(model(), data, local, task, batching="vmap", device=device)
     assert (loop - together).norm() < 1e-5 < loop.norm()
 
 
@@ -239,9 +241,11 @@ def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
             list(engine.run(replace(TASK, clients=(99,)), model.flat.clone()))
 
 
-def test_features_are_computed_once_and_only_of_those_who_came():
+def test_features_are_computed_once_and_only_of_those_who_came(device):
     model, data = cnn(["dense2.*"]), users()
-    engine = EmbeddedEngine(model, data, local=LOCALS["epochs"], data_seed=5, batching="vmap")
+    engine = EmbeddedEngine(
+        model, data, local=LOCALS["epochs"], data_seed=5, batching="vmap", device=device
+    )
     calls = []
     handle = model.module.conv1.register_forward_hook(lambda *_: calls.append(1))
     handle.remove()  # a hook forbids the cache: what it does is not known
@@ -275,13 +279,14 @@ def test_no_cache_where_it_would_not_be_exact(network):
         make(True)._local_work(LOCALS["epochs"])
 
 
-def test_a_cached_prefix_goes_when_the_frozen_part_changes():
+def test_a_cached_prefix_goes_when_the_frozen_part_changes(device):
     local, task = LOCALS["epochs"], replace(TASK, clients=(1, 2))
     for cache in (None, True):
         model, plain = cnn(["dense2.*"]), cnn(["dense2.*"])
         engine = EmbeddedEngine(
-            model, users(), local=local, data_seed=5, cache_prefix=cache, batching="vmap"
-        )
+            model, users(), local=local, data_seed=5, cache_prefix=cache, batching="vmap",
+            device=device,
+        )  # fmt: skip
         start = model.flat.clone()
         before = torch.stack([u.delta for u in engine.run(task, start)])
         for network in (model, plain):

@@ -77,6 +77,9 @@ SMALL = {"data": {"task": "digits", "users": 100, "clients_per_round": 5}}
         ({}, {"batching": "vmap", "precision": "bfloat16"}, "batching=vmap: bfloat16"),
         ({}, {"batching": "fast"}, "batching='fast'"),
         ({}, {"precision": "half"}, "precision='half'"),
+        (SELECT, {"device": "cuda"}, "device=cuda: clients that select"),
+        (MOON, {"device": "cuda"}, "device=cuda: clients that select"),
+        ({}, {"device": "cuda:99"}, "device='cuda:99': torch .* sees cpu"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(tables, options, says):
@@ -87,7 +90,7 @@ def test_options_that_would_be_ignored_are_refused(tables, options, says):
 @pytest.mark.parametrize(
     ("tables", "options"),
     [
-        (SELECT, {"batching": "loop"}),
+        (SELECT, {"batching": "loop", "device": "cpu"}),
         (TURNS, {"batching": "loop", "precision": "bfloat16"}),
         (PROX, {"precision": "bfloat16"}),
         ({}, {"batching": "loop", "precision": "bfloat16", "deterministic": True}),

@@ -1,0 +1,136 @@
+"""A pretend accelerator: CPU tensors that say they are elsewhere, and refuse to meet CPU tensors.
+
+torch keeps PrivateUse1 for devices from outside. Here it is a tensor subclass around a CPU tensor
+(https://github.com/albanD/subclass_zoo/blob/main/new_device.py has the idea): every operation runs
+on the CPU, and raises where CUDA would because tensors are on two devices. It registers itself for
+the whole process, so test_device.py runs its tests in a process of their own.
+
+Where pretending ends: torch 2.13 aborts a process whose autograd wants a stream of a device that is
+written in Python, which happened in GroupNorm's gradient inside ``torch.func.vmap(grad(...))``.
+"""
+
+from contextlib import nullcontext
+
+import torch
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+aten = torch.ops.aten
+NAME = "pretend"
+BETWEEN_DEVICES = {aten.copy_.default, aten._to_copy.default}
+INDEXED = {aten.index.Tensor: (0,), aten.index_put_.default: (0, 2)}
+"""Operations whose indices may be on the CPU; the places of what may not."""
+
+
+class Namespace(backend_registration._DummyBackendModule):
+    """``torch.pretend``: what the engine asks ``torch.cuda`` for. The CPU's generator draws."""
+
+    def __init__(self):
+        self.seeds, self.state = [], torch.zeros((), dtype=torch.int64)
+
+    def synchronize(self, device):
+        assert torch.device(device).type == NAME
+
+    def manual_seed(self, seed):
+        self.seeds.append(seed)
+        self.state = torch.tensor(seed)
+
+    def device(self, device):
+        return nullcontext()
+
+    def mem_get_info(self, device):
+        return 2**30, 2**31
+
+    def get_rng_state(self, device):
+        return self.state
+
+    def set_rng_state(self, state, device):
+        self.state = state
+
+    def get_amp_supported_dtype(self):
+        return [torch.bfloat16]
+
+
+namespace = Namespace()
+backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=namespace)
+# autocast rounds nothing here, but may be asked whether it is on
+_autocast = torch.library.Library("_", "IMPL")
+_autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+
+
+class PretendTensor(torch.Tensor):
+    """``inner`` has the numbers."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(NAME, 0),
+        )
+        made.inner = inner
+        return made
+
+    def data_ptr(self):
+        return self.inner.data_ptr()
+
+    @property
+    def data(self):
+        return self.detach()
+
+    @data.setter
+    def data(self, other):  # torch's own would not follow ``inner``
+        self.inner = other.inner
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
+        return _run(operation, args, kwargs or {})
+
+
+class Pretend(TorchDispatchMode):
+    """In this context tensors can be made on the device, and moved to it."""
+
+    def __enter__(self):
+        # autograd's thread for a device needs more of it than this: it would abort the process
+        self._threads = torch.autograd.grad_mode.set_multithreading_enabled(False)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._threads.__exit__(*error)
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        return _run(operation, args, kwargs or {})
+
+
+def _run(operation, args, kwargs):
+    checked = [args[k] for k in INDEXED[operation]] if operation in INDEXED else [args, kwargs]
+    tensors = [t for t in tree_leaves(checked) if isinstance(t, torch.Tensor)]
+    mine = [
+        isinstance(t, PretendTensor) for t in tensors if t.dim() or isinstance(t, PretendTensor)
+    ]
+    if any(mine) and not all(mine) and operation not in BETWEEN_DEVICES:
+        raise RuntimeError(f"{operation}: tensors are on two devices, cpu and {NAME}")
+    here = any(isinstance(t, PretendTensor) for t in tree_leaves((args, kwargs)))
+    if kwargs.get("device") is not None:
+        here = torch.device(kwargs["device"]).type == NAME
+        kwargs = kwargs | {"device": torch.device("cpu")}
+    elif operation is aten.copy_.default:
+        here = isinstance(args[0], PretendTensor)
+    wrapped = {id(t.inner): t for t in tree_leaves((args, kwargs)) if isinstance(t, PretendTensor)}
+
+    def inner(t):
+        return t.inner if isinstance(t, PretendTensor) else t
+
+    def outer(t):
+        if not here or not isinstance(t, torch.Tensor):
+            return t
+        return wrapped.get(id(t)) if id(t) in wrapped else PretendTensor(t)
+
+    return tree_map(outer, operation(*tree_map(inner, args), **tree_map(inner, kwargs)))

@@ -1,0 +1,263 @@
+"""Clients on another device than the CPU.
+
+CUDA where there is one. And a pretend device, on which nothing may meet a tensor that was left on
+the CPU: it registers itself for a whole process, so that process is another one.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import ConfigError
+from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client
+from privpart.clip import clip
+from privpart.engines import local_work
+from privpart.engines.device import full_float32, namespace
+from privpart.models import mcmahan_2nn, small_cnn
+
+HERE = Path(__file__).parent
+SIZES = (8, 3, 5, 0, 8)
+TASK = RoundTask(3, tuple(range(len(SIZES))), 0.2, "plan")
+LOCAL = LocalTraining(0.2, epochs=2, batch_size=3)
+
+
+EVERY_WAY = f"{HERE / 'test_engine.py'}::test_every_way_is_the_same_training"
+FEW = ("dense-one step", "dense, part-adam", "cnn, last layer-steps", "cnn, part-epochs")
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["-k", "pretend and not on_a_pretend_device", str(HERE / "test_device.py")],
+        ["-k", "pretend and not every_way", str(HERE / "test_engine.py")],
+        [f"{EVERY_WAY}[pretend-{case}]" for case in FEW],
+        # not where pretending ends, see pretend_device.py
+        pytest.param(["-k", "not (cnn and one)", EVERY_WAY], marks=pytest.mark.slow),
+    ],
+    ids=["device", "engine", "few ways", "every way"],
+)
+def test_the_engine_on_a_pretend_device(tests):
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        env=os.environ | {"PRIVPART_TEST_DEVICES": "pretend", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 3
+
+
+def cnn(train=("*",), **options):
+    network = small_cnn(channels=(4, 8), hidden=16, image_size=8)
+    return PartialModel(network, train=train, seed=1, **options)
+
+
+def users():
+    generator = torch.Generator().manual_seed(2)
+    n = sum(SIZES)
+    x = torch.rand(n, 1, 8, 8, generator=generator)
+    y = torch.randint(10, (n,), generator=generator)
+    return Users(x, y, torch.randperm(n, generator=generator).split(list(SIZES)))
+
+
+def updates(model, local=LOCAL, task=TASK, **options):
+    options = {"batching": "loop", "report": lambda _: None} | options
+    engine = EmbeddedEngine(model, users(), local=local, data_seed=5, **options)
+    return torch.stack([u.delta for u in engine.run(task, model.flat.clone())])
+
+
+@pytest.mark.parametrize("batching", ["loop", "vmap"])
+def test_updates_are_clipped_on_the_cpu_and_the_model_stays(accelerator, batching, monkeypatch):
+    clipped, model = [], cnn()
+    for module in (client, local_work):
+        monkeypatch.setattr(
+            module, "clip", lambda update, *a, **k: clipped.append(update) or clip(update, *a, **k)
+        )
+    before = {name: p.clone() for name, p in model.module.state_dict().items()}
+    found = updates(model, device=accelerator, batching=batching)
+    assert (type(found), found.is_cpu, found.dtype) == (torch.Tensor, True, torch.float32)
+    assert (found.double().norm(dim=1) <= TASK.clip_norm).all()
+    assert (found.norm(dim=1) > 0.1 * TASK.clip_norm).sum() == 4
+    assert [update.is_cpu for update in clipped] == [True] * len(SIZES)
+    for name, value in model.module.state_dict().items():
+        assert value.is_cpu
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("left", ["users", "model"])
+@pytest.mark.parametrize("batching", ["loop", "vmap"])
+def test_what_was_left_on_the_cpu_is_noticed(accelerator, monkeypatch, left, batching):
+    updates(cnn(), device=accelerator, batching=batching)
+    if left == "users":
+        monkeypatch.setattr(Users, "on", lambda self, _: self)
+    else:
+        moved = users().on(torch.device(accelerator))
+        monkeypatch.setattr(PartialModel, "on", lambda self, _: self)
+        monkeypatch.setattr(Users, "on", lambda _, __: moved)
+    with pytest.raises(RuntimeError, match="device"):
+        updates(cnn(), device=accelerator, batching=batching)
+
+
+def test_groups_with_a_proximal_term_train_the_same(accelerator):
+    groups = [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]
+    local = LocalTraining(0.2, batch_size=3, objective="fedprox", mu=0.3)
+    task = replace(TASK, active=(0, 2))
+    here = updates(cnn(groups=groups), local, task)
+    there = updates(cnn(groups=groups), local, task, device=accelerator)
+    assert (here - there).norm(dim=1).max() < 1e-5 * TASK.clip_norm
+    assert (there.norm(dim=1) > 0.1 * TASK.clip_norm).sum() == 4
+
+
+class Counting(nn.Module):
+    """Every pass sees how many were before it."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.dense, self.dropout = nn.Linear(64, 10), nn.Dropout(dropout)
+        self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 64))
+
+    def forward(self, x):
+        self.passes += 1
+        return self.dense(self.dropout(x.flatten(1) * self.scale)) * (1 + self.passes)
+
+
+def test_buffers_are_reset_on_the_device(accelerator):
+    found = []
+    for device in ("cpu", accelerator):
+        model = PartialModel(Counting(), seed=0)
+        model.module.passes += 7  # as a look at the model may leave it
+        found.append(updates(model, device=device))
+    assert (found[0] - found[1]).norm(dim=1).max() < 1e-5 * TASK.clip_norm
+    assert found[0].any()
+
+
+def test_dropout_is_seeded_on_the_device_and_leaves_its_generator_alone(accelerator):
+    states, found = [], []
+    for _ in range(2):
+        found.append(updates(PartialModel(Counting(0.5), seed=0), device=accelerator))
+        states.append(namespace(torch.device(accelerator)).get_rng_state(accelerator))
+        torch.rand(3, device=accelerator)
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], updates(PartialModel(Counting(), seed=0), device=accelerator))
+    if accelerator == "pretend":
+        assert namespace(torch.device(accelerator)).seeds
+        assert not states[0].any()
+
+
+def test_the_probe_waits_for_the_device_and_also_times_convolutions_together(
+    accelerator, monkeypatch
+):
+    said, waits = [], []
+    kind = namespace(torch.device(accelerator))
+    wait = kind.synchronize
+    monkeypatch.setattr(kind, "synchronize", lambda at: waits.append(at) or wait(at))
+    updates(cnn(), device=accelerator, batching="auto", report=said.append)
+    assert "clients together (vmap), channels last" in said[0]
+    assert "oneDNN" not in said[0]
+    assert len(waits) > 10
+
+
+def test_features_are_kept_on_the_device(accelerator):
+    engine = EmbeddedEngine(
+        cnn(["dense2.*"]), users(), local=LOCAL, data_seed=5, batching="vmap", device=accelerator
+    )
+    list(engine.run(TASK, engine.model.flat.clone()))
+    assert engine._work.features.values.device.type == accelerator
+    assert engine._work.model.flat.device.type == accelerator
+    assert engine.model.flat.is_cpu
+
+
+def test_the_copy_follows_the_frozen_part(accelerator):
+    model, plain = (PartialModel(mcmahan_2nn(inputs=64, hidden=12, classes=10),
+                                 train=["dense1.*"], seed=1) for _ in range(2))  # fmt: skip
+    engine = EmbeddedEngine(
+        model, users(), local=LOCAL, data_seed=5, batching="loop", device=accelerator
+    )
+    start = model.flat.clone()
+    before = torch.stack([u.delta for u in engine.run(TASK, start)])
+    for network in (model, plain):
+        with torch.no_grad():
+            network.module.dense2.weight.mul_(2)
+    after = torch.stack([u.delta for u in engine.run(TASK, start)])
+    assert (after - updates(plain)).norm(dim=1).max() < 1e-5 * TASK.clip_norm
+    assert (after - before).norm() > 1e-3
+
+
+def test_bfloat16_is_asked_of_the_device(accelerator):
+    seen, model = [], cnn()
+    model.module.register_forward_hook(
+        lambda *_: seen.append([torch.is_autocast_enabled(kind) for kind in (accelerator, "cpu")])
+    )
+    found = updates(model, precision="bfloat16", device=accelerator)
+    assert found.dtype is torch.float32
+    assert seen
+    assert all(kinds == [True, False] for kinds in seen)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"workers": 2}, "device=.*: one process drives it; use workers=1"),
+        (
+            {"deterministic": True, "batching": "auto"},
+            "device=.*: does not give the same bits every time",
+        ),
+        (
+            {"local": LocalTraining(0.1, objective="moon", mu=1.0)},
+            "device: not with the objective moon",
+        ),
+    ],
+)
+def test_what_a_device_does_not_do_is_refused(accelerator, options, says):
+    with pytest.raises(ConfigError, match=says):
+        updates(cnn(), device=accelerator, **options)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:-1", None, float("nan"), torch.float32])
+def test_a_device_that_is_none(device):
+    with pytest.raises(ConfigError, match="is no device of torch's; use 'cpu', 'cuda'"):
+        updates(cnn(), device=device)
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:99", torch.device("xpu:99")])
+def test_a_device_that_is_not_here(device):
+    with pytest.raises(ConfigError, match=rf"device='{device}': torch .* sees cpu.*; use one of"):
+        updates(cnn(), device=device)
+
+
+def test_convolutions_are_not_rounded_and_the_setting_comes_back():
+    kinds = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+    before = [kind.fp32_precision for kind in kinds]
+    with full_float32(torch.device("cpu")):
+        assert [kind.fp32_precision for kind in kinds] == before
+    with full_float32(torch.device("cuda")):
+        assert [kind.fp32_precision for kind in kinds] == ["ieee", "ieee"]
+    assert [kind.fp32_precision for kind in kinds] == before
+    assert "ieee" not in before  # power: torch's default rounds
+
+
+def test_sums_are_computed_on_the_cpu_only(accelerator):
+    local = LocalTraining(0.2, batch_size=8)
+    for device, summed in (("cpu", True), (accelerator, False)):
+        model = PartialModel(mcmahan_2nn(inputs=64, hidden=12, classes=10), seed=1)
+        engine = EmbeddedEngine(
+            model,
+            users(),
+            local=local,
+            data_seed=5,
+            sums=True,
+            device=device,
+            report=lambda _: None,
+        )
+        assert engine._may_sum is summed
+        if not summed:
+            assert engine.sums(TASK, model.flat.clone()) is None
