@@ -108,7 +108,8 @@ class EmbeddedEngine:
             )
         self.model, self.users, self.local = model, users, local
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
-        self._memory = Remembering(model, users, data_seed)  # of "moon"
+        self._report = report or _to_stderr
+        self._memory = Remembering(model, users, data_seed, self._report)  # of "moon"
         self.workers = checks.count("workers", workers)
         self._device = usable(device, workers=workers, deterministic=deterministic)
         self._bfloat16 = precision == "bfloat16"
@@ -119,7 +120,6 @@ class EmbeddedEngine:
         self._cache_prefix = False if deterministic or batching == "loop" else None
         if cache_prefix is not None:
             self._cache_prefix = cache_prefix
-        self._report = report or _to_stderr
         self._work: LocalWork | None = None
         self._pool: Workers | None = None
         self._frozen = self._frozen_version()
@@ -164,12 +164,6 @@ class EmbeddedEngine:
             raise ConfigError("precision='bfloat16', device: not with the objective moon.")
         if self._memory.empty and self.workers > 1:
             self._report("engine: moon's clients remember, so all are computed in one process")
-        if self._memory.empty and task.round:
-            self._report(
-                f"engine: begins with round {task.round}, so moon's clients that took part before "
-                "have forgotten their own last model: from here on this is another run than one "
-                "that never stopped. The guarantee is the same"
-            )
         return self._memory.run(task, start, local)
 
     def close(self) -> None:

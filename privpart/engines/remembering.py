@@ -3,7 +3,7 @@
 In memory only: on a disk it would be an update that nobody clipped or noised.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
@@ -20,10 +20,14 @@ class Remembering:
         model: shared by all; its trained part is overwritten.
         users: the clients' data.
         data_seed: order of examples, as for ``LocalWork``.
+        report: gets a sentence if clients have forgotten what they knew.
     """
 
-    def __init__(self, model: PartialModel, users: Users, data_seed: int) -> None:
+    def __init__(
+        self, model: PartialModel, users: Users, data_seed: int, report: Callable[[str], None]
+    ) -> None:
         self._model, self._users, self._data_seed = model, users, data_seed
+        self._report = report
         self._previous: dict[int, Tensor] = {}
 
     @property
@@ -33,6 +37,12 @@ class Remembering:
 
     def run(self, task: RoundTask, start: Tensor, local: LocalTraining) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, shape (d,), in the order of the task."""
+        if self.empty and task.round:
+            self._report(
+                f"engine: begins with round {task.round}, so moon's clients that took part before "
+                "have forgotten their own last model: from here on this is another run than one "
+                "that never stopped. The guarantee is the same"
+            )
         for client in task.clients:
             x, y = self._users.examples(client)
             delta = client_update(
