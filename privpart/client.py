@@ -82,7 +82,12 @@ class LocalTraining:
             raise ConfigError(f"temperature={self.temperature}: only for moon.")
 
     def batches(self, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``."""
+        """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``.
+
+        None without examples.
+        """
+        if not examples:
+            return iter(())
         passes = range(self.epochs) if self.steps is None else count()
         every = (
             batch

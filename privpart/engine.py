@@ -16,6 +16,7 @@ from privpart.engines.choice import choose, prefix_fits
 from privpart.engines.device import usable
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.local_work import LocalWork, Method, Users
+from privpart.engines.one_thread import one_thread
 from privpart.engines.remembering import Remembering
 from privpart.engines.workers import WorkerError, Workers
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
@@ -61,7 +62,8 @@ class EmbeddedEngine:
         batching: "loop" computes one client after another, "vmap" many at once; "auto" chooses
             when the first round comes: by the network, then by timing a few of its clients.
         cache_prefix: keep the outputs of frozen layers below the lowest trained one; None does so
-            where it is exact and fits into memory, until the frozen part is changed.
+            where it is exact and fits into memory, until the frozen part is changed (through
+            ``.data`` nobody sees that).
         deterministic: the same bits whatever the number of workers: "loop", nothing cached.
         precision: "bfloat16" rounds products of matrices and convolutions to 8 bits, one client
             after another: faster for large convolutions where the processor has such products,
@@ -72,9 +74,11 @@ class EmbeddedEngine:
             are clipped on the CPU. The order of examples is the same, masks of dropout are others.
         report: gets a sentence about what "auto" chose; None writes it to standard error.
 
-    All choices are the same training. Updates agree to rounding, 1e-5 of their norm, unless that
-    rounding moves an activation across the kink of a ReLU. Where clients are computed at once, the
-    last bits of one may depend on who else is; with ``deterministic`` no bit does.
+    All choices are the same training, for networks that see each example by itself. Updates agree
+    to rounding, 1e-5 of their norm, unless that rounding moves an activation across the kink of a
+    ReLU; with Adam, which divides by what may itself be rounding, to 1e-2. Where clients are
+    computed at once, the last bits of one may depend on who else is; with ``deterministic`` no bit
+    does.
 
     Raises:
         ConfigError: options that contradict each other, or a prefix that cannot be cached.
@@ -112,9 +116,10 @@ class EmbeddedEngine:
         self._memory = Remembering(model, users, data_seed, self._report)  # of "moon"
         self.workers = checks.count("workers", workers)
         self._device = usable(device, workers=workers, deterministic=deterministic)
-        self._bfloat16 = precision == "bfloat16"
+        self._bfloat16, self._deterministic = precision == "bfloat16", deterministic
         self.method: Method | None = None
-        self._may_sum, self._summed = sums and self._device.type == "cpu", False
+        self._may_sum = sums and self._device.type == "cpu" and not self._bfloat16
+        self._summed = False
         if batching != "auto" or deterministic:
             self.method = Method(batching == "vmap", bfloat16=self._bfloat16)
         self._cache_prefix = False if deterministic or batching == "loop" else None
@@ -122,7 +127,7 @@ class EmbeddedEngine:
             self._cache_prefix = cache_prefix
         self._work: LocalWork | None = None
         self._pool: Workers | None = None
-        self._frozen = self._frozen_version()
+        self._frozen = self.model.frozen_version
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, shape (d,), in the order of the task.
@@ -189,7 +194,8 @@ class EmbeddedEngine:
         if self.workers == 1:
             for chunk in dealt:
                 updates = torch.empty(len(chunk), self.model.active_dim(task.active))
-                work.updates(task, chunk, start, method, updates)
+                with one_thread(self._deterministic):
+                    work.updates(task, chunk, start, method, updates)
                 yield from zip(chunk, updates, strict=True)
             return
         with self._pool_of(work) as pool:
@@ -212,7 +218,7 @@ class EmbeddedEngine:
     def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalWork:
         """What computes in this process; the way is chosen when the first round comes."""
         work = self._local_work(local)
-        if self.method is None:
+        if self.method is None and any(len(self.users.indices[c]) for c in task.clients):
             self.method, fastest, reason = choose(
                 work, task, start, bfloat16=self._bfloat16, sums=self._may_sum
             )
@@ -222,7 +228,9 @@ class EmbeddedEngine:
 
     @contextmanager
     def _pool_of(self, work: LocalWork) -> Iterator[Workers]:
-        """The worker processes; after a round that failed they are gone."""
+        """The worker processes; those of a round that failed, or is still open, are gone."""
+        if self._pool is not None and self._pool.open:
+            self.close()
         if self._pool is None:
             self._pool = Workers(
                 self.workers,
@@ -233,15 +241,17 @@ class EmbeddedEngine:
                 largest=self._most(),
                 sums=self._may_sum,
             )
+        pool = self._pool
         try:
-            yield self._pool
+            yield pool
         except BaseException:
-            self._pool = None
+            if self._pool is pool:
+                self._pool = None
             raise
 
     def _local_work(self, local: LocalTraining) -> LocalWork:
         """What computes in this process; built when the first round comes."""
-        version = self._frozen_version()
+        version = self.model.frozen_version
         if self._work is not None and version != self._frozen:
             if self._pool or self._cache_prefix:
                 raise ConfigError(
@@ -284,11 +294,6 @@ class EmbeddedEngine:
         cached = self._work is not None and self._work.features is not None
         where = ", frozen prefix cached" if cached else ""
         return where + (f", {self.workers} workers" if self.workers > 1 else "")
-
-    def _frozen_version(self) -> int:
-        """Grows with every change in place of the frozen part."""
-        frozen = set(self.model.frozen)
-        return sum(p._version for n, p in self.model.module.named_parameters() if n in frozen)
 
 
 def _to_stderr(sentence: str) -> None:

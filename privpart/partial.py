@@ -151,6 +151,11 @@ class PartialModel:
         return sum(span.stop - span.start for span in self.spans(active))
 
     @property
+    def frozen_version(self) -> int:
+        """Grows with every change in place of the frozen part; not with ``.data``."""
+        return sum(parameter._version for parameter in self._frozen)
+
+    @property
     def numbers(self) -> int:
         """Number of all parameters, trained and frozen."""
         return sum(p.numel() for p in self.module.parameters())

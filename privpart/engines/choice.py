@@ -3,6 +3,8 @@
 import os
 import shutil
 from collections.abc import Sequence
+from itertools import filterfalse
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -18,7 +20,6 @@ _MOST = 16
 _BUDGET = 0.5  # seconds
 _SAME = 1e-2
 """Relative difference of updates above which a method computes something else, not roundings."""
-
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -28,43 +29,60 @@ def choose(
     """Return the fastest way to each update, the fastest to all or their sum, and why, in words.
 
     Tries a few clients of the task in every way that the structure allows; a way that fails, or
-    that does not agree with one client after another, is out.
+    that does not agree with one client after another, is out. At least one must have examples.
     """
     candidates = _candidates(work, task, bfloat16=bfloat16)
-    if sums and not bfloat16 and work.summed_at_once(task):
-        candidates.append(Method(summed=True))
-    if len(candidates) == 1 or not task.clients:
+    candidates += [Method(summed=True)] if sums and work.summed_at_once(task) else []
+    if len(candidates) == 1:
         return candidates[0], candidates[0], "the only way for this network"
-    clients = task.clients[: _tried(work, task, start, candidates[0])]
+    asked = [client for client in task.clients if len(work.users.indices[client])]
+    clients = asked[: _tried(work, task, asked[:1], start, candidates[0])]
     out = torch.empty(len(clients), work.model.active_dim(task.active))
-    reference, notes = None, []
-    least: dict[Method, float] = {}
-    for method in candidates:
-        try:
-            seconds = _seconds(work, task, clients, start, method, out)
-        except RuntimeError:  # torch.func cannot follow the network
-            notes.append(f"; {method} fails")
-            continue
-        if reference is None:
-            reference = out.clone()
-        expected = reference.sum(dim=0, keepdim=True) if method.summed else reference
-        if _median_difference(out[: len(expected)], expected) < _SAME:
-            least[method] = seconds
-        else:
-            notes.append(f"; {method} deviates")
+    least, notes = _agreeing(work, task, clients, start, candidates, out)
     for method in [*least, *least]:  # in turns: a busy moment of the machine meets all of them
         least[method] = min(least[method], _seconds(work, task, clients, start, method, out))
     times = ", ".join(f"{m} {1000 * s / len(clients):.2f} ms" for m, s in least.items())
     fastest = sorted(least, key=lambda method: least[method])
-    each = next(method for method in fastest if not method.summed)
+    each = next(filterfalse(attrgetter("summed"), fastest))
     return each, fastest[0], f"a client takes {times}{''.join(notes)}"
 
 
-def _tried(work: LocalWork, task: RoundTask, start: Tensor, first: Method) -> int:
+def _agreeing(
+    work: LocalWork,
+    task: RoundTask,
+    clients: Sequence[int],
+    start: Tensor,
+    candidates: Sequence[Method],
+    out: Tensor,
+) -> tuple[dict[Method, float], list[str]]:
+    """Seconds of the ways that compute what the first one does, and a note on each other."""
+    reference, notes = None, []
+    seconds: dict[Method, float] = {}
+    for method in candidates:
+        try:
+            took = _seconds(work, task, clients, start, method, out)
+        except RuntimeError:
+            if reference is None:
+                raise
+            notes.append(f"; {method} fails")  # torch.func cannot follow the network
+            continue
+        if reference is None:
+            reference = out.clone()
+        expected = reference.sum(dim=0, keepdim=True) if method.summed else reference
+        if _same(out[: len(expected)], expected):
+            seconds[method] = took
+        else:
+            notes.append(f"; {method} deviates")
+    return seconds, notes
+
+
+def _tried(
+    work: LocalWork, task: RoundTask, one: Sequence[int], start: Tensor, first: Method
+) -> int:
     """As many clients as one after another take the time for, between two and sixteen."""
-    one = torch.empty(1, work.model.active_dim(task.active))
+    out = torch.empty(1, work.model.active_dim(task.active))
     seconds = min(
-        _seconds(work, task, task.clients[:1], start, first, one) for _ in range(2)
+        _seconds(work, task, one, start, first, out) for _ in range(2)
     )  # the first one also warms up
     return max(2, min(_MOST, int(_BUDGET / max(seconds, 1e-6))))
 
@@ -118,10 +136,11 @@ def _examples_of_a_batch(work: LocalWork) -> int:
     return work.local.batch_size * (y[0].numel() if len(y) else 1)
 
 
-def _median_difference(found: Tensor, reference: Tensor) -> float:
-    """Of the clients; one of them may have crossed a kink."""
-    lengths = reference.norm(dim=1).clamp(min=1e-30)
-    return float(((found - reference).norm(dim=1) / lengths).median())
+def _same(found: Tensor, reference: Tensor) -> bool:
+    """Whether no client's update differs by more than rounding makes of it."""
+    lengths = reference.norm(dim=1)
+    lengths = lengths.clamp(min=max(float(lengths.median()), 1e-30))  # some have nothing to learn
+    return bool(((found - reference).norm(dim=1) / lengths).max() < _SAME)
 
 
 def _seconds(

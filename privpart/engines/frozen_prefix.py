@@ -69,7 +69,10 @@ def _fixed(layer: nn.Module, trained: set[int]) -> bool:
 def functions_of_the_example(layer: nn.Module) -> bool:
     """Whether a layer is known to see each example by itself, and to remember nothing."""
     return all(
-        type(part) in _FUNCTIONS_OF_THE_EXAMPLE and not _hooked(part) for part in layer.modules()
+        type(part) in _FUNCTIONS_OF_THE_EXAMPLE
+        and not _hooked(part)
+        and not (type(part) is nn.Flatten and part.start_dim < 1)  # one row of the whole batch
+        for part in layer.modules()
     )
 
 

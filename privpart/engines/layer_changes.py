@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.grad import conv2d_weight
 
+from privpart.engines.own_rows import OwnRows
+
 _SLACK = 2.0**-26
 """Times the square of the sum of the rows' lengths: far above what Gram matrices lose by rounding,
 2^-53 times the layer's width, also where rows cancel; and too little to matter elsewhere."""
@@ -127,7 +129,8 @@ def _by_autograd(
     parameters = {name: layer.get_parameter(name).detach() for name in names}
 
     def one(came: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-        pull = vjp(lambda own: functional_call(layer, own, (came,)), parameters)[1]
+        with OwnRows():
+            pull = vjp(lambda own: functional_call(layer, own, (came,)), parameters)[1]
         found: dict[str, Tensor] = pull(gradient)[0]
         return found
 

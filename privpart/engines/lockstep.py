@@ -8,6 +8,7 @@ hold the same parameters, so one batched pass gives every update. That is the sa
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining, loss
+from privpart.engines.own_rows import OwnRows
 from privpart.partial import PartialModel
 
 _PADDING = -100  # the class that ``loss`` does not count
@@ -36,7 +38,7 @@ class Lockstep:
     """Local training of several clients at once.
 
     Args:
-        model: its trained part is not touched; its frozen part is shared by all clients.
+        model: its trained part then holds the start; its frozen part is shared by all clients.
         local: how each client trains.
     """
 
@@ -78,7 +80,29 @@ class Lockstep:
         Raises:
             RuntimeError: the network draws random numbers, writes to its buffers, or does what
                 ``torch.func.vmap`` cannot follow.
+            ConfigError: it writes to a frozen parameter.
         """
+        with self._model.lent(start), self._buffers_unchanged():
+            yield from self._changes(start, x, y, rows, generators, out, channels_last)
+
+    @contextmanager
+    def _buffers_unchanged(self) -> Iterator[None]:
+        """All clients share them: what one client's examples leave there would reach the others."""
+        before = [(id(buffer), buffer._version) for buffer in self._model.module.buffers()]
+        yield
+        if before != [(id(buffer), buffer._version) for buffer in self._model.module.buffers()]:
+            raise RuntimeError("the network writes to its buffers; use batching='loop'")
+
+    def _changes(
+        self,
+        start: Tensor,
+        x: Tensor,
+        y: Tensor,
+        rows: Sequence[Tensor],
+        generators: Sequence[torch.Generator],
+        out: Tensor,
+        channels_last: bool,
+    ) -> Iterator[int]:
         if self.local.loss != "cross_entropy":
             raise ConfigError(
                 f"loss={self.local.loss!r}: clients together need classes; use batching='loop'."
@@ -184,7 +208,8 @@ class Lockstep:
 
     def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         named = dict(zip(self._model.trainable, parts, strict=True))
-        logits: Tensor = functional_call(self._model.module, named, (x,))
+        with OwnRows():
+            logits: Tensor = functional_call(self._model.module, named, (x,))
         return logits
 
     def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 _WORTH = 2**22
@@ -22,7 +21,7 @@ _WORTH = 2**22
 def by_onednn(module: nn.Module, wanted: bool) -> Iterator[None]:
     """Compute the large ``nn.Linear`` layers of a module so, in this context.
 
-    Equal to torch's own up to rounding. Gradients can be taken once, not twice.
+    Equal to torch's own up to rounding.
     """
     layers = _layers(module) if wanted else []
     for layer in layers:
@@ -50,8 +49,9 @@ def _layers(module: nn.Module) -> list[nn.Linear]:
 
 
 def _available() -> bool:
-    built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return bool(built) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    mkldnn: Any = torch.backends.mkldnn
+    allowed = mkldnn.is_available() and mkldnn.enabled
+    return bool(allowed) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -71,14 +71,15 @@ class _Linear(torch.autograd.Function):
         return _product(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias = ctx.needs_input_grad
         rows = gradient.reshape(-1, gradient.shape[-1])
+        # oneDNN's have no derivative, which whoever takes a gradient's gradient needs
+        product = linear if torch.is_grad_enabled() else _product
         return (
-            _product(gradient, weight.t()) if for_x else None,
-            _product(rows.t(), x.reshape(-1, x.shape[-1]).t()) if for_weight else None,
+            product(gradient, weight.t()) if for_x else None,
+            product(rows.t(), x.reshape(-1, x.shape[-1]).t()) if for_weight else None,
             rows.sum(dim=0) if for_bias else None,
         )
 

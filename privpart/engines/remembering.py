@@ -43,8 +43,10 @@ class Remembering:
                 "have forgotten their own last model: from here on this is another run than one "
                 "that never stopped. The guarantee is the same"
             )
+        now: dict[int, Tensor] = {}
         for client in task.clients:
             x, y = self._users.examples(client)
+            now[client] = self._previous.get(client, start).clone()
             delta = client_update(
                 self._model,
                 start,
@@ -54,6 +56,8 @@ class Remembering:
                 clip_norm=task.clip_norm,
                 generator=client_generator(self._data_seed, task.round, client),
                 active=task.active,
-                previous=self._previous.setdefault(client, start.clone()),
+                previous=now[client],
             )
             yield task.update(client, delta)
+        # here and not before: a round that was broken off may be run again
+        self._previous |= {client: own for client, own in now.items() if own.isfinite().all()}

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from glob import escape
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -69,6 +70,10 @@ class Workers:
         largest: clients in a chunk whose updates are asked for, at most.
         sums: whether ``sums`` will be asked for.
 
+    Attributes:
+        open: whether a round has begun of which not all answers were taken: another one would take
+            them for its own.
+
     Raises:
         ConfigError: the model cannot be sent to another process.
     """
@@ -89,6 +94,7 @@ class Workers:
         for parameter in module.parameters():  # one by one: workers make their own vector of them
             parameter.data, parameter.grad = parameter.data.clone(), None
         self._model = model
+        self.open = False
         groups = model.groups
         self._start = share(torch.empty(model.dim))
         shared = _shared(users)
@@ -158,6 +164,7 @@ class Workers:
         chunks: Sequence[Sequence[int]],
     ) -> Iterator[tuple[Sequence[int], int, int, int]]:
         """Yield chunk, worker, slot and count in order; then the slot is free again."""
+        self.open = True
         self._start.copy_(start)
         todo = deque(enumerate(chunks))
         free = deque((w, slot) for slot in range(_SLOTS) for w in range(len(self._workers)))
@@ -174,7 +181,10 @@ class Workers:
                     done |= self._finished()
                 worker, slot, count = done.pop(number)
                 yield chunk, worker, slot, count
+                if not self._workers:
+                    raise WorkerError("another round began before this one's answers were taken.")
                 free.append((worker, slot))
+            self.open = False
         except BaseException:
             self.close()
             raise
@@ -260,6 +270,7 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the run
     torch.set_num_threads(1)
     keep_freed_memory()
+    groups = [[escape(name) for name in names] for names in groups]  # they are no patterns
     trainable = [name for names in groups for name in names]
     model = PartialModel(module, train=trainable, seed=None, groups=groups)
     data_seed, features = settings

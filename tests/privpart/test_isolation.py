@@ -1,0 +1,407 @@
+"""Isolation: what one client, round or setting of the machine must not do to another's updates."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import ConfigError
+from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, WorkerError
+from privpart.engines import choice
+from privpart.engines.frozen_prefix import split
+from privpart.engines.local_work import LocalWork, Method
+from privpart.engines.one_step import OneStep
+from privpart.engines.own_rows import OwnRows
+from privpart.engines.products import by_onednn, worth_onednn
+from privpart.models import mcmahan_2nn
+
+CLIENTS = 8
+TASK = RoundTask(0, tuple(range(CLIENTS)), 0.2, "plan")
+LOCAL = LocalTraining(0.3, epochs=2, batch_size=3)
+LOOP, TOGETHER = Method(), Method(together=True)
+
+
+def users(shape=(64,), each=4, clients=CLIENTS):
+    generator = torch.Generator().manual_seed(2)
+    n = each * clients
+    x = torch.rand(n, *shape, generator=generator)
+    return Users(x, torch.randint(10, (n,), generator=generator), torch.arange(n).split(each))
+
+
+def words(vocabulary=12):
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randint(vocabulary, (CLIENTS * 4, 5), generator=generator)
+    y = torch.randint(10, (CLIENTS * 4,), generator=generator)
+    return Users(x, y, torch.arange(CLIENTS * 4).split(4))
+
+
+def updates(network, data, method, local=LOCAL, task=TASK, train=("*",)):
+    model = PartialModel(network(), train=train, seed=1)
+    work = LocalWork(model, data, local=local, data_seed=5)
+    out = torch.empty(len(task.clients), model.dim)
+    work.updates(task, task.clients, model.flat.clone(), method, out)
+    return out
+
+
+def dense():
+    return mcmahan_2nn(inputs=64, hidden=12, classes=10)
+
+
+def reader(padding_idx=3):
+    layers = nn.Embedding(12, 6, padding_idx=padding_idx), nn.Flatten(), nn.Linear(30, 10)
+    return nn.Sequential(*layers)
+
+
+class OwnLookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(12, 6), nn.Linear(30, 10)
+
+    def forward(self, x):
+        return self.head(nn.functional.embedding(x, self.table.weight).flatten(1))
+
+
+class DeepLookup(OwnLookup):
+    def forward(self, x):
+        return self.head(torch.embedding(self.table.weight, x).flatten(1))
+
+
+@pytest.mark.parametrize("local", [LOCAL, LocalTraining(0.3)], ids=["steps", "one step"])
+@pytest.mark.parametrize("word", [12, 15, 23, -1, 10**6])
+def test_a_word_outside_the_table_reaches_no_other_clients_table(word, local):
+    data = words()
+    data.x[4] = word  # of client 1
+    for method in (LOOP, TOGETHER):
+        with pytest.raises(IndexError):
+            updates(reader, data, method, local)
+
+
+@pytest.mark.parametrize("local", [LOCAL, LocalTraining(0.3)], ids=["steps", "one step"])
+@pytest.mark.parametrize("padding_idx", [None, 3, -1])
+def test_padding_is_not_trained_in_any_clients_table(padding_idx, local):
+    data, network = words(), lambda: reader(padding_idx)
+    loop, together = updates(network, data, LOOP, local), updates(network, data, TOGETHER, local)
+    assert (together - loop).norm(dim=1).max() < 1e-6
+    trained = together[:, :72].view(-1, 12, 6).abs().sum(dim=(0, 2)).count_nonzero()
+    assert trained == (12 if padding_idx is None else 11)
+
+
+def test_the_sum_of_one_step_trains_no_padding_either():
+    model = PartialModel(reader(), seed=1)
+    work = LocalWork(model, words(), local=LocalTraining(0.3), data_seed=5)
+    total = torch.empty(model.dim, dtype=torch.float64)
+    work.sum(TASK, TASK.clients, model.flat.clone(), total)
+    each = updates(reader, words(), LOOP, LocalTraining(0.3))
+    assert (total - each.double().sum(dim=0)).norm() < 1e-6
+    assert not total[:72].view(12, 6)[3].any()
+
+
+def test_a_network_may_look_up_by_itself():
+    bad = words()
+    bad.x[4, 2] = 13
+    loop, together = updates(OwnLookup, words(), LOOP), updates(OwnLookup, words(), TOGETHER)
+    assert (together - loop).norm(dim=1).max() < 1e-6
+    with pytest.raises(IndexError):
+        updates(OwnLookup, bad, TOGETHER)
+    with pytest.raises(RuntimeError, match="mixes clients"):
+        updates(DeepLookup, words(), TOGETHER)
+
+
+def test_embeddings_that_look_at_the_batch_are_not_followed():
+    with OwnRows(), pytest.raises(RuntimeError, match="scale_grad_by_freq"):
+        nn.Embedding(4, 2, scale_grad_by_freq=True)(torch.tensor([1]))
+
+
+class Counting(nn.Module):
+    """Remembers how many examples it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += len(x)
+        return self.head(x) * self.seen
+
+
+class Writing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 12), nn.Linear(12, 10)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.body.bias += 0.1
+        return self.head(self.body(x))
+
+
+def test_clients_together_share_no_memory():
+    with pytest.raises(RuntimeError, match="writes to its buffers"):
+        updates(Counting, users(), TOGETHER)
+    with pytest.raises(ConfigError, match=r"frozen parameter 'body\.bias' was written to"):
+        updates(Writing, users(), TOGETHER, train=["head.*"])
+    found = updates(Counting, users(), LOOP)  # each client begins with none seen
+    alone = updates(Counting, users(), LOOP, task=replace(TASK, clients=(7,)))
+    assert torch.equal(found[7], alone[0])
+
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.head(x - x.mean(dim=0))
+
+
+def engine(network=dense, data=None, **options):
+    options = {"local": LOCAL, "data_seed": 5, "report": lambda _: None} | options
+    return EmbeddedEngine(PartialModel(network(), seed=1), data or users(), **options)
+
+
+def test_a_way_that_computes_something_else_for_a_few_clients_is_not_chosen():
+    """Padding is seen where examples are not taken one by one: only short batches tell."""
+    indices = [torch.arange(3 * k, 3 * k + 3) for k in range(7)] + [torch.arange(30, 32)]
+    data = Users(users().x, users().y, indices)
+    said = []
+    with engine(Centred, data, report=said.append) as one:
+        found = torch.stack([u.delta for u in one.run(TASK, one.model.flat.clone())])
+    assert torch.equal(found, updates(Centred, data, LOOP))
+    assert "clients together (vmap) deviates" in said[0]
+
+
+class Unfollowed(nn.Module):
+    """What vmap cannot follow, and what fails without examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.reshape(x.size(0), -1)
+        return self.head(x) * float(x.max())
+
+
+def test_a_way_is_chosen_by_clients_that_have_examples():
+    none = torch.arange(0)
+    data = Users(users().x, users().y, [none] * 20 + list(users().indices))
+    with engine(Unfollowed, data) as one:
+        start = one.model.flat.clone()
+        assert not any(u.delta.any() for u in one.run(replace(TASK, clients=(0, 1)), start))
+        assert one.method is None  # nothing was learnt from them
+        found = [u.delta for u in one.run(replace(TASK, clients=tuple(range(28))), start)]
+    assert sum(delta.norm() > 0.1 for delta in found) == CLIENTS
+
+
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        if not torch._C._functorch.maybe_current_level():
+            raise RuntimeError("not one after another")
+        return self.head(x)
+
+
+def test_a_way_that_alone_works_is_not_trusted():
+    with engine(Failing) as one, pytest.raises(RuntimeError, match="not one after another"):
+        list(one.run(TASK, one.model.flat.clone()))
+
+
+def test_features_that_would_not_fit_are_not_kept(monkeypatch):
+    def network():
+        return nn.Sequential(nn.Linear(64, 9), nn.Tanh(), nn.Linear(9, 10))
+
+    below, _ = split(PartialModel(network(), train=["2.*"], seed=1))
+    x = users().x
+    kept = 4 * len(x) * 9
+    monkeypatch.setattr(choice, "_free_memory", lambda _: 2 * kept)
+    assert choice.prefix_fits(below, x)
+    monkeypatch.setattr(choice, "_free_memory", lambda _: 2 * kept - 2)
+    assert not choice.prefix_fits(below, x)
+
+
+def test_a_layer_that_makes_one_row_of_the_batch_is_no_function_of_the_example():
+    network = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.Linear(8, 10))
+    assert not OneStep.possible(PartialModel(network, seed=1))
+    network = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.Linear(8, 10))
+    below, _ = split(PartialModel(network, train=["2.*"], seed=1))
+    assert len(below) == 1
+
+
+def test_channels_last_is_a_layout_for_as_long_as_it_is_asked_for():
+    layouts = set()
+
+    class Looking(nn.Module):
+        def forward(self, x):
+            layouts.add(x.is_contiguous(memory_format=torch.channels_last))
+            return x
+
+    network = nn.Sequential(Looking(), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
+    model = PartialModel(network, seed=1)
+    work = LocalWork(model, users((3, 8, 8)), local=LOCAL, data_seed=5)
+    out = torch.empty(CLIENTS, model.dim)
+    for wanted in (False, True, False):
+        layouts.clear()
+        method = Method(channels_last=wanted)
+        work.updates(TASK, TASK.clients, model.flat.clone(), method, out)
+        assert layouts == {wanted}
+
+
+class Penalised(nn.Module):
+    """Its output holds a gradient of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(600, 600)
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        out = self.body(x).tanh()
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return out + slope
+
+
+@pytest.mark.skipif(not worth_onednn(nn.Linear(600, 600), 20), reason="torch has no oneDNN here")
+def test_the_gradient_of_a_gradient_through_onednn():
+    network, x = Penalised(), torch.rand(20, 600, generator=torch.Generator().manual_seed(0))
+    (expected,) = torch.autograd.grad(network(x).square().sum(), network.body.weight)
+    with by_onednn(network, wanted=True):
+        (found,) = torch.autograd.grad(network(x).square().sum(), network.body.weight)
+    assert not torch.equal(found, expected)  # power: it was another product
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_onednn_is_left_alone_where_it_is_switched_off():
+    allowed = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        assert not worth_onednn(nn.Linear(600, 600), 10**6)
+    finally:
+        torch._C._set_mkldnn_enabled(allowed)
+
+
+def test_one_step_of_adam_is_adams():
+    local = LocalTraining(0.01, optimizer="adam", batch_size=4)
+    loop, together = (updates(dense, users(), m, local) for m in (LOOP, TOGETHER))
+    assert (together - loop).norm(dim=1).max() < 1e-2 * loop.norm(dim=1).min()
+    descent = updates(dense, users(), LOOP, LocalTraining(0.01, batch_size=4))
+    assert (together - descent).norm(dim=1).min() > 0.5 * loop.norm(dim=1).min()  # power
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_schedule_of_local_training_is_followed(workers):
+    rates = {0: 0.3, 1: 0.1}
+    with engine(
+        local=lambda round_: LocalTraining(rates[round_], batch_size=4), workers=workers,
+        batching="loop", data=users(clients=CLIENTS),
+    ) as one:  # fmt: skip
+        start = one.model.flat.clone()
+        for round_, rate in rates.items():
+            task = replace(TASK, round=round_, clip_norm=1e6)
+            found = torch.stack([u.delta for u in one.run(task, start)])
+            alone = updates(dense, users(), LOOP, LocalTraining(rate, batch_size=4), task)
+            assert torch.equal(found, alone)
+
+
+def test_answers_to_a_round_that_was_left_open_are_never_anothers():
+    """Answers still in the pipes were once taken for those of the next round."""
+    data = users(clients=40)
+    first = replace(TASK, clients=tuple(range(40)))
+    second = replace(first, round=1)
+    with engine(data=data, workers=2, deterministic=True) as one:
+        start = one.model.flat.clone()
+        left_open = one.run(first, start)
+        next(left_open)
+        found = torch.stack([u.delta for u in one.run(second, start + 0.5)])
+        model = PartialModel(dense(), seed=1)
+        work = LocalWork(model, data, local=LOCAL, data_seed=5)
+        out = torch.empty(40, model.dim)
+        work.updates(second, second.clients, start + 0.5, LOOP, out)
+        assert torch.equal(found, out)
+        with pytest.raises(WorkerError, match="another round began"):
+            list(left_open)
+        again = one.run(second, start + 0.5)
+        assert torch.equal(next(again).delta, out[0])  # the new processes are still there
+        again.close()
+        retried = torch.stack([u.delta for u in one.run(second, start + 0.5)])
+        assert torch.equal(retried, out)
+
+
+def test_the_same_bits_whatever_the_number_of_threads():
+    torch.set_num_threads(2)
+    try:
+        found = {}
+        for workers in (1, 2):
+            with engine(wide, workers=workers, deterministic=True) as one:
+                start = one.model.flat.clone()
+                found[workers] = torch.stack([u.delta for u in one.run(TASK, start)])
+            assert torch.get_num_threads() == 2
+        assert torch.equal(found[1], found[2])
+    finally:
+        torch.set_num_threads(1)
+    if (os.cpu_count() or 1) > 1:
+        assert not torch.equal(two_threads(), found[1])  # power: their sums differ
+
+
+def wide():
+    return nn.Sequential(nn.Linear(64, 3000), nn.Tanh(), nn.Linear(3000, 10))
+
+
+def two_threads():
+    torch.set_num_threads(2)
+    try:
+        with engine(wide, batching="loop") as one:
+            return torch.stack([u.delta for u in one.run(TASK, one.model.flat.clone())])
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_workers_take_names_for_names_not_for_patterns():
+    with engine(Bracketed, workers=2, batching="loop") as one:
+        found = torch.stack([u.delta for u in one.run(TASK, one.model.flat.clone())])
+    assert torch.equal(found, updates(Bracketed, users(), LOOP))
+
+
+class Bracketed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleDict({"a[0]": nn.Linear(64, 9), "a0": nn.Linear(9, 10)})
+
+    def forward(self, x):
+        return self.parts["a0"](self.parts["a[0]"](x).tanh())
+
+
+def test_moon_s_clients_remember_only_rounds_that_ended():
+    local = LocalTraining(0.3, batch_size=4, objective="moon", mu=1.0)
+    with engine(local=local) as one, engine(local=local) as other:
+        start = one.model.flat.clone()
+        broken_off = one.run(TASK, start)
+        next(broken_off)
+        broken_off.close()
+        again = torch.stack([u.delta for u in one.run(TASK, start)])
+        whole = torch.stack([u.delta for u in other.run(TASK, start)])
+        assert torch.equal(again, whole)
+        later = replace(TASK, round=1)
+        remembered = torch.stack([u.delta for u in one.run(later, start)])
+    with engine(local=local) as one:
+        forgotten = torch.stack([u.delta for u in one.run(later, start)])
+    assert not torch.equal(remembered, forgotten)  # power
+
+
+def test_a_client_of_moon_that_diverges_once_is_not_lost():
+    data = users()
+    data.x[0] = torch.inf
+    local = LocalTraining(0.3, batch_size=4, objective="moon", mu=1.0)
+    with engine(data=data, local=local) as one:
+        start = one.model.flat.clone()
+        first = next(one.run(replace(TASK, clients=(0,)), start)).delta
+        list(one.run(replace(TASK, clients=(0,)), start))
+        data.x[0] = 0.5
+        second = next(one.run(replace(TASK, clients=(0,), round=1), start)).delta
+    assert not first.any()
+    assert second.any()
