@@ -15,7 +15,7 @@ from privpart.engines import chunks
 from privpart.engines.choice import choose, prefix_fits
 from privpart.engines.device import usable
 from privpart.engines.frozen_prefix import Features, split
-from privpart.engines.local_work import LocalWork, Method, Users
+from privpart.engines.local_work import LocalWork, Method, Users, lockstep_follows
 from privpart.engines.remembering import Remembering
 from privpart.engines.workers import WorkerError, Workers
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
@@ -77,7 +77,8 @@ class EmbeddedEngine:
     last bits of one may depend on who else is; with ``deterministic`` no bit does.
 
     Raises:
-        ConfigError: options that contradict each other, or a prefix that cannot be cached.
+        ConfigError: options that contradict each other, a prefix that cannot be cached, or "vmap"
+            with another objective than fedavg.
     """
 
     def __init__(
@@ -113,6 +114,9 @@ class EmbeddedEngine:
         self.workers = checks.count("workers", workers)
         self._device = usable(device, workers=workers, deterministic=deterministic)
         self._bfloat16 = precision == "bfloat16"
+        self._all_together = batching == "vmap"
+        if isinstance(local, LocalTraining):
+            self._refuse_to_ignore(local, None)
         self.method: Method | None = None
         self._may_sum, self._summed = sums and self._device.type == "cpu", False
         if batching != "auto" or deterministic:
@@ -130,9 +134,10 @@ class EmbeddedEngine:
         Raises:
             WorkerError: a worker process died, with its cause.
             ConfigError: the frozen part was changed after a round in which it was cached or sent
-                to workers.
+                to workers; or "vmap" where groups take turns or the objective is not fedavg.
         """
         local = self.local_of(task.round)
+        self._refuse_to_ignore(local, task.active)
         if local.objective == "moon":
             yield from self._remembering(task, start, local)
             return
@@ -157,11 +162,20 @@ class EmbeddedEngine:
         """Return how clients train in a round."""
         return self.local if isinstance(self.local, LocalTraining) else self.local(round_)
 
+    def _refuse_to_ignore(self, local: LocalTraining, active: Sequence[int] | None) -> None:
+        if self._all_together and not lockstep_follows(local, active):
+            raise ConfigError(
+                "batching='vmap': clients whose groups take turns, or with another objective than "
+                "fedavg, are computed one after another; use 'auto' or 'loop'."
+            )
+
     def _remembering(
         self, task: RoundTask, start: Tensor, local: LocalTraining
     ) -> Iterator[ClientUpdate]:
         if self._bfloat16 or self._device.type != "cpu":
             raise ConfigError("precision='bfloat16', device: not with the objective moon.")
+        if self._cache_prefix:
+            raise ConfigError("cache_prefix=True: not with the objective moon; leave it out.")
         if self._memory.empty and self.workers > 1:
             self._report("engine: moon's clients remember, so all are computed in one process")
         return self._memory.run(task, start, local)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from privpart.engines.device import clock, namespace
 from privpart.engines.frozen_prefix import feature_bytes
-from privpart.engines.local_work import LocalWork, Method
+from privpart.engines.local_work import LocalWork, Method, lockstep_follows
 from privpart.engines.products import worth_onednn
 from privpart.messages import RoundTask
 
@@ -102,7 +102,7 @@ def _candidates(work: LocalWork, task: RoundTask, *, bfloat16: bool) -> list[Met
     on_cpu = work.device.type == "cpu"
     if on_cpu and not bfloat16 and worth_onednn(work.model.module, _examples_of_a_batch(work)):
         methods.append(Method(channels_last=convolutional, onednn=True))
-    if bfloat16 or not work.lockstep_follows(task):
+    if bfloat16 or not lockstep_follows(work.local, task.active):
         return methods
     worth_trying = not on_cpu or work.one_step(task.clients)
     if not convolutional or worth_trying:
