@@ -115,13 +115,19 @@ def refuse_other_shapes(network: nn.Module, data: PlanData) -> None:
     """
     try:
         with torch.no_grad():
-            outputs = network(data.test_x[:1]).shape[-1]
-    except (RuntimeError, IndexError) as error:
+            *places, outputs = network(data.test_x[:1]).shape
+    except (RuntimeError, IndexError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"model: does not take the task's examples, of shape {tuple(data.test_x.shape[1:])} "
             f"and type {data.test_x.dtype}: {reason}."
         ) from None
+    if places != list(data.test_y[:1].shape):
+        raise ConfigError(
+            "model: does not take the task's examples, of shape "
+            f"{tuple(data.test_x.shape[1:])}: it gives outputs of shape {(*places[1:], outputs)} "
+            "for one; must be one number per class."
+        )
     most = max(int(data.users.y.max()), int(data.test_y.max()))
     if most >= outputs:
         raise ConfigError(f"model: has {outputs} outputs, but the task {most + 1} classes.")
