@@ -111,7 +111,9 @@ def mechanisms(
 def _read(path: Path) -> "PlanFile":
     from privpart.plan_file import read
 
-    return read(path)
+    plan = read(path)
+    plan.privacy_plan()  # raises what `privpart train` would
+    return plan
 
 
 def _rows_of(
