@@ -12,10 +12,10 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining
 from privpart.engines import chunks
-from privpart.engines.choice import choose, prefix_fits
+from privpart.engines.choice import choose, prefix_fits, refuse_other_than_lockstep
 from privpart.engines.device import usable
 from privpart.engines.frozen_prefix import Features, split
-from privpart.engines.local_work import LocalWork, Method, Users, lockstep_follows
+from privpart.engines.local_work import LocalWork, Method, Users
 from privpart.engines.remembering import Remembering
 from privpart.engines.workers import WorkerError, Workers
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
@@ -77,8 +77,8 @@ class EmbeddedEngine:
     last bits of one may depend on who else is; with ``deterministic`` no bit does.
 
     Raises:
-        ConfigError: options that contradict each other, a prefix that cannot be cached, or "vmap"
-            with another objective than fedavg.
+        ConfigError: options that contradict each other or ``local``, or a prefix that cannot be
+            cached.
     """
 
     def __init__(
@@ -104,9 +104,7 @@ class EmbeddedEngine:
             )
         checks.choice("precision", precision, get_args(Precision))
         if precision == "bfloat16" and batching == "vmap":
-            raise ConfigError(
-                "precision='bfloat16': one client after another, not batching='vmap'."
-            )
+            raise ConfigError("precision='bfloat16': one after another, not batching='vmap'.")
         self.model, self.users, self.local = model, users, local
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self._report = report or _to_stderr
@@ -115,8 +113,8 @@ class EmbeddedEngine:
         self._device = usable(device, workers=workers, deterministic=deterministic)
         self._bfloat16 = precision == "bfloat16"
         self._all_together = batching == "vmap"
-        if isinstance(local, LocalTraining):
-            self._refuse_to_ignore(local, None)
+        if self._all_together and isinstance(local, LocalTraining):
+            refuse_other_than_lockstep(local, None)
         self.method: Method | None = None
         self._may_sum, self._summed = sums and self._device.type == "cpu", False
         if batching != "auto" or deterministic:
@@ -137,7 +135,8 @@ class EmbeddedEngine:
                 to workers; or "vmap" where groups take turns or the objective is not fedavg.
         """
         local = self.local_of(task.round)
-        self._refuse_to_ignore(local, task.active)
+        if self._all_together:
+            refuse_other_than_lockstep(local, task.active)
         if local.objective == "moon":
             yield from self._remembering(task, start, local)
             return
@@ -162,20 +161,11 @@ class EmbeddedEngine:
         """Return how clients train in a round."""
         return self.local if isinstance(self.local, LocalTraining) else self.local(round_)
 
-    def _refuse_to_ignore(self, local: LocalTraining, active: Sequence[int] | None) -> None:
-        if self._all_together and not lockstep_follows(local, active):
-            raise ConfigError(
-                "batching='vmap': clients whose groups take turns, or with another objective than "
-                "fedavg, are computed one after another; use 'auto' or 'loop'."
-            )
-
     def _remembering(
         self, task: RoundTask, start: Tensor, local: LocalTraining
     ) -> Iterator[ClientUpdate]:
-        if self._bfloat16 or self._device.type != "cpu":
-            raise ConfigError("precision='bfloat16', device: not with the objective moon.")
-        if self._cache_prefix:
-            raise ConfigError("cache_prefix=True: not with the objective moon; leave it out.")
+        if self._bfloat16 or self._cache_prefix or self._device.type != "cpu":
+            raise ConfigError("precision, cache_prefix, device: not with the objective moon.")
         if self._memory.empty and self.workers > 1:
             self._report("engine: moon's clients remember, so all are computed in one process")
         return self._memory.run(task, start, local)

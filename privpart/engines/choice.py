@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from accounting.checks import ConfigError
+from privpart.client import LocalTraining
 from privpart.engines.device import clock, namespace
 from privpart.engines.frozen_prefix import feature_bytes
 from privpart.engines.local_work import LocalWork, Method, lockstep_follows
@@ -67,6 +69,15 @@ def _tried(work: LocalWork, task: RoundTask, start: Tensor, first: Method) -> in
         _seconds(work, task, task.clients[:1], start, first, one) for _ in range(2)
     )  # the first one also warms up
     return max(2, min(_MOST, int(_BUDGET / max(seconds, 1e-6))))
+
+
+def refuse_other_than_lockstep(local: LocalTraining, active: Sequence[int] | None) -> None:
+    """Refuse clients who could not be computed together, as "vmap" asks for."""
+    if not lockstep_follows(local, active):
+        raise ConfigError(
+            "batching='vmap': clients whose groups take turns, or with another objective than "
+            "fedavg, are computed one after another; use 'auto' or 'loop'."
+        )
 
 
 def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:
