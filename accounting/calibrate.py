@@ -85,8 +85,8 @@ def most_rounds(
         delta: in (0, 1).
         max_participations: most rounds of one client, where so many fit; None is as many as fit.
         min_separation: rounds from one participation to the next, >= 1.
-        at_most: where to stop looking, >= 1: with one participation some mechanisms cost the same
-            for ever.
+        at_most: where to stop looking, 1 to a million: with one participation some mechanisms cost
+            the same for ever.
         method: how epsilon is computed, see ``Guarantee``.
 
     Guarantees:
@@ -115,7 +115,7 @@ def most_rounds(
         run = Participation(rounds, most if cap is None else min(cap, most), b)
         return meets(mechanism(rounds), run)
 
-    return _greatest(fits, checks.count("at_most", at_most), "rounds")
+    return _greatest(fits, checks.count("at_most", at_most, maximum=checks.MOST_ROUNDS), "rounds")
 
 
 def most_participations(

@@ -14,8 +14,21 @@ class ConfigError(ValueError):
     """An argument out of range: what was passed, what is allowed, what to do."""
 
 
-def count(name: str, value: SupportsIndex, *, minimum: int = 1, hint: str = "") -> int:
-    """Return ``value`` as an int of at least ``minimum``; booleans and floats are errors."""
+_GOOGOL = 10**100
+"""Still a float, and so is its square; Python does not even print some thousands of digits."""
+MOST_ROUNDS = 1_000_000
+"""Sensitivities take seconds here for few participations, minutes for as many as rounds."""
+
+
+def count(
+    name: str,
+    value: SupportsIndex,
+    *,
+    minimum: int = 1,
+    maximum: int = _GOOGOL,
+    hint: str = "",
+) -> int:
+    """Return ``value`` as an int from ``minimum`` to ``maximum``; no booleans, no floats."""
     if isinstance(value, bool):
         raise ConfigError(f"{name}={value}: must be a whole number, not a truth value.")
     try:
@@ -23,8 +36,17 @@ def count(name: str, value: SupportsIndex, *, minimum: int = 1, hint: str = "") 
     except TypeError:
         raise ConfigError(f"{name}={value!r}: must be a whole number.") from None
     if not number >= minimum:
-        raise ConfigError(_sentence(f"{name}={number}: must be at least {minimum}", hint))
+        fault = f"{name}={_told(number)}: must be at least {minimum}"
+        raise ConfigError(_sentence(fault, hint))
+    if number > maximum:
+        fault = f"{name}={_told(number)}: must be at most {_told(maximum)}"
+        raise ConfigError(_sentence(fault, hint))
     return number
+
+
+def rounds(value: SupportsIndex) -> int:
+    """Return a number of rounds, from 1 to ``MOST_ROUNDS``."""
+    return count("rounds", value, maximum=MOST_ROUNDS)
 
 
 def positive(name: str, value: SupportsFloat, *, hint: str = "") -> float:
@@ -70,6 +92,12 @@ def choice(name: str, value: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise ConfigError(f"{name}={value!r}: must be one of {', '.join(allowed)}.")
     return value
+
+
+def _told(number: int) -> str:
+    if number == _GOOGOL:
+        return "10^100"
+    return str(number) if abs(number) < _GOOGOL else "(more than 100 digits)"
 
 
 def _real(name: str, value: SupportsFloat) -> float:

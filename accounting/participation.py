@@ -19,7 +19,7 @@ class Participation:
     """Who may take part in which rounds.
 
     Args:
-        rounds: number of rounds n, >= 1.
+        rounds: number of rounds n, 1 to a million.
         max_participations: most rounds k that one client takes part in, >= 1.
         min_separation: least distance b = |i - j| between two of them, >= 1; 1 allows consecutive
             rounds. TF-Privacy counts the rounds strictly between: use ``from_tf_privacy``.
@@ -36,7 +36,7 @@ class Participation:
     min_separation: int = 1
 
     def __post_init__(self) -> None:
-        n = checks.count("rounds", self.rounds)
+        n = checks.rounds(self.rounds)
         k = checks.count("max_participations", self.max_participations)
         b = checks.count(
             "min_separation",
@@ -82,7 +82,7 @@ class Participation:
         about this log: a promise made beforehand needs limits that the server enforces.
 
         Args:
-            rounds: number of rounds n of the mechanism, >= 1; rounds count from 0.
+            rounds: number of rounds n of the mechanism, 1 to a million; rounds count from 0.
             rounds_by_client: for each client, the rounds in which its update entered the sum, in
                 any order. A retried update that entered the sums of two rounds counts twice.
 
@@ -92,7 +92,7 @@ class Participation:
         >>> Participation.from_log(10, {"ada": [0, 4, 9], "bob": [3], "eve": [7, 2]})
         Participation(rounds=10, max_participations=3, min_separation=4)
         """
-        rounds = checks.count("rounds", rounds)
+        rounds = checks.rounds(rounds)
         named = (
             rounds_by_client.items()
             if isinstance(rounds_by_client, Mapping)

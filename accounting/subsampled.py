@@ -67,7 +67,7 @@ class SampledGuarantee:
     Args:
         noise_multiplier: noise standard deviation / sensitivity of one step, 1e-3 to 1e5.
         probability: that a member is in the sample of a step, in (0, 1].
-        steps: steps in which one member may be sampled, >= 1.
+        steps: steps in which one member may be sampled, 1 to a million.
         method: "pld", or "rdp" (looser).
 
     >>> run = dp_sgd(noise_multiplier=3.0, sampling=PoissonSampling(100, 1000), steps=512)
@@ -91,7 +91,7 @@ class SampledGuarantee:
             )
         if not checks.positive("probability", self.probability) <= 1:
             raise ConfigError(f"probability={self.probability:g}: must be at most 1.")
-        checks.count("steps", self.steps)
+        checks.count("steps", self.steps, maximum=checks.MOST_ROUNDS)
         checks.choice("method", self.method, ("pld", "rdp"))
 
     @property
@@ -148,7 +148,7 @@ def dp_sgd(
     Args:
         noise_multiplier: noise standard deviation on the sum / clip_norm, > 0.
         sampling: how a step's batch is drawn.
-        steps: number of steps, >= 1.
+        steps: number of steps, 1 to a million.
         method: "pld" or "rdp".
 
     Raises:

@@ -25,6 +25,9 @@ from privpart.partial import PartialModel
 OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["fedavg", "fedprox", "moon"]
 LossName = Literal["cross_entropy", "binary_cross_entropy"]
+_MOST_STEPS = 100_000
+"""Clients in lockstep list the batches of a round beforehand."""
+_LARGEST_BATCH = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,9 @@ class LocalTraining:
 
     Args:
         learning_rate: > 0.
-        epochs: passes over the client's examples, >= 1.
-        batch_size: >= 1; the last batch of a pass may be smaller.
-        steps: batches in all, >= 1, in place of epochs; None trains for whole passes.
+        epochs: passes over the client's examples, 1 to 100,000.
+        batch_size: 1 to 2^31; the last batch of a pass may be smaller.
+        steps: batches in all, 1 to 100,000, in place of epochs; None trains for whole passes.
         optimizer: ClientOpt of FedPT's Algorithm 1. "adam" has torch's usual constants.
         momentum: of "sgd", in [0, 1).
         objective: "fedavg", "fedprox" or "moon", see ``privpart.objectives``.
@@ -57,10 +60,10 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         checks.positive("learning_rate", self.learning_rate)
-        checks.count("epochs", self.epochs)
-        checks.count("batch_size", self.batch_size)
+        checks.count("epochs", self.epochs, maximum=_MOST_STEPS)
+        checks.count("batch_size", self.batch_size, maximum=_LARGEST_BATCH)
         if self.steps is not None:
-            checks.count("steps", self.steps)
+            checks.count("steps", self.steps, maximum=_MOST_STEPS)
             if self.epochs != 1:
                 raise ConfigError(f"epochs={self.epochs}: leave it out, steps={self.steps} rules.")
         checks.choice("optimizer", self.optimizer, get_args(OptimizerName))

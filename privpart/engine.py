@@ -12,7 +12,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining
 from privpart.engines import chunks
-from privpart.engines.choice import choose, prefix_fits
+from privpart.engines.choice import choose, prefix_fits, refuse_other_than_lockstep
 from privpart.engines.device import usable
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.local_work import LocalWork, Method, Users
@@ -62,8 +62,7 @@ class EmbeddedEngine:
         batching: "loop" computes one client after another, "vmap" many at once; "auto" chooses
             when the first round comes: by the network, then by timing a few of its clients.
         cache_prefix: keep the outputs of frozen layers below the lowest trained one; None does so
-            where it is exact and fits into memory, until the frozen part is changed (through
-            ``.data`` nobody sees that).
+            where it is exact and fits into memory, until the frozen part changes, not by ``.data``.
         deterministic: the same bits whatever the number of workers: "loop", nothing cached.
         precision: "bfloat16" rounds products of matrices and convolutions to 8 bits, one client
             after another: faster for large convolutions where the processor has such products,
@@ -77,11 +76,11 @@ class EmbeddedEngine:
     All choices are the same training, for networks that see each example by itself. Updates agree
     to rounding, 1e-5 of their norm, unless that rounding moves an activation across the kink of a
     ReLU; with Adam, which divides by what may itself be rounding, to 1e-2. Where clients are
-    computed at once, the last bits of one may depend on who else is; with ``deterministic`` no bit
-    does.
+    computed at once, one's last bits may depend on who else is; with ``deterministic`` none does.
 
     Raises:
-        ConfigError: options that contradict each other, or a prefix that cannot be cached.
+        ConfigError: options that contradict each other or ``local``, or a prefix that cannot be
+            cached.
     """
 
     def __init__(
@@ -107,9 +106,7 @@ class EmbeddedEngine:
             )
         checks.choice("precision", precision, get_args(Precision))
         if precision == "bfloat16" and batching == "vmap":
-            raise ConfigError(
-                "precision='bfloat16': one client after another, not batching='vmap'."
-            )
+            raise ConfigError("precision='bfloat16': one after another, not batching='vmap'.")
         self.model, self.users, self.local = model, users, local
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self._report = report or _to_stderr
@@ -117,14 +114,16 @@ class EmbeddedEngine:
         self.workers = checks.count("workers", workers)
         self._device = usable(device, workers=workers, deterministic=deterministic)
         self._bfloat16, self._deterministic = precision == "bfloat16", deterministic
+        self._all_together = batching == "vmap"
+        if self._all_together and isinstance(local, LocalTraining):
+            refuse_other_than_lockstep(local, None)
         self.method: Method | None = None
         self._may_sum = sums and self._device.type == "cpu" and not self._bfloat16
-        self._summed = False
+        self._summed = False  # until the first round finds it faster
         if batching != "auto" or deterministic:
             self.method = Method(batching == "vmap", bfloat16=self._bfloat16)
-        self._cache_prefix = False if deterministic or batching == "loop" else None
-        if cache_prefix is not None:
-            self._cache_prefix = cache_prefix
+        default = False if deterministic or batching == "loop" else None
+        self._cache_prefix = default if cache_prefix is None else cache_prefix
         self._work: LocalWork | None = None
         self._pool: Workers | None = None
         self._frozen = self.model.frozen_version
@@ -135,9 +134,11 @@ class EmbeddedEngine:
         Raises:
             WorkerError: a worker process died, with its cause.
             ConfigError: the frozen part was changed after a round in which it was cached or sent
-                to workers.
+                to workers; or "vmap" where groups take turns or the objective is not fedavg.
         """
         local = self.local_of(task.round)
+        if self._all_together:
+            refuse_other_than_lockstep(local, task.active)
         if local.objective == "moon":
             yield from self._remembering(task, start, local)
             return
@@ -165,8 +166,8 @@ class EmbeddedEngine:
     def _remembering(
         self, task: RoundTask, start: Tensor, local: LocalTraining
     ) -> Iterator[ClientUpdate]:
-        if self._bfloat16 or self._device.type != "cpu":
-            raise ConfigError("precision='bfloat16', device: not with the objective moon.")
+        if self._bfloat16 or self._cache_prefix or self._device.type != "cpu":
+            raise ConfigError("precision, cache_prefix, device: not with the objective moon.")
         if self._memory.empty and self.workers > 1:
             self._report("engine: moon's clients remember, so all are computed in one process")
         return self._memory.run(task, start, local)
@@ -208,8 +209,7 @@ class EmbeddedEngine:
         if self.workers == 1:
             for chunk in dealt:
                 total = torch.empty(self.model.dim, dtype=torch.float64)
-                unclipped = work.sum(task, chunk, start, total)
-                yield task.sum_of(chunk, total, unclipped)
+                yield task.sum_of(chunk, total, work.sum(task, chunk, start, total))
             return
         with self._pool_of(work) as pool:
             for chunk, total, unclipped in pool.sums(task, start, local, dealt):

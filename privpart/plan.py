@@ -21,6 +21,9 @@ from accounting.report import NoiseSource as NoiseOrigin
 from privpart.adaptive_clipping import AdaptiveClipping, restarts
 from privpart.clip import at_least_tiny
 
+_MOST_CLIENTS = 2**53
+"""Whole numbers up to here are floats."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyPlan:
@@ -33,7 +36,7 @@ class PrivacyPlan:
             ``adaptive_clipping`` the one to begin with.
         noise_multiplier: standard deviation of one i.i.d. coordinate that enters the mechanism /
             clip_norm, on the scale of the sum; 0 trains without noise and without guarantee.
-        report_goal: the public constant that the noised sum is divided by, >= 1.
+        report_goal: the public constant that the noised sum is divided by, 1 to 2^53.
         minimum_cohort: a round with fewer well-formed updates releases nothing, >= 1.
         adaptive_clipping: lets the clip norm follow the clients, at no more than the same cost.
         context: hash of all else that was fixed beforehand (model, data, optimisers, seeds).
@@ -51,7 +54,7 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         at_least_tiny(self.clip_norm)
         checks.nonnegative("noise_multiplier", self.noise_multiplier)
-        checks.count("report_goal", self.report_goal)
+        checks.count("report_goal", self.report_goal, maximum=_MOST_CLIENTS)
         checks.count("minimum_cohort", self.minimum_cohort)
         if self.mechanism.rounds != self.participation.rounds:
             raise ConfigError(

@@ -10,7 +10,7 @@ from accounting.checks import ConfigError
 from privpart import tasks
 from privpart.engines.local_work import Users
 from privpart.models.transformer import LanguageModel
-from privpart.plan_file import NATURAL, Data
+from privpart.plan_file import Data
 from privpart.tasks.shakespeare import BEGIN, WHEEL
 
 
@@ -37,15 +37,8 @@ def plan_data(data: Data, network: nn.Module) -> PlanData:
         network: of the plan; a language model says how many words there are.
 
     Raises:
-        ConfigError: missing or other files, more users than examples, options of another task.
+        ConfigError: missing or other files, or more users than examples.
     """
-    natural = data.task in NATURAL
-    if natural != (data.users is None) or (natural and data.partition != "iid"):
-        says = "has users of its own; leave users and partition out" if natural else "needs users"
-        raise ConfigError(f"data: {data.task} {says}.")
-    for name, owner in (("alpha", "dirichlet"), ("classes_each", "pathological")):
-        if (getattr(data, name) is not None) != (data.partition == owner):
-            raise ConfigError(f"data.{name}: a {owner} partition needs it, and no other has it.")
     if data.task == "shakespeare":
         return _next_word(_folder(data), network)
     if data.task == "fed-emnist":
@@ -100,10 +93,7 @@ def _images(data: Data) -> tasks.Task:
 
 def _folder(data: Data) -> Path:
     if data.directory is None:
-        raise ConfigError(
-            f"data.directory: {data.task} is read from files; name their folder. Nothing is "
-            "downloaded."
-        )
+        raise TypeError("a plan names the folder of a task that is read from files")
     return data.directory
 
 
@@ -115,13 +105,19 @@ def refuse_other_shapes(network: nn.Module, data: PlanData) -> None:
     """
     try:
         with torch.no_grad():
-            outputs = network(data.test_x[:1]).shape[-1]
-    except (RuntimeError, IndexError) as error:
+            *places, outputs = network(data.test_x[:1]).shape
+    except (RuntimeError, IndexError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"model: does not take the task's examples, of shape {tuple(data.test_x.shape[1:])} "
             f"and type {data.test_x.dtype}: {reason}."
         ) from None
+    if places != list(data.test_y[:1].shape):
+        raise ConfigError(
+            "model: does not take the task's examples, of shape "
+            f"{tuple(data.test_x.shape[1:])}: it gives outputs of shape {(*places[1:], outputs)} "
+            "for one; must be one number per class."
+        )
     most = max(int(data.users.y.max()), int(data.test_y.max()))
     if most >= outputs:
         raise ConfigError(f"model: has {outputs} outputs, but the task {most + 1} classes.")

@@ -26,6 +26,7 @@ from privpart.models import model as network
 from privpart.partial import PartialModel
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
+from privpart.plan_checks import refuse_misfits
 from privpart.plan_faults import sentences
 from privpart.schedule import Schedule
 from privpart.select.choice import SelectChoice
@@ -37,8 +38,6 @@ from privpart.server_optimizer import ServerOptimizer
 from privpart.tasks.shakespeare import BEGIN, UNKNOWN
 
 SCHEMA = "privpart/plan/1"
-NATURAL = ("fed-emnist", "shakespeare")
-"""Tasks whose users are given, not dealt."""
 
 
 class _Table(BaseModel):
@@ -63,6 +62,11 @@ class Privacy(_Table):
     min_separation: int = 1
     mechanism: MechanismChoice
     adaptive_clipping: AdaptiveClipping | None = None
+
+    @model_validator(mode="after")
+    def _limits_fit_the_rounds(self) -> Self:
+        Participation(self.rounds, self.max_participations, self.min_separation)
+        return self
 
 
 class Model(_Table):
@@ -149,16 +153,7 @@ class PlanFile(_Table):
 
     @model_validator(mode="after")
     def _tables_fit_each_other(self) -> Self:
-        if self.select is not None and self.schedule is not None:
-            raise ConfigError("schedule: cannot be together with [select]; leave one of them out.")
-        if self.data.task == "shakespeare" and self.model.name in set(MODELS) - {"word_lm"}:
-            raise ConfigError(
-                'model.name: shakespeare is next-word prediction; its model is "word_lm".'
-            )
-        if self.data.task != "shakespeare" and self.model.name == "word_lm":
-            raise ConfigError(
-                'data.task: word_lm predicts the next word; its task is "shakespeare".'
-            )
+        refuse_misfits(self)
         return self
 
     @property
@@ -184,18 +179,11 @@ class PlanFile(_Table):
     def mechanism(self) -> Mechanism:
         """Return the mechanism: the plan's choice, for each group of its own if there are any."""
         choice = self.privacy.mechanism
-        if self.schedule is None and self.model.groups is not None:
-            raise ConfigError("model.groups: need a table [schedule]; else all train always.")
         if self.select is not None and (turns := self.turns(self.model.partial())) is not None:
             return choice.build_grouped(turns.schedule, turns.sizes, self.participation())
         if self.schedule is None:
             return choice.build(self.participation())
         _, sizes = self.model.grouped()
-        if (length := self.schedule.length(len(sizes))) != self.privacy.rounds:
-            raise ConfigError(
-                f"privacy.rounds={self.privacy.rounds}: the schedule has {length} rounds for "
-                f"{len(sizes)} groups; both must be the same."
-            )
         return choice.build_grouped(self.schedule.rounds(len(sizes)), sizes, self.participation())
 
     def turns(self, model: PartialModel) -> Turns | None:
@@ -264,7 +252,9 @@ def parse(text: str, *, name: str = "plan") -> PlanFile:
     """Return the plan in a TOML text; raises as ``read``."""
     try:
         return validated(tomllib.loads(text), name=name)
-    except tomllib.TOMLDecodeError as error:
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise ConfigError(f"{name} is no TOML: {error}.") from None
 
 

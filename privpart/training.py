@@ -15,6 +15,7 @@ from privpart.admission import may_take_part
 from privpart.engine import Batching, EmbeddedEngine, Precision, Users
 from privpart.partial import PartialModel
 from privpart.plan import PrivacyPlan
+from privpart.plan_checks import short_cohort
 from privpart.plan_data import plan_data, refuse_other_shapes
 from privpart.plan_file import PlanFile
 from privpart.select.choice import SelectChoice
@@ -227,11 +228,7 @@ def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[int]]) ->
                 before.append(round_)
                 came += 1
         if came < plan.minimum_cohort:
-            raise ConfigError(
-                f"rounds={len(cohorts)}: from round {round_} on, the limits on participation leave "
-                f"{came} clients, {plan.minimum_cohort} are the least. Plan fewer rounds, smaller "
-                "cohorts, or more participations (which cost more)."
-            )
+            raise short_cohort(len(cohorts), round_, came, plan.minimum_cohort)
 
 
 @torch.no_grad()

@@ -3,12 +3,13 @@
 import numpy as np
 
 from accounting import checks
-from accounting.checks import ConfigError
 from accounting.fits.loss import Array, Loss, Objective, coefficient_loss, minimized
 from accounting.mechanisms.buffered_toeplitz import BufferedToeplitz
 from accounting.participation import Participation
 
 _MOST_BUFFERS = 5
+_MOST_ROUNDS = 32_768
+"""Three minutes on one processor; each step of the fit takes O(rounds^2) time."""
 _WORTH_A_BUFFER = 1e-5
 """Least relative decrease of the squared error for which another buffer is kept."""
 
@@ -28,10 +29,13 @@ def fit_blt(participation: Participation, buffers: int, objective: Objective) ->
     Raises:
         ConfigError: a value is out of range.
     """
-    most = checks.count("buffers", buffers)
-    if most > _MOST_BUFFERS:
-        raise ConfigError(f"buffers={most}: must be at most {_MOST_BUFFERS}.")
-    n = participation.rounds
+    most = checks.count("buffers", buffers, maximum=_MOST_BUFFERS)
+    n = checks.count(
+        "rounds",
+        participation.rounds,
+        maximum=_MOST_ROUNDS,
+        hint="That is for fitting a BLT; for more rounds give its decay and scale, or take a tree.",
+    )
     loss = coefficient_loss(participation, objective)
     best, lowest = np.zeros(0), np.inf
     for count in range(1, most + 1):

@@ -9,6 +9,7 @@ length in log v converge faster. It stops when X, scaled to a unit diagonal, mee
 
 import numpy as np
 
+from accounting import checks
 from accounting.checks import ConfigError
 from accounting.fits.loss import Array
 from accounting.mechanisms.dense import Dense
@@ -18,6 +19,7 @@ from accounting.participation import Participation
 _GAP = 1e-6
 """Squared error over its lower bound, minus 1, at which the iteration stops."""
 _MOST_STEPS = 100
+_MOST_ROUNDS = 4096
 
 
 def fit_dense(participation: Participation) -> Dense:
@@ -33,7 +35,12 @@ def fit_dense(participation: Participation) -> Dense:
             f"max_participations={participation.max_participations}: the dense optimum is for 1. "
             "Fit 'toeplitz' or 'blt' for more."
         )
-    n = participation.rounds
+    n = checks.count(
+        "rounds",
+        participation.rounds,
+        maximum=_MOST_ROUNDS,
+        hint="That is for the dense optimum; fit 'blt' for more.",
+    )
     workload = prefix_sums(n).T @ prefix_sums(n)
     v = np.sqrt(np.arange(n, 0.0, -1.0))
     for _ in range(_MOST_STEPS):

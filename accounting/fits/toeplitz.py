@@ -8,6 +8,8 @@ from accounting.fits.loss import Array, Objective, coefficient_loss, minimized
 from accounting.mechanisms.toeplitz import Toeplitz
 from accounting.participation import Participation
 
+_MOST_ROUNDS = 32_768
+
 
 def fit_toeplitz(participation: Participation, bands: int | None, objective: Objective) -> Toeplitz:
     """Return the best non-increasing Toeplitz encoder.
@@ -24,7 +26,12 @@ def fit_toeplitz(participation: Participation, bands: int | None, objective: Obj
     Raises:
         ConfigError: a value is out of range.
     """
-    n = participation.rounds
+    n = checks.count(
+        "rounds",
+        participation.rounds,
+        maximum=_MOST_ROUNDS,
+        hint="That is for fitting a Toeplitz encoder; its square root takes more.",
+    )
     width = n if bands is None else checks.count("bands", bands)
     if width > n:
         raise ConfigError(f"bands={width}: must be at most rounds={n}.")

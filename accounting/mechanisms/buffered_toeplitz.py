@@ -25,7 +25,7 @@ class BufferedToeplitz:
     """A BLT encoder: the Toeplitz encoder of ``toeplitz()``, with noise in ``len(decay)`` buffers.
 
     Args:
-        rounds: number of rounds n, >= 1.
+        rounds: number of rounds n, 1 to a million.
         decay: theta_i in [0, 1], one per buffer.
         scale: omega_i >= 0, as many; if they sum to at most 1 the coefficients never rise, and
             the sensitivity is exact.
@@ -49,7 +49,7 @@ class BufferedToeplitz:
     scale: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", checks.count("rounds", self.rounds))
+        object.__setattr__(self, "rounds", checks.rounds(self.rounds))
         decay, scale = checks.reals("decay", self.decay), checks.reals("scale", self.scale)
         for index, value in enumerate(decay):
             if not 0 <= value <= 1:

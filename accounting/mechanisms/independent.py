@@ -25,7 +25,7 @@ class Independent:
     rounds: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", checks.count("rounds", self.rounds))
+        object.__setattr__(self, "rounds", checks.rounds(self.rounds))
 
     @property
     def name(self) -> str:

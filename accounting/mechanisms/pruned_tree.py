@@ -30,7 +30,7 @@ class PrunedTree:
     """The nodes of ``BinaryTree(span)`` that hold active rounds, over those rounds.
 
     Args:
-        span: rounds of the whole run, >= 1.
+        span: rounds of the whole run, 1 to a million.
         active: the group's rounds, ascending, from 0 to span - 1; they are its steps 0, 1, ...
 
     Streaming noise of step i: the prefix sum adds the nodes of ``prefix_nodes(i)``; those that were
@@ -47,7 +47,9 @@ class PrunedTree:
     active: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "span", checks.count("span", self.span))
+        object.__setattr__(
+            self, "span", checks.count("span", self.span, maximum=checks.MOST_ROUNDS)
+        )
         if not hasattr(self.active, "__iter__"):
             raise ConfigError(f"active={self.active!r}: must be a list of rounds.")
         active = tuple(checks.count("active", t, minimum=0) for t in self.active)

@@ -29,7 +29,7 @@ class Toeplitz:
     """A lower-triangular Toeplitz encoder, or its column-normalised form.
 
     Args:
-        rounds: number of rounds n, >= 1.
+        rounds: number of rounds n, 1 to a million.
         coefficients: c_0 > 0, c_1, ..., at most n of them, finite; the rest are zero.
         normalize_columns: divide each column by its norm, so that every round weighs the same:
             C D with D = diag(1 / norms) (jax_privacy's ColumnNormalizedBanded). Less error.
@@ -51,7 +51,7 @@ class Toeplitz:
     normalize_columns: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", checks.count("rounds", self.rounds))
+        object.__setattr__(self, "rounds", checks.rounds(self.rounds))
         coefficients = checks.reals("coefficients", self.coefficients)
         checks.positive("coefficients[0]", coefficients[0])
         if len(coefficients) > self.rounds:
@@ -74,7 +74,7 @@ class Toeplitz:
         >>> Toeplitz.square_root(3).coefficients
         (1.0, 0.5, 0.375)
         """
-        most = checks.count("rounds", rounds)
+        most = checks.rounds(rounds)
         if bands is not None:
             most = min(most, checks.count("bands", bands))
         ratios = 1 - 0.5 / np.arange(1, most)

@@ -31,7 +31,7 @@ class BinaryTree:
     """Tree aggregation over ``rounds`` rounds.
 
     Args:
-        rounds: number of rounds n, >= 1.
+        rounds: number of rounds n, 1 to a million.
         restart_every: rounds per tree, >= 1; None is one tree over all rounds.
         estimator: "vanilla" adds the nodes of t's binary expansion; "online" first improves each
             with its descendants (Honaker 2015): less noise, the same nodes, the same sensitivity.
@@ -71,7 +71,7 @@ class BinaryTree:
     release: Literal["nodes", "prefix"] = field(default="nodes", kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", checks.count("rounds", self.rounds))
+        object.__setattr__(self, "rounds", checks.rounds(self.rounds))
         if self.restart_every is not None:
             every = checks.count("restart_every", self.restart_every)
             object.__setattr__(self, "restart_every", every)

@@ -8,7 +8,7 @@ progress, warnings and errors go to standard error.
 import sys
 from importlib.metadata import version
 from inspect import signature
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -76,15 +76,23 @@ def main() -> None:
         typer.echo(f"privpart: {_as_option(str(error))}", err=True)
         sys.exit(2)
     except RuntimeError as error:
+        if "allocate memory" in str(error):  # torch's allocator has no type of its own for this
+            _refuse_for_memory()
         if type(error).__name__ not in _SAYS_ALL:
             raise
         typer.echo(f"privpart: {error}", err=True)
         sys.exit(_REFUSED)
     except MemoryError:
-        typer.echo(
-            "privpart: not enough memory for that many rounds; a tree needs little.", err=True
-        )
-        sys.exit(2)
+        _refuse_for_memory()
+
+
+def _refuse_for_memory() -> NoReturn:
+    typer.echo(
+        "privpart: not enough memory for that many rounds (a tree needs little), or for a network "
+        "that large.",
+        err=True,
+    )
+    sys.exit(2)
 
 
 _SAYS_ALL = (

@@ -84,9 +84,10 @@ def mechanisms(
             f"max_participations={max_participations}: the optimal matrix is known for one only. "
             "Leave out --optimal."
         )
+    compared = list(_rows_of(planned, participation, optimal=optimal))  # what is refused, at once
     rows = [
         _row(label, mechanism, participation, target_epsilon, delta)
-        for label, mechanism in _rows_of(planned, participation, optimal=optimal)
+        for label, mechanism in compared
     ]
     best = min(row["rmse"] for row in rows)
     rows = [row | {"rmse_ratio": row["rmse"] / best} for row in rows]
@@ -111,7 +112,9 @@ def mechanisms(
 def _read(path: Path) -> "PlanFile":
     from privpart.plan_file import read
 
-    return read(path)
+    plan = read(path)
+    plan.privacy_plan()  # raises what `privpart train` would
+    return plan
 
 
 def _rows_of(

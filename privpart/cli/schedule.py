@@ -39,11 +39,6 @@ def schedule(
         raise ConfigError(f"plan={plan}: has no table [schedule]; all of the model trains always.")
     setup = training(chosen)
     sizes = setup.model.group_sizes
-    if (length := chosen.schedule.length(len(sizes))) != chosen.privacy.rounds:
-        raise ConfigError(
-            f"privacy.rounds={chosen.privacy.rounds}: the schedule has {length} rounds for "
-            f"{len(sizes)} groups; both must be the same."
-        )
     rounds = chosen.schedule.rounds(len(sizes))
     names = [", ".join(_layers(own)) for own in chosen.groups() or ()]
     groups = [

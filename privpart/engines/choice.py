@@ -10,9 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from accounting.checks import ConfigError
+from privpart.client import LocalTraining
 from privpart.engines.device import clock, namespace
 from privpart.engines.frozen_prefix import feature_bytes
-from privpart.engines.local_work import LocalWork, Method
+from privpart.engines.local_work import LocalWork, Method, lockstep_follows
 from privpart.engines.products import worth_onednn
 from privpart.messages import RoundTask
 
@@ -87,6 +89,15 @@ def _tried(
     return max(2, min(_MOST, int(_BUDGET / max(seconds, 1e-6))))
 
 
+def refuse_other_than_lockstep(local: LocalTraining, active: Sequence[int] | None) -> None:
+    """Refuse clients who could not be computed together, as "vmap" asks for."""
+    if not lockstep_follows(local, active):
+        raise ConfigError(
+            "batching='vmap': clients whose groups take turns, or with another objective than "
+            "fedavg, are computed one after another; use 'auto' or 'loop'."
+        )
+
+
 def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:
     """Whether the outputs of a frozen prefix take at most half of the free memory of x's device."""
     return feature_bytes(below, x) <= _free_memory(x.device) // 2
@@ -120,7 +131,7 @@ def _candidates(work: LocalWork, task: RoundTask, *, bfloat16: bool) -> list[Met
     on_cpu = work.device.type == "cpu"
     if on_cpu and not bfloat16 and worth_onednn(work.model.module, _examples_of_a_batch(work)):
         methods.append(Method(channels_last=convolutional, onednn=True))
-    if bfloat16 or not work.lockstep_follows(task):
+    if bfloat16 or not lockstep_follows(work.local, task.active):
         return methods
     worth_trying = not on_cpu or work.one_step(task.clients)
     if not convolutional or worth_trying:

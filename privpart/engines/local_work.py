@@ -143,7 +143,7 @@ class LocalWork:
         generators = [client_generator(self._data_seed, task.round, client) for client in clients]
         x, y = self.x, self.users.y
         out = out[: len(clients)]
-        if method.together and self.lockstep_follows(task):
+        if method.together and lockstep_follows(self.local, task.active):
             last = method.channels_last
             found = out if start.is_cpu else torch.empty_like(out, device=start.device)
             for place in self._lockstep.changes(
@@ -208,7 +208,7 @@ class LocalWork:
 
     def summed_at_once(self, task: RoundTask) -> int:
         """Return of how many clients ``sum`` can do; 0 where it computes something else."""
-        follows = self.lockstep_follows(task) and self.local.loss == "cross_entropy"
+        follows = lockstep_follows(self.local, task.active) and self.local.loss == "cross_entropy"
         if self._one_step is None or not follows or not self.one_step(task.clients):
             return 0
         sizes = [len(self.users.indices[client]) for client in task.clients]
@@ -230,10 +230,6 @@ class LocalWork:
             self.features.compute(torch.cat(rows))
         return rows
 
-    def lockstep_follows(self, task: RoundTask) -> bool:
-        """Whether clients can train together at all: not where groups take turns, nor FedProx."""
-        return task.active is None and self.local.objective == "fedavg"
-
     @property
     def device(self) -> torch.device:
         """Where clients are computed."""
@@ -243,6 +239,11 @@ class LocalWork:
     def x(self) -> Tensor:
         """What the model sees of all examples, shape (n, ...)."""
         return self.users.x if self.features is None else self.features.values
+
+
+def lockstep_follows(local: LocalTraining, active: Sequence[int] | None) -> bool:
+    """Whether clients can train together at all: not where groups take turns, nor FedProx."""
+    return active is None and local.objective == "fedavg"
 
 
 def client_generator(data_seed: int, round_: int, client: int) -> torch.Generator:

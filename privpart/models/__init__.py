@@ -97,5 +97,8 @@ def model(name: str, **sizes: Any) -> nn.Module:  # noqa: ANN401  every network 
         raise ConfigError(f"model {name!r}: unknown. Near it: {', '.join(near or MODELS)}.")
     try:
         return MODELS[name].build(**sizes)
-    except TypeError as error:
-        raise ConfigError(f"model {name!r}: {error}.") from None
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(f"model {name!r}: {reason}.") from None

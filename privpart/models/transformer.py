@@ -44,6 +44,7 @@ LANGUAGE_START: Mapping[str, Initializer] = {
     "*.bias": Constant(0.0),
     "embedding.weight": Uniform(0.05),
 }
+_MOST_LAYERS = 1000
 CLASSIFIER_START: Mapping[str, Initializer] = {
     "type:Linear": Glorot(uniform=True),
     "*.bias": Constant(0.0),
@@ -163,7 +164,7 @@ def word_lm(
         width: of embedding and encoder, a multiple of ``heads``.
         heads: of the attention.
         hidden: width of the feed-forward layers.
-        layers: encoder layers.
+        layers: encoder layers, 1 to 1000.
     """
     return LanguageModel(vocabulary, width, heads, hidden, layers)
 
@@ -188,7 +189,7 @@ def text_transformer(
         width: of embedding and encoder, a multiple of ``heads``.
         heads: of the attention.
         hidden: width of the feed-forward layers.
-        layers: encoder layers.
+        layers: encoder layers, 1 to 1000.
     """
     return TextClassifier(vocabulary, classes, width, heads, hidden, layers)
 
@@ -196,6 +197,7 @@ def text_transformer(
 def _check(**sizes: int) -> None:
     for name, value in sizes.items():
         checks.count(name, value)
+    checks.count("layers", sizes["layers"], maximum=_MOST_LAYERS)
 
 
 def _check_width(width: int, heads: int) -> None:

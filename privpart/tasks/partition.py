@@ -47,4 +47,5 @@ def cohorts_in_turn(
     if turns == 0:
         raise ConfigError(f"size={size}: must be at most users={users}.")
     once = cohorts_once_each(users=users, rounds=turns, data_seed=data_seed)
-    return [once[r % turns][:size] for r in range(checks.count("rounds", rounds))]
+    cohorts = [cohort[:size] for cohort in once]  # one list each, however often it comes
+    return [cohorts[r % turns] for r in range(checks.rounds(rounds))]

@@ -264,3 +264,56 @@ def test_extremes_are_refused_or_accounted_for(name, value):
                 continue
             if isinstance(found, float):
                 assert found >= 0
+
+
+@pytest.mark.parametrize("name", sorted(name for name, (call, _) in VALID.items() if call))
+@pytest.mark.parametrize(
+    "value", [10**30, 10**100, 10**5000, -(10**5000)], ids=["1e30", "1e100", "1e5000", "-1e5000"]
+)
+def test_huge_whole_numbers_are_refused_or_accounted_for(name, value):
+    """Neither overflow, nor a wait without an end, nor digits that Python does not print."""
+    call, valid = VALID[name]
+    for argument, kind in numbers_of(PUBLIC[name]).items():
+        if kind in WHOLE:
+            try:
+                found = call(**valid | {argument: value})
+            except ConfigError:
+                continue
+            assert abs(value) <= 10**100
+            if isinstance(found, float):
+                assert found >= 0
+
+
+ROUNDS = [
+    (name, argument)
+    for name, (call, valid) in VALID.items()
+    for argument in valid
+    if call and argument in ("rounds", "span", "at_most", "steps")
+]
+
+
+def test_the_census_of_rounds_finds_them():
+    assert len(ROUNDS) == 13
+
+
+@pytest.mark.parametrize(("name", "argument"), ROUNDS)
+@pytest.mark.parametrize("value", [10**6 + 1, 10**30, 10**5000], ids=["1e6+1", "1e30", "1e5000"])
+def test_more_rounds_than_can_be_computed_are_refused(name, argument, value):
+    call, valid = VALID[name]
+    with pytest.raises(ConfigError, match=rf"^{argument}=.*: must be at most 1000000\."):
+        call(**valid | {argument: value})
+
+
+@pytest.mark.parametrize("mechanism", [BinaryTree, Independent, accounting.Toeplitz.square_root])
+def test_as_many_rounds_as_are_allowed_can_be_computed(mechanism):
+    run = Participation(10**6, 3, 10**5)
+    assert 0 < accounting.calibrate(mechanism(10**6), run, target_epsilon=2.0, delta=1e-6) < 100
+
+
+@pytest.mark.parametrize(
+    ("kind", "rounds", "most"),
+    [("blt", 32_769, 32_768), ("toeplitz", 32_769, 32_768), ("dense", 4097, 4096)],
+)
+def test_fits_that_would_take_hours_are_refused(kind, rounds, most):
+    with pytest.raises(ConfigError, match=rf"^rounds={rounds}: must be at most {most}\. That is"):
+        accounting.optimize(kind, Participation(rounds))

@@ -83,3 +83,11 @@ def test_shared_keys_of_a_plan_are_compared_group_by_group(tmp_path):
         refused = call(command).exception
         assert isinstance(refused, ConfigError)
         assert "select.filters.m=65: must be from 1 to K=64" in str(refused)
+
+
+def test_more_rounds_than_a_fit_takes_are_refused_before_anything_is_computed(monkeypatch):
+    monkeypatch.setattr("privpart.cli.mechanisms._row", lambda *_: pytest.fail("computed"))
+    with pytest.raises(ConfigError, match=r"^rounds=1000000: must be at most 32768\. That is for"):
+        CliRunner().invoke(
+            app, ["mechanisms", "--rounds", "1000000", "--delta", "1e-6"], catch_exceptions=False
+        )

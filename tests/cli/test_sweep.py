@@ -138,13 +138,26 @@ def test_a_killed_sweep_goes_on_without_repeating_a_cell(folder):
 
 
 def test_failures_are_recorded_not_fatal_and_tried_again(folder):
-    text = SWEEP.replace('last = ["dense2.*"]', 'nothing = ["dense9.*"]').replace("[0, 1]", "[0]")
+    sizes = "{ fits = { SIZE = 8, REST }, not = { SIZE = 12, REST } }"
+    sizes = sizes.replace("SIZE", "image_size").replace("REST", "channels = [2, 4], hidden = 8")
+    old = '"model.train" = { full = ["*"], last = ["dense2.*"] }'
+    assert old in SWEEP
+    text = SWEEP.replace(old, f'"model.sizes" = {sizes}').replace("[0, 1]", "[0]")
     (folder / "sweep.toml").write_text(text)
     told = sweep(folder)
     assert told.exit_code == 0
-    assert "dense9" in told.stderr
+    assert "does not take the task's examples" in told.stderr
     assert [status for _, _, status, *_ in rows_of(folder / "out")].count("failed") == 2
     assert "4 cells, 2 to train" in sweep(folder).stderr
+
+
+def test_a_cell_that_is_no_plan_is_refused_before_any_is_trained(folder):
+    text = SWEEP.replace('last = ["dense2.*"]', 'nothing = ["dense9.*"]')
+    (folder / "sweep.toml").write_text(text)
+    told = sweep(folder)
+    assert isinstance(told.exception, ConfigError)
+    assert "model.train=['dense9.*']" in str(told.exception)
+    assert not (folder / "out").exists()
 
 
 def test_tuning_is_marked_as_uncharged(folder):

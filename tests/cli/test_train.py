@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from privpart.cli import main
+
 PLAN = """
 schema = "privpart/plan/1"
 [privacy]
@@ -192,3 +194,20 @@ def test_interrupted_by_the_keyboard_and_resumed(privpart, tmp_path):
     gate = privpart("report", str(out), "--max-epsilon", "1000")
     assert gate.returncode == 3
     assert "not private" in gate.stderr
+
+
+def too_much_for_python():
+    return bytearray(2**60)
+
+
+def too_much_for_torch():
+    return torch.empty(2**58)
+
+
+@pytest.mark.parametrize("work", [too_much_for_python, too_much_for_torch])
+def test_too_little_memory_is_one_sentence(work, monkeypatch, capsys):
+    monkeypatch.setattr(main, "app", work)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("privpart: not enough memory for that many rounds")

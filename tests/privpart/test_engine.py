@@ -168,7 +168,7 @@ def test_groups_that_take_turns_train_in_workers_bit_for_bit():
 
     data = users()
     local = LocalTraining(0.2, batch_size=3, objective="fedprox", mu=0.3)
-    for options in ({"deterministic": True}, {"batching": "vmap"}):
+    for options in ({"deterministic": True}, {"batching": "loop"}):
         model = grouped()
         start = model.flat.clone()
         with EmbeddedEngine(
@@ -215,14 +215,36 @@ def test_bfloat16_returns_the_same_bits_from_any_number_of_workers():
     assert (alone.double().norm(dim=1) <= TASK.clip_norm).all()
 
 
-def test_bfloat16_is_refused_where_it_would_be_ignored():
-    options = {"local": LOCALS["epochs"], "data_seed": 5, "precision": "bfloat16"}
+def test_options_are_refused_where_they_would_be_ignored():
+    options = {"local": LOCALS["epochs"], "data_seed": 5}
     with pytest.raises(ConfigError, match="not batching='vmap'"):
-        EmbeddedEngine(cnn(["*"]), users(), batching="vmap", **options)
+        EmbeddedEngine(cnn(["*"]), users(), batching="vmap", precision="bfloat16", **options)
     options["local"] = LocalTraining(0.1, objective="moon", mu=1.0)
     model = cnn(["*"])
-    with pytest.raises(ConfigError, match="not with the objective moon"):
-        list(EmbeddedEngine(model, users(), **options).run(TASK, model.flat.clone()))
+    for ignored in ({"precision": "bfloat16"}, {"cache_prefix": True}):
+        with pytest.raises(
+            ConfigError, match=f"{next(iter(ignored))}.*not with the objective moon"
+        ):
+            list(EmbeddedEngine(model, users(), **options | ignored).run(TASK, model.flat.clone()))
+
+
+@pytest.mark.parametrize(("objective", "mu"), [("fedprox", 0.1), ("moon", 1.0)])
+def test_vmap_is_refused_where_it_would_be_ignored(objective, mu):
+    other = LocalTraining(0.1, objective=objective, mu=mu)
+    options = {"data_seed": 5, "batching": "vmap"}
+    says = "batching='vmap': clients whose groups take turns, or with another objective"
+    with pytest.raises(ConfigError, match=says):
+        EmbeddedEngine(dense(["*"]), users(), local=other, **options)
+    model = PartialModel(
+        mcmahan_2nn(inputs=64, hidden=8), seed=0, groups=[["!dense1.*"], ["dense1.*"]]
+    )
+    engine = EmbeddedEngine(model, users(), local=[LOCALS["epochs"], other].__getitem__, **options)
+    start = model.flat.clone()
+    first = replace(TASK, round=0)
+    assert len(list(engine.run(first, start))) == len(TASK.clients)  # what it can follow
+    for task in (replace(TASK, round=1), replace(first, active=(0,))):
+        with pytest.raises(ConfigError, match=says):
+            list(engine.run(task, start))
 
 
 def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():

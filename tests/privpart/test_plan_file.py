@@ -225,7 +225,7 @@ def test_a_schedule_makes_a_stream_per_group_and_enters_the_hash():
     base = plan_file.parse(TEXT)
     assert base.privacy_plan().active(12) is None
     hashes = {plan.hash, base.hash}
-    groups = "groups = [['conv*', 'norm.*'], ['dense2.*']]"
+    groups = "groups = [['conv1.*'], ['conv2.*'], ['norm.*', 'dense2.*']]"
     for old, new in [
         ("between = 8", "between = 8\norder = 'reverse'"),
         ("train = ", f"{groups}\ntrain = "),

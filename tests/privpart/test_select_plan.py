@@ -206,7 +206,7 @@ SLICES_ONLY = {"model": DIGITS["model"] | {"train": ["conv2.*", "dense1.weight"]
 )
 def test_sensitivity_is_that_of_the_realised_keys_by_brute_force(tables, rounds):
     """Zero-out, one participation: all mass of one round at the position in the most nodes."""
-    chosen = shared(tables.get("m", 2), privacy={"rounds": rounds}, **tables)
+    chosen = shared(tables.get("m", 2), privacy={"rounds": rounds}, data={"users": 36}, **tables)
     worst = 0
     for own in map(sorted, realised(chosen)):
         worst = max([worst, *(nodes(step, len(own)) for step in range(len(own)))])

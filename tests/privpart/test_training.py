@@ -57,7 +57,7 @@ def test_data_that_do_not_fit(data, says):
 
 
 SELECT = {"select": {"delivery": "on-demand", "filters": {"keys": "independent", "m": 2}}}
-TURNS = {"schedule": {"warm_up": 1, "cycles": 1}}
+TURNS = {"schedule": {"warm_up": 0, "cycles": 1, "rounds_per_group": 1}}
 PROX = {"client": {"learning_rate": 0.1, "objective": "fedprox", "mu": 0.1}}
 MOON = {"client": {"learning_rate": 0.1, "objective": "moon", "mu": 1.0}}
 SMALL = {"data": {"task": "digits", "users": 100, "clients_per_round": 5}}

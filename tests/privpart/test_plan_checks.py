@@ -1,0 +1,172 @@
+"""What `privpart train` refuses is refused wherever a plan is read, in the same words."""
+
+import re
+import tomllib
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from accounting import ConfigError, Participation
+from privpart import plan_data, plan_file, tasks
+from privpart.cli.main import app
+from privpart.models import model
+from privpart.plan import PrivacyPlan
+from privpart.plan_file import validated
+from privpart.training import refuse_short_cohorts, training
+
+TEXT = """
+schema = "privpart/plan/1"
+[privacy]
+rounds = 4
+clip_norm = 0.3
+noise_multiplier = 1.0
+delta = 1e-5
+mechanism = { name = "tree" }
+[model]
+name = "small_cnn"
+sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
+seed = 7
+[data]
+task = "digits"
+users = 40
+clients_per_round = 4
+[client]
+learning_rate = 0.1
+[server]
+"""
+SELECT = 'filters = { keys = "independent", m = 2 }\ndelivery = "pir"'
+HUGE = 10**30
+MOON = 'objective = "moon"\nmu = 1.0'
+PLAY = '[model]\nname = "word_lm"'
+
+
+def changed(table, line):
+    """The plan with a line changed in, or added to, a table."""
+    tables = tomllib.loads(TEXT)
+    own = tables.setdefault(table, {})
+    own |= tomllib.loads(line)
+    return tables
+
+
+REFUSED = [
+    ([("client", MOON), ("select", SELECT)], "client.objective: clients that select keep no model"),
+    ([("client", 'loss = "binary_cross_entropy"')], "client.loss=binary_cross_entropy: is for"),
+    ([("model", 'name = "small_cn"')], "model 'small_cn': unknown. Near it: small_cnn"),
+    ([("model", "sizes = { hidden = 8 }")], "model 'small_cnn': .*missing"),
+    ([("model", "sizes = { channels = [1], hidden = 8, image_size = 8 }")], "model 'small_cnn'"),
+    ([("model", 'train = ["conv9.*"]')], "pattern 'conv9.*' matches no parameter"),
+    ([("model", 'groups = [["*"]]')], "model.groups: need a table"),
+    ([("model", "seed = -1")], "seed=-1: must be at least 0"),
+    ([("model", 'name = "resnet8"\nsizes = { norm = "batch" }')], "is a BatchNorm2d"),
+    ([("data", 'task = "emnist"')], "data.directory: emnist is read from files"),
+    ([("data", 'directory = "here"')], "data.directory: digits come with scikit-learn"),
+    ([("data", 'task = "fed-emnist"\ndirectory = "here"')], "data: fed-emnist has users of its"),
+    ([("data", "alpha = 1.0")], "data.alpha: a dirichlet partition needs it"),
+    ([("data", 'partition = "dirichlet"\nalpha = 0.0')], "data.alpha=0: must be positive"),
+    ([("data", 'partition = "pathological"\nclasses_each = 0')], "data.classes_each=0: must be"),
+    ([("data", "seed = -1")], "data.seed=-1: must be at least 0"),
+    ([("data", "clients_per_round = 41")], "data.clients_per_round=41: must be at most data.users"),
+    ([("schedule", "cycles = 3")], "privacy.rounds=4: the schedule has 39 rounds for 4 groups"),
+    ([("privacy", "rounds = 11")], "rounds=11: from round 10 on, the limits on .* leave 0"),
+    ([("privacy", "minimum_cohort = 5")], "rounds=4: from round 0 on, .* leave 4 clients, 5 are"),
+    ([("privacy", "max_participations = 5")], "privacy: max_participations=5: at most 4 fit"),
+    ([("privacy", f"rounds = {HUGE}")], f"privacy: rounds={HUGE}: must be at most 1000000"),
+    ([("client", f"batch_size = {HUGE}")], f"client: batch_size={HUGE}: must be at most"),
+    ([("client", f"epochs = {HUGE}")], f"client: epochs={HUGE}: must be at most"),
+    ([("client", f"steps = {HUGE}")], f"client: steps={HUGE}: must be at most"),
+    ([("data", f"users = {HUGE}")], f"data.users={HUGE}: must be at most"),
+    ([("data", f"clients_per_round = {HUGE}")], f"data.clients_per_round={HUGE}: must be at most"),
+    ([("data", f"seed = {HUGE}")], f"data.seed={HUGE}: must be at most"),
+    ([("model", f"seed = {HUGE**2}")], f"seed={HUGE**2}: must be below"),
+    (
+        [("model", f"sizes = {{ channels = [2, 4], hidden = {HUGE}, image_size = 8 }}")],
+        f"model.sizes.hidden={HUGE}: must be at most",
+    ),
+    (
+        [("model", f"sizes = {{ channels = [2, {HUGE}], hidden = 8, image_size = 8 }}")],
+        f"model.sizes.channels={HUGE}: must be at most",
+    ),
+    (
+        [("model", "sizes = { channels = [2, 4], hidden = 2000000000, image_size = 8 }")],
+        "model.sizes: the network has 54,000,000,1.. numbers; must be at most",
+    ),
+    (
+        [("model", "sizes = { channels = [2, 4], hidden = 8, image_size = 2000000000 }")],
+        "model 'small_cnn': |model.sizes: the network has",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "says"), REFUSED, ids=[says for _, says in REFUSED])
+def test_what_the_plan_alone_shows_is_said_wherever_it_is_read(changes, says):
+    tables = tomllib.loads(TEXT)
+    for table, lines in changes:
+        tables.setdefault(table, {}).update(tomllib.loads(lines))
+    with pytest.raises(ConfigError, match=f"(?s)^plan is no plan:\n  [^\n]*{says}") as refused:
+        validated(tables)
+    assert str(refused.value).count("\n") == 1
+
+
+def test_the_plan_itself_is_fine():
+    training(validated(tomllib.loads(TEXT)))
+
+
+@pytest.mark.parametrize("command", ["epsilon", "mechanisms", "train"])
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("learning_rate = 0.1", f"learning_rate = 0.1\n{MOON}\n[select]\n{SELECT}", "client.objec"),
+        ("delta = 1e-5", "delta = 1.5", "delta=1.5: must lie"),
+        ("delta = 1e-5", f"delta = 1e-5\nreport_goal = {HUGE}", f"report_goal={HUGE}: must be at"),
+        ('name = "tree"', 'name = "tree", bands = 2', "bands=2: only for --mechanism toeplitz"),
+        ("seed = 7", f"seed = 1{'0' * 5000}", "is no TOML: Exceeds the limit"),
+        ("seed = 7", f"seed = {'[' * 5000}", "is no TOML: "),
+    ],
+)
+def test_commands_say_the_same(tmp_path, command, old, new, says):
+    assert old in TEXT
+    (tmp_path / "plan.toml").write_text(TEXT.replace(old, new))
+    options = ["--plan", str(tmp_path / "plan.toml")]
+    if command == "train":
+        options += ["--out", str(tmp_path / "run")]
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        CliRunner().invoke(app, [command, *options], catch_exceptions=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_short_cohorts_are_those_of_the_cohorts_themselves(seed):
+    """Against every round of every client; some plans fall short, and some do not."""
+    draw = np.random.default_rng(seed)
+    rounds, b = int(draw.integers(1, 25)), int(draw.integers(1, 6))
+    k = int(draw.integers(1, 1 + -(-rounds // b)))
+    users = int(draw.integers(1, 20))
+    size = int(draw.integers(1, users + 1))
+    least = int(draw.integers(1, 1 + size))
+    tables = changed("privacy", f"rounds={rounds}\nmax_participations={k}\nmin_separation={b}")
+    tables["privacy"]["minimum_cohort"] = least
+    tables["data"] |= {"users": users, "clients_per_round": size}
+    cohorts = tasks.cohorts_in_turn(users=users, size=size, rounds=rounds, data_seed=0)
+    promised = PrivacyPlan(
+        mechanism=plan_file.MechanismChoice(name="independent").build(Participation(rounds)),
+        participation=Participation(rounds, k, b),
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        report_goal=1,
+        minimum_cohort=least,
+    )
+    try:
+        refuse_short_cohorts(promised, cohorts)
+    except ConfigError as error:
+        with pytest.raises(ConfigError, match=re.escape(str(error))):
+            validated(tables)
+        return
+    validated(tables)
+
+
+def test_a_folder_is_named_before_it_is_opened():
+    """``plan_data`` relies on it."""
+    data = validated(tomllib.loads(TEXT)).data.model_copy(update={"task": "emnist"})
+    with pytest.raises(TypeError, match="names the folder"):
+        plan_data.plan_data(data, model("emnist_cnn"))
