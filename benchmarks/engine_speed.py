@@ -38,6 +38,7 @@ RESULT = Path(__file__).parent / "results" / "engine.json"
 CLIP = 1.0
 _TURN = 0.5
 _WORDS = 1000
+_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class Case:
         """Return the network, and which part of it trains."""
         initializers = MODELS["word_lm"].initializers if self.words else None
         return PartialModel(self.network(), train=[self.train], seed=0, initializers=initializers)
+
+    def local(self) -> LocalTraining:
+        """Return how clients train: one epoch, which may be one step."""
+        if self.examples > _BATCH:
+            return LocalTraining(self.rate, batch_size=_BATCH)
+        return LocalTraining(self.rate, batch_size=self.examples, steps=1)
 
     def users(self) -> Users:
         """Return images, or sequences of 20 words, drawn at random: only their shape matters."""
@@ -117,7 +124,7 @@ class Plain:
                 for parameter, start in zip(self.trained, self.start, strict=True):
                     parameter.copy_(start)
             optimizer = torch.optim.SGD(self.trained, lr=self.case.rate)
-            for batch in torch.randperm(len(rows)).split(16):
+            for batch in torch.randperm(len(rows)).split(_BATCH):
                 optimizer.zero_grad()
                 logits = self.module(x[batch])
                 cross_entropy(logits.flatten(0, -2), y[batch].flatten()).backward()
@@ -150,7 +157,7 @@ class Engine:
         self.engine = EmbeddedEngine(
             model,
             users,
-            local=LocalTraining(case.rate),
+            local=case.local(),
             data_seed=0,
             workers=workers,
             precision=case.precision,

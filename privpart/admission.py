@@ -3,7 +3,7 @@
 Whatever arrives, nothing is raised.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import fields
 from typing import TypeGuard
 
@@ -30,32 +30,31 @@ def well_formed(
     """
     if type(update) is not ClientUpdate or not all(hasattr(update, name) for name in _FIELDS):
         return False
-    if type(update.client) is not int or not 0 <= update.client < _IDS:
+    if not _is_id(update.client):
         return False
     if type(update.round) is not int or update.round != round_:
         return False
     if type(update.plan) is not str or update.plan != plan:
         return False
-    delta = update.delta
-    if type(delta) is not Tensor or delta.dtype not in _ACCEPTED:
-        return False
-    if delta.layout is not torch.strided or delta.device.type != "cpu":
-        return False
-    return delta.shape == shape and _has_its_numbers(delta)
+    return _is_vector(update.delta, _ACCEPTED, shape)
 
 
-def well_formed_sum(part: CohortSum, task: RoundTask, shape: torch.Size) -> bool:
+def well_formed_sum(part: object, task: RoundTask, shape: torch.Size) -> TypeGuard[CohortSum]:
     """Whether a sum answers the task and is no longer than one of clipped updates can be.
 
     Whoever made it is trusted with its clipping: this finds mistakes.
     """
+    if type(part) is not CohortSum or type(part.clients) is not tuple:
+        return False
     asked = (task.round, task.plan, task.clip_norm)
-    if (part.round, part.plan, part.clip_norm) != asked:
+    if (part.round, part.plan, part.clip_norm) != asked or type(part.round) is not int:
         return False
     clients = len(part.clients)
-    if clients != len(set(part.clients)) or not 0 <= part.unclipped <= clients:
+    if not all(map(_is_id, part.clients)) or len(set(part.clients)) < clients:
         return False
-    if part.total.dtype is not torch.float64 or part.total.shape != shape:
+    if type(part.unclipped) is not int or not 0 <= part.unclipped <= clients:
+        return False
+    if not _is_vector(part.total, {torch.float64}, shape):
         return False
     return bool(part.total.norm() <= clients * task.clip_norm * (1 + 1e-9))  # not if it is NaN
 
@@ -66,6 +65,18 @@ def may_take_part(limits: Participation, rounds: Sequence[int], round_: int) -> 
         return True
     far_enough = round_ - rounds[-1] >= limits.min_separation
     return len(rounds) < limits.max_participations and far_enough
+
+
+def _is_id(client: object) -> bool:
+    return type(client) is int and 0 <= client < _IDS
+
+
+def _is_vector(vector: object, types: Container[torch.dtype], shape: torch.Size) -> bool:
+    if type(vector) is not Tensor or vector.dtype not in types:
+        return False
+    if vector.layout is not torch.strided or vector.device.type != "cpu":
+        return False
+    return vector.shape == shape and _has_its_numbers(vector)
 
 
 def _has_its_numbers(vector: Tensor) -> bool:

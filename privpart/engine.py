@@ -67,8 +67,8 @@ class EmbeddedEngine:
         precision: "bfloat16" rounds products of matrices and convolutions to 8 bits, one client
             after another: faster for large convolutions where the processor has such products,
             and slower for small networks. Updates then differ by about 1e-2 of their norm.
-        sums: let ``sums`` answer for clients that take a single step of SGD, where "auto" finds it
-            faster: their updates are clipped and added up without being written out. On the CPU.
+        sums: let ``sums`` answer for clients of ``steps=1`` where "auto" finds that faster: the
+            engine clips and adds up, on the CPU; the server cannot clip again.
         device: "cpu", or an accelerator as "cuda:1": one process computes there, on copies; updates
             are clipped on the CPU. The order of examples is the same, masks of dropout are others.
         report: gets a sentence about what "auto" chose; None writes it to standard error.

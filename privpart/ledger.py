@@ -18,7 +18,7 @@ from typing import Any
 from accounting.checks import ConfigError
 
 SCHEMA = "privpart/ledger/1"
-_LATER = ("adopted_at", "genesis")
+_LATER = ("adopted_at", "genesis", "summed_since")
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _TABLES = """
 CREATE TABLE run (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;

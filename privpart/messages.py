@@ -61,7 +61,7 @@ class CohortSum:
     Attributes:
         clients: whose updates are in it, each once; those with nothing to add count too.
         total: sum of after - before, each clipped to ``clip_norm``; shape (c,), float64.
-        unclipped: how many were shorter than the clip norm.
+        unclipped: how many were no longer than the clip norm; those with nothing to add are not.
         clip_norm: that of the task.
         round: the round that it answers.
         plan: hash of the plan.

@@ -26,6 +26,7 @@ class RoundSum:
         total: shape (dim,), float64.
         came: ids of the clients that are in it.
         received: updates of any kind.
+        summed: clients that came in sums.
         bits: +1/2 for each that was not clipped, -1/2 for each other.
 
     Guarantees:
@@ -38,7 +39,7 @@ class RoundSum:
     ) -> None:
         self.total = torch.zeros(dim, dtype=torch.float64)
         self.came: set[int] = set()
-        self.received, self.bits = 0, 0.0
+        self.received, self.summed, self.bits = 0, 0, 0.0
         self._task, self._may_take_part, self._count_bits = task, may_take_part, bits
 
     def add(self, update: object) -> None:
@@ -65,4 +66,5 @@ class RoundSum:
             return
         self.bits += part.unclipped - 0.5 * len(clients)
         self.total += part.total
+        self.summed += len(clients)
         self.came.update(clients)

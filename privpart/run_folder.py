@@ -31,7 +31,7 @@ from privpart.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.plan import PrivacyPlan
 from privpart.server import RoundCounts, Server
 
-_RESERVED = ("start", "genesis", "adopted_at")
+_RESERVED = ("start", "genesis", "adopted_at", "summed_since")
 _KEY, _LEDGER, _LOCK, _START = "key", "ledger.sqlite", "lock", "start.safetensors"
 
 
@@ -231,9 +231,8 @@ class RunFolder:
 
     def _commit(self, server: Server, counts: RoundCounts) -> None:
         data = state_file.encode(*server.state_dict())
-        state = hashlib.sha256(data).hexdigest()
+        state, clients = hashlib.sha256(data).hexdigest(), sorted(server.cohort)
         write_durably(self._state_path(server.round), data)
-        clients = sorted(server.cohort)
         row = next_row(
             self._head,
             round_=self.rounds,
@@ -242,6 +241,8 @@ class RunFolder:
             received=counts.received,
             clients=clients,
         )
+        if counts.summed:
+            self._ledger.add_fact("summed_since", self.facts.get("summed_since", self.rounds))
         self._ledger.append(row, clients)
         self.rounds, self._head, self._state_hash = server.round, row.chain, state
         if self._private:

@@ -156,6 +156,16 @@ def _claimed(plan: PrivacyPlan, realised: Participation | None) -> PrivacyPlan:
     return replace(plan, participation=Participation(plan.rounds, k, widest))
 
 
+def _clipping(facts: dict[str, Any]) -> str:
+    since = facts.get("summed_since")
+    if since is None:
+        return "the server clips every update again"
+    return (
+        f"since round {since} the run's own engine clips clients of one step and hands over their "
+        "sum, which the server cannot clip again; it does so with every other update"
+    )
+
+
 def _with_evidence(
     report: PrivacyReport, rounds: int, facts: dict[str, Any], deviations: tuple[str, ...]
 ) -> PrivacyReport:
@@ -164,7 +174,7 @@ def _with_evidence(
     secret = facts["seed"] is None
     evidence: dict[str, tuple[Any, str]] = {
         "participation": ("verified", f"ledger of {rounds} rounds in one chain, by client id"),
-        "clipping": ("enforced", "the server clips every update again"),
+        "clipping": ("enforced", _clipping(facts)),
         "divisor": ("enforced", "the server divides by the plan's report_goal"),
     }
     if secret and adopted is None:

@@ -40,12 +40,14 @@ class RoundCounts:
         received: updates, of any kind.
         counted: updates that entered the sum.
         refused: malformed, replayed, of another plan, twice in the round, or beyond the limits.
+        summed: of the counted, those that the engine clipped and added up in the server's place.
         released: False if too few were well formed: then nothing has changed.
     """
 
     received: int
     counted: int
     refused: int
+    summed: int = 0
     released: bool = True
 
 
@@ -175,7 +177,7 @@ class Server:
         self.round += 1
         self._adapt(found.bits)
         self._halted = ""
-        return RoundCounts(received, len(came), received - len(came))
+        return RoundCounts(received, len(came), received - len(came), found.summed)
 
     def halt(self, reason: str) -> None:
         """Refuse all further rounds: the last one was drawn, and may not have been committed."""

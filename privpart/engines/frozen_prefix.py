@@ -69,15 +69,23 @@ def _fixed(layer: nn.Module, trained: set[int]) -> bool:
 def functions_of_the_example(layer: nn.Module) -> bool:
     """Whether a layer is known to see each example by itself, and to remember nothing."""
     return all(
-        type(part) in _FUNCTIONS_OF_THE_EXAMPLE
-        and not _hooked(part)
-        and not (type(part) is nn.Flatten and part.start_dim < 1)  # one row of the whole batch
+        type(part) in _FUNCTIONS_OF_THE_EXAMPLE and not _hooked(part) and not _of_the_batch(part)
         for part in layer.modules()
     )
 
 
+def _of_the_batch(layer: nn.Module) -> bool:
+    if type(layer) is nn.Flatten:
+        return layer.start_dim < 1
+    return type(layer) is nn.Embedding and layer.scale_grad_by_freq
+
+
 def _hooked(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+    """Whether the layer, or a gradient of its own parameters, does what its type does not say."""
+    hooks = [layer._forward_hooks, layer._forward_pre_hooks]
+    hooks += [layer._backward_hooks, layer._backward_pre_hooks]
+    of_parameters = [p._backward_hooks for p in layer.parameters(recurse=False)]
+    return any([*hooks, *of_parameters]) or "forward" in vars(layer)
 
 
 class Features:

@@ -16,9 +16,9 @@ from torch.nn.grad import conv2d_weight
 
 from privpart.engines.own_rows import OwnRows
 
-_SLACK = 2.0**-26
-"""Times the square of the sum of the rows' lengths: far above what Gram matrices lose by rounding,
-2^-53 times the layer's width, also where rows cancel; and too little to matter elsewhere."""
+_SLACK = 2.0**-46
+"""Per row and column, of the square of the sum of the rows' lengths: 2^7 times what a Gram matrix
+can lose by rounding. Where rows cancel, a length may be nothing but that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ class Product:
         """Return each client's, shape (V,); not less than the true ones."""
         grams = (self.left @ self.left.mT) * (self.right @ self.right.mT)
         lengths = self.left.norm(dim=2) * self.right.norm(dim=2)
-        squared: Tensor = grams.sum(dim=(1, 2)) + _SLACK * lengths.sum(dim=1).square()
+        slack = _SLACK * (self.left.shape[1] + self.left.shape[2] + self.right.shape[2])
+        squared: Tensor = grams.sum(dim=(1, 2)) + slack * lengths.sum(dim=1).square()
         return squared
 
     def drop(self, absent: Tensor) -> None:
@@ -80,11 +81,9 @@ def layer_changes(
     if type(layer) is nn.Linear:
         left, right = (rows.flatten(1, -2).double() for rows in (gradient, came))
         left *= -learning_rate
-        rows, out, into = left.shape[1], left.shape[2], right.shape[2]
-        if rows * (out + into) <= out * into:  # else writing the product out is less
-            every: dict[str, Product | Written] = {"weight": Product(left, right)}
-            every["bias"] = Written(left.sum(dim=1))
-            return {name: every[name] for name in names}
+        every: dict[str, Product | Written] = {"weight": Product(left, right)}
+        every["bias"] = Written(left.sum(dim=1))
+        return {name: every[name] for name in names}
     padding = _padding(layer) if type(layer) is nn.Conv2d else None
     if type(layer) is nn.Conv2d and padding is not None:
         found = {"weight": _filters(layer, padding, came, gradient)}

@@ -8,22 +8,23 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from privpart.client import LocalTraining, client_update
 from privpart.clip import clip
 from privpart.engines.device import full_float32
 from privpart.engines.frozen_prefix import Features
-from privpart.engines.lockstep import Lockstep, padded, sum_of_losses, to_channels_last
+from privpart.engines.lockstep import PADDING, Lockstep, sum_of_losses, to_channels_last
 from privpart.engines.one_step import OneStep
 from privpart.engines.products import by_onednn
 from privpart.messages import RoundTask
 from privpart.partial import PartialModel
 
 _EXAMPLES = 256
-"""In one pass of ``sum``, about."""
+"""In one pass of ``sum``, at most, but for one client's."""
 
-_WRITTEN_BYTES = 2**24
-"""Of gradients of single clients, in one pass of ``sum``."""
+_PASS_BYTES = 2**24
+"""Of examples, or of gradients of single clients, in one pass of ``sum``."""
 
 
 class Rows(Protocol):
@@ -180,6 +181,9 @@ class LocalWork:
     def sum(self, task: RoundTask, clients: Sequence[int], start: Tensor, out: Tensor) -> int:
         """Write the sum of clients' clipped updates into ``out``, shape (d,), float64.
 
+        The pass has ``batch_size`` rows for each of them, whatever they hold: another number of
+        rows is other rounding, by which one client's data would reach the others' updates.
+
         Only if ``summed_at_once(task)`` is not 0.
 
         Returns:
@@ -189,15 +193,10 @@ class LocalWork:
             raise RuntimeError("not a network whose first steps can be taken in one pass")
         batches = []
         for client, own in zip(clients, self._rows(clients), strict=True):
-            if len(own):
-                generator = client_generator(self._data_seed, task.round, client)
-                batches.append(own[next(self.local.batches(len(own), generator))])
-        idle = len(clients) - len(batches)
-        if not batches:
-            out.zero_()
-            return idle
-        x, y = padded(self.x, self.users.y, batches, channels_last=False)
-        return idle + self._one_step.sum(
+            generator = client_generator(self._data_seed, task.round, client)
+            batches.append(own[next(self.local.batches(len(own), generator), slice(0))])
+        x, y = _filled(self.x, self.users.y, batches, self.local.batch_size)
+        return self._one_step.sum(
             start,
             x,
             lambda logits: sum_of_losses(logits.view(*y.shape[:2], *logits.shape[1:]), y),
@@ -207,13 +206,19 @@ class LocalWork:
         )
 
     def summed_at_once(self, task: RoundTask) -> int:
-        """Return of how many clients ``sum`` can do; 0 where it computes something else."""
-        follows = lockstep_follows(self.local, task.active) and self.local.loss == "cross_entropy"
-        if self._one_step is None or not follows or not self.one_step(task.clients):
+        """Return of how many clients ``sum`` can do; 0 where it computes something else.
+
+        Public: neither who is asked nor what they hold has a part in it.
+        """
+        local, network = self.local, self._one_step
+        plain = local.steps == 1 and local.optimizer == "sgd" and local.loss == "cross_entropy"
+        if network is None or not plain or not lockstep_follows(local, task.active):
             return 0
-        sizes = [len(self.users.indices[client]) for client in task.clients]
-        most = _EXAMPLES // max(1, min(self.local.batch_size, max(sizes, default=1)))
-        return max(1, min(most, _WRITTEN_BYTES // (4 * max(1, self._one_step.written))))
+        if len(set(task.clients)) < len(task.clients):
+            return 0  # only updates one by one can be refused one by one
+        examples = min(_EXAMPLES, _PASS_BYTES // (4 * max(1, self.x[:1].numel())))
+        written = _PASS_BYTES // (4 * max(1, network.written))
+        return min(examples // local.batch_size, max(1, written))
 
     def one_step(self, clients: Sequence[int]) -> bool:
         """Whether none of the clients takes more than one step, of SGD; momentum has none yet."""
@@ -244,6 +249,16 @@ class LocalWork:
 def lockstep_follows(local: LocalTraining, active: Sequence[int] | None) -> bool:
     """Whether clients can train together at all: not where groups take turns, nor FedProx."""
     return active is None and local.objective == "fedavg"
+
+
+def _filled(x: Tensor, y: Tensor, batches: Sequence[Tensor], longest: int) -> tuple[Tensor, Tensor]:
+    """Examples of each batch, shape (batches, longest, ...), zeros behind them, and classes."""
+    room = torch.empty(longest, dtype=torch.int64)
+    rows = pad_sequence([*batches, room], batch_first=True, padding_value=-1)[:-1]
+    missing = rows < 0
+    examples, classes = x[rows.clamp(min=0)], y[rows]
+    examples[missing], classes[missing] = 0, PADDING
+    return examples, classes
 
 
 def client_generator(data_seed: int, round_: int, client: int) -> torch.Generator:

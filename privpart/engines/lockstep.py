@@ -23,7 +23,7 @@ from privpart.client import LocalTraining, loss
 from privpart.engines.own_rows import OwnRows
 from privpart.partial import PartialModel
 
-_PADDING = -100  # the class that ``loss`` does not count
+PADDING = -100  # the class that ``loss`` does not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Lockstep:
             active = going
             if active:
                 these = [batches[order[place]][step] for place in range(active)]
-                inputs = padded(x, y, these, channels_last)
+                inputs = _padded(x, y, these, channels_last)
                 self._step(stack, active, inputs, optimizer)
 
     def _step(
@@ -174,7 +174,7 @@ class Lockstep:
             yield client
         if not came:
             return
-        inputs = padded(x, y, [batches[client][0] for client in came], channels_last)
+        inputs = _padded(x, y, [batches[client][0] for client in came], channels_last)
         to = out if len(came) == len(batches) else start.new_empty(len(came), len(start))
         found = self._gradients_at_one_point(self._split(start), *inputs)
         for place, part in zip(self._split(to), found, strict=True):
@@ -219,10 +219,10 @@ class Lockstep:
 def sum_of_losses(logits: Tensor, y: Tensor) -> Tensor:
     """Return the sum over clients of ``loss``; logits (V, n, ..., classes), y (V, n, ...)."""
     each = cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(y), -1)
-    return (each.sum(dim=1) / (y != _PADDING).flatten(1).sum(dim=1)).sum()
+    return (each.sum(dim=1) / (y != PADDING).flatten(1).sum(dim=1)).sum()
 
 
-def padded(
+def _padded(
     x: Tensor, y: Tensor, batches: Sequence[Tensor], channels_last: bool
 ) -> tuple[Tensor, Tensor]:
     """Examples of each batch, shape (batches, longest, ...), and their classes."""
@@ -231,7 +231,7 @@ def padded(
     # by an example of its own: even 0 times another client's infinity is NaN
     rows = torch.where(missing, rows[:, :1], rows)
     classes = y[rows]
-    classes[missing] = _PADDING
+    classes[missing] = PADDING
     if channels_last:
         images = to_channels_last(x[rows.flatten()])
         return images.view(*rows.shape, *images.shape[1:]), classes

@@ -42,9 +42,10 @@ class OneStep:
         """
         layers = list(_layers(model.module))
         parameters = [p for _, p in model.module.named_parameters(remove_duplicate=False)]
+        own = {id(parameter) for layer in layers for parameter in layer.parameters()}
         return (
             functions_of_the_example(model.module)
-            and len(set(map(id, parameters))) == len(parameters)
+            and len(own) == len(parameters)  # none tied, none a sequence's
             and not any(getattr(layer, "inplace", False) for layer in layers)
         )
 
@@ -110,6 +111,8 @@ class OneStep:
         with self._model.lent(start):
             self._model.train_only()
             for layer, named in self._layers:
+                if not _keeps_apart(layer, x.dim()):
+                    raise RuntimeError(f"{layer} takes the batch for one of its own dimensions")
                 came, x = x, layer(x)
                 if named:
                     passed.append((layer, named, came.detach(), x))
@@ -126,3 +129,12 @@ def _layers(network: nn.Module) -> Iterator[nn.Module]:
         return
     for part in network:
         yield from _layers(part)
+
+
+def _keeps_apart(layer: nn.Module, dimensions: int) -> bool:
+    """Whether what comes to a layer has a dimension for the batch beside the layer's own."""
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return dimensions == layer.weight.dim()
+    if isinstance(layer, nn.LayerNorm):
+        return dimensions > len(layer.normalized_shape)
+    return dimensions > 1 or type(layer) is not nn.Linear

@@ -80,6 +80,31 @@ def test_it_holds_when_somebody_answers_for_the_rest(folder):
         vouched(run_report(folder), "clipping")
 
 
+class Summing(Clients):
+    """Sums from round 2 on."""
+
+    def sums(self, task, start):
+        if task.round < 2 or task.round == 4:
+            return None
+        total = torch.full(start.shape, 0.2, dtype=torch.float64)
+        return iter([task.sum_of(task.clients, total, 2)])
+
+
+def test_it_says_whose_clipping_bounds_the_updates(folder, tmp_path):
+    def said(path):
+        found = {a.code: a for a in run_report(path).assumptions}
+        assert found["clipping"].status == "enforced"
+        return found["clipping"].evidence
+
+    assert said(folder) == "the server clips every update again"
+    with RunFolder.create(tmp_path / "sums", plan(), facts={"delta": 1e-6}) as run:
+        server = Server(run.plan, torch.zeros(DIM), source=run.source())
+        for rounds in (1, 3, 6):
+            fit(server, Summing(), COHORTS[:rounds], commit=run.commit)
+    assert said(tmp_path / "sums").startswith("since round 2 the run's own engine clips clients")
+    assert run_report(tmp_path / "sums").guarantee.epsilon == plan().guarantee().epsilon(1e-6)
+
+
 def test_it_can_be_read_while_the_run_goes_on(folder):
     with RunFolder.open(folder) as run:
         assert run_report(folder).rounds == 5

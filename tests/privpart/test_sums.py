@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from accounting import BinaryTree, Participation
+from accounting import BinaryTree, ConfigError, Participation
 from privpart import (
     AdaptiveClipping,
     EmbeddedEngine,
@@ -32,7 +32,7 @@ from privpart.models import mcmahan_2nn, small_cnn, word_lm
 
 SIZES = (8, 3, 5, 0, 8, 2, 8, 1)
 TASK = RoundTask(3, tuple(range(len(SIZES))), 0.2, "plan")
-LOCAL = LocalTraining(0.3, batch_size=8)
+LOCAL = LocalTraining(0.3, batch_size=8, steps=1)
 
 
 def images(*layers):
@@ -47,7 +47,7 @@ NETWORKS = {
     "cnn": lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8),
     "dense": lambda: mcmahan_2nn(inputs=64, hidden=40, classes=10),
     "one layer, no bias": flat_image(lambda: nn.Linear(64, 10, bias=False)),
-    "narrow: products written out": flat_image(lambda: nn.Linear(64, 2), lambda: nn.Linear(2, 10)),
+    "narrow": flat_image(lambda: nn.Linear(64, 2), lambda: nn.Linear(2, 10)),
     "rows and columns": images(  # a dense layer that sees more than one row of each example
         lambda: nn.Flatten(1, 2), lambda: nn.Linear(8, 30), nn.Tanh, nn.Flatten,
         lambda: nn.Linear(240, 10)),
@@ -126,7 +126,7 @@ def test_only_the_trained_part_is_summed_and_clipped(train):
     "local",
     [
         LocalTraining(0.3, batch_size=4, steps=1),  # a part of the examples, in the client's order
-        LocalTraining(0.3, batch_size=8, momentum=0.9),
+        LocalTraining(0.3, batch_size=8, steps=1, momentum=0.9),
     ],
 )
 def test_the_first_batch_is_the_clients_own(local):
@@ -186,15 +186,17 @@ def hostile(case):
 CASES = ["infinity", "NaN", "no class counts", "huge", "large", "tiny", "examples cancel"]
 
 
+def without_client_0(data):
+    return Users(data.x, data.y, [torch.arange(0), *data.indices[1:]])
+
+
 @pytest.mark.parametrize("clip_norm", [1e-30, 0.2, 1e6])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("network", ["cnn", "dense", "one layer, no bias", "rows and columns"])
 def test_one_client_moves_the_sum_by_the_clip_norm_at_most(network, case, clip_norm):
-    """Its neighbours' examples are the same in both, and so is their number: no padding differs."""
     task = replace(TASK, clip_norm=clip_norm)
     with_it, _ = summed(NETWORKS[network], hostile(case), (0, 1, 4, 6), task)
-    absent = hostile(case)
-    absent.y[absent.indices[0]] = -100
+    absent = without_client_0(hostile(case))
     without, _ = summed(NETWORKS[network], absent, (0, 1, 4, 6), task)
     assert with_it.isfinite().all()
     assert (with_it - without).norm() <= clip_norm * (1 + 1e-9)
@@ -212,6 +214,38 @@ def test_a_client_that_diverges_is_absent_and_leaves_the_others_alone(case):
     assert (total - each[[1, 2, 4]].sum(dim=0)).norm() < 1e-5
     assert each[0].norm() > 0.1  # power
     assert unclipped == 1 + (each[[1, 2, 4]].norm(dim=1) < 0.2 * (1 - 1e-5)).sum()
+
+
+def test_how_much_a_client_holds_is_no_other_clients_rounding():
+    """A pass of another size was other rounding; at kinks of others that was other updates."""
+    generator = torch.Generator().manual_seed(0)
+
+    def network():
+        return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
+
+    weights = PartialModel(network(), seed=1).module[0].weight.detach().double()
+    null = torch.linalg.svd(weights, full_matrices=True)[2][200:]
+    kink = (torch.randn(1, len(null), generator=generator).double() @ null * 1e7).float()
+    x = torch.cat([torch.rand(64, 784, generator=generator), kink.expand(29, -1)])
+    y = torch.cat([torch.arange(64) % 10, torch.full((29,), 3)])
+    task = replace(TASK, clients=tuple(range(30)), clip_norm=1.0)
+    local = LocalTraining(1e-3, steps=1, batch_size=64)
+    found = []
+    for held in (0, 1, 64):
+        indices = [torch.arange(held), *torch.arange(64, 93).split(1)]
+        with forced(engine(network, Users(x, y, indices), local=local)) as one:
+            parts = list(one.sums(task, one.model.flat.clone()))
+        assert [len(part.clients) for part in parts] == [3, 4, 4, 4, 3, 4, 4, 4]
+        found.append(sum(part.total for part in parts))
+    for other in found[1:]:
+        assert (other - found[0]).norm() <= 1.0
+
+
+def test_a_chunk_of_clients_without_examples_adds_nothing():
+    data = users(sizes=[0, 0, 3])
+    total, unclipped = summed(NETWORKS["dense"], data, (0, 1))
+    assert not total.any()
+    assert unclipped == 2
 
 
 def exact(left, right):
@@ -233,7 +267,7 @@ def test_lengths_of_products_are_never_too_short(cancel):
     found = float(change["weight"].squared_norms().sqrt())
     assert found >= true
     lengths = 2 * (came.double().norm(dim=2) * gradient.double().norm(dim=2)).sum()
-    assert found <= true * (1 + 1e-6) + 2**-13 * lengths
+    assert found <= true * (1 + 1e-6) + 1e-5 * lengths
     weights = factors(torch.tensor([found], dtype=torch.float64), 1e-3)
     assert change["weight"].weighted_sum(weights).norm() <= 1e-3
 
@@ -245,6 +279,8 @@ def test_factors_are_those_of_the_clip():
     assert (found[4:6] * norms[4:6] <= 1).all()
     assert (found[4:6] * norms[4:6] > 1 - 1e-6).all()
     assert found[6:].tolist() == [0, 0]
+    with pytest.raises(ConfigError, match="at least 1e-30"):
+        factors(norms, 1e-31)
 
 
 class Centred(nn.Module):
@@ -258,6 +294,7 @@ IMPOSSIBLE = {
     "random": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)),
     "own forward": lambda: word_lm(vocabulary=20, width=8, heads=2, hidden=16, layers=1),
     "a layer twice": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), TWICE, TWICE),
+    "words of the batch": lambda: nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True)),
     "in place": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(inplace=True)),
 }
 
@@ -273,10 +310,46 @@ def test_tied_layers_are_not_summed():
     assert not OneStep.possible(PartialModel(network, seed=1))
 
 
-def test_hooked_layers_are_not_summed():
+HOOKS = {
+    "forward": lambda layer: layer.register_forward_hook(lambda _, came, left: left * 2),
+    "before": lambda layer: layer.register_forward_pre_hook(lambda _, came: (came[0] * 2,)),
+    "backward": lambda layer: layer.register_full_backward_hook(lambda _, came, left: None),
+    "mask": lambda layer: layer.weight.register_hook(lambda gradient: gradient * 0.5),
+    "own forward": lambda layer: setattr(layer, "forward", torch.tanh),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+def test_hooked_layers_are_not_summed(hook):
+    model = PartialModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), seed=1)
+    assert OneStep.possible(model)
+    hook(model.module[1])
+    assert not OneStep.possible(model)
+
+
+def test_parameters_of_no_layer_are_not_summed():
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    network[1].register_forward_hook(lambda module, inputs, output: output * 2)
-    assert not OneStep.possible(PartialModel(network, seed=1))
+    network.register_parameter("extra", nn.Parameter(torch.zeros(3)))
+    assert not OneStep.possible(PartialModel(network, seed=None))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(6, 6, 1), (5,)),
+        (nn.Conv2d(6, 6, 1), (5, 5)),
+        (nn.LayerNorm((6, 5)), (5,)),
+    ],
+)
+def test_a_layer_that_would_take_the_batch_for_its_own_dimension(layer, shape):
+    """Three clients of two examples are six rows, which such a layer would mix."""
+    network = nn.Sequential(layer, nn.Flatten(), nn.Linear(25 if shape == (5, 5) else 5, 10))
+    model = PartialModel(network, train=["2.*"], seed=1)
+    data = users(shape, sizes=[2, 2, 2])
+    work = LocalWork(model, data, local=LocalTraining(0.3, steps=1, batch_size=2), data_seed=5)
+    total = torch.empty(model.dim, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="takes the batch for one of its own dimensions"):
+        work.sum(replace(TASK, clients=(0, 1, 2)), (0, 1, 2), model.flat.clone(), total)
 
 
 def engine(network=NETWORKS["dense"], data=None, local=LOCAL, **options):
@@ -303,7 +376,7 @@ def test_every_client_is_in_one_sum_for_any_number_of_workers(monkeypatch):
             again = list(one.sums(task, start))
             updates = list(one.run(replace(task, clients=(7, 8, 9)), start))  # not mixed up
         assert [c for part in sums for c in part.clients] == list(task.clients)
-        assert len(sums) == 36
+        assert len(sums) == 142
         assert {(p.round, p.plan, p.clip_norm) for p in sums} == {(3, "plan", 0.2)}
         assert sum(p.total for p in sums).sub(each).norm() < 2e-5 * 0.2 * 283
         for one_part, same in zip(sums, again, strict=True):
@@ -317,24 +390,65 @@ def test_every_client_is_in_one_sum_for_any_number_of_workers(monkeypatch):
         {"sums": False},
         {"deterministic": True},
         {"batching": "loop"},
-        {"local": LocalTraining(0.3, batch_size=4)},
-        {"local": LocalTraining(0.3, batch_size=8, epochs=2)},
-        {"local": LocalTraining(0.3, batch_size=8, optimizer="adam")},
-        {"local": LocalTraining(0.3, batch_size=8, objective="fedprox", mu=0.1)},
-        {"local": LocalTraining(0.3, batch_size=8, objective="moon", mu=0.1)},
+        {"local": LocalTraining(0.3, batch_size=8, steps=1, objective="moon", mu=0.1)},
         {"precision": "bfloat16"},
     ],
 )
-def test_no_sums_where_they_would_be_another_training(changes):
+def test_no_sums_where_they_were_not_asked_for(changes):
     with engine(lambda: mcmahan_2nn(inputs=64, hidden=400), **changes) as one:
         assert one.sums(TASK, one.model.flat.clone()) is None
 
 
-def test_a_client_that_takes_more_steps_in_a_later_round_is_not_summed():
-    with forced(engine(data=users(sizes=[2, 9]))) as one:
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalTraining(0.3, batch_size=8),  # how many steps depends on what they hold
+        LocalTraining(0.3, batch_size=4, steps=2),
+        LocalTraining(0.3, batch_size=8, epochs=2),
+        LocalTraining(0.3, batch_size=8, steps=1, optimizer="adam"),
+        LocalTraining(0.3, batch_size=8, steps=1, objective="fedprox", mu=0.1),
+        LocalTraining(0.3, batch_size=8, steps=1, loss="binary_cross_entropy"),
+        LocalTraining(0.3, batch_size=257, steps=1),
+    ],
+)
+def test_no_sums_where_they_would_be_another_training(local):
+    doing = work(NETWORKS["dense"], users(), local=local)
+    assert doing.summed_at_once(TASK) == 0
+
+
+def test_what_is_summed_at_once_is_public():
+    doing = work(NETWORKS["dense"], users())
+    assert doing.summed_at_once(TASK) == doing.summed_at_once(replace(TASK, clients=(3,))) == 32
+    assert doing.summed_at_once(replace(TASK, active=(0,))) == 0
+    assert doing.summed_at_once(replace(TASK, clients=(1, 2, 1))) == 0  # one of them is refused
+    large = work(lambda: nn.Sequential(nn.Embedding(60_000, 64), nn.Linear(64, 10)), users())
+    assert large.summed_at_once(TASK) == 1
+    wide = users((3, 300, 300), sizes=[1, 1])
+    assert work(NETWORKS["cnn"], wide).summed_at_once(TASK) == 15 // 8
+
+
+def test_a_schedule_is_followed():
+    rates = {3: 0.3, 4: 0.1}
+    schedule = lambda round_: LocalTraining(rates[round_], batch_size=8, steps=1)  # noqa: E731
+    with forced(engine(local=schedule)) as one:
         start = one.model.flat.clone()
-        assert one.sums(replace(TASK, clients=(0,)), start) is not None
-        assert one.sums(replace(TASK, clients=(0, 1)), start) is None
+        for round_ in rates:
+            task = replace(TASK, round=round_, clip_norm=1e3)
+            total = sum(part.total for part in one.sums(task, start))
+            each = one_by_one(NETWORKS["dense"], users(), task, local=schedule(round_))
+            assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
+
+
+def test_after_groups_took_turns_all_train():
+    model = PartialModel(mcmahan_2nn(inputs=64, hidden=40), seed=1)
+    doing = LocalWork(model, users(), local=LOCAL, data_seed=5)
+    start, total = model.flat.clone(), torch.empty(model.dim, dtype=torch.float64)
+    doing.sum(TASK, TASK.clients, start, total)
+    for parameter in model.module.parameters():
+        parameter.requires_grad_(False)  # as another round may leave them
+    again = torch.empty_like(total)
+    doing.sum(TASK, TASK.clients, start, again)
+    assert torch.equal(again, total)
 
 
 def test_the_probe_finds_sums_and_says_so():
@@ -378,7 +492,7 @@ def plan(**change):
 
 def test_a_run_with_sums_is_the_run_without():
     found = []
-    for one in (engine(deterministic=True), forced(engine())):
+    for one in (engine(deterministic=True), forced(engine(workers=2))):
         server = Server(plan(), one.model.flat.clone(), source=SeededSource(0))
         with one:
             records = fit(server, one, [list(TASK.clients)] * 6)
@@ -386,8 +500,8 @@ def test_a_run_with_sums_is_the_run_without():
     (loop, norm, counts), (sums, other_norm, other_counts) = found
     assert (sums - loop).norm() < 1e-4 * (loop - one.model.flat).norm()
     assert norm == other_norm != 0.2  # the bits were the same, and moved the clip norm
-    assert counts == other_counts
-    assert counts[0].counted == len(SIZES)
+    assert [replace(c, summed=c.counted) for c in counts] == other_counts
+    assert (counts[0].summed, counts[0].counted) == (0, len(SIZES))
 
 
 DIM = 6
@@ -428,6 +542,17 @@ def test_a_sum_counts_for_each_client_in_it():
         {"clients": (1, 2, 7)},  # 7 has sent an update of its own
         {"unclipped": 4},
         {"unclipped": -1},
+        {"unclipped": 1.5},
+        {"round": False},
+        {"clients": (1, 2, -3)},
+        {"clients": (1, 2, 2**63)},
+        {"clients": (1, 2, True)},
+        {"clients": (1, 2, 3.0)},
+        {"clients": (1, 2, float("nan"))},
+        {"clients": (1, 2, torch.tensor(3))},
+        {"clients": (1, 2, 8)},  # 8 has taken part as often as it may
+        {"total": torch.full((DIM,), 0.2, dtype=torch.float64).to_sparse()},
+        {"total": torch.zeros(DIM, dtype=torch.float64, device="meta")},
         {"total": torch.zeros(DIM + 1, dtype=torch.float64)},
         {"total": torch.zeros(DIM)},
         {"total": torch.full((DIM,), 0.25, dtype=torch.float64)},  # longer than three of 0.2
@@ -436,6 +561,7 @@ def test_a_sum_counts_for_each_client_in_it():
 )
 def test_a_sum_that_cannot_be_is_refused_whole(change):
     one = a_server()
+    one._participations = {8: [-9, -8]}
     own = one.task(()).update(7, torch.zeros(DIM))
     counts = one.run_round([own], sums=[a_sum(one, **change)])
     assert (counts.counted, counts.refused) == (1, 3)
