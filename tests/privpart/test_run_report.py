@@ -92,7 +92,7 @@ class Summing(Clients):
 
 def test_it_says_whose_clipping_bounds_the_updates(folder, tmp_path):
     def said(path):
-        found = {a.code: a for a in run_report(path).assumptions}
+        found = {a.code: a for a in run_report(path).guarantee.assumptions}
         assert found["clipping"].status == "enforced"
         return found["clipping"].evidence
 
