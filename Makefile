@@ -46,9 +46,10 @@ mutants: $(READY)  ## break the accounting on purpose and list what no test noti
 	$(BIN)/mutmut results
 
 BENCHMARKS := accounting_speed noise_speed seeded_speed engine_speed partial_training attack_speed pir
+PEERS := $(if $(wildcard .peers),peers)# their first run installs 2.5 GB
 
-bench: $(READY)  ## time everything beside its peers (half an hour, on a quiet machine)
-	@for name in $(BENCHMARKS); do echo "$$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+bench: $(READY)  ## time everything (15 minutes, on a quiet machine)
+	@for name in $(BENCHMARKS) $(PEERS); do echo "$$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/ratios.py
 
 wheel-check: $(READY)  ## build the wheel, install it in a clean environment, run it

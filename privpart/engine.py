@@ -239,7 +239,7 @@ class EmbeddedEngine:
                 data_seed=self.data_seed,
                 features=work.features,
                 largest=self._most(),
-                sums=self._may_sum,
+                sums=self._summed,
             )
         pool = self._pool
         try:
