@@ -185,11 +185,7 @@ class EmbeddedEngine:
         self.close()
 
     def _computed(
-        self,
-        work: LocalWork,
-        task: RoundTask,
-        start: Tensor,
-        local: LocalTraining,
+        self, work: LocalWork, task: RoundTask, start: Tensor, local: LocalTraining
     ) -> Iterator[tuple[int, Tensor]]:
         method, dealt = self.method or Method(), self._chunks(task.clients)
         if self.workers == 1:
@@ -223,6 +219,7 @@ class EmbeddedEngine:
                 work, task, start, bfloat16=self._bfloat16, sums=self._may_sum
             )
             self._summed = fastest.summed
+            self.close()  # workers of rounds without examples have no room for sums
             self._report(f"engine: {fastest}{self._where()}: {reason}")
         return work
 

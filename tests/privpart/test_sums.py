@@ -427,6 +427,25 @@ def test_what_is_summed_at_once_is_public():
     assert work(NETWORKS["cnn"], wide).summed_at_once(TASK) == 15 // 8
 
 
+def test_workers_of_a_round_without_examples_make_room_for_sums():
+    data = Users(users().x, users().y, [torch.arange(0), *users(sizes=[2] * 16).indices])
+    task = replace(TASK, clients=tuple(range(17)))
+    network = lambda: mcmahan_2nn(inputs=64, hidden=400)  # noqa: E731
+    with engine(network, data, workers=2) as one:
+        start = one.model.flat.clone()
+        assert one.sums(replace(TASK, clients=(0,)), start) is None
+        assert not next(one.run(replace(TASK, clients=(0,)), start)).delta.any()
+        one.run(task, start).close()
+        sums = one.sums(task, start)
+        if sums is None:  # the probe met a busy moment
+            one._summed = True
+            one.close()
+            sums = one.sums(task, start)
+        total = sum(part.total for part in sums)
+    each = one_by_one(network, data, task).sum(dim=0)
+    assert (total - each).norm() < 1e-4
+
+
 def test_a_schedule_is_followed():
     rates = {3: 0.3, 4: 0.1}
     schedule = lambda round_: LocalTraining(rates[round_], batch_size=8, steps=1)  # noqa: E731
