@@ -29,7 +29,7 @@ LOCAL = LocalTraining(0.2, epochs=2, batch_size=3)
 
 
 EVERY_WAY = f"{HERE / 'test_engine.py'}::test_every_way_is_the_same_training"
-FEW = ("dense-one step", "dense, part-adam", "cnn, last layer-steps", "cnn, part-epochs")
+FEW = "cnn, part-epochs"
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ FEW = ("dense-one step", "dense, part-adam", "cnn, last layer-steps", "cnn, part
     [
         ["-k", "pretend and not on_a_pretend_device", str(HERE / "test_device.py")],
         ["-k", "pretend and not every_way", str(HERE / "test_engine.py")],
-        [f"{EVERY_WAY}[pretend-{case}]" for case in FEW],
+        [f"{EVERY_WAY}[pretend-{FEW}]"],
         # not where pretending ends, see pretend_device.py
         pytest.param(["-k", "not (cnn and one)", EVERY_WAY], marks=pytest.mark.slow),
     ],
-    ids=["device", "engine", "few ways", "every way"],
+    ids=["device", "engine", "one way", "every way"],
 )
 def test_the_engine_on_a_pretend_device(tests):
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -52,7 +52,7 @@ def test_the_engine_on_a_pretend_device(tests):
         text=True,
     )
     assert done.returncode == 0, done.stdout
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 3
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 1
 
 
 def cnn(train=("*",), **options):
