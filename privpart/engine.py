@@ -75,8 +75,9 @@ class EmbeddedEngine:
 
     All choices are the same training, for networks that see each example by itself. Updates agree
     to rounding, 1e-5 of their norm, unless that rounding moves an activation across the kink of a
-    ReLU; with Adam, which divides by what may itself be rounding, to 1e-2. Where clients are
-    computed at once, one's last bits may depend on who else is; with ``deterministic`` none does.
+    ReLU; with Adam, which divides by what may itself be rounding, to 1e-2. Where clients take
+    several steps at once, one's rounding may depend on what others hold, and at a kink its update:
+    only "loop" makes it a function of its own data in every bit.
 
     Raises:
         ConfigError: options that contradict each other or ``local``, or a prefix that cannot be

@@ -11,20 +11,21 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from accounting.checks import ConfigError
 
-SCHEMA = "privpart/ledger/1"
-_LATER = ("adopted_at", "genesis", "summed_since")
+SCHEMA = "privpart/ledger/2"
+_LATER = ("adopted_at", "genesis")
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _TABLES = """
 CREATE TABLE run (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, state TEXT NOT NULL, clip_norm REAL NOT NULL,
-    received INTEGER NOT NULL, counted INTEGER NOT NULL, chain TEXT NOT NULL
+    received INTEGER NOT NULL, counted INTEGER NOT NULL, summed INTEGER NOT NULL,
+    chain TEXT NOT NULL
 ) STRICT;
 CREATE TABLE participations (
     client INTEGER, round INTEGER REFERENCES rounds, PRIMARY KEY (client, round)
@@ -43,6 +44,7 @@ class Row:
         clip_norm: that its updates were clipped to.
         received: updates that came.
         counted: updates that entered the sum.
+        summed: of these, those that the run's own engine clipped in the server's place.
         chain: hash of this row and all before it.
     """
 
@@ -51,6 +53,7 @@ class Row:
     clip_norm: float
     received: int
     counted: int
+    summed: int
     chain: str
 
 
@@ -156,8 +159,8 @@ class Ledger:
         """Commit one round and its clients, in one transaction."""
         with self._transaction():
             self._db.execute(
-                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?)",
-                (row.round, row.state, row.clip_norm, row.received, row.counted, row.chain),
+                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
+                astuple(row),
             )
             self._db.executemany(
                 "INSERT INTO participations VALUES (?, ?)", [(c, row.round) for c in clients]
@@ -189,14 +192,15 @@ def next_row(
     clip_norm: float,
     received: int,
     clients: Sequence[int],
+    summed: int = 0,
 ) -> Row:
     """Return the row that follows a chain whose head is ``before``; ``clients`` ascending."""
-    row = Row(round_, state, clip_norm, received, len(clients), "")
-    return Row(round_, state, clip_norm, received, len(clients), _link(before, row, clients))
+    row = Row(round_, state, clip_norm, received, len(clients), summed, "")
+    return replace(row, chain=_link(before, row, clients))
 
 
 def _link(before: str, row: Row, clients: Sequence[int]) -> str:
-    said = [before, row.round, row.state, row.clip_norm, row.received, row.counted, *clients]
+    said = [before, *astuple(row)[:-1], *clients]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 

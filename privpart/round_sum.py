@@ -56,12 +56,12 @@ class RoundSum:
         double.add(self.total, clipped)
         self.came.add(update.client)
 
-    def add_sum(self, part: CohortSum) -> None:
+    def add_sum(self, part: object) -> None:
         """Add a sum whose maker is trusted, or refuse it: there is no half of it."""
-        clients = part.clients
-        self.received += len(clients)
+        self.received += len(part.clients) if isinstance(part, CohortSum) else 1
         if not well_formed_sum(part, self._task, self.total.shape):
             return
+        clients = part.clients
         if not self.came.isdisjoint(clients) or not all(map(self._may_take_part, clients)):
             return
         self.bits += part.unclipped - 0.5 * len(clients)

@@ -31,7 +31,7 @@ from privpart.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.plan import PrivacyPlan
 from privpart.server import RoundCounts, Server
 
-_RESERVED = ("start", "genesis", "adopted_at", "summed_since")
+_RESERVED = ("start", "genesis", "adopted_at")
 _KEY, _LEDGER, _LOCK, _START = "key", "ledger.sqlite", "lock", "start.safetensors"
 
 
@@ -240,9 +240,8 @@ class RunFolder:
             clip_norm=server.last_clip_norm,
             received=counts.received,
             clients=clients,
+            summed=counts.summed,
         )
-        if counts.summed:
-            self._ledger.add_fact("summed_since", self.facts.get("summed_since", self.rounds))
         self._ledger.append(row, clients)
         self.rounds, self._head, self._state_hash = server.round, row.chain, state
         if self._private:

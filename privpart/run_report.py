@@ -5,6 +5,7 @@ report gives the figures that the realised participation would have, and says th
 limits that were not kept were no limits.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
         noise_source="os" if facts["seed"] is None else "seeded",
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
     )
-    report = _with_evidence(report, len(rows), facts, deviations)
+    report = _with_evidence(report, rows, facts, deviations)
     return RunReport(
         run_id=facts["run_id"],
         plan=plan.hash,
@@ -156,25 +157,25 @@ def _claimed(plan: PrivacyPlan, realised: Participation | None) -> PrivacyPlan:
     return replace(plan, participation=Participation(plan.rounds, k, widest))
 
 
-def _clipping(facts: dict[str, Any]) -> str:
-    since = facts.get("summed_since")
-    if since is None:
+def _clipping(rows: Sequence[Row]) -> str:
+    summed = sum(row.summed > 0 for row in rows)
+    if not summed:
         return "the server clips every update again"
     return (
-        f"since round {since} the run's own engine clips clients of one step and hands over their "
-        "sum, which the server cannot clip again; it does so with every other update"
+        f"in {summed} of {len(rows)} rounds the run's own engine clipped clients of one step and "
+        "handed over their sum, which the server cannot clip again; every other update it does"
     )
 
 
 def _with_evidence(
-    report: PrivacyReport, rounds: int, facts: dict[str, Any], deviations: tuple[str, ...]
+    report: PrivacyReport, rows: Sequence[Row], facts: dict[str, Any], deviations: tuple[str, ...]
 ) -> PrivacyReport:
     """Say what the run's own code enforced and what its ledger shows."""
     adopted = facts.get("adopted_at")
     secret = facts["seed"] is None
     evidence: dict[str, tuple[Any, str]] = {
-        "participation": ("verified", f"ledger of {rounds} rounds in one chain, by client id"),
-        "clipping": ("enforced", _clipping(facts)),
+        "participation": ("verified", f"ledger of {len(rows)} rounds in one chain, by client id"),
+        "clipping": ("enforced", _clipping(rows)),
         "divisor": ("enforced", "the server divides by the plan's report_goal"),
     }
     if secret and adopted is None:

@@ -15,6 +15,7 @@ from privpart.client import LocalTraining
 from privpart.engines.device import clock, namespace
 from privpart.engines.frozen_prefix import feature_bytes
 from privpart.engines.local_work import LocalWork, Method, lockstep_follows
+from privpart.engines.lockstep import one_pass
 from privpart.engines.products import worth_onednn
 from privpart.messages import RoundTask
 
@@ -133,7 +134,7 @@ def _candidates(work: LocalWork, task: RoundTask, *, bfloat16: bool) -> list[Met
         methods.append(Method(channels_last=convolutional, onednn=True))
     if bfloat16 or not lockstep_follows(work.local, task.active):
         return methods
-    worth_trying = not on_cpu or work.one_step(task.clients)
+    worth_trying = not on_cpu or one_pass(work.local)
     if not convolutional or worth_trying:
         methods.append(Method(together=True))
     if convolutional and worth_trying:

@@ -6,6 +6,7 @@ example alone, and the rest of the network can train on it in place of the examp
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from copy import copy
 
 import torch
@@ -31,7 +32,7 @@ _FUNCTIONS_OF_THE_EXAMPLE = (
     nn.Identity,
     nn.Sequential,
 )
-_AT_ONCE = 250
+_AT_ONCE = 16
 
 
 def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
@@ -111,11 +112,20 @@ class Features:
                 share(tensor)
 
     @torch.no_grad()
-    def compute(self, rows: Tensor) -> None:
-        """Make sure that ``values[rows]`` are there; rows of shape (k,)."""
-        missing = rows[~self._known[rows]]
-        for some in torch.split(missing, _AT_ONCE) if len(missing) else ():
-            self.values[some] = self._below(self._x[some])
+    def compute(self, clients: Sequence[Tensor]) -> None:
+        """Make sure that ``values[rows]`` are there, for the rows of each client, shape (k,).
+
+        In pieces of one size, filled up with the client's own: another number of rows is other
+        rounding, by which what one client holds would reach the others' updates.
+        """
+        if self._known[torch.cat(list(clients))].all():
+            return
+        for some in (piece for rows in clients for piece in torch.split(rows, _AT_ONCE)):
+            missing = ~self._known[some]
+            if not missing.any():
+                continue
+            filled = torch.cat([some, some[:1].expand(_AT_ONCE - len(some))])
+            self.values[some[missing]] = self._below(self._x[filled])[: len(some)][missing]
             self._known[some] = True
 
 

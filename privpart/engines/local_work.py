@@ -8,13 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from privpart.client import LocalTraining, client_update
 from privpart.clip import clip
 from privpart.engines.device import full_float32
 from privpart.engines.frozen_prefix import Features
-from privpart.engines.lockstep import PADDING, Lockstep, sum_of_losses, to_channels_last
+from privpart.engines.lockstep import Lockstep, one_pass, padded, sum_of_losses, to_channels_last
 from privpart.engines.one_step import OneStep
 from privpart.engines.products import by_onednn
 from privpart.messages import RoundTask
@@ -195,7 +194,7 @@ class LocalWork:
         for client, own in zip(clients, self._rows(clients), strict=True):
             generator = client_generator(self._data_seed, task.round, client)
             batches.append(own[next(self.local.batches(len(own), generator), slice(0))])
-        x, y = _filled(self.x, self.users.y, batches, self.local.batch_size)
+        x, y = padded(self.x, self.users.y, batches, self.local.batch_size)
         return self._one_step.sum(
             start,
             x,
@@ -211,7 +210,7 @@ class LocalWork:
         Public: neither who is asked nor what they hold has a part in it.
         """
         local, network = self.local, self._one_step
-        plain = local.steps == 1 and local.optimizer == "sgd" and local.loss == "cross_entropy"
+        plain = one_pass(local) and local.loss == "cross_entropy"
         if network is None or not plain or not lockstep_follows(local, task.active):
             return 0
         if len(set(task.clients)) < len(task.clients):
@@ -220,19 +219,11 @@ class LocalWork:
         written = _PASS_BYTES // (4 * max(1, network.written))
         return min(examples // local.batch_size, max(1, written))
 
-    def one_step(self, clients: Sequence[int]) -> bool:
-        """Whether none of the clients takes more than one step, of SGD; momentum has none yet."""
-        local = self.local
-        if local.optimizer != "sgd" or local.epochs != 1:
-            return False
-        most = max((len(self.users.indices[client]) for client in clients), default=0)
-        return local.steps == 1 or (local.steps is None and most <= local.batch_size)
-
     def _rows(self, clients: Sequence[int]) -> list[Tensor]:
         """Each client's rows, once ``x`` has them."""
         rows = [self.users.indices[client] for client in clients]
         if self.features is not None and rows:
-            self.features.compute(torch.cat(rows))
+            self.features.compute(rows)
         return rows
 
     @property
@@ -249,16 +240,6 @@ class LocalWork:
 def lockstep_follows(local: LocalTraining, active: Sequence[int] | None) -> bool:
     """Whether clients can train together at all: not where groups take turns, nor FedProx."""
     return active is None and local.objective == "fedavg"
-
-
-def _filled(x: Tensor, y: Tensor, batches: Sequence[Tensor], longest: int) -> tuple[Tensor, Tensor]:
-    """Examples of each batch, shape (batches, longest, ...), zeros behind them, and classes."""
-    room = torch.empty(longest, dtype=torch.int64)
-    rows = pad_sequence([*batches, room], batch_first=True, padding_value=-1)[:-1]
-    missing = rows < 0
-    examples, classes = x[rows.clamp(min=0)], y[rows]
-    examples[missing], classes[missing] = 0, PADDING
-    return examples, classes
 
 
 def client_generator(data_seed: int, round_: int, client: int) -> torch.Generator:

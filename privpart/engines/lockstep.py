@@ -1,15 +1,16 @@
 """Lockstep: the local training of many clients at once, as one batched computation (torch.func).
 
-All clients of a chunk take their k-th step together, each on its own copy of the trained part.
-Short batches are padded with an example of theirs whose class is -100, which the mean loss does not
-count; clients that have no k-th step are left out. If every client takes one step of SGD they all
-hold the same parameters, so one batched pass gives every update. That is the same training as
-``client_update``'s, up to rounding.
+All clients of a chunk take their k-th step together, each on its own copy of the trained part, and
+those that have no k-th step are left out. If the plan says a single step of SGD (``one_pass``) they
+all hold the same parameters, so one batched pass gives every update; short batches are then padded
+with an example of theirs whose class is -100, which the mean loss does not count. That is the same
+training as ``client_update``'s, up to rounding.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from privpart.client import LocalTraining, loss
 from privpart.engines.own_rows import OwnRows
 from privpart.partial import PartialModel
 
+_EXAMPLES = 256  # of each client, in one pass, whatever it holds
 PADDING = -100  # the class that ``loss`` does not count
 
 
@@ -111,42 +113,55 @@ class Lockstep:
             [own[batch] for batch in self.local.batches(len(own), generator)] if len(own) else []
             for own, generator in zip(rows, generators, strict=True)
         ]
-        longest = max((len(own) for own in batches), default=0)
-        if longest <= 1 and self.local.optimizer == "sgd":
-            yield from self._one_step(start, x, y, batches, out, channels_last)
+        if one_pass(self.local):
+            found = [own[0] if own else torch.empty(0, dtype=torch.int64) for own in batches]
+            self._one_step(start, x, y, found, out, channels_last)
+            yield from range(len(out))
             return
-        order = sorted(range(len(batches)), key=lambda client: -len(batches[client]))
+        sizes = [[len(batch) for batch in own] for own in batches]
+        order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
+        order.reverse()
         stack = self._stack(start, len(batches))
         optimizer = None if self.local.plain_sgd else self._optimizer(stack)
         active = len(batches)
-        for step in range(longest + 1):
+        for step in range(max(map(len, batches), default=0) + 1):
             going = sum(len(own) > step for own in batches)
             for place in range(going, active):  # done: later steps may move its copy, not this
                 torch.sub(stack.flat[place], start, out=out[order[place]])
                 yield order[place]
             active = going
-            if active:
-                these = [batches[order[place]][step] for place in range(active)]
-                inputs = _padded(x, y, these, channels_last)
-                self._step(stack, active, inputs, optimizer)
+            these = [batches[order[place]][step] for place in range(active)]
+            self._step(stack, these, x, y, channels_last, optimizer)
 
     def _step(
         self,
         stack: _Stack,
-        active: int,
-        inputs: tuple[Tensor, Tensor],
+        batches: Sequence[Tensor],
+        x: Tensor,
+        y: Tensor,
+        channels_last: bool,
         optimizer: Optimizer | None,
     ) -> None:
-        """Step the first ``active`` clients; no optimizer is plain SGD."""
-        parts = self._split(stack.flat[:active])
-        found = self._gradients(parts, *inputs)
-        if optimizer is None:
-            for part, own in zip(parts, found, strict=True):
-                part.add_(own, alpha=-self.local.learning_rate)
-            return
-        for to, own in zip(self._split(stack.gradient[:active]), found, strict=True):
-            to.copy_(own)
-        optimizer.step()
+        """Step the first clients, batches as large together; no optimizer is plain SGD.
+
+        Nothing is padded: another number of rows is other rounding. (So is another place in
+        memory, which one client's data can still give the others.)
+        """
+        first = 0
+        for _, run in groupby(batches, len):
+            rows = torch.stack(list(run)).to(x.device)
+            span = slice(first, first + len(rows))
+            first = span.stop
+            parts = self._split(stack.flat[span])
+            found = self._gradients(parts, _examples(x, rows, channels_last), y[rows])
+            if optimizer is None:
+                for part, own in zip(parts, found, strict=True):
+                    part.add_(own, alpha=-self.local.learning_rate)
+                continue
+            for to, own in zip(self._split(stack.gradient[span]), found, strict=True):
+                to.copy_(own)
+        if optimizer is not None and batches:
+            optimizer.step()
 
     def _gradients(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         """Each client's gradient at its own point, shapes (V, ...).
@@ -163,25 +178,18 @@ class Lockstep:
         start: Tensor,
         x: Tensor,
         y: Tensor,
-        batches: Sequence[Sequence[Tensor]],
+        batches: Sequence[Tensor],
         out: Tensor,
         channels_last: bool,
-    ) -> Iterator[int]:
+    ) -> None:
         """Momentum changes nothing in a first step."""
-        came = [client for client, own in enumerate(batches) if own]
-        for client in set(range(len(batches))).difference(came):
-            out[client].zero_()
-            yield client
-        if not came:
+        if not batches:
             return
-        inputs = _padded(x, y, [batches[client][0] for client in came], channels_last)
-        to = out if len(came) == len(batches) else start.new_empty(len(came), len(start))
+        inputs = padded(x, y, batches, self.local.batch_size, channels_last=channels_last)
         found = self._gradients_at_one_point(self._split(start), *inputs)
-        for place, part in zip(self._split(to), found, strict=True):
+        for place, part in zip(self._split(out), found, strict=True):
             torch.mul(part, -self.local.learning_rate, out=place)
-        if to is not out:
-            out[torch.tensor(came)] = to
-        yield from came
+        out[torch.tensor([len(rows) == 0 for rows in batches])] = 0.0
 
     def _stack(self, start: Tensor, clients: int) -> _Stack:
         """Two buffers, used again and again: fresh pages for them cost as much as the training."""
@@ -216,26 +224,40 @@ class Lockstep:
         return loss(self._forward(parts, x), y)
 
 
+def one_pass(local: LocalTraining) -> bool:
+    """Whether clients take a single step of SGD, by what is public, and few examples each."""
+    return local.steps == 1 and local.optimizer == "sgd" and local.batch_size <= _EXAMPLES
+
+
 def sum_of_losses(logits: Tensor, y: Tensor) -> Tensor:
     """Return the sum over clients of ``loss``; logits (V, n, ..., classes), y (V, n, ...)."""
     each = cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(y), -1)
     return (each.sum(dim=1) / (y != PADDING).flatten(1).sum(dim=1)).sum()
 
 
-def _padded(
-    x: Tensor, y: Tensor, batches: Sequence[Tensor], channels_last: bool
+def padded(
+    x: Tensor, y: Tensor, batches: Sequence[Tensor], length: int, *, channels_last: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Examples of each batch, shape (batches, longest, ...), and their classes."""
-    rows = pad_sequence(list(batches), batch_first=True, padding_value=-1).to(x.device)
+    """Examples of each batch, shape (batches, length, ...), zeros for empty ones, and classes.
+
+    The length is public: another one is other rounding.
+    """
+    room = torch.empty(length, dtype=torch.int64)
+    rows = pad_sequence([*batches, room], batch_first=True, padding_value=-1)[:-1].to(x.device)
     missing = rows < 0
     # by an example of its own: even 0 times another client's infinity is NaN
-    rows = torch.where(missing, rows[:, :1], rows)
-    classes = y[rows]
-    classes[missing] = PADDING
-    if channels_last:
-        images = to_channels_last(x[rows.flatten()])
-        return images.view(*rows.shape, *images.shape[1:]), classes
-    return x[rows], classes
+    own = torch.where(missing, rows[:, :1], rows)
+    examples, classes = _examples(x, own, channels_last), y[own]
+    examples[own[:, 0] < 0], classes[missing] = 0, PADDING
+    return examples, classes
+
+
+def _examples(x: Tensor, rows: Tensor, channels_last: bool) -> Tensor:
+    """Shape (clients, rows, ...)."""
+    if not channels_last:
+        return x[rows]
+    images = to_channels_last(x[rows.flatten()])
+    return images.view(*rows.shape, *images.shape[1:])
 
 
 def to_channels_last(x: Tensor) -> Tensor:

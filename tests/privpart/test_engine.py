@@ -276,7 +276,7 @@ def test_features_are_computed_once_and_only_of_those_who_came(device):
     below.register_forward_hook(lambda _m, inputs, _o: calls.append(len(inputs[0])))
     for _ in range(3):
         list(engine.run(replace(TASK, clients=(1, 2)), model.flat.clone()))
-    assert calls == [SIZES[1] + SIZES[2]]
+    assert calls == [16, 16]  # pieces of one size: two clients, once
     assert int(work.features._known.sum()) == SIZES[1] + SIZES[2]
 
 

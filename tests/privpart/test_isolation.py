@@ -166,10 +166,10 @@ def test_a_way_that_computes_something_else_for_a_few_clients_is_not_chosen():
     """Padding is seen where examples are not taken one by one: only short batches tell."""
     indices = [torch.arange(3 * k, 3 * k + 3) for k in range(7)] + [torch.arange(30, 32)]
     data = Users(users().x, users().y, indices)
-    said = []
-    with engine(Centred, data, report=said.append) as one:
+    said, local = [], LocalTraining(0.3, steps=1, batch_size=3)
+    with engine(Centred, data, local=local, report=said.append) as one:
         found = torch.stack([u.delta for u in one.run(TASK, one.model.flat.clone())])
-    assert torch.equal(found, updates(Centred, data, LOOP))
+    assert torch.equal(found, updates(Centred, data, LOOP, local))
     assert "clients together (vmap) deviates" in said[0]
 
 
@@ -405,3 +405,39 @@ def test_a_client_of_moon_that_diverges_once_is_not_lost():
         second = next(one.run(replace(TASK, clients=(0,), round=1), start)).delta
     assert not first.any()
     assert second.any()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    ("batching", "local"),
+    [
+        ("vmap", LocalTraining(1e-3, steps=1, batch_size=8)),
+        ("loop", LocalTraining(1e-3, steps=2, batch_size=8)),
+    ],
+    ids=["one pass", "loop"],
+)
+def test_what_one_client_holds_is_no_rounding_of_the_others(batching, local, cached):
+    """At kinks of theirs it would be other updates, each as far away as the clip norm."""
+    generator = torch.Generator().manual_seed(0)
+
+    def network():
+        return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
+
+    weights = PartialModel(network(), seed=1).module[0].weight.detach().double()
+    null = torch.linalg.svd(weights, full_matrices=True)[2][200:]
+    kink = (torch.randn(1, len(null), generator=generator).double() @ null * 1e8).float()
+    x = torch.cat([torch.rand(8, 784, generator=generator), kink.expand(24, -1)])
+    y = torch.cat([torch.arange(8), torch.full((24,), 3)])
+    task = replace(TASK, clients=tuple(range(25)), clip_norm=1.0)
+    found = []
+    for held in (0, 1, 2, 8):
+        data = Users(x, y, [torch.arange(held), *torch.arange(8, 32).split(1)])
+        train = ["2.*"] if cached else ["*"]
+        model = PartialModel(network(), train=train, seed=1)
+        options = {"batching": batching, "cache_prefix": cached, "report": lambda _: None}
+        with EmbeddedEngine(model, data, local=local, data_seed=5, **options) as one:
+            deltas = [u.delta for u in one.run(task, model.flat.clone())]
+        found.append(torch.stack(deltas[1:]))
+    assert found[0].norm(dim=1).min() > 1e-6  # power
+    for other in found[1:]:
+        assert (other - found[0]).norm() < 1e-6

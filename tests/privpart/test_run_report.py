@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sqlite3
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_it_says_whose_clipping_bounds_the_updates(folder, tmp_path):
         server = Server(run.plan, torch.zeros(DIM), source=run.source())
         for rounds in (1, 3, 6):
             fit(server, Summing(), COHORTS[:rounds], commit=run.commit)
-    assert said(tmp_path / "sums").startswith("since round 2 the run's own engine clips clients")
+    assert said(tmp_path / "sums").startswith("in 3 of 6 rounds the run's own engine clipped")
     assert run_report(tmp_path / "sums").guarantee.epsilon == plan().guarantee().epsilon(1e-6)
 
 
@@ -245,3 +246,13 @@ def test_a_start_that_was_changed_is_refused(folder, tmp_path):
         server = Server(run.plan, torch.zeros(DIM), source=run.source())
         with pytest.raises(ConfigError, match="not the state that the ledger names"):
             run.restore(server)
+
+
+def test_who_clipped_cannot_be_changed_afterwards(tmp_path):
+    with RunFolder.create(tmp_path / "sums", plan(), facts={"delta": 1e-6}) as run:
+        server = Server(run.plan, torch.zeros(DIM), source=run.source())
+        fit(server, Summing(), COHORTS, commit=run.commit)
+    with sqlite3.connect(tmp_path / "sums" / "ledger.sqlite") as db:
+        db.execute("UPDATE rounds SET summed = 0")
+    with pytest.raises(ConfigError, match="changed after the fact"):
+        run_report(tmp_path / "sums")
