@@ -1,6 +1,7 @@
 """Isolation: what one client, round or setting of the machine must not do to another's updates."""
 
 import os
+from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
@@ -361,19 +362,15 @@ def two_threads():
         torch.set_num_threads(1)
 
 
+def bracketed():
+    layers = {"a[0]": nn.Linear(64, 9), "a[1]": nn.Tanh(), "a0": nn.Linear(9, 10)}
+    return nn.Sequential(OrderedDict(layers))
+
+
 def test_workers_take_names_for_names_not_for_patterns():
-    with engine(Bracketed, workers=2, batching="loop") as one:
+    with engine(bracketed, workers=2, batching="loop") as one:
         found = torch.stack([u.delta for u in one.run(TASK, one.model.flat.clone())])
-    assert torch.equal(found, updates(Bracketed, users(), LOOP))
-
-
-class Bracketed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.ModuleDict({"a[0]": nn.Linear(64, 9), "a0": nn.Linear(9, 10)})
-
-    def forward(self, x):
-        return self.parts["a0"](self.parts["a[0]"](x).tanh())
+    assert torch.equal(found, updates(bracketed, users(), LOOP))
 
 
 def test_moon_s_clients_remember_only_rounds_that_ended():
