@@ -25,7 +25,7 @@ from privpart.engines.own_rows import OwnRows
 from privpart.partial import PartialModel
 
 _EXAMPLES = 256  # of each client, in one pass, whatever it holds
-PADDING = -100  # the class that ``loss`` does not count
+_PADDING = -100  # the class that ``loss`` does not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,34 @@ class Lockstep:
                 ``torch.func.vmap`` cannot follow.
             ConfigError: it writes to a frozen parameter.
         """
+        if self.local.loss != "cross_entropy":
+            raise ConfigError(
+                f"loss={self.local.loss!r}: clients together need classes; use batching='loop'."
+            )
+        batches = [
+            [own[batch] for batch in self.local.batches(len(own), generator)]
+            for own, generator in zip(rows, generators, strict=True)
+        ]
         with self._model.lent(start), self._buffers_unchanged():
-            yield from self._changes(start, x, y, rows, generators, out, channels_last)
+            if one_pass(self.local):
+                found = [own[0] if own else torch.empty(0, dtype=torch.int64) for own in batches]
+                self._one_step(start, x, y, found, out, channels_last)
+                yield from range(len(out))
+                return
+            sizes = [[len(batch) for batch in own] for own in batches]
+            order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
+            order.reverse()
+            stack = self._stack(start, len(batches))
+            optimizer = None if self.local.plain_sgd else self._optimizer(stack)
+            active = len(batches)
+            for step in range(max(map(len, batches), default=0) + 1):
+                going = sum(len(own) > step for own in batches)
+                for place in range(going, active):  # done: later steps may move its copy, not this
+                    torch.sub(stack.flat[place], start, out=out[order[place]])
+                    yield order[place]
+                active = going
+                these = [batches[order[place]][step] for place in range(active)]
+                self._step(stack, these, x, y, channels_last, optimizer)
 
     @contextmanager
     def _buffers_unchanged(self) -> Iterator[None]:
@@ -94,44 +120,6 @@ class Lockstep:
         yield
         if before != [(id(buffer), buffer._version) for buffer in self._model.module.buffers()]:
             raise RuntimeError("the network writes to its buffers; use batching='loop'")
-
-    def _changes(
-        self,
-        start: Tensor,
-        x: Tensor,
-        y: Tensor,
-        rows: Sequence[Tensor],
-        generators: Sequence[torch.Generator],
-        out: Tensor,
-        channels_last: bool,
-    ) -> Iterator[int]:
-        if self.local.loss != "cross_entropy":
-            raise ConfigError(
-                f"loss={self.local.loss!r}: clients together need classes; use batching='loop'."
-            )
-        batches = [
-            [own[batch] for batch in self.local.batches(len(own), generator)] if len(own) else []
-            for own, generator in zip(rows, generators, strict=True)
-        ]
-        if one_pass(self.local):
-            found = [own[0] if own else torch.empty(0, dtype=torch.int64) for own in batches]
-            self._one_step(start, x, y, found, out, channels_last)
-            yield from range(len(out))
-            return
-        sizes = [[len(batch) for batch in own] for own in batches]
-        order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
-        order.reverse()
-        stack = self._stack(start, len(batches))
-        optimizer = None if self.local.plain_sgd else self._optimizer(stack)
-        active = len(batches)
-        for step in range(max(map(len, batches), default=0) + 1):
-            going = sum(len(own) > step for own in batches)
-            for place in range(going, active):  # done: later steps may move its copy, not this
-                torch.sub(stack.flat[place], start, out=out[order[place]])
-                yield order[place]
-            active = going
-            these = [batches[order[place]][step] for place in range(active)]
-            self._step(stack, these, x, y, channels_last, optimizer)
 
     def _step(
         self,
@@ -232,7 +220,7 @@ def one_pass(local: LocalTraining) -> bool:
 def sum_of_losses(logits: Tensor, y: Tensor) -> Tensor:
     """Return the sum over clients of ``loss``; logits (V, n, ..., classes), y (V, n, ...)."""
     each = cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(y), -1)
-    return (each.sum(dim=1) / (y != PADDING).flatten(1).sum(dim=1)).sum()
+    return (each.sum(dim=1) / (y != _PADDING).flatten(1).sum(dim=1)).sum()
 
 
 def padded(
@@ -248,7 +236,7 @@ def padded(
     # by an example of its own: even 0 times another client's infinity is NaN
     own = torch.where(missing, rows[:, :1], rows)
     examples, classes = _examples(x, own, channels_last), y[own]
-    examples[own[:, 0] < 0], classes[missing] = 0, PADDING
+    examples[own[:, 0] < 0], classes[missing] = 0, _PADDING
     return examples, classes
 
 
