@@ -50,7 +50,8 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
     parameters = dict(network.named_parameters())
     # by name: whether gradients flow may differ from round to round
     trained = {id(parameters[name]) for name in model.trainable}
-    layers = list(network.named_children())
+    # unlike named_children: also a layer that comes twice
+    layers = [(name, network.get_submodule(name)) for name in network._modules]
     length = next(
         (k for k, (_, layer) in enumerate(layers) if not _fixed(layer, trained)), len(layers)
     )

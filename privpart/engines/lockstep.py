@@ -7,9 +7,10 @@ with an example of theirs whose class is -100, which the mean loss does not coun
 training as ``client_update``'s, up to rounding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -21,11 +22,15 @@ from torch.optim import SGD, Adam, Optimizer
 
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining, loss
+from privpart.engines.dense import dense_logits, is_dense
 from privpart.engines.own_rows import OwnRows
 from privpart.partial import PartialModel
 
 _EXAMPLES = 256  # of each client, in one pass, whatever it holds
 _PADDING = -100  # the class that ``loss`` does not count
+
+_Logits = Callable[[Sequence[Tensor], Tensor], Tensor]
+"""Of each client, shape (V, n, ..., classes), from its own part and examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,6 @@ class Lockstep:
         parameters = dict(model.module.named_parameters())
         self._shapes = [parameters[name].shape for name in model.trainable]
         self._sizes = [shape.numel() for shape in self._shapes]
-        self._logits = vmap(self._forward)
         self._gradients_at_one_point = vmap(grad(self._loss), in_dims=(None, 0, 0))
         self._buffer: _Stack | None = None
 
@@ -101,6 +105,8 @@ class Lockstep:
             sizes = [[len(batch) for batch in own] for own in batches]
             order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
             order.reverse()
+            examples = partial(_examples, x, y, channels_last)
+            logits = self._dense if is_dense(self._model.module, x) else vmap(self._forward)
             stack = self._stack(start, len(batches))
             optimizer = None if self.local.plain_sgd else self._optimizer(stack)
             active = len(batches)
@@ -111,7 +117,7 @@ class Lockstep:
                     yield order[place]
                 active = going
                 these = [batches[order[place]][step] for place in range(active)]
-                self._step(stack, these, x, y, channels_last, optimizer)
+                self._step(stack, these, examples, logits, optimizer)
 
     @contextmanager
     def _buffers_unchanged(self) -> Iterator[None]:
@@ -125,9 +131,8 @@ class Lockstep:
         self,
         stack: _Stack,
         batches: Sequence[Tensor],
-        x: Tensor,
-        y: Tensor,
-        channels_last: bool,
+        examples: Callable[[Tensor], tuple[Tensor, Tensor]],
+        logits: _Logits,
         optimizer: Optimizer | None,
     ) -> None:
         """Step the first clients, batches as large together; no optimizer is plain SGD.
@@ -137,11 +142,11 @@ class Lockstep:
         """
         first = 0
         for _, run in groupby(batches, len):
-            rows = torch.stack(list(run)).to(x.device)
+            rows = torch.stack(list(run))
             span = slice(first, first + len(rows))
             first = span.stop
             parts = self._split(stack.flat[span])
-            found = self._gradients(parts, _examples(x, rows, channels_last), y[rows])
+            found = _gradients(logits, parts, *examples(rows))
             if optimizer is None:
                 for part, own in zip(parts, found, strict=True):
                     part.add_(own, alpha=-self.local.learning_rate)
@@ -150,16 +155,6 @@ class Lockstep:
                 to.copy_(own)
         if optimizer is not None and batches:
             optimizer.step()
-
-    def _gradients(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """Each client's gradient at its own point, shapes (V, ...).
-
-        No client's loss depends on another's part, so the sum of the losses has them all. Only the
-        forward pass is followed by torch.func: its backward pass costs a small network twice.
-        """
-        leaves = [part.detach().requires_grad_() for part in parts]
-        total = sum_of_losses(self._logits(leaves, x), y)
-        return torch.autograd.grad(total, leaves, materialize_grads=True)
 
     def _one_step(
         self,
@@ -202,6 +197,10 @@ class Lockstep:
             for part, shape in zip(parts, self._shapes, strict=True)
         ]
 
+    def _dense(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        named = dict(zip(self._model.trainable, parts, strict=True))
+        return dense_logits(self._model.module, named, x)
+
     def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         named = dict(zip(self._model.trainable, parts, strict=True))
         with OwnRows():
@@ -215,6 +214,19 @@ class Lockstep:
 def one_pass(local: LocalTraining) -> bool:
     """Whether clients take a single step of SGD, by what is public, and few examples each."""
     return local.steps == 1 and local.optimizer == "sgd" and local.batch_size <= _EXAMPLES
+
+
+def _gradients(
+    logits: _Logits, parts: Sequence[Tensor], x: Tensor, y: Tensor
+) -> tuple[Tensor, ...]:
+    """Each client's gradient at its own point, shapes (V, ...).
+
+    No client's loss depends on another's part, so the sum of the losses has them all. Only the
+    forward pass is followed by torch.func: its backward pass costs a small network twice.
+    """
+    leaves = [part.detach().requires_grad_() for part in parts]
+    total = sum_of_losses(logits(leaves, x), y)
+    return torch.autograd.grad(total, leaves, materialize_grads=True)
 
 
 def sum_of_losses(logits: Tensor, y: Tensor) -> Tensor:
@@ -235,17 +247,18 @@ def padded(
     missing = rows < 0
     # by an example of its own: even 0 times another client's infinity is NaN
     own = torch.where(missing, rows[:, :1], rows)
-    examples, classes = _examples(x, own, channels_last), y[own]
+    examples, classes = _examples(x, y, channels_last, own)
     examples[own[:, 0] < 0], classes[missing] = 0, _PADDING
     return examples, classes
 
 
-def _examples(x: Tensor, rows: Tensor, channels_last: bool) -> Tensor:
-    """Shape (clients, rows, ...)."""
+def _examples(x: Tensor, y: Tensor, channels_last: bool, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Shape (clients, rows, ...), and their classes."""
+    rows = rows.to(x.device)
     if not channels_last:
-        return x[rows]
+        return x[rows], y[rows]
     images = to_channels_last(x[rows.flatten()])
-    return images.view(*rows.shape, *images.shape[1:])
+    return images.view(*rows.shape, *images.shape[1:]), y[rows]
 
 
 def to_channels_last(x: Tensor) -> Tensor:
