@@ -190,10 +190,8 @@ class LocalWork:
         """
         if self._one_step is None:
             raise RuntimeError("not a network whose first steps can be taken in one pass")
-        batches = []
-        for client, own in zip(clients, self._rows(clients), strict=True):
-            generator = client_generator(self._data_seed, task.round, client)
-            batches.append(own[next(self.local.batches(len(own), generator), slice(0))])
+        rows = zip(clients, self._rows(clients), strict=True)
+        batches = [self._first_batch(task, client, own) for client, own in rows]
         x, y = padded(self.x, self.users.y, batches, self.local.batch_size)
         return self._one_step.sum(
             start,
@@ -203,6 +201,12 @@ class LocalWork:
             clip_norm=task.clip_norm,
             out=out,
         )
+
+    def _first_batch(self, task: RoundTask, client: int, own: Tensor) -> Tensor:
+        if len(own) <= self.local.batch_size:
+            return own  # in any order
+        generator = client_generator(self._data_seed, task.round, client)
+        return own[next(self.local.batches(len(own), generator))]
 
     def summed_at_once(self, task: RoundTask) -> int:
         """Return of how many clients ``sum`` can do; 0 where it computes something else.
