@@ -43,7 +43,8 @@ def test_readme_shows_what_the_commands_print():
         r"```\n\$ privpart (.*?)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
     )
     assert shown
-    for command, output in shown:
+    # tests/cli/test_mechanisms.py compares what that command prints: it takes 15 seconds
+    for command, output in [pair for pair in shown if not pair[0].startswith("mechanisms")]:
         done = subprocess.run(
             [sys.executable, "-m", "privpart.cli.main", *command.split()],
             capture_output=True,

@@ -103,6 +103,7 @@ def test_a_verdict_below_the_threshold_passes(privpart, tmp_path):
     assert stricter.returncode == 4
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupted_and_resumed_is_as_if_undisturbed(privpart, tmp_path):
     out, straight = tmp_path / "cut", tmp_path / "straight"
     command = ["audit", "leakage", *QUICK, "--view", "conv2.*", "--trials", "12", "--out"]

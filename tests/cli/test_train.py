@@ -167,6 +167,7 @@ def test_options_that_contradict_leave_nothing_behind(privpart, plan, tmp_path, 
     assert not out.exists()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupted_by_the_keyboard_and_resumed(privpart, tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(PLAN.replace("rounds = 8", "rounds = 359").replace("= 1437", "= 1437"))
