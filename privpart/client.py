@@ -128,6 +128,7 @@ def client_update(
     active: Sequence[int] | None = None,
     previous: Tensor | None = None,
     after_step: Callable[[], None] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Train from ``start`` and return the clipped change of the part that was active.
 
@@ -143,6 +144,7 @@ def client_update(
         previous: of "moon": this client's own trained part of the last time, shape (d,); None takes
             ``start``. It is overwritten with the new one, never to leave the device.
         after_step: called after every step, for a look at ``model.flat``.
+        out: memory for the result, on the CPU.
 
     Returns:
         after - before of the active groups, one after the other, jointly clipped: see ``clip``.
@@ -163,8 +165,10 @@ def client_update(
         sent = delta[spans[0]] if len(spans) == 1 else torch.cat([delta[span] for span in spans])
         # Clipped on the CPU, where the clip is tested: the guarantee rests on its rounding.
         sent = sent.cpu()
-        clipped = clip(sent, clip_norm)
-        return sent.clone() if clipped is sent else clipped
+        clipped = clip(sent, clip_norm, out=out)
+        if out is None:
+            return sent.clone() if clipped is sent else clipped
+        return clipped if clipped is out else out.copy_(clipped)
 
 
 @contextmanager

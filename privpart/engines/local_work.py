@@ -164,17 +164,16 @@ class LocalWork:
         images = _channels_last(module, method.channels_last)
         with images, by_onednn(module, method.onednn), rounded:
             for to, own, generator in zip(out, rows, generators, strict=True):
-                to.copy_(
-                    client_update(
-                        self.model,
-                        start,
-                        x[own],
-                        y[own],
-                        local=self.local,
-                        clip_norm=task.clip_norm,
-                        generator=generator,
-                        active=task.active,
-                    )
+                client_update(
+                    self.model,
+                    start,
+                    x[own],
+                    y[own],
+                    local=self.local,
+                    clip_norm=task.clip_norm,
+                    generator=generator,
+                    active=task.active,
+                    out=to,
                 )
 
     def sum(self, task: RoundTask, clients: Sequence[int], start: Tensor, out: Tensor) -> int:

@@ -67,6 +67,12 @@ def device(request):
         yield request.param
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Whatever a test sets, the next one has what a worker has: another number, other rounding."""
+    torch.set_num_threads(1)
+
+
 NONE = pytest.param("cpu", marks=pytest.mark.skip(reason="no accelerator here"))
 
 

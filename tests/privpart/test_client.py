@@ -63,6 +63,31 @@ def test_local_training_is_the_plain_optimizer_on_the_trainable_part(train, name
     assert update.norm() > 0.01
 
 
+@pytest.mark.parametrize("clip_norm", [1e-3, 1e6])
+@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize("groups", [None, [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]])
+def test_a_result_that_is_written_to_given_memory_is_the_same_one(clip_norm, poisoned, groups):
+    network = small_cnn(channels=(4, 8), hidden=16, image_size=8)
+    model = PartialModel(network, seed=1, groups=groups)
+    active = None if groups is None else (0, 2)
+    x, y = examples(10)
+    x[3] = torch.nan if poisoned else 0.5
+    out = torch.full((model.active_dim(active),), torch.nan)
+    found = []
+    for memory in (None, out):
+        generator = torch.Generator().manual_seed(5)
+        found.append(
+            client_update(
+                model, model.flat.clone(), x, y, local=LocalTraining(0.1), clip_norm=clip_norm,
+                generator=generator, active=active, out=memory,
+            )
+        )  # fmt: skip
+    assert found[1] is out
+    assert found[0].equal(out)
+    assert out.any() != poisoned
+    assert found[0].data_ptr() != model.gradient.data_ptr()
+
+
 def test_loss_of_a_language_model_is_the_mean_over_tokens_without_padding():
     logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
     words = torch.tensor([[1, 4, -100], [0, -100, -100]])

@@ -73,7 +73,6 @@ NETWORKS = {
 @pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_every_way_is_the_same_training(network, local, device):
-    torch.set_num_threads(1)
     data, model = users(), network()
     loop = updates(network(), data, local, deterministic=True)
     one_by_one = updates(network(), data, local, batching="loop", device=device)
@@ -130,7 +129,6 @@ def test_a_language_model_trains_together(device):
 
 
 def test_workers_return_the_same_bits_and_leave_with_the_engine():
-    torch.set_num_threads(1)
     data, local = users(), LOCALS["epochs"]
     alone = updates(cnn(PART), data, local, deterministic=True)
     model = cnn(PART)
@@ -159,7 +157,6 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
 
 
 def test_groups_that_take_turns_train_in_workers_bit_for_bit():
-    torch.set_num_threads(1)
 
     def grouped():
         groups = [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]
@@ -194,7 +191,6 @@ def test_groups_that_take_turns_train_in_workers_bit_for_bit():
 
 @pytest.mark.parametrize("network", ["cnn", "dense"])
 def test_bfloat16_is_the_same_training_roughly(network):
-    torch.set_num_threads(1)
     data, local = users(), LocalTraining(0.2, epochs=4, batch_size=2)
     exact = updates(NETWORKS[network](), data, local, deterministic=True)
     rounded = updates(NETWORKS[network](), data, local, precision="bfloat16")
@@ -206,7 +202,6 @@ def test_bfloat16_is_the_same_training_roughly(network):
 
 
 def test_bfloat16_returns_the_same_bits_from_any_number_of_workers():
-    torch.set_num_threads(1)
     data, local = users(), LOCALS["epochs"]
     options = {"deterministic": True, "precision": "bfloat16"}
     alone = updates(cnn(["*"]), data, local, **options)
@@ -248,7 +243,6 @@ def test_vmap_is_refused_where_it_would_be_ignored(objective, mu):
 
 
 def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
-    torch.set_num_threads(1)
     data, local = users(), LOCALS["epochs"]
     alone = updates(dense(["dense3.*"]), data, local, deterministic=True)
     model = dense(["dense3.*"])
@@ -400,7 +394,6 @@ def test_tags_are_never_trained_as_classes():
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_memory_is_flat_over_a_thousand_rounds(workers):
-    torch.set_num_threads(1)
     rounds, data = 1000, users()
     model = cnn(["*"])
     plan = PrivacyPlan(
