@@ -19,10 +19,15 @@ def equal(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]
 
 
 def ever_smaller(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]]:
-    """Guided self-scheduling (Polychronopoulos and Kuck 1987): a small last one ends soon."""
+    """Factoring (Hummel, Schonberg and Flynn 1992): a small last chunk ends soon.
+
+    Each worker gets one of every size. A worker whose chunks were smaller would be done with them
+    early, and wait: updates leave in order, and until then there is no room for others.
+    """
     chunks, left = [], clients
     while left:
         size = min(most, -(-len(left) // (_TURNS * workers)))
-        chunks.append(left[:size])
-        left = left[size:]
+        for _ in range(min(workers, -(-len(left) // size))):
+            chunks.append(left[:size])
+            left = left[size:]
     return chunks

@@ -442,3 +442,5 @@ def test_chunks_are_the_cohort_in_order_and_end_small(clients, workers, together
     else:
         assert sizes == sorted(sizes, reverse=True)
         assert sizes[-1:] in ([1], [])
+        turns = [sizes[k : k + workers] for k in range(0, len(sizes), workers)]
+        assert all(len(set(turn)) == 1 for turn in turns[:-1])  # nobody is done early and waits
