@@ -257,7 +257,7 @@ def _turn(way: Plain | Engine) -> tuple[float, float]:
 def main() -> None:
     """Write the results and print them."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--result", type=Path, default=RESULT)
     options = parser.parse_args()

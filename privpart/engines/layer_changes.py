@@ -107,21 +107,26 @@ def _padding(layer: nn.Conv2d) -> list[int] | None:
 
 
 def _filters(layer: nn.Conv2d, padding: list[int], came: Tensor, gradient: Tensor) -> Tensor:
-    """Each client's gradient of the filters: half of the time that autograd takes."""
+    """Each client's gradient of the filters: one grouped convolution, a group per client.
 
-    def one(came: Tensor, gradient: Tensor) -> Tensor:
-        filters: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
-            came,
-            layer.weight.shape,
-            gradient,
-            stride=layer.stride,
-            padding=padding,
-            dilation=layer.dilation,
-            groups=layer.groups,
-        )
-        return filters
+    Of images whose channels lie next to each other, where it takes half to a quarter of the time.
+    """
+    clients = len(came)
+    filters: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
+        _side_by_side(came),
+        (clients * layer.out_channels, *layer.weight.shape[1:]),
+        _side_by_side(gradient),
+        stride=layer.stride,
+        padding=padding,
+        dilation=layer.dilation,
+        groups=clients * layer.groups,
+    )
+    return filters.view(clients, *layer.weight.shape)
 
-    return vmap(one)(came, gradient)
+
+def _side_by_side(images: Tensor) -> Tensor:
+    """Clients' images (V, n, channels, h, w) as the channels of n, (n, V channels, h, w)."""
+    return images.permute(1, 3, 4, 0, 2).flatten(3).contiguous().permute(0, 3, 1, 2)
 
 
 def _scale_and_shift(

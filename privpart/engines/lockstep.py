@@ -1,5 +1,6 @@
-"""Lockstep: the local training of many clients at once, as one batched computation (torch.func).
+"""Lockstep: the local training of many clients at once, as one batched computation.
 
+torch.func follows any network through it; dense ones have a shorter way, see ``dense_logits``.
 All clients of a chunk take their k-th step together, each on its own copy of the trained part, and
 those that have no k-th step are left out. If the plan says a single step of SGD (``one_pass``) they
 all hold the same parameters, so one batched pass gives every update; short batches are then padded
