@@ -144,12 +144,18 @@ def client_update(
         previous: of "moon": this client's own trained part of the last time, shape (d,); None takes
             ``start``. It is overwritten with the new one, never to leave the device.
         after_step: called after every step, for a look at ``model.flat``.
-        out: memory for the result, on the CPU.
+        out: memory for the result, float32, of its shape, on the CPU; neither ``start`` nor the
+            model's.
 
     Returns:
         after - before of the active groups, one after the other, jointly clipped: see ``clip``.
         Shape (d,) if all are active; on the CPU.
     """
+    if out is not None and (out.shape, out.dtype) != ((model.active_dim(active),), torch.float32):
+        raise ConfigError(
+            f"out: {out.dtype}, shape {tuple(out.shape)}; the result is float32 and of shape "
+            f"({model.active_dim(active)},)."
+        )
     # one bit beside the seed of the order, for masks that do not depend on the order
     with model.lent(start), _seeded(generator.initial_seed() ^ 1, model.flat.device):
         model.train_only(active)

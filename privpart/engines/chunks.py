@@ -21,8 +21,8 @@ def equal(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]
 def ever_smaller(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]]:
     """Factoring (Hummel, Schonberg and Flynn 1992): a small last chunk ends soon.
 
-    Each worker gets one of every size. A worker whose chunks were smaller would be done with them
-    early, and wait: updates leave in order, and until then there is no room for others.
+    As many of each size as there are workers, but of the last. A worker whose chunks were smaller
+    would be done early, and wait: updates leave in order, and until then there is no room.
     """
     chunks, left = [], clients
     while left:

@@ -89,7 +89,7 @@ def layer_changes(
     if type(layer) is nn.Conv2d and padding is not None:
         found = {"weight": _filters(layer, padding, came, gradient)}
         found["bias"] = gradient.sum(dim=(1, 3, 4))
-    elif isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+    elif type(layer) is nn.GroupNorm or type(layer) is nn.LayerNorm:
         found = _scale_and_shift(layer, came, gradient)
     else:
         found = _by_autograd(layer, names, came, gradient)
@@ -132,7 +132,10 @@ def _side_by_side(images: Tensor) -> Tensor:
 def _scale_and_shift(
     layer: nn.GroupNorm | nn.LayerNorm, came: Tensor, gradient: Tensor
 ) -> dict[str, Tensor]:
-    """Each client's gradient of a norm's weights: a fifth of the time that autograd takes."""
+    """Each client's gradient of a norm's parameters: a fifth of the time that autograd takes.
+
+    Of what came, normalised but not yet scaled; summed over whatever shares a weight.
+    """
     rows = came.flatten(0, 1)
     if isinstance(layer, nn.GroupNorm):
         alike = group_norm(rows, layer.num_groups, eps=layer.eps)

@@ -257,11 +257,22 @@ def _channels_last(module: nn.Module, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    hook = module.register_forward_pre_hook(_to_channels_last)
+    hooks = [module.register_forward_pre_hook(_to_channels_last)]
+    norms = [layer for layer in module.modules() if isinstance(layer, nn.GroupNorm)]
+    hooks += [norm.register_forward_pre_hook(_for_the_lowest) for norm in norms]
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
+
+
+def _for_the_lowest(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Undo the layout: torch 2.13 ends the process in the backward pass of such a trained norm."""
+    x, *others = inputs
+    if x.requires_grad or not any(p.requires_grad for p in norm.parameters()):
+        return inputs
+    return (x.clone(memory_format=torch.contiguous_format), *others)
 
 
 def _to_channels_last(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """Lockstep: the local training of many clients at once, as one batched computation.
 
-torch.func follows any network through it; dense ones have a shorter way, see ``dense_logits``.
+torch.func follows most networks through it; dense ones have a shorter way, see ``dense_logits``.
 All clients of a chunk take their k-th step together, each on its own copy of the trained part, and
 those that have no k-th step are left out. If the plan says a single step of SGD (``one_pass``) they
 all hold the same parameters, so one batched pass gives every update; short batches are then padded
@@ -222,7 +222,7 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     """Each client's gradient at its own point, shapes (V, ...).
 
-    No client's loss depends on another's part, so the sum of the losses has them all. Only the
+    No client's loss depends on another's part, so the sum of the losses has them all. At most the
     forward pass is followed by torch.func: its backward pass costs a small network twice.
     """
     leaves = [part.detach().requires_grad_() for part in parts]

@@ -88,6 +88,23 @@ def test_a_result_that_is_written_to_given_memory_is_the_same_one(clip_norm, poi
     assert found[0].data_ptr() != model.gradient.data_ptr()
 
 
+@pytest.mark.parametrize(
+    "out",
+    [torch.empty(14), torch.empty(2, 15), torch.empty(15).half(), torch.empty(15).double()],
+    ids=["short", "two rows", "half", "double"],
+)
+def test_memory_that_does_not_hold_the_result_is_refused(out):
+    """Rounded to 16 bits it would be longer than the clip; in a short row, a neighbour's."""
+    model = PartialModel(torch.nn.Linear(4, 3), seed=1)
+    out.fill_(7)
+    with pytest.raises(ConfigError, match=r"the result is float32 and of shape \(15,\)"):
+        client_update(
+            model, model.flat.clone(), torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1]),
+            local=LocalTraining(0.1), clip_norm=0.05, generator=torch.Generator(), out=out,
+        )  # fmt: skip
+    assert (out == 7).all()
+
+
 def test_loss_of_a_language_model_is_the_mean_over_tokens_without_padding():
     logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
     words = torch.tensor([[1, 4, -100], [0, -100, -100]])

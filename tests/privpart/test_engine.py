@@ -21,7 +21,7 @@ from privpart import (
     client_update,
     fit,
 )
-from privpart.engines.local_work import client_generator
+from privpart.engines.local_work import LocalWork, Method, client_generator
 from privpart.models import MODELS, mcmahan_2nn, small_cnn, word_lm
 
 PART = ["conv*", "norm.*", "dense2.*"]
@@ -112,6 +112,28 @@ def test_the_loop_is_client_update_bit_for_bit():
         model, start, data.x[rows], data.y[rows], local=local, clip_norm=0.2, generator=generator
     )
     assert torch.equal(found[4], one)
+
+
+@pytest.mark.parametrize("train", [["1.*", "4.*"], ["1.weight"], ["1.bias", "6.*"], ["4.bias"]])
+@pytest.mark.parametrize("size", [4, 1])
+def test_norms_that_are_the_lowest_trained_layer_do_not_end_the_process(train, size):
+    """As torch's backward pass of a norm does, of images with the channels last."""
+    network = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Flatten(),
+        nn.Linear(16 * size * size, 10),
+    )  # fmt: skip
+    model = PartialModel(network, train=train, seed=1)
+    data, local = users(shape=(3, size, size)), LOCALS["epochs"]
+    last = LocalWork(model, data, local=local, data_seed=5)
+    found = []
+    for method in (Method(), Method(channels_last=True)):
+        out = torch.empty(len(TASK.clients), model.dim)
+        last.updates(TASK, TASK.clients, model.flat.clone(), method, out)
+        found.append(out)
+    assert (found[0] - found[1]).norm(dim=1).max() < 1e-4 * TASK.clip_norm
+    assert found[0].norm() > 1e-3
+    assert not any(layer._forward_pre_hooks for layer in network.modules())
 
 
 def test_a_language_model_trains_together(device):
