@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from privpart.engines.frozen_prefix import functions_of_the_example
+from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
 
 _LAYERS = (nn.Linear, nn.ReLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Flatten)
 
@@ -47,8 +47,7 @@ def dense_logits(network: nn.Module, own: Mapping[str, Tensor], x: Tensor) -> Te
         x: each client's examples, shape (V, n, ...).
     """
     columns = x.flatten(2).mT
-    for name in network._modules:  # unlike named_children: also a layer that comes twice
-        layer = network.get_submodule(name)
+    for name, layer in named_layers(network):
         if type(layer) is not nn.Linear:
             columns = columns if type(layer) is nn.Flatten else layer(columns)
             continue

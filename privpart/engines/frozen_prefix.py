@@ -50,8 +50,7 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
     parameters = dict(network.named_parameters())
     # by name: whether gradients flow may differ from round to round
     trained = {id(parameters[name]) for name in model.trainable}
-    # unlike named_children: also a layer that comes twice
-    layers = [(name, network.get_submodule(name)) for name in network._modules]
+    layers = named_layers(network)
     length = next(
         (k for k, (_, layer) in enumerate(layers) if not _fixed(layer, trained)), len(layers)
     )
@@ -61,6 +60,11 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
     above = copy(model)
     above.module = nn.Sequential(OrderedDict(layers[length:]))
     return below, above
+
+
+def named_layers(network: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return its layers; unlike ``named_children``, also one that comes twice."""
+    return [(name, network.get_submodule(name)) for name in network._modules]
 
 
 def _fixed(layer: nn.Module, trained: set[int]) -> bool:

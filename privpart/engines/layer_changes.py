@@ -109,7 +109,7 @@ def _padding(layer: nn.Conv2d) -> list[int] | None:
 def _filters(layer: nn.Conv2d, padding: list[int], came: Tensor, gradient: Tensor) -> Tensor:
     """Each client's gradient of the filters: one grouped convolution, a group per client.
 
-    Of images whose channels lie next to each other, where it takes half to a quarter of the time.
+    Of images whose channels lie next to each other, where it takes half to a third of the time.
     """
     clients = len(came)
     filters: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ def privpart():
 
 @pytest.fixture
 def privpart_here(capsys, monkeypatch):
-    """Run ``privpart`` with these arguments in this process, which takes a tenth of the time."""
+    """Run ``privpart`` with these arguments in this process, which has imported all of it."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["privpart", *arguments])
