@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from privpart import double
 from privpart.admission import well_formed, well_formed_sum
-from privpart.clip import clip
+from privpart.clip import add, clip
 from privpart.messages import CohortSum, RoundTask
 
 _UNCLIPPED = 1 - 1e-5
@@ -53,7 +52,7 @@ class RoundSum:
         clipped = clip(update.delta.detach(), task.clip_norm)  # zeros if not finite
         if self._count_bits:
             self.bits += 0.5 if clipped.norm() <= task.clip_norm * _UNCLIPPED else -0.5
-        double.add(self.total, clipped)
+        add(self.total, clipped)
         self.came.add(update.client)
 
     def add_sum(self, part: object) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting import ConfigError
-from privpart import double
+from privpart import clip as double
 from privpart.clip import clip
 
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from privpart import double
+from privpart import clip as double
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 2**16, 2**16 + 1, 3 * 2**16 + 7])
