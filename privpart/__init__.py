@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from privpart.keystream import NoiseSource, SecretSource, SeededSource
     from privpart.loop import CohortTooSmallError, RoundRecord, fit
     from privpart.messages import ClientUpdate, RoundTask
+    from privpart.model import PartialModel
     from privpart.noise import NoiseStream
-    from privpart.partial import PartialModel
     from privpart.plan import PrivacyPlan
     from privpart.run_folder import RunFolder
     from privpart.server import RoundCounts, Server

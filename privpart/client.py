@@ -20,7 +20,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart import objectives
 from privpart.clip import clip
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 
 OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["fedavg", "fedprox", "moon"]

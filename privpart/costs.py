@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accounting import checks
 from privpart.client import LocalTraining
 from privpart.client import loss as loss_of
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 from privpart.wire import encode_model, encode_update
 
 

@@ -20,7 +20,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.engine import EmbeddedEngine
 from privpart.messages import ClientUpdate, RoundTask
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 
 
 class DeviceClasses:

@@ -20,7 +20,7 @@ from privpart.engines.one_thread import one_thread
 from privpart.engines.remembering import Remembering
 from privpart.engines.workers import WorkerError, Workers
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 
 __all__ = ["Batching", "EmbeddedEngine", "Engine", "SummingEngine", "Users", "WorkerError"]
 

@@ -16,7 +16,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining, client_update
 from privpart.client import loss as loss_of
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 
 _NOT_CLIPPED = 1e30
 

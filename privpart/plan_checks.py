@@ -10,9 +10,9 @@ import torch
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.model import refuse_batch_statistics
 from privpart.models import MODELS
 from privpart.patterns import matching_parameters
-from privpart.refusals import refuse_batch_statistics
 from privpart.seeded import seed_bytes
 
 if TYPE_CHECKING:  # which checks its tables here

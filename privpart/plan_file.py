@@ -21,9 +21,9 @@ from privpart.adaptive_clipping import AdaptiveClipping
 from privpart.client import LocalTraining
 from privpart.groups import layer_groups, trained_groups
 from privpart.mechanism_choice import MechanismChoice
+from privpart.model import PartialModel
 from privpart.models import MODELS
 from privpart.models import model as network
-from privpart.partial import PartialModel
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
 from privpart.plan_checks import refuse_misfits

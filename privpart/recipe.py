@@ -14,8 +14,8 @@ from privpart.client import LocalTraining
 from privpart.engine import EmbeddedEngine, Users
 from privpart.keystream import SeededSource
 from privpart.loop import fit
+from privpart.model import PartialModel
 from privpart.models import small_cnn
-from privpart.partial import PartialModel
 from privpart.plan import PrivacyPlan
 from privpart.server import Server
 from privpart.server_optimizer import ServerOptimizer

@@ -14,7 +14,7 @@ from torch import Tensor
 from accounting import checks
 from privpart.client import LocalTraining
 from privpart.costs import client_costs
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 from privpart.schedule import Rounds
 from privpart.wire import encode_model
 

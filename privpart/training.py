@@ -13,7 +13,7 @@ from accounting.checks import ConfigError
 from privpart import tasks
 from privpart.admission import may_take_part
 from privpart.engine import Batching, EmbeddedEngine, Precision, Users
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 from privpart.plan import PrivacyPlan
 from privpart.plan_checks import short_cohort
 from privpart.plan_data import plan_data, refuse_other_shapes

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 from privpart.seeded import GENERATOR, seed_bytes
 
 Direction = Literal["from server", "from client"]

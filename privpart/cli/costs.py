@@ -149,9 +149,9 @@ def _rows(
     """One row per trained part; the first is full training."""
     from privpart.costs import client_costs
     from privpart.measured import measured_step
+    from privpart.model import PartialModel
     from privpart.models import MODELS
     from privpart.models.examples import example_batch, example_network
-    from privpart.partial import PartialModel
 
     x, y = example_batch(name, one_batch)
     rows: list[dict[str, Any]] = []

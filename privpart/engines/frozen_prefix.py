@@ -12,7 +12,7 @@ from copy import copy
 import torch
 from torch import Tensor, nn
 
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 
 _FUNCTIONS_OF_THE_EXAMPLE = (
     nn.Conv1d,

@@ -17,7 +17,7 @@ from privpart.engines.lockstep import Lockstep, one_pass, padded, sum_of_losses,
 from privpart.engines.one_step import OneStep
 from privpart.engines.products import by_onednn
 from privpart.messages import RoundTask
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 
 _EXAMPLES = 256
 """In one pass of ``sum``, at most, but for one client's."""

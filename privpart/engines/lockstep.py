@@ -25,7 +25,7 @@ from accounting.checks import ConfigError
 from privpart.client import LocalTraining, loss
 from privpart.engines.dense import dense_logits, is_dense
 from privpart.engines.own_rows import OwnRows
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 
 _EXAMPLES = 256  # of each client, in one pass, whatever it holds
 _PADDING = -100  # the class that ``loss`` does not count

@@ -13,7 +13,7 @@ from privpart.clip import factors
 from privpart.engines.frozen_prefix import functions_of_the_example
 from privpart.engines.layer_changes import Product, Written, layer_changes
 from privpart.engines.lockstep import to_channels_last
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 
 _Passed = tuple[nn.Module, dict[str, str], Tensor, Tensor]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from privpart.client import LocalTraining, client_update
 from privpart.engines.local_work import Users, client_generator
 from privpart.messages import ClientUpdate, RoundTask
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 
 
 class Remembering:

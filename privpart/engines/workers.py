@@ -24,7 +24,7 @@ from privpart.engines.frozen_prefix import Features, share, split
 from privpart.engines.local_work import LocalWork, Method, Users
 from privpart.engines.memory import keep_freed_memory
 from privpart.messages import RoundTask
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 
 _SLOTS = 3
 """Chunks that a worker may have in work or finished: it need not wait for a busy server."""

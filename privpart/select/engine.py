@@ -20,7 +20,7 @@ from accounting.checks import ConfigError
 from privpart.client import LocalTraining, client_update
 from privpart.engines.local_work import Users, client_generator
 from privpart.messages import ClientUpdate, RoundTask
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 from privpart.select.delivery import KEY_BYTES, ROWS, Delivery, Fetch, Request, Select, on_demand
 from privpart.select.disclosure import DeviceOnly, Released, SelectLedger
 from privpart.select.keys import IndependentKeys, KeyChooser

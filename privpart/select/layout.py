@@ -14,7 +14,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.partial import PartialModel
+from privpart.model import PartialModel
 from privpart.select.primitive import Keys
 
 

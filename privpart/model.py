@@ -3,30 +3,29 @@
 A client trains, clips and sends only the trainable part (FedPT, Algorithm 1). All trainable
 parameters are views into one contiguous vector, and so are their gradients: a local step, a delta
 and a clip are each one operation on it, whatever the number of layers.
+
+Description: a model's parameters as rows, and as the table that a person reads.
+
+Refusals: networks that cannot be trained in part under differential privacy, and why.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
+from dataclasses import dataclass
 from itertools import accumulate
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from accounting.checks import ConfigError
-from privpart.describe import Description, ParameterRow
 from privpart.groups import trained_groups
 from privpart.initializers import Initializer, default_initializers
 from privpart.patterns import matching_parameters
-from privpart.refusals import (
-    refuse_batch_statistics,
-    refuse_lazy,
-    refuse_max_norm,
-    refuse_non_finite,
-    refuse_other_types,
-)
 from privpart.seeded import fingerprint as fingerprint_of
 from privpart.seeded import seeded_tensor
 
@@ -297,3 +296,103 @@ def _refuse_taken(parameters: Mapping[str, nn.Parameter]) -> None:
                 f"parameter {name!r} belongs to another PartialModel, which would silently lose "
                 "it. Build the network anew, or pass copy.deepcopy(module)."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
+    """One parameter of a model.
+
+    Attributes:
+        name: its name in the module.
+        shape: its shape.
+        numbers: how many numbers it has.
+        share: of all numbers of the model, in [0, 1].
+        trained: whether it trains.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    numbers: int
+    share: float
+    trained: bool
+
+
+class Description(tuple[ParameterRow, ...]):
+    """Rows in the module's order; ``str`` gives the table with totals."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        lines = [("parameter", "shape", "numbers", "share", "")]
+        lines += [
+            _line(
+                row.name, row.numbers, row.share, "trained" if row.trained else "frozen", row.shape
+            )
+            for row in self
+        ]
+        for kind, wanted in (("trained", (True,)), ("frozen", (False,)), ("all", (True, False))):
+            rows = [row for row in self if row.trained in wanted]
+            lines.append(_line(kind, sum(r.numbers for r in rows), sum(r.share for r in rows)))
+        widths = [max(len(line[i]) for line in lines) for i in range(4)]
+        text = [
+            f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {numbers:>{widths[2]}}  "
+            f"{share:>{widths[3]}}  {state}".rstrip()
+            for name, shape, numbers, share, state in lines
+        ]
+        rule = "-" * max(map(len, text))
+        return "\n".join([text[0], rule, *text[1:-3], rule, *text[-3:]])
+
+
+def _line(
+    name: str, numbers: int, share: float, state: str = "", shape: tuple[int, ...] = ()
+) -> tuple[str, str, str, str, str]:
+    sizes = " x ".join(map(str, shape))
+    return name, sizes, f"{numbers:,}", f"{100 * share:.2f} %", state
+
+
+def refuse_batch_statistics(module: nn.Module) -> None:
+    """Refuse layers whose statistics mix the examples of a batch."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) or getattr(layer, "running_mean", None) is not None:
+            kind = type(layer).__name__
+            raise ConfigError(
+                f"layer {name!r} is a {kind}: its statistics mix the examples of a batch and "
+                "would leave the client without noise. Replace it by GroupNorm, for instance with "
+                "privpart.models.replace_batch_norm(module)."
+            )
+
+
+def refuse_max_norm(module: nn.Module) -> None:
+    """Refuse embeddings that rewrite their rows."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise ConfigError(
+                f"layer {name!r} has max_norm={layer.max_norm}: it rewrites the rows of a client's "
+                "tokens in every forward pass, frozen or not. Use max_norm=None."
+            )
+
+
+def refuse_lazy(module: nn.Module) -> None:
+    """Refuse layers without shapes."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"{name!r} has no shape yet: its layer is lazy. Run the module once on a batch."
+            )
+
+
+def refuse_other_types(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse what is not float32 on the CPU."""
+    for name, parameter in parameters.items():
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise ConfigError(
+                f"parameter {name!r} is {parameter.dtype} on {parameter.device}: must be "
+                "torch.float32 on cpu. Use module.float().cpu()."
+            )
+
+
+def refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse NaN and infinity."""
+    for name, parameter in parameters.items():
+        if not parameter.isfinite().all():
+            raise ConfigError(f"parameter {name!r} holds NaN or infinity: must be finite.")
