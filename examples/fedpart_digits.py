@@ -32,8 +32,8 @@ from privpart import (
     Users,
     fit,
 )
-from privpart.groups import layer_groups
 from privpart.models import small_cnn
+from privpart.patterns import layer_groups
 from privpart.schedule import Rounds, Schedule, active_rounds
 from privpart.schedule_costs import measured, sent_numbers
 from privpart.tasks import cohorts_in_turn, digits, dirichlet_users, iid_users

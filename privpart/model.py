@@ -23,9 +23,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from accounting.checks import ConfigError
-from privpart.groups import trained_groups
 from privpart.initializers import Initializer, default_initializers
-from privpart.patterns import matching_parameters
+from privpart.patterns import matching_parameters, trained_groups
 from privpart.seeded import fingerprint as fingerprint_of
 from privpart.seeded import seeded_tensor
 
@@ -47,7 +46,7 @@ class PartialModel:
             says whether they have the right ones.
         initializers: by pattern, beside ``default_initializers``; later ones win.
         groups: patterns of each group of parameters that may train without the others, see
-            ``privpart.groups``; ``flat`` then holds one group after the other. None is one group.
+            ``privpart.patterns``; ``flat`` then holds one group after the other. None is one group.
         fingerprint: what the frozen part must have, for instance from a message.
 
     Attributes:

@@ -19,12 +19,11 @@ from torch import nn
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
 from privpart.adaptive_clipping import AdaptiveClipping
 from privpart.client import LocalTraining
-from privpart.groups import layer_groups, trained_groups
 from privpart.mechanism_choice import MechanismChoice
 from privpart.model import PartialModel
 from privpart.models import MODELS
 from privpart.models import model as network
-from privpart.patterns import matching_parameters
+from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.plan import PrivacyPlan
 from privpart.plan_checks import refuse_misfits
 from privpart.plan_faults import sentences

@@ -19,10 +19,10 @@ from accounting.checks import ConfigError
 from privpart.adaptive_clipping import restarts
 from privpart.admission import may_take_part
 from privpart.grouped_noise import GroupedNoise, noise_stream
-from privpart.groups import parts_of
 from privpart.keystream import NoiseSource
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
 from privpart.noise import NoiseStream
+from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan
 from privpart.round_sum import RoundSum
 from privpart.server_optimizer import (

@@ -12,10 +12,9 @@ from torch import nn
 import privpart.schedule
 from accounting import ConfigError
 from privpart import PartialModel
-from privpart.groups import layer_groups, trained_groups
 from privpart.models import MODELS, model
 from privpart.models.examples import example_network
-from privpart.patterns import matching_parameters
+from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.schedule import Schedule, active_rounds, strip_chart
 
 # First round of each stretch, from the pipeline of github.com/FLAIR-Community/Fling: (start, end,

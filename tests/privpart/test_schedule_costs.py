@@ -34,7 +34,7 @@ COMM = [
 
 
 def group_sizes(name, **sizes):
-    from privpart.groups import trained_groups
+    from privpart.patterns import trained_groups
 
     with torch.device("meta"):
         module = model(name, **sizes)
