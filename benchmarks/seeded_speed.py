@@ -23,7 +23,7 @@ from torch import Tensor
 
 from privpart import He, PartialModel
 from privpart.models import MODELS
-from privpart.seeded import GENERATOR, fingerprint, seeded_tensor
+from privpart.start_values import GENERATOR, fingerprint, seeded_tensor
 
 RESULT = Path(__file__).parent / "results" / "seeded.json"
 REPEATS = 15

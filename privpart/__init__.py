@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from privpart.adaptive_clipping import AdaptiveClipping
     from privpart.client import LocalTraining, client_update
     from privpart.engine import EmbeddedEngine, Engine, Users, WorkerError
-    from privpart.initializers import Constant, Glorot, He, Normal, Uniform
     from privpart.keystream import NoiseSource, SecretSource, SeededSource
     from privpart.loop import CohortTooSmallError, RoundRecord, fit
     from privpart.messages import ClientUpdate, RoundTask
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from privpart.run_folder import RunFolder
     from privpart.server import RoundCounts, Server
     from privpart.server_optimizer import ServerOptimizer
+    from privpart.start_values import Constant, Glorot, He, Normal, Uniform
 
 _HOME = {
     "AdaptiveClipping": "adaptive_clipping",

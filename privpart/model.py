@@ -23,10 +23,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from accounting.checks import ConfigError
-from privpart.initializers import Initializer, default_initializers
 from privpart.patterns import matching_parameters, trained_groups
-from privpart.seeded import fingerprint as fingerprint_of
-from privpart.seeded import seeded_tensor
+from privpart.start_values import Initializer, default_initializers, seeded_tensor
+from privpart.start_values import fingerprint as fingerprint_of
 
 
 class PartialModel:

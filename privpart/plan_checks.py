@@ -13,7 +13,7 @@ from accounting.checks import ConfigError
 from privpart.model import refuse_batch_statistics
 from privpart.models import MODELS
 from privpart.patterns import matching_parameters
-from privpart.seeded import seed_bytes
+from privpart.start_values import seed_bytes
 
 if TYPE_CHECKING:  # which checks its tables here
     from privpart.plan_file import Data, Model, PlanFile

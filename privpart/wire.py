@@ -33,7 +33,7 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.model import PartialModel
-from privpart.seeded import GENERATOR, seed_bytes
+from privpart.start_values import GENERATOR, seed_bytes
 
 Direction = Literal["from server", "from client"]
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from accounting.checks import ConfigError
 from privpart.client import LossName
-from privpart.initializers import Initializer
 from privpart.models import convolutional, dense, preactivation, resnet, transformer
 from privpart.models.convert import replace_batch_norm
 from privpart.models.convolutional import emnist_cnn, mcmahan_cnn, small_cnn
@@ -20,6 +19,7 @@ from privpart.models.dense import bag_of_words, mcmahan_2nn
 from privpart.models.preactivation import resnet18_gn
 from privpart.models.resnet import resnet8, resnet18
 from privpart.models.transformer import text_transformer, word_lm
+from privpart.start_values import Initializer
 
 __all__ = [
     "MODELS",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from accounting import checks
-from privpart.initializers import Initializer, Normal
+from privpart.start_values import Initializer, Normal
 
 # FedPT, Table 10: blocks 0 to 3 are the 3x3 convolutions of a stage, the widest stage first.
 # Shortcuts, normalisation, stem and head always train.

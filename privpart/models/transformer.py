@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.initializers import Constant, Glorot, Initializer, Uniform
+from privpart.start_values import Constant, Glorot, Initializer, Uniform
 
 # FedPT, Table 11: the first dense layer, kernel and bias, of these encoder layers.
 FREEZE_LINEAR1: Mapping[str, tuple[str, ...]] = {

@@ -6,8 +6,7 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart import Constant, Glorot, He, Normal, PartialModel, Uniform
-from privpart.initializers import at_shape, default_initializers
-from privpart.seeded import seeded_tensor
+from privpart.start_values import at_shape, default_initializers, seeded_tensor
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (6, 4, 3, 3), (6, 4, 3)])

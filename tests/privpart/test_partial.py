@@ -7,7 +7,7 @@ from torch import nn
 from accounting import ConfigError
 from privpart import Constant, Glorot, Normal, PartialModel
 from privpart.models import small_cnn
-from privpart.seeded import fingerprint
+from privpart.start_values import fingerprint
 
 
 def network() -> nn.Module:

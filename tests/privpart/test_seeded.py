@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from accounting import ConfigError
 from privpart import Constant, Glorot, He, Normal, PartialModel, Uniform
 from privpart.models import small_cnn
-from privpart.seeded import _quantiles, fingerprint, seeded_tensor
+from privpart.start_values import _quantiles, fingerprint, seeded_tensor
 
 PART = ["conv*", "norm.*", "dense2.*"]
 COMMITTED = {
