@@ -3,22 +3,30 @@
 Freezing saves what FedPT (Sidahmed et al. 2022, section 3.2) says: gradients, optimiser state and
 the copy from before training exist for the trained part only, and the backward pass ends at the
 lowest trained layer, below which no activation is kept.
+
+Objectives: what a client minimises beside the cross-entropy, on the parts that train.
+
+fedavg   nothing (McMahan et al. 2017)
+fedprox  mu/2 ||w - start||^2 (Li et al. 2020): over the active part, for the rest does not move
+moon     mu times a contrast of features (Li et al. 2021): near those of the received model,
+         far from those of this client's own model of the last time. That model stays in the
+         memory of the device: a simulation that is resumed has lost it, and says so.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import binary_cross_entropy_with_logits, cosine_similarity, cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart import objectives
 from privpart.clip import clip
 from privpart.model import PartialModel
 
@@ -41,7 +49,7 @@ class LocalTraining:
         steps: batches in all, 1 to 100,000, in place of epochs; None trains for whole passes.
         optimizer: ClientOpt of FedPT's Algorithm 1. "adam" has torch's usual constants.
         momentum: of "sgd", in [0, 1).
-        objective: "fedavg", "fedprox" or "moon", see ``privpart.objectives``.
+        objective: "fedavg", "fedprox" or "moon", see ``privpart.client``.
         mu: weight of the term that the last two add, > 0.
         temperature: of "moon", > 0.
         loss: see ``loss``; "binary_cross_entropy" is for tags, of which any number may apply.
@@ -216,7 +224,7 @@ def _steps(
         total.backward()  # type: ignore[no-untyped-call]
         if local.objective == "fedprox":
             for span in model.spans(active):
-                objectives.add_proximal_gradient(
+                add_proximal_gradient(
                     model.gradient[span], model.flat[span], start[span], local.mu or 0.0
                 )
         optimizer.step()
@@ -244,12 +252,10 @@ def _moon_loss(
     start: Tensor,
     previous: Tensor,
 ) -> Tensor:
-    with objectives.watched_input(objectives.last_layer(model.module)) as seen:
+    with watched_input(last_layer(model.module)) as seen:
         logits = model.module(x)
-    received, own = (
-        objectives.features_of(model.module, model.views(flat), x) for flat in (start, previous)
-    )
-    term = objectives.contrastive_loss(seen[0], received, own, local.temperature)
+    received, own = (features_of(model.module, model.views(flat), x) for flat in (start, previous))
+    term = contrastive_loss(seen[0], received, own, local.temperature)
     return loss(logits, y, local.loss) + (local.mu or 0.0) * term
 
 
@@ -266,3 +272,58 @@ def loss(logits: Tensor, y: Tensor, name: LossName = "cross_entropy") -> Tensor:
     if name == "binary_cross_entropy":
         return binary_cross_entropy_with_logits(logits, y)
     return cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
+def proximal_loss(now: Tensor, start: Tensor, weight: float) -> Tensor:
+    """Return weight/2 ||now - start||^2, shape ()."""
+    return weight / 2 * (now - start).square().sum()
+
+
+def add_proximal_gradient(gradient: Tensor, now: Tensor, start: Tensor, weight: float) -> None:
+    """Add the gradient of ``proximal_loss`` to ``gradient``, in place; all of shape (c,)."""
+    gradient.add_(now, alpha=weight).sub_(start, alpha=weight)
+
+
+def contrastive_loss(
+    features: Tensor, received: Tensor, previous: Tensor, temperature: float
+) -> Tensor:
+    """Return MOON's term, shape (): mean over examples of -log of the received model's share.
+
+    Args:
+        features: of the model in training, shape (n, f).
+        received: of the model that the server sent.
+        previous: of this client's model after its last participation. If that is the received
+            model itself, the term is log 2 and has no gradient.
+        temperature: > 0.
+    """
+    near = cosine_similarity(features, received, dim=1)
+    far = cosine_similarity(features, previous, dim=1)
+    both = torch.stack([near, far], dim=1) / temperature
+    return cross_entropy(both, torch.zeros(len(both), dtype=torch.long, device=both.device))
+
+
+def last_layer(module: nn.Module) -> nn.Module:
+    """Return the last layer that holds parameters: its input are the features of an example."""
+    holders = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
+    if not holders:
+        raise ConfigError("objective='moon': the network has no layer with parameters.")
+    return holders[-1]
+
+
+@contextmanager
+def watched_input(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Yield a list that gets, on every forward pass, the layer's input as shape (n, f)."""
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def features_of(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return the features of ``x`` under other parameters, shape (n, f); changes nothing."""
+    with watched_input(last_layer(module)) as seen:
+        functional_call(module, dict(parameters), (x,))
+    return seen[-1]
