@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from privpart.admission import well_formed, well_formed_sum
 from privpart.clip import add, clip
-from privpart.messages import CohortSum, RoundTask
+from privpart.messages import CohortSum, RoundTask, well_formed, well_formed_sum
 
 _UNCLIPPED = 1 - 1e-5
 """A client clips in float32: its update is then this close to the clip norm, or closer."""

@@ -17,10 +17,9 @@ from torch import Tensor
 from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.adaptive_clipping import restarts
-from privpart.admission import may_take_part
 from privpart.grouped_noise import GroupedNoise, noise_stream
 from privpart.keystream import NoiseSource
-from privpart.messages import ClientUpdate, CohortSum, RoundTask
+from privpart.messages import ClientUpdate, CohortSum, RoundTask, may_take_part
 from privpart.noise import NoiseStream
 from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan

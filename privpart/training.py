@@ -11,8 +11,8 @@ from torch import Tensor
 
 from accounting.checks import ConfigError
 from privpart import tasks
-from privpart.admission import may_take_part
 from privpart.engine import Batching, EmbeddedEngine, Precision, Users
+from privpart.messages import may_take_part
 from privpart.model import PartialModel
 from privpart.plan import PrivacyPlan
 from privpart.plan_checks import short_cohort
