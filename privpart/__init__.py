@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from privpart.noise import NoiseStream
     from privpart.plan import PrivacyPlan
     from privpart.run_folder import RunFolder
-    from privpart.server import RoundCounts, Server
-    from privpart.server_optimizer import ServerOptimizer
+    from privpart.server import RoundCounts, Server, ServerOptimizer
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
 
 _HOME = {

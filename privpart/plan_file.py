@@ -33,7 +33,7 @@ from privpart.select.keys import Counts, KeyChooser
 from privpart.select.layout import Layout
 from privpart.select.networks import shrunk
 from privpart.select.turns import Turns
-from privpart.server_optimizer import ServerOptimizer
+from privpart.server import ServerOptimizer
 from privpart.tasks.shakespeare import BEGIN, UNKNOWN
 
 SCHEMA = "privpart/plan/1"

@@ -17,8 +17,7 @@ from privpart.loop import fit
 from privpart.model import PartialModel
 from privpart.models import small_cnn
 from privpart.plan import PrivacyPlan
-from privpart.server import Server
-from privpart.server_optimizer import ServerOptimizer
+from privpart.server import Server, ServerOptimizer
 from privpart.training import accuracy
 
 

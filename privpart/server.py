@@ -1,4 +1,8 @@
-"""Server: sum of clipped updates, plus noise, divided by a public constant, then a step.
+"""Server optimiser: how the noised mean update moves the model.
+
+Round sum: what a round's clients sent, refused or clipped and added up.
+
+Server: sum of clipped updates, plus noise, divided by a public constant, then a step.
 
 Nothing that a client sends is trusted: malformed updates are refused, every other is clipped again
 (one that is not finite counts as zeros), a client counts once per round and at most as often as the
@@ -9,26 +13,167 @@ private, and dividing by it would let one client weigh more than accounted).
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from accounting import PrivacyReport
+from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
 from privpart.adaptive_clipping import restarts
+from privpart.clip import add, clip
 from privpart.grouped_noise import GroupedNoise, noise_stream
 from privpart.keystream import NoiseSource
-from privpart.messages import ClientUpdate, CohortSum, RoundTask, may_take_part
+from privpart.messages import (
+    ClientUpdate,
+    CohortSum,
+    RoundTask,
+    may_take_part,
+    well_formed,
+    well_formed_sum,
+)
 from privpart.noise import NoiseStream
 from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan
-from privpart.round_sum import RoundSum
-from privpart.server_optimizer import (
-    ServerOptimizer,
-    load_optimizer_tensors,
-    optimizer_tensors,
-)
+
+Kind = Literal["sgd", "adam", "adagrad"]
+_KINDS: dict[Kind, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adagrad": torch.optim.Adagrad,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptimizer:
+    """Settings of ``torch.optim`` on the one flat vector (Reddi et al. 2021, Algorithm 2).
+
+    All of them only see noised sums, so none of them costs privacy.
+
+    Args:
+        kind: "sgd" (1.0 without momentum is plain averaging), "adam" or "adagrad".
+        learning_rate: > 0.
+        momentum: of "sgd", in [0, 1).
+        adaptivity: of "adam" and "adagrad": what is added to the root of the second moment, > 0.
+    """
+
+    kind: Kind = "sgd"
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+    adaptivity: float = 1e-3
+
+    def __post_init__(self) -> None:
+        checks.choice("kind", self.kind, get_args(Kind))
+        checks.positive("learning_rate", self.learning_rate)
+        checks.positive("adaptivity", self.adaptivity)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
+        if self.momentum and self.kind != "sgd":
+            raise ConfigError(f"momentum={self.momentum}: only for sgd; {self.kind} has its own.")
+
+    def set(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimiser that ``of`` made go on with these settings, and with its state.
+
+        Raises:
+            ConfigError: it is of another kind.
+        """
+        if type(optimizer) is not _KINDS[self.kind]:
+            raise ConfigError(
+                f"kind={self.kind!r}: a schedule may change all settings of the server's optimiser "
+                "but its kind."
+            )
+        for group in optimizer.param_groups:
+            group.update(self._options)
+
+    def of(self, *groups: Tensor) -> torch.optim.Optimizer:
+        """Return the optimiser of vectors; one without a gradient stays, and so does its state."""
+        return _KINDS[self.kind](groups, **self._options)
+
+    @property
+    def _options(self) -> dict[str, float]:
+        own = {"momentum": self.momentum} if self.kind == "sgd" else {"eps": self.adaptivity}
+        return {"lr": self.learning_rate, **own}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the state as "group.name"; a group has none before its first step."""
+    return {
+        f"{group}.{name}": value
+        for group, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put back what ``optimizer_tensors`` returned."""
+    whole = optimizer.state_dict()
+    whole["state"] = {}
+    for key, value in tensors.items():
+        group, _, name = key.partition(".")
+        whole["state"].setdefault(int(group), {})[name] = value
+    optimizer.load_state_dict(whole)
+
+
+_UNCLIPPED = 1 - 1e-5
+"""A client clips in float32: its update is then this close to the clip norm, or closer."""
+
+
+class RoundSum:
+    """The sum of one round, and who is in it.
+
+    Args:
+        task: what the round asked.
+        dim: numbers in an update.
+        may_take_part: whether the limits allow a client in this round.
+        bits: whether to count the updates that were not clipped, for adaptive clipping.
+
+    Attributes:
+        total: shape (dim,), float64.
+        came: ids of the clients that are in it.
+        received: updates of any kind.
+        summed: clients that came in sums.
+        bits: +1/2 for each that was not clipped, -1/2 for each other.
+
+    Guarantees:
+        Whatever comes as an update, nothing is raised for it, and leaving one client out changes
+        the sum by at most the clip norm.
+    """
+
+    def __init__(
+        self, task: RoundTask, dim: int, may_take_part: Callable[[int], bool], *, bits: bool
+    ) -> None:
+        self.total = torch.zeros(dim, dtype=torch.float64)
+        self.came: set[int] = set()
+        self.received, self.summed, self.bits = 0, 0, 0.0
+        self._task, self._may_take_part, self._count_bits = task, may_take_part, bits
+
+    def add(self, update: object) -> None:
+        """Clip and add an update from whomever, or refuse it."""
+        self.received += 1
+        task, shape = self._task, self.total.shape
+        if not well_formed(update, task.round, task.plan, shape) or update.client in self.came:
+            return
+        if not self._may_take_part(update.client):
+            return
+        clipped = clip(update.delta.detach(), task.clip_norm)  # zeros if not finite
+        if self._count_bits:
+            self.bits += 0.5 if clipped.norm() <= task.clip_norm * _UNCLIPPED else -0.5
+        add(self.total, clipped)
+        self.came.add(update.client)
+
+    def add_sum(self, part: object) -> None:
+        """Add a sum whose maker is trusted, or refuse it: there is no half of it."""
+        self.received += len(part.clients) if isinstance(part, CohortSum) else 1
+        if not well_formed_sum(part, self._task, self.total.shape):
+            return
+        clients = part.clients
+        if not self.came.isdisjoint(clients) or not all(map(self._may_take_part, clients)):
+            return
+        self.bits += part.unclipped - 0.5 * len(clients)
+        self.total += part.total
+        self.summed += len(clients)
+        self.came.update(clients)
 
 
 @dataclass(frozen=True, slots=True)
