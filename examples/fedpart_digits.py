@@ -34,7 +34,7 @@ from privpart import (
 )
 from privpart.models import small_cnn
 from privpart.patterns import layer_groups
-from privpart.schedule import Rounds, Schedule, active_rounds
+from privpart.plan import Rounds, Schedule, active_rounds
 from privpart.schedule_costs import measured, sent_numbers
 from privpart.tasks import cohorts_in_turn, digits, dirichlet_users, iid_users
 from privpart.training import accuracy as accuracy_on

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from attacks import ssim
 from privpart.inspect import maximal_activation
-from privpart.schedule import Schedule
+from privpart.plan import Schedule
 
 LAYERS = {"#1": "conv1", "#4": "dense2"}
 

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privpart.adaptive_clipping import AdaptiveClipping
     from privpart.client import LocalTraining, client_update
     from privpart.engine import EmbeddedEngine, Engine, Users, WorkerError
     from privpart.keystream import NoiseSource, SecretSource, SeededSource
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from privpart.messages import ClientUpdate, RoundTask
     from privpart.model import PartialModel
     from privpart.noise import NoiseStream
-    from privpart.plan import PrivacyPlan
+    from privpart.plan import AdaptiveClipping, PrivacyPlan
     from privpart.run_folder import RunFolder
     from privpart.server import RoundCounts, Server, ServerOptimizer
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform

@@ -1,14 +1,38 @@
-"""Privacy plan: everything that the guarantee of a run depends on, fixed before it starts."""
+"""Schedule: which groups of parameters train in which round (FedPart, Wang et al. 2024).
+
+A function of public numbers alone. It sees neither data nor updates, so who trains what costs no
+privacy; and the mechanism of the run, ``accounting.Grouped``, is built from what it returns.
+
+Warm-up rounds train everything, then a cycle trains one group after the other, each for a few
+rounds; between two cycles come full rounds again. FedPart's Tables 1 to 3 have warm_up = between =
+5 and 2 rounds per group, its ablations (Tables 5 to 7) between = 0.
+
+Adaptive clipping: a clip norm that follows a quantile of the update norms, privately.
+
+Andrew et al. (2021, "Differentially Private Learning with Adaptive Clipping"): every client adds a
+bit, whether its update was no longer than the clip norm; the noised share of such bits moves the
+clip norm by a factor. A client whose update is replaced by zeros changes its bit from "longer" to
+"no longer", so it moves the sum of bits by up to 1 under our adjacency. (Andrew et al. centre the
+bits and charge 1/2, for clients that are absent altogether.)
+
+The clip norm changes only where a tree restarts: inside a tree it would change the sensitivity of
+sums that were noised for another one.
+
+Privacy plan: everything that the guarantee of a run depends on, fixed before it starts.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from accounting import (
+    BinaryTree,
     Grouped,
     Guarantee,
+    Independent,
     Mechanism,
     Participation,
     PrivacyReport,
@@ -18,8 +42,175 @@ from accounting import (
 )
 from accounting.checks import ConfigError
 from accounting.report import NoiseSource as NoiseOrigin
-from privpart.adaptive_clipping import AdaptiveClipping, restarts
 from privpart.clip import at_least_tiny
+
+Order = Literal["sequential", "reverse", "random"]
+Rounds = tuple[tuple[int, ...], ...]
+"""Per round, the groups that train in it, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Full and partial rounds, alternating.
+
+    Args:
+        cycles: passes over all groups, >= 1.
+        rounds_per_group: consecutive rounds of each group in a cycle, >= 1 (the paper's R/L).
+        warm_up: full rounds before the first cycle, >= 0.
+        between: full rounds before each later cycle, >= 0.
+        order: of the groups in a cycle: "sequential" from the input on, "reverse", or "random",
+            shuffled anew in each cycle by public coins.
+        seed: of the coins of "random", >= 0; public.
+
+    >>> Schedule(cycles=2, rounds_per_group=1, warm_up=1, between=1).rounds(2)
+    ((0, 1), (0,), (1,), (0, 1), (0,), (1,))
+    """
+
+    cycles: int
+    rounds_per_group: int = 2
+    warm_up: int = 5
+    between: int = 5
+    order: Order = "sequential"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks.count("cycles", self.cycles)
+        checks.count("rounds_per_group", self.rounds_per_group)
+        checks.count("warm_up", self.warm_up, minimum=0)
+        checks.count("between", self.between, minimum=0)
+        checks.choice("order", self.order, get_args(Order))
+        if checks.count("seed", self.seed, minimum=0) and self.order != "random":
+            raise ConfigError(f"seed={self.seed}: only for order='random'; leave it out.")
+
+    def length(self, groups: int) -> int:
+        """Number of rounds with so many groups."""
+        partial = self.cycles * self.rounds_per_group * checks.count("groups", groups)
+        return self.warm_up + (self.cycles - 1) * self.between + partial
+
+    def rounds(self, groups: int) -> Rounds:
+        """Return, per round, which of the groups 0, 1, ... train."""
+        everything = tuple(range(checks.count("groups", groups)))
+        rounds: list[tuple[int, ...]] = []
+        for cycle in range(self.cycles):
+            rounds += [everything] * (self.between if cycle else self.warm_up)
+            for group in self._cycle(cycle, groups):
+                rounds += [(group,)] * self.rounds_per_group
+        return tuple(rounds)
+
+    def _cycle(self, cycle: int, groups: int) -> Sequence[int]:
+        if self.order == "sequential":
+            return range(groups)
+        if self.order == "reverse":
+            return range(groups)[::-1]
+
+        def coin(group: int) -> bytes:  # the same on every machine and with every version
+            return hashlib.sha256(f"privpart order|{self.seed}|{cycle}|{group}".encode()).digest()
+
+        return sorted(range(groups), key=coin)
+
+
+def active_rounds(rounds: Rounds) -> list[list[int]]:
+    """Return, per group, the rounds in which it trains."""
+    groups = 1 + max(group for active in rounds for group in active)
+    return [[t for t, active in enumerate(rounds) if group in active] for group in range(groups)]
+
+
+def strip_chart(rounds: Rounds, *, names: Sequence[str] | None = None, width: int = 100) -> str:
+    """Return a chart: a row per group, a column per round, # where the group trains.
+
+    Args:
+        rounds: see ``Schedule.rounds``.
+        names: of the groups; None numbers them #1, #2, ... as FedPart does.
+        width: most rounds beside each other; the others follow below.
+
+    >>> print(strip_chart(Schedule(cycles=1, warm_up=2, rounds_per_group=1).rounds(3)))
+           0
+    #1     ###..
+    #2     ##.#.
+    #3     ##..#
+    """
+    active = active_rounds(rounds)
+    labels = names or [f"#{g + 1}" for g in range(len(active))]
+    margin = max(6, *map(len, labels))
+    lines: list[str] = []
+    for start in range(0, len(rounds), checks.count("width", width)):
+        columns = range(start, min(start + width, len(rounds)))
+        ruler = "".join(f"{t:<10}" for t in columns if t % 10 == 0 and t >= start)
+        lines.append(f"{'':<{margin}} {' ' * (-start % 10)}{ruler}".rstrip())
+        for label, own in zip(labels, map(set, active), strict=True):
+            marks = "".join("#" if t in own else "." for t in columns)
+            lines.append(f"{label:<{margin}} {marks}")
+    return "\n".join(lines)
+
+
+_RANGE = 1e4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveClipping:
+    """How the clip norm follows the clients.
+
+    Args:
+        quantile: share of updates that should stay unclipped, in (0, 1).
+        rate: of the geometric step, > 0; Andrew et al. use 0.2.
+        bit_noise_multiplier: standard deviation of the i.i.d. noise on the sum of bits, > 0;
+            a twentieth of the cohort is customary.
+    """
+
+    quantile: float = 0.5
+    rate: float = 0.2
+    bit_noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        checks.probability("quantile", self.quantile)
+        if checks.positive("rate", self.rate) > 10:
+            raise ConfigError(f"rate={self.rate:g}: must be at most 10.")
+        checks.positive("bit_noise_multiplier", self.bit_noise_multiplier)
+
+    def update_noise_multiplier(self, noise_multiplier: float) -> float:
+        """Return the noise multiplier left to the updates, rounded up.
+
+        Sum and bits go through the same mechanism and are released together, so with noise
+        multipliers z_u and z_b their mu is at most sens * sqrt(1/z_u^2 + 1/z_b^2): that of the
+        plan's ``noise_multiplier`` z if 1/z_u^2 = 1/z^2 - 1/z_b^2 (as Andrew et al. 2021, Thm 1).
+
+        Raises:
+            ConfigError: the bits alone would cost more than the plan allows.
+        """
+        z, bits = noise_multiplier, self.bit_noise_multiplier
+        if not bits > z * (1 + 1e-9):
+            raise ConfigError(
+                f"bit_noise_multiplier={bits:g}: must be above the noise multiplier {z:g}, or the "
+                "bits alone cost more than the plan. A twentieth of the cohort is customary."
+            )
+        return z / math.sqrt((1 - z / bits) * (1 + z / bits)) * (1 + 1e-14)
+
+    def next_clip_norm(self, clip_norm: float, unclipped: float, *, first: float) -> float:
+        """Return the clip norm after a tree in which this noised share stayed unclipped.
+
+        It stays within a factor of 10,000 of the ``first``: clients that send zeros, or a hostile
+        majority, must not drive it out of the range of floats.
+        """
+        share = min(1.0, max(0.0, unclipped))
+        wanted = clip_norm * math.exp(-self.rate * (share - self.quantile))
+        return min(first * _RANGE, max(first / _RANGE, wanted))
+
+
+def restarts(mechanism: Mechanism) -> frozenset[int]:
+    """Return the rounds at which the clip norm may change: where nothing earlier is correlated.
+
+    Raises:
+        ConfigError: a mechanism whose noise is correlated over all rounds.
+    """
+    if isinstance(mechanism, Independent):
+        return frozenset(range(1, mechanism.rounds))
+    if isinstance(mechanism, BinaryTree) and mechanism.restart_every is not None:
+        return frozenset(range(mechanism.restart_every, mechanism.rounds, mechanism.restart_every))
+    raise ConfigError(
+        f"adaptive clipping with {mechanism.name}: the clip norm may change only where the noise "
+        "starts anew. Use a BinaryTree with restart_every, or Independent."
+    )
+
 
 _MOST_CLIENTS = 2**53
 """Whole numbers up to here are floats."""

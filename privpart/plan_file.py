@@ -17,17 +17,15 @@ from pydantic_core import to_json
 from torch import nn
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
-from privpart.adaptive_clipping import AdaptiveClipping
 from privpart.client import LocalTraining
 from privpart.mechanism_choice import MechanismChoice
 from privpart.model import PartialModel
 from privpart.models import MODELS
 from privpart.models import model as network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
-from privpart.plan import PrivacyPlan
+from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
 from privpart.plan_checks import refuse_misfits
 from privpart.plan_faults import sentences
-from privpart.schedule import Schedule
 from privpart.select.choice import SelectChoice
 from privpart.select.keys import Counts, KeyChooser
 from privpart.select.layout import Layout

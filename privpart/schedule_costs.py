@@ -15,7 +15,7 @@ from accounting import checks
 from privpart.client import LocalTraining
 from privpart.costs import client_costs
 from privpart.model import PartialModel
-from privpart.schedule import Rounds
+from privpart.plan import Rounds
 from privpart.wire import encode_model
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
-from privpart.adaptive_clipping import restarts
 from privpart.clip import add, clip
 from privpart.grouped_noise import GroupedNoise, noise_stream
 from privpart.keystream import NoiseSource
@@ -34,7 +33,7 @@ from privpart.messages import (
 )
 from privpart.noise import NoiseStream
 from privpart.patterns import parts_of
-from privpart.plan import PrivacyPlan
+from privpart.plan import PrivacyPlan, restarts
 
 Kind = Literal["sgd", "adam", "adagrad"]
 _KINDS: dict[Kind, Callable[..., torch.optim.Optimizer]] = {

@@ -12,8 +12,8 @@ from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from privpart.plan import Rounds
     from privpart.plan_file import PlanFile
-    from privpart.schedule import Rounds
     from privpart.training import Training
 
 _MEGA, _GIGA = 1e6, 1e9
@@ -30,8 +30,8 @@ def schedule(
 
     Example: privpart schedule --plan examples/fedpart_digits.toml
     """
+    from privpart.plan import active_rounds
     from privpart.plan_file import read
-    from privpart.schedule import active_rounds
     from privpart.training import training
 
     chosen = read(plan)
@@ -108,7 +108,7 @@ def _print(
     from rich.console import Console
     from rich.table import Table
 
-    from privpart.schedule import strip_chart
+    from privpart.plan import strip_chart
 
     console = Console(width=100, highlight=False)
     typer.echo(strip_chart(rounds, width=90) + "\n")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.schedule import Rounds
+from privpart.plan import Rounds
 from privpart.select.keys import KeyChooser, SharedKeys
 from privpart.select.layout import Layout
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from accounting import BinaryTree, ConfigError, Independent, Participation, guarantee
 from privpart import AdaptiveClipping, PrivacyPlan, SecretSource, SeededSource, Server
-from privpart.adaptive_clipping import restarts
+from privpart.plan import restarts
 
 
 def plan(rounds=8, every=2, z=2.0, bits=5.0, clip=0.1, **change) -> PrivacyPlan:

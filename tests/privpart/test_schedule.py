@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import privpart.schedule
+import privpart.plan
 from accounting import ConfigError
 from privpart import PartialModel
 from privpart.models import MODELS, model
 from privpart.models.examples import example_network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
-from privpart.schedule import Schedule, active_rounds, strip_chart
+from privpart.plan import Schedule, active_rounds, strip_chart
 
 # First round of each stretch, from the pipeline of github.com/FLAIR-Community/Fling: (start, end,
 # what), where "all" is a full stretch and a number the groups of a cycle, two rounds each.
@@ -102,7 +102,7 @@ def test_no_data_can_enter():
     """The rounds are a function of the table and the number of groups, by type."""
     assert set(inspect.signature(Schedule.rounds).parameters) == {"self", "groups"}
     fields = Schedule.__dataclass_fields__.values()
-    assert all(f.type in (int, "int", privpart.schedule.Order) for f in fields)
+    assert all(f.type in (int, "int", privpart.plan.Order) for f in fields)
     with pytest.raises(AttributeError):
         Schedule(cycles=1).cycles = 2
 

@@ -6,7 +6,7 @@ import torch
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
 from privpart.models import MODELS, model
-from privpart.schedule import Schedule
+from privpart.plan import Schedule
 from privpart.schedule_costs import (
     changed,
     equation_5,
