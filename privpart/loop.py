@@ -1,11 +1,29 @@
 """Loop: the only round loop, ``fit``.
 
 The accountant is silent in here: the guarantee follows from the plan, which the server enforces.
+
+Callbacks: what ``fit`` calls after each round, once the round is committed.
+
+They write what evaluation on public data said, and nothing about who came: no guarantee covers
+numbers of clients, so these files may be published where the run's own ledger may not.
 """
 
+import csv
+import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from torch import Tensor
 
 from accounting.checks import ConfigError
@@ -96,3 +114,118 @@ def _run_round(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
         if sums is not None:
             return server.run_round((), sums=sums)
     return server.run_round(engine.run(task, server.parameters))
+
+
+Callback = Callable[[RoundRecord], None]
+
+FIELDS = ("round", "metric", "seconds")
+JSON_LINES, CSV = "metrics.jsonl", "metrics.csv"
+
+
+class MetricsFiles:
+    """One line per round in ``metrics.jsonl`` and ``metrics.csv`` of a folder.
+
+    Lines are appended and flushed, so a run that is resumed goes on in the same files. A crash
+    between a round's commit and its line leaves the line out.
+
+    Args:
+        folder: exists.
+
+    Each line has round (from 0), metric (None, or empty, where nothing was evaluated) and seconds
+    since the last line.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._last = time.monotonic()
+        if not (folder / CSV).exists():
+            (folder / CSV).write_text(",".join(FIELDS) + "\n", encoding="utf-8")
+
+    def __call__(self, record: RoundRecord) -> None:
+        """Append one round."""
+        now = time.monotonic()
+        row = {
+            "round": record.round,
+            "metric": record.metric,
+            "seconds": round(now - self._last, 6),
+        }
+        self._last = now
+        with (self._folder / JSON_LINES).open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row, allow_nan=False) + "\n")
+        with (self._folder / CSV).open("a", encoding="utf-8", newline="") as table:
+            csv.DictWriter(table, FIELDS, lineterminator="\n").writerow(row)
+
+
+class ProgressBar:
+    """A line on standard error: rounds, time, time left and the last metric, as a percentage.
+
+    Where standard error is no terminal, each metric is a line of its own.
+
+    Args:
+        rounds: in all, >= 1.
+        done: of them, before the run was resumed.
+    """
+
+    def __init__(self, rounds: int, *, done: int = 0) -> None:
+        columns = (
+            TextColumn("round"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
+        self._console = Console(stderr=True)
+        self._progress = Progress(*columns, console=self._console)
+        self._bar = self._progress.add_task("", total=rounds, completed=done)
+
+    def __call__(self, record: RoundRecord) -> None:
+        """Move on by one round."""
+        self._progress.update(self._bar, completed=record.round + 1)
+        if record.metric is None:
+            return
+        self._progress.update(self._bar, description=f"test {record.metric:.1%}")
+        if not self._console.is_terminal:
+            self._console.print(f"round {record.round + 1}: test accuracy {record.metric:.1%}")
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._progress.stop()
+
+    def __enter__(self) -> "ProgressBar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TensorBoard:
+    """The metric as a TensorBoard scalar; a context that closes its file.
+
+    Args:
+        folder: of the event file.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "TensorBoard is not installed: pip install tensorboard, or leave it out."
+            ) from None
+        self._writer = SummaryWriter(str(folder))
+
+    def __call__(self, record: RoundRecord) -> None:
+        """Write the round's metric, if it has one."""
+        if record.metric is not None:
+            self._writer.add_scalar("metric", record.metric, record.round + 1)
+
+    def __enter__(self) -> "TensorBoard":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()

@@ -212,8 +212,7 @@ def _train(
 ) -> None:
     import torch
 
-    from privpart.callbacks import Callback, MetricsFiles, ProgressBar, TensorBoard
-    from privpart.loop import fit
+    from privpart.loop import Callback, MetricsFiles, ProgressBar, TensorBoard, fit
     from privpart.server import Server
 
     torch.set_num_threads(1)  # small models lose time to more, and the result to none

@@ -6,8 +6,7 @@ import types
 import pytest
 
 from accounting import ConfigError
-from privpart.callbacks import MetricsFiles, ProgressBar, TensorBoard
-from privpart.loop import RoundRecord
+from privpart.loop import MetricsFiles, ProgressBar, RoundRecord, TensorBoard
 from privpart.server import RoundCounts
 
 COUNTS = RoundCounts(3, 2, 1)
