@@ -28,6 +28,58 @@ from privpart.start_values import Initializer, default_initializers, seeded_tens
 from privpart.start_values import fingerprint as fingerprint_of
 
 
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
+    """One parameter of a model.
+
+    Attributes:
+        name: its name in the module.
+        shape: its shape.
+        numbers: how many numbers it has.
+        share: of all numbers of the model, in [0, 1].
+        trained: whether it trains.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    numbers: int
+    share: float
+    trained: bool
+
+
+class Description(tuple[ParameterRow, ...]):
+    """Rows in the module's order; ``str`` gives the table with totals."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        lines = [("parameter", "shape", "numbers", "share", "")]
+        lines += [
+            _line(
+                row.name, row.numbers, row.share, "trained" if row.trained else "frozen", row.shape
+            )
+            for row in self
+        ]
+        for kind, wanted in (("trained", (True,)), ("frozen", (False,)), ("all", (True, False))):
+            rows = [row for row in self if row.trained in wanted]
+            lines.append(_line(kind, sum(r.numbers for r in rows), sum(r.share for r in rows)))
+        widths = [max(len(line[i]) for line in lines) for i in range(4)]
+        text = [
+            f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {numbers:>{widths[2]}}  "
+            f"{share:>{widths[3]}}  {state}".rstrip()
+            for name, shape, numbers, share, state in lines
+        ]
+        rule = "-" * max(map(len, text))
+        return "\n".join([text[0], rule, *text[1:-3], rule, *text[-3:]])
+
+
+def _line(
+    name: str, numbers: int, share: float, state: str = "", shape: tuple[int, ...] = ()
+) -> tuple[str, str, str, str, str]:
+    sizes = " x ".join(map(str, shape))
+    return name, sizes, f"{numbers:,}", f"{100 * share:.2f} %", state
+
+
 class PartialModel:
     """A module of which some parameters train, while the others are a function of a public seed.
 
@@ -294,58 +346,6 @@ def _refuse_taken(parameters: Mapping[str, nn.Parameter]) -> None:
                 f"parameter {name!r} belongs to another PartialModel, which would silently lose "
                 "it. Build the network anew, or pass copy.deepcopy(module)."
             )
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterRow:
-    """One parameter of a model.
-
-    Attributes:
-        name: its name in the module.
-        shape: its shape.
-        numbers: how many numbers it has.
-        share: of all numbers of the model, in [0, 1].
-        trained: whether it trains.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    numbers: int
-    share: float
-    trained: bool
-
-
-class Description(tuple[ParameterRow, ...]):
-    """Rows in the module's order; ``str`` gives the table with totals."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        lines = [("parameter", "shape", "numbers", "share", "")]
-        lines += [
-            _line(
-                row.name, row.numbers, row.share, "trained" if row.trained else "frozen", row.shape
-            )
-            for row in self
-        ]
-        for kind, wanted in (("trained", (True,)), ("frozen", (False,)), ("all", (True, False))):
-            rows = [row for row in self if row.trained in wanted]
-            lines.append(_line(kind, sum(r.numbers for r in rows), sum(r.share for r in rows)))
-        widths = [max(len(line[i]) for line in lines) for i in range(4)]
-        text = [
-            f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {numbers:>{widths[2]}}  "
-            f"{share:>{widths[3]}}  {state}".rstrip()
-            for name, shape, numbers, share, state in lines
-        ]
-        rule = "-" * max(map(len, text))
-        return "\n".join([text[0], rule, *text[1:-3], rule, *text[-3:]])
-
-
-def _line(
-    name: str, numbers: int, share: float, state: str = "", shape: tuple[int, ...] = ()
-) -> tuple[str, str, str, str, str]:
-    sizes = " x ".join(map(str, shape))
-    return name, sizes, f"{numbers:,}", f"{100 * share:.2f} %", state
 
 
 def refuse_batch_statistics(module: nn.Module) -> None:
