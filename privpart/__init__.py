@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from privpart.model import PartialModel
     from privpart.noise import NoiseStream
     from privpart.plan import AdaptiveClipping, PrivacyPlan
-    from privpart.run_folder import RunFolder
+    from privpart.run.folder import RunFolder
     from privpart.server import RoundCounts, Server, ServerOptimizer
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
 

@@ -144,10 +144,10 @@ def _draw(
 
 def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
     """A run's plan, its set-up, and the trained part of its newest state; changes nothing."""
-    from privpart import state_file
-    from privpart.ledger import Ledger
     from privpart.plan_file import parse
-    from privpart.run_folder import state_name
+    from privpart.run.files import read_state
+    from privpart.run.folder import state_name
+    from privpart.run.ledger import Ledger
     from privpart.training import training
 
     ledger = Ledger(run / "ledger.sqlite", read_only=True)
@@ -160,7 +160,7 @@ def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
     plan = parse(text, name=f"the plan of {run}")
     if not rows:
         raise ConfigError(f"{run}: no round of it was committed yet.")
-    tensors, _ = state_file.read(run / state_name(len(rows)), rows[-1].state)
+    tensors, _ = read_state(run / state_name(len(rows)), rows[-1].state)
     setup = training(plan)
     return plan, setup, setup.whole(tensors["parameters"])
 

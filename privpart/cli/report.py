@@ -14,7 +14,7 @@ from privpart.cli.options import Format
 from privpart.cli.output import as_csv, flat
 
 if TYPE_CHECKING:
-    from privpart.run_report import RunReport
+    from privpart.run.report import RunReport
 
 _EXCEEDED, _LEFT_ITS_PLAN = 3, 6
 _WIDTH = 96
@@ -48,7 +48,7 @@ def report(
 
     Works while the run goes on. Exit code 6 if the run left its plan, 3 above --max-epsilon.
     """
-    from privpart.run_report import run_report, vouched
+    from privpart.run.report import run_report, vouched
 
     if statement and form is not Format.TABLE:
         raise ConfigError(f"statement=True: is prose; leave out --format {form}.")

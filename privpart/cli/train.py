@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from collections.abc import Callable
 
     from privpart.plan_file import PlanFile
-    from privpart.run_folder import RunFolder
+    from privpart.run.folder import RunFolder
     from privpart.training import Training
 
 _INTERRUPTED = 130
@@ -139,7 +139,7 @@ def train(
 
 def _tell(run: "RunFolder", form: Format) -> None:
     from privpart.cli.report import print_run
-    from privpart.run_report import run_report, select_lines
+    from privpart.run.report import run_report, select_lines
 
     if run.plan.noise_multiplier == 0:
         typer.echo("privpart: this plan adds no noise, so there is no guarantee.", err=True)
@@ -154,7 +154,7 @@ def _resumed(
 ) -> "tuple[RunFolder, PlanFile, Training]":
     """Open a run; return it with the plan that its ledger keeps, put together."""
     from privpart.plan_file import parse, read
-    from privpart.run_folder import RunFolder
+    from privpart.run.folder import RunFolder
 
     run = RunFolder.open(out, adopt=adopt)
     try:
@@ -178,10 +178,10 @@ def _begun(
     put_together: "Callable[..., Training]",
 ) -> "tuple[RunFolder, PlanFile, Training]":
     """Begin a run once everything about it has been tried; return it with its plan."""
-    from privpart.durable import write_durably
-    from privpart.fork import fork
     from privpart.plan_file import read
-    from privpart.run_folder import RunFolder
+    from privpart.run.files import write_durably
+    from privpart.run.folder import RunFolder
+    from privpart.run.fork import fork
     from privpart.training import refuse_short_cohorts
 
     chosen, text = read(plan), plan.read_text(encoding="utf-8")

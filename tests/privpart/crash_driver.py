@@ -17,7 +17,7 @@ import torch
 
 from accounting import BinaryTree, Grouped, Participation
 from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
-from privpart.run_folder import holds_a_run
+from privpart.run.folder import holds_a_run
 
 ROUNDS, DIM = 3, 6
 PLAN = PrivacyPlan(

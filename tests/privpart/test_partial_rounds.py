@@ -23,7 +23,7 @@ from privpart import (
 )
 from privpart.grouped_noise import GroupedNoise
 from privpart.plan import Schedule
-from privpart.run_report import run_report
+from privpart.run.report import run_report
 
 GROUPS = [["0.*"], ["2.*"], ["4.*"]]
 SIZES = (9 * 6 + 6, 6 * 5 + 5, 5 * 3 + 3)

@@ -25,8 +25,8 @@ from privpart import (
     state_file,
     witness,
 )
-from privpart.ledger import Ledger, next_row
-from privpart.run_folder import StorageError
+from privpart.run.folder import StorageError
+from privpart.run.ledger import Ledger, next_row
 
 DIM = 6
 COHORTS = [[0, 1], [2, 3], [4, 5], [6, 7]]

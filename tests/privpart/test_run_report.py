@@ -11,9 +11,9 @@ from safetensors import safe_open
 
 from accounting import BinaryTree, ConfigError, Participation, PrivacyReport, guarantee
 from privpart import PrivacyPlan, RunFolder, Server, fit
-from privpart.fork import fork
-from privpart.ledger import Ledger, next_row
-from privpart.run_report import run_report, vouched
+from privpart.run.fork import fork
+from privpart.run.ledger import Ledger, next_row
+from privpart.run.report import run_report, vouched
 
 DIM = 4
 

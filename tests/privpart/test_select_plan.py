@@ -11,10 +11,10 @@ import torch
 
 from accounting import BinaryTree, ConfigError, Grouped, Participation
 from privpart import RoundTask, RunFolder, SeededSource, Server, fit, plan_data, tasks
-from privpart.fork import fork
 from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
 from privpart.plan_file import PlanFile, validated
-from privpart.run_report import run_report
+from privpart.run.fork import fork
+from privpart.run.report import run_report
 from privpart.select.networks import key_spaces, shrunk
 from privpart.select.report import seen_in
 from privpart.tasks.shakespeare import WHEEL

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart import state_file, witness
-from privpart.durable import remove_durably, write_durably
 from privpart.keystream import NoiseSource, SecretSource, SeededSource
-from privpart.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.plan import PrivacyPlan
+from privpart.run import witness
+from privpart.run.files import encode_state, read_state, remove_durably, write_durably
+from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.server import RoundCounts, Server
 
 _RESERVED = ("start", "genesis", "adopted_at")
@@ -99,7 +99,7 @@ class RunFolder:
         if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
             raise ConfigError(f"facts: {', '.join(taken)} are the run's own; choose other names.")
         about |= facts or {}
-        first = b"" if start is None else state_file.encode({"parameters": start}, {})
+        first = b"" if start is None else encode_state({"parameters": start}, {})
         if start is not None:
             about["start"] = hashlib.sha256(first).hexdigest()
         about = json.loads(json.dumps(about, allow_nan=False))  # as it will be read back
@@ -201,9 +201,9 @@ class RunFolder:
             if server.plan_hash != self._plan_hash:
                 raise ConfigError("the server has another plan than the run.")
             if (start := self.facts.get("start")) is not None:
-                server.load_start(state_file.read(self.path / _START, start)[0]["parameters"])
+                server.load_start(read_state(self.path / _START, start)[0]["parameters"])
             return
-        tensors, values = state_file.read(self._state_path(self.rounds), self._state_hash)
+        tensors, values = read_state(self._state_path(self.rounds), self._state_hash)
         server.load_state_dict(tensors, values, self._ledger.rounds_by_client())
 
     def commit(self, server: Server, counts: RoundCounts) -> None:
@@ -230,7 +230,7 @@ class RunFolder:
             ) from None
 
     def _commit(self, server: Server, counts: RoundCounts) -> None:
-        data = state_file.encode(*server.state_dict())
+        data = encode_state(*server.state_dict())
         state, clients = hashlib.sha256(data).hexdigest(), sorted(server.cohort)
         write_durably(self._state_path(server.round), data)
         row = next_row(

@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from accounting.checks import ConfigError
-from privpart.durable import write_durably
+from privpart.run.files import write_durably
 
 VARIABLE = "PRIVPART_STATE_DIR"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from accounting.checks import ConfigError
-from privpart import state_file
-from privpart.ledger import Ledger
 from privpart.plan import PrivacyPlan
-from privpart.run_folder import RunFolder, locked, state_name
-from privpart.run_report import run_report
+from privpart.run.files import read_state
+from privpart.run.folder import RunFolder, locked, state_name
+from privpart.run.ledger import Ledger
+from privpart.run.report import run_report
 from privpart.select.report import together
 
 
@@ -40,7 +40,7 @@ def fork(
         ledger.close()
         if not rows:
             raise ConfigError(f"{old} has no committed round to go on from: begin a new run.")
-        tensors, _ = state_file.read(folder / state_name(len(rows)), rows[-1].state)
+        tensors, _ = read_state(folder / state_name(len(rows)), rows[-1].state)
     finally:
         lock.release()
     open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]

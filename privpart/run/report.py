@@ -14,8 +14,8 @@ from accounting import Participation, PrivacyReport
 from accounting.assumptions import Assumption
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
-from privpart.ledger import Ledger, Row
 from privpart.plan import PrivacyPlan
+from privpart.run.ledger import Ledger, Row
 from privpart.select.report import Seen, SelectReport
 
 SCHEMA = "privpart/run/1"
