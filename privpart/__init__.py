@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from privpart.client import LocalTraining, client_update
     from privpart.engine import EmbeddedEngine, Engine, Users, WorkerError
-    from privpart.keystream import NoiseSource, SecretSource, SeededSource
     from privpart.loop import CohortTooSmallError, RoundRecord, fit
     from privpart.messages import ClientUpdate, RoundTask
     from privpart.model import PartialModel
-    from privpart.noise import NoiseStream
+    from privpart.noise.source import NoiseSource, SecretSource, SeededSource
+    from privpart.noise.stream import NoiseStream
     from privpart.plan import AdaptiveClipping, PrivacyPlan
     from privpart.run.folder import RunFolder
     from privpart.server import RoundCounts, Server, ServerOptimizer

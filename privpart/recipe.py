@@ -12,10 +12,10 @@ from accounting import BinaryTree, Participation
 from privpart import tasks
 from privpart.client import LocalTraining
 from privpart.engine import EmbeddedEngine, Users
-from privpart.keystream import SeededSource
 from privpart.loop import fit
 from privpart.model import PartialModel
 from privpart.models import small_cnn
+from privpart.noise.source import SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.server import Server, ServerOptimizer
 from privpart.training import accuracy

@@ -21,8 +21,6 @@ from torch import Tensor
 from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
 from privpart.clip import add, clip
-from privpart.grouped_noise import GroupedNoise, noise_stream
-from privpart.keystream import NoiseSource
 from privpart.messages import (
     ClientUpdate,
     CohortSum,
@@ -31,7 +29,8 @@ from privpart.messages import (
     well_formed,
     well_formed_sum,
 )
-from privpart.noise import NoiseStream
+from privpart.noise.source import NoiseSource
+from privpart.noise.stream import GroupedNoise, NoiseStream, noise_stream
 from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan, restarts
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from accounting.checks import ConfigError
 from privpart.engine import WorkerError
 from privpart.engines.memory import keep_freed_memory
-from privpart.keystream import SeededSource
 from privpart.loop import fit
+from privpart.noise.source import SeededSource
 from privpart.plan_file import PlanFile
 from privpart.server import Server
 from privpart.sweep_file import Cell, Sweep

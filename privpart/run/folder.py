@@ -24,7 +24,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.keystream import NoiseSource, SecretSource, SeededSource
+from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
 from privpart.run.files import encode_state, read_state, remove_durably, write_durably

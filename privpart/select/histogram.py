@@ -13,7 +13,7 @@ from torch import Tensor
 
 from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
-from privpart.keystream import NoiseSource
+from privpart.noise.source import NoiseSource
 from privpart.select.disclosure import Released, ServerSees
 from privpart.select.layout import distinct_keys
 from privpart.select.primitive import Keys

@@ -7,7 +7,7 @@ from scipy.stats import chi2
 
 from accounting import BinaryTree, BufferedToeplitz, ConfigError, Grouped, Independent, PrunedTree
 from privpart import SecretSource, SeededSource
-from privpart.grouped_noise import GroupedNoise
+from privpart.noise.stream import GroupedNoise
 
 SCHEDULE = [(0, 1, 2), (0, 1, 2), (0,), (0,), (1,), (1,), (2,), (0, 1, 2), (0,), (1, 2)]
 ACTIVE = [[t for t, groups in enumerate(SCHEDULE) if g in groups] for g in range(3)]

@@ -11,7 +11,7 @@ from scipy.stats import binomtest, kstest, norm
 
 from accounting import ConfigError
 from privpart import SecretSource, SeededSource
-from privpart.keystream import BLOCK, _box_muller
+from privpart.noise.source import BLOCK, _box_muller
 
 SOURCES = [SeededSource(0), SecretSource(bytes(32))]
 LEVEL = 1e-9
@@ -56,7 +56,7 @@ def test_every_block_is_computed_by_one_thread(monkeypatch):
     def block(key, counter, stddev, out):
         seen.append(torch.get_num_threads())
 
-    monkeypatch.setattr("privpart.keystream._gaussian_block", block)
+    monkeypatch.setattr("privpart.noise.source._gaussian_block", block)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)

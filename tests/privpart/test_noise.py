@@ -21,7 +21,7 @@ from accounting import (
 )
 from accounting.mechanisms.mechanism import prefix_sums
 from privpart import NoiseStream, SecretSource, SeededSource
-from privpart.keystream import BLOCK
+from privpart.noise.source import BLOCK
 
 BLT3 = {"decay": (0.703864, 0.970182, 0.998105), "scale": (0.295937, 0.131099, 0.057899)}
 

@@ -6,7 +6,7 @@ import torch
 
 from accounting import BinaryTree, BufferedToeplitz, ConfigError, Dense, Independent, Toeplitz
 from privpart import NoiseStream, SecretSource, SeededSource
-from privpart.keystream import BLOCK
+from privpart.noise.source import BLOCK
 
 BLT3 = {"decay": (0.703864, 0.970182, 0.998105), "scale": (0.295937, 0.131099, 0.057899)}
 LAW = [

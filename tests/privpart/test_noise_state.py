@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from accounting import BinaryTree, ConfigError, Independent, Toeplitz
 from privpart import NoiseStream, SecretSource, SeededSource
-from privpart.keystream import BLOCK
+from privpart.noise.source import BLOCK
 
 
 class QuickSource:

@@ -21,7 +21,7 @@ from privpart import (
     client_update,
     fit,
 )
-from privpart.grouped_noise import GroupedNoise
+from privpart.noise.stream import GroupedNoise
 from privpart.plan import Schedule
 from privpart.run.report import run_report
 
