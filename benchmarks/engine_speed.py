@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
+from privpart.data.tasks import fashion_mnist
 from privpart.engine import Precision
 from privpart.models import MODELS, emnist_cnn, mcmahan_2nn, small_cnn, word_lm
-from privpart.tasks import fashion_mnist
 
 RESULT = Path(__file__).parent / "results" / "engine.json"
 CLIP = 1.0

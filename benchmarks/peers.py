@@ -29,7 +29,7 @@ from peers_process import DiedError, Peer
 from peers_work import expected_sum, read
 
 from privpart import Users
-from privpart.tasks import Task, fashion_mnist
+from privpart.data.tasks import Task, fashion_mnist
 
 RESULT = Path(__file__).parent / "results" / "peers.json"
 OURS = "privpart engine, 2 workers x 1 thread"

@@ -7,7 +7,7 @@ import torch
 
 from attacks import leakage, suite
 from attacks.networks import smooth_lenet
-from privpart.tasks import digits
+from privpart.data.tasks import digits
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ from privpart import (
     Users,
     fit,
 )
+from privpart.data.tasks import cohorts_once_each, digits, iid_users
 from privpart.device_classes import DeviceClasses
 from privpart.models import small_cnn
-from privpart.tasks import cohorts_once_each, digits, iid_users
 from privpart.wire import encode_update
 
 ROUNDS, USERS, DELTA, SEED = 36, 1437, 1e-5, 7

@@ -28,6 +28,7 @@ from privpart import (
     Users,
     fit,
 )
+from privpart.data.tasks import cohorts_in_turn, cohorts_once_each, digits, iid_users
 from privpart.models import mcmahan_2nn, small_cnn
 from privpart.select import (
     IndependentKeys,
@@ -38,7 +39,6 @@ from privpart.select import (
     private,
 )
 from privpart.select.networks import cnn_filters, dense_neurons
-from privpart.tasks import cohorts_in_turn, cohorts_once_each, digits, iid_users
 from privpart.training import accuracy as accuracy_on
 
 TASK, USERS = digits(), 120

@@ -31,6 +31,8 @@ from privpart import (
     Users,
     fit,
 )
+from privpart.data.tasks import cohorts_in_turn, next_word, speaking_roles, which_play
+from privpart.data.tasks.shakespeare import BEGIN, SHA256, UNKNOWN, TextTask
 from privpart.engines.memory import keep_freed_memory
 from privpart.models import word_lm
 from privpart.models.transformer import LANGUAGE_START
@@ -45,8 +47,6 @@ from privpart.select import (
     top,
 )
 from privpart.select.networks import WordBag, bag_words, lm_hidden, lm_words
-from privpart.tasks import cohorts_in_turn, next_word, speaking_roles, which_play
-from privpart.tasks.shakespeare import BEGIN, SHA256, UNKNOWN, TextTask
 from privpart.training import accuracy as accuracy_on
 
 WORDS, HIDDEN, TOKENS = 2000, 256, 2002

@@ -32,11 +32,11 @@ from privpart import (
     Users,
     fit,
 )
+from privpart.data.tasks import cohorts_in_turn, digits, dirichlet_users, iid_users
 from privpart.models import small_cnn
 from privpart.patterns import layer_groups
 from privpart.plan import Rounds, Schedule, active_rounds
 from privpart.schedule_costs import measured, sent_numbers
-from privpart.tasks import cohorts_in_turn, digits, dirichlet_users, iid_users
 from privpart.training import accuracy as accuracy_on
 
 DELTA, GROUPS = 1e-5, 4

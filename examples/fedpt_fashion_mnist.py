@@ -27,8 +27,8 @@ from privpart import (
     Users,
     fit,
 )
+from privpart.data.tasks import Task, cohorts_once_each, fashion_mnist, iid_users
 from privpart.models import MODELS, emnist_cnn
-from privpart.tasks import Task, cohorts_once_each, fashion_mnist, iid_users
 from privpart.training import accuracy as accuracy_on
 from privpart.wire import encode_model
 

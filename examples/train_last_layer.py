@@ -19,8 +19,8 @@ from privpart import (
     Users,
     fit,
 )
+from privpart.data.tasks import cohorts_once_each, digits, iid_users
 from privpart.models import small_cnn
-from privpart.tasks import cohorts_once_each, digits, iid_users
 from privpart.wire import encode_update
 
 ROUNDS, USERS, DELTA = 72, 1437, 1e-5

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart import tasks
+from privpart.data import tasks
+from privpart.data.tasks.shakespeare import BEGIN, WHEEL
 from privpart.engines.local_work import Users
 from privpart.models.transformer import LanguageModel
 from privpart.plan_file import Data
-from privpart.tasks.shakespeare import BEGIN, WHEEL
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from torch import nn
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
 from privpart.client import LocalTraining
+from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
 from privpart.mechanism_choice import MechanismChoice
 from privpart.model import PartialModel
 from privpart.models import MODELS
@@ -32,7 +33,6 @@ from privpart.select.layout import Layout
 from privpart.select.networks import shrunk
 from privpart.select.turns import Turns
 from privpart.server import ServerOptimizer
-from privpart.tasks.shakespeare import BEGIN, UNKNOWN
 
 SCHEMA = "privpart/plan/1"
 

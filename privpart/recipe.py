@@ -9,8 +9,8 @@ from joblib import Parallel, delayed
 from torch import Tensor
 
 from accounting import BinaryTree, Participation
-from privpart import tasks
 from privpart.client import LocalTraining
+from privpart.data import tasks
 from privpart.engine import EmbeddedEngine, Users
 from privpart.loop import fit
 from privpart.model import PartialModel

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart import tasks
+from privpart.data import tasks
+from privpart.data.tasks.shakespeare import UNKNOWN
 from privpart.engine import Batching, EmbeddedEngine, Precision, Users
 from privpart.messages import may_take_part
 from privpart.model import PartialModel
@@ -25,7 +26,6 @@ from privpart.select.layout import Layout
 from privpart.select.networks import shrunk
 from privpart.select.report import Seen, seen_in
 from privpart.select.turns import Turns
-from privpart.tasks.shakespeare import UNKNOWN
 
 _BATCH = 500
 

@@ -14,7 +14,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from attacks import LocalSteps, networks, read_update
 from attacks.update import ready
-from privpart.tasks import digits, fashion_mnist
+from privpart.data.tasks import digits, fashion_mnist
 
 _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "lenet": networks.smooth_lenet,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
 
     from attacks import LeakageReport
     from privpart.cli.demo_tables import Accuracy
+    from privpart.data.tasks import Task
     from privpart.recipe import Cell, Recipe
-    from privpart.tasks import Task
 
 DELTA = 1e-5
 NOISE_MULTIPLIERS = (0.0, 0.3, 1.0, 3.0)

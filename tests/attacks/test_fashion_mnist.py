@@ -10,7 +10,7 @@ from torch import nn
 from accounting import ConfigError
 from attacks import cosine_tv, dense_then_invert, dlg, leakage, observe, psnr, suite
 from attacks.networks import relu_lenet, resnet8, smooth_lenet, smooth_mlp
-from privpart.tasks import fashion_mnist
+from privpart.data.tasks import fashion_mnist
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from attacks import LocalSteps, observe
 from attacks.networks import smooth_lenet
 from privpart.cli.audit_store import TrialFolder
 from privpart.cli.main import main
-from privpart.tasks import digits
+from privpart.data.tasks import digits
 
 QUICK = ["--model", "lenet", "--data", "digits", "--effort", "quick", "--attack", "dlg"]
 

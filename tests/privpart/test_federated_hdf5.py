@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from accounting import ConfigError
 from privpart.cli.main import app
-from privpart.tasks import federated_hdf5
+from privpart.data.tasks import federated_hdf5
 
 ZEROS, CLASSES = np.zeros((2, 28, 28), np.float32), np.array([1, 2], np.int32)
 ONE_NAN = np.where(np.arange(2).reshape(2, 1, 1) == 1, np.float32("nan"), ZEROS)

@@ -14,8 +14,8 @@ from privpart import (
     Users,
     fit,
 )
+from privpart.data.tasks import cohorts_once_each, digits, iid_users
 from privpart.models import small_cnn
-from privpart.tasks import cohorts_once_each, digits, iid_users
 
 
 def a_server(dim: int, rounds: int, z: float = 0.0) -> Server:

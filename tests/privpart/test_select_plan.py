@@ -11,13 +11,13 @@ import torch
 
 from accounting import BinaryTree, ConfigError, Grouped, Participation
 from privpart import RoundTask, RunFolder, SeededSource, Server, fit, plan_data, tasks
+from privpart.data.tasks.shakespeare import WHEEL
 from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
 from privpart.plan_file import PlanFile, validated
 from privpart.run.fork import fork
 from privpart.run.report import run_report
 from privpart.select.networks import key_spaces, shrunk
 from privpart.select.report import seen_in
-from privpart.tasks.shakespeare import WHEEL
 from privpart.training import training
 
 CNN = {"channels": [2, 6], "hidden": 4, "image_size": 8, "groups": 0}

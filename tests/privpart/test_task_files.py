@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from accounting import ConfigError
-from privpart.tasks import (
+from privpart.data.tasks import (
     cifar10,
     cifar100,
     dirichlet_users,
@@ -19,7 +19,7 @@ from privpart.tasks import (
     users_of,
     which_play,
 )
-from privpart.tasks.shakespeare import BEGIN, UNKNOWN, WHEEL
+from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN, WHEEL
 
 RNG = np.random.default_rng(0)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from accounting import ConfigError
-from privpart.tasks import cohorts_once_each, digits, fashion_mnist, iid_users
-from privpart.tasks.fashion_mnist import DEBIAN_FOLDER
+from privpart.data.tasks import cohorts_once_each, digits, fashion_mnist, iid_users
+from privpart.data.tasks.fashion_mnist import DEBIAN_FOLDER
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from privpart.tasks.idx import read_images, read_labels
-from privpart.tasks.task import Task
+from privpart.data.tasks.idx import read_images, read_labels
+from privpart.data.tasks.task import Task
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 _HINT = (

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.tasks.idx import read_images, read_labels
-from privpart.tasks.task import Task
+from privpart.data.tasks.idx import read_images, read_labels
+from privpart.data.tasks.task import Task
 
 Split = Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"]
 

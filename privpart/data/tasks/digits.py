@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from privpart.tasks.task import Task
+from privpart.data.tasks.task import Task
 
 _TEST = 360
 _SPLIT_SEED = 0

@@ -1,18 +1,20 @@
 """Tasks: real data, and partitions of it among simulated users."""
 
-from privpart.tasks.digits import digits
-from privpart.tasks.fashion_mnist import fashion_mnist
-from privpart.tasks.federated_hdf5 import federated_hdf5
-from privpart.tasks.heterogeneous import (
+from privpart.data.partition import (
+    cohorts_in_turn,
+    cohorts_once_each,
     dirichlet_users,
+    iid_users,
     natural_users,
     pathological_users,
     users_of,
 )
-from privpart.tasks.image_files import cifar10, cifar100, emnist
-from privpart.tasks.partition import cohorts_in_turn, cohorts_once_each, iid_users
-from privpart.tasks.shakespeare import next_word, speaking_roles, which_play
-from privpart.tasks.task import Task
+from privpart.data.tasks.digits import digits
+from privpart.data.tasks.fashion_mnist import fashion_mnist
+from privpart.data.tasks.federated_hdf5 import federated_hdf5
+from privpart.data.tasks.image_files import cifar10, cifar100, emnist
+from privpart.data.tasks.shakespeare import next_word, speaking_roles, which_play
+from privpart.data.tasks.task import Task
 
 __all__ = [
     "Task",
