@@ -4,7 +4,7 @@ Run: ``python benchmarks/partial_training.py``; writes benchmarks/results/partia
 
 FedPT's ResNet-18 (Sidahmed et al. 2022, Tables 2, 4 and 10) with group normalisation, one batch of
 CIFAR size, SGD with momentum. Both figures of a row come from this one run, each from processes of
-their own, on one thread (see ``privpart.measured``): memory is the rise of the resident set over a
+their own, on one thread (see ``privpart.measure.step``): memory is the rise of the resident set over a
 process with its libraries loaded but without the model; time is processor time, so that other
 programs on the machine count as little as they can. Beside them stands what ``privpart costs``
 computes.
@@ -24,8 +24,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 from machine import machine
 
 from privpart import LocalTraining, PartialModel
-from privpart.costs import client_costs
-from privpart.measured import measured_step
+from privpart.measure.costs import client_costs
+from privpart.measure.step import measured_step
 from privpart.models import MODELS
 from privpart.models.examples import example_batch, example_network
 

@@ -33,10 +33,10 @@ from privpart import (
     fit,
 )
 from privpart.data.tasks import cohorts_in_turn, digits, dirichlet_users, iid_users
+from privpart.measure.costs import measured, sent_numbers
 from privpart.models import small_cnn
 from privpart.patterns import layer_groups
 from privpart.plan import Rounds, Schedule, active_rounds
-from privpart.schedule_costs import measured, sent_numbers
 from privpart.training import accuracy as accuracy_on
 
 DELTA, GROUPS = 1e-5, 4

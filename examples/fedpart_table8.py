@@ -20,7 +20,7 @@ from fedpart_digits import GROUPS, Case, full, network, train
 from torch import Tensor, nn
 
 from attacks import ssim
-from privpart.inspect import maximal_activation
+from privpart.measure.inspect import maximal_activation
 from privpart.plan import Schedule
 
 LAYERS = {"#1": "conv1", "#4": "dense2"}

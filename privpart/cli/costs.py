@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from rich.table import Table
 
     from privpart.client import LocalTraining
-    from privpart.costs import Bandwidth
+    from privpart.measure.costs import Bandwidth
 
 Cell = Callable[[dict[str, Any]], str]
 _WORK, _LINK = "Local training", "Network"
@@ -71,7 +71,7 @@ def costs(
     Example: privpart costs emnist_cnn --train '!dense1.*'
     """
     from privpart.client import LocalTraining
-    from privpart.costs import Bandwidth
+    from privpart.measure.costs import Bandwidth
     from privpart.models import MODELS
 
     name = model.replace("-", "_")
@@ -147,8 +147,8 @@ def _rows(
     measure: bool,
 ) -> list[dict[str, Any]]:
     """One row per trained part; the first is full training."""
-    from privpart.costs import client_costs
-    from privpart.measured import measured_step
+    from privpart.measure.costs import client_costs
+    from privpart.measure.step import measured_step
     from privpart.model import PartialModel
     from privpart.models import MODELS
     from privpart.models.examples import example_batch, example_network

@@ -168,7 +168,7 @@ def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
 def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, list[list[float]]]:
     """Step sizes of the first clients when all train, and when the groups take turns."""
     from privpart.engines.local_work import client_generator
-    from privpart.inspect import step_sizes
+    from privpart.measure.inspect import step_sizes
 
     groups = len(setup.model.group_sizes)
     cohort = tuple(range(min(5, len(setup.engine.users))))
@@ -205,7 +205,7 @@ def _figures(
 ) -> list[dict[str, Any]]:
     import torch
 
-    from privpart.inspect import jump_after_averaging, mask_ratio
+    from privpart.measure.inspect import jump_after_averaging, mask_ratio
 
     rows = [
         # two rounds of the same layers: from one group to the next there is nothing to compare
@@ -234,7 +234,7 @@ def _figures(
 
 def _kernels(setup: "Training") -> "list[Tensor] | None":
     """The first ones: in colour if the images are, else the mean over the inputs."""
-    from privpart.inspect import first_kernels
+    from privpart.measure.inspect import first_kernels
 
     try:
         found = list(first_kernels(setup.model.module))[:32]
@@ -248,7 +248,7 @@ def _features(setup: "Training", channels: int) -> "Features":
     import torch
     from torch import nn
 
-    from privpart.inspect import maximal_activation
+    from privpart.measure.inspect import maximal_activation
 
     start = torch.full_like(setup.test_x[0], 0.5)
     start += 0.01 * torch.randn(start.shape, generator=torch.Generator().manual_seed(0))

@@ -69,7 +69,7 @@ def _layers(names: tuple[str, ...]) -> list[str]:
 def _costs(
     plan: "PlanFile", setup: "Training", rounds: "Rounds", every: int
 ) -> list[dict[str, Any]]:
-    from privpart.schedule_costs import equation_6, measured
+    from privpart.measure.costs import equation_6, measured
 
     users, groups = setup.engine.users, len(setup.model.group_sizes)
     held = max(1, min(len(users.indices[u]) for u in range(len(users))))

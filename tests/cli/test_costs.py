@@ -102,7 +102,7 @@ def test_a_batch_is_at_most_what_the_client_holds(privpart):
 def test_a_batch_that_does_not_fit_into_memory_is_one_sentence():
     limited = (
         "import resource, sys\n"
-        "import torch, privpart.costs, privpart.models.examples, privpart.measured\n"
+        "import torch, privpart.measure.costs, privpart.models.examples, privpart.measure.step\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 500_000_000,) * 2)\n"
         "from privpart.cli.main import main\n"

@@ -7,7 +7,7 @@ from torch import nn
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
 from privpart.client import loss
-from privpart.costs import Bandwidth, client_costs
+from privpart.measure.costs import Bandwidth, client_costs
 from privpart.models import MODELS
 from privpart.models.examples import example_batch, example_network
 from privpart.wire import encode_model, encode_update

@@ -6,7 +6,7 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
-from privpart.inspect import (
+from privpart.measure.inspect import (
     first_kernels,
     jump_after_averaging,
     mask_ratio,

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from privpart import LocalTraining
-from privpart.measured import measured_step
+from privpart.measure.step import measured_step
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux resets a process's peak memory"

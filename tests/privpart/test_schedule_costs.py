@@ -5,15 +5,15 @@ import torch
 
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
-from privpart.models import MODELS, model
-from privpart.plan import Schedule
-from privpart.schedule_costs import (
+from privpart.measure.costs import (
     changed,
     equation_5,
     equation_6,
     measured,
     sent_numbers,
 )
+from privpart.models import MODELS, model
+from privpart.plan import Schedule
 
 # Tables 1 to 3, Comm. in GB by number of cycles. Left out: two misprints of full training,
 # CIFAR-100 at 2 cycles (9.65 for 9.83) and AG News at 5 (106 for 111).
