@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from privpart.client import LocalTraining, client_update
-    from privpart.engine import EmbeddedEngine, Engine, Users, WorkerError
-    from privpart.loop import CohortTooSmallError, RoundRecord, fit
+    from privpart.data.users import Users
+    from privpart.engine import EmbeddedEngine
+    from privpart.engines.workers import WorkerError
+    from privpart.loop import CohortTooSmallError, Engine, RoundRecord, fit
     from privpart.messages import ClientUpdate, RoundTask
     from privpart.model import PartialModel
     from privpart.noise.source import NoiseSource, SecretSource, SeededSource
@@ -25,7 +27,7 @@ _HOME = {
     "CohortTooSmallError": "loop",
     "Constant": "initializers",
     "EmbeddedEngine": "engine",
-    "Engine": "engine",
+    "Engine": "loop",
     "Glorot": "initializers",
     "He": "initializers",
     "LocalTraining": "client",
@@ -43,8 +45,8 @@ _HOME = {
     "Server": "server",
     "ServerOptimizer": "server_optimizer",
     "Uniform": "initializers",
-    "Users": "engine",
-    "WorkerError": "engine",
+    "Users": "data.users",
+    "WorkerError": "engines.workers",
     "client_update": "client",
     "fit": "loop",
 }

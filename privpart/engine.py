@@ -11,41 +11,23 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining
+from privpart.data.users import Users
 from privpart.engines import chunks
 from privpart.engines.choice import choose, prefix_fits, refuse_other_than_lockstep
 from privpart.engines.device import usable
 from privpart.engines.frozen_prefix import Features, split
-from privpart.engines.local_work import LocalWork, Method, Users
+from privpart.engines.local_work import LocalWork, Method
 from privpart.engines.one_thread import one_thread
 from privpart.engines.remembering import Remembering
 from privpart.engines.workers import WorkerError, Workers
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
 from privpart.model import PartialModel
 
-__all__ = ["Batching", "EmbeddedEngine", "Engine", "SummingEngine", "Users", "WorkerError"]
-
 Batching = Literal["auto", "loop", "vmap"]
 Precision = Literal["float32", "bfloat16"]
 
 _CHUNK_BYTES = 2**24
 """Updates computed at once: they stay below what malloc gives back to the system each time."""
-
-
-class Engine(Protocol):
-    """Runs clients, wherever they are."""
-
-    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
-        """Yield the update of each client of the task that trained from ``start``, shape (d,)."""
-        ...
-
-
-@runtime_checkable
-class SummingEngine(Engine, Protocol):
-    """An engine whose clipping and adding up are trusted as the server's own would be."""
-
-    def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
-        """Return sums in which each client of the task is once; None where ``run`` must do it."""
-        ...
 
 
 class EmbeddedEngine:

@@ -11,9 +11,10 @@ numbers of clients, so these files may be published where the run's own ledger m
 import csv
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import (
@@ -27,8 +28,7 @@ from rich.progress import (
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.engine import Engine, SummingEngine
-from privpart.messages import RoundTask
+from privpart.messages import ClientUpdate, CohortSum, RoundTask
 from privpart.server import RoundCounts, Server
 
 
@@ -52,6 +52,23 @@ class CohortTooSmallError(RuntimeError):
 
     The server stands where it stood before: ``fit`` may be called again.
     """
+
+
+class Engine(Protocol):
+    """Runs clients, wherever they are."""
+
+    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
+        """Yield the update of each client of the task that trained from ``start``, shape (d,)."""
+        ...
+
+
+@runtime_checkable
+class SummingEngine(Engine, Protocol):
+    """An engine whose clipping and adding up are trusted as the server's own would be."""
+
+    def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
+        """Return sums in which each client of the task is once; None where ``run`` must do it."""
+        ...
 
 
 def fit(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from accounting.checks import ConfigError
 from privpart.data import tasks
 from privpart.data.tasks.shakespeare import BEGIN, WHEEL
-from privpart.engines.local_work import Users
+from privpart.data.users import Users
 from privpart.models.transformer import LanguageModel
 from privpart.plan_file import Data
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.engines.local_work import Users
+from privpart.data.users import Users
 
 
 def iid_users(examples: int, *, users: int, data_seed: int) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from privpart.client import LocalTraining, client_update
 from privpart.clip import clip
+from privpart.data.users import Rows, Users
 from privpart.engines.device import full_float32
 from privpart.engines.frozen_prefix import Features
 from privpart.engines.lockstep import Lockstep, one_pass, padded, sum_of_losses, to_channels_last
@@ -24,40 +25,6 @@ _EXAMPLES = 256
 
 _PASS_BYTES = 2**24
 """Of examples, or of gradients of single clients, in one pass of ``sum``."""
-
-
-class Rows(Protocol):
-    """Per user, the rows of its examples, shape (its n,); a list of tensors is one."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, user: int, /) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Users:
-    """Examples and who holds which.
-
-    Attributes:
-        x: all examples, shape (n, ...).
-        y: their classes, shape (n,).
-        indices: per user, the rows that are theirs.
-    """
-
-    x: Tensor
-    y: Tensor
-    indices: Rows
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def on(self, device: torch.device) -> "Users":
-        """Return them with the examples, not their order, in a device's memory."""
-        return Users(self.x.to(device), self.y.to(device), self.indices)
-
-    def examples(self, user: int) -> tuple[Tensor, Tensor]:
-        """Return the examples of one user, shape (its n, ...), and their classes."""
-        rows = self.indices[user]
-        return self.x[rows], self.y[rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from privpart.client import LocalTraining, client_update
-from privpart.engines.local_work import Users, client_generator
+from privpart.data.users import Users
+from privpart.engines.local_work import client_generator
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.model import PartialModel
 

@@ -20,8 +20,9 @@ from torch.multiprocessing import get_context
 
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining
+from privpart.data.users import Users
 from privpart.engines.frozen_prefix import Features, share, split
-from privpart.engines.local_work import LocalWork, Method, Users
+from privpart.engines.local_work import LocalWork, Method
 from privpart.engines.memory import keep_freed_memory
 from privpart.messages import RoundTask
 from privpart.model import PartialModel

@@ -18,7 +18,8 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining, client_update
-from privpart.engines.local_work import Users, client_generator
+from privpart.data.users import Users
+from privpart.engines.local_work import client_generator
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.model import PartialModel
 from privpart.select.delivery import KEY_BYTES, ROWS, Delivery, Fetch, Request, Select, on_demand

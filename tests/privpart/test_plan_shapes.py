@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accounting import ConfigError
-from privpart.engines.local_work import Users
+from privpart.data.users import Users
 from privpart.models import MODELS, model
 from privpart.plan_data import PlanData, refuse_other_shapes
 from privpart.plan_file import validated

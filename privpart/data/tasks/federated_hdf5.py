@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from accounting.checks import ConfigError
-from privpart.engines.local_work import Users
+from privpart.data.users import Users
 
 Array = np.ndarray[Any, Any]
 

