@@ -19,7 +19,7 @@ from privpart import (
     fit,
 )
 from privpart.data.tasks import cohorts_once_each, digits, iid_users
-from privpart.device_classes import DeviceClasses
+from privpart.engines.device_classes import DeviceClasses
 from privpart.models import small_cnn
 from privpart.wire import encode_update
 

@@ -33,7 +33,7 @@ from privpart import (
 )
 from privpart.data.tasks import cohorts_in_turn, next_word, speaking_roles, which_play
 from privpart.data.tasks.shakespeare import BEGIN, SHA256, UNKNOWN, TextTask
-from privpart.engines.memory import keep_freed_memory
+from privpart.engines.workers import keep_freed_memory
 from privpart.models import word_lm
 from privpart.models.transformer import LANGUAGE_START
 from privpart.select import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from privpart.client import LocalTraining, client_update
     from privpart.data.users import Users
-    from privpart.engine import EmbeddedEngine
+    from privpart.engines.embedded import EmbeddedEngine
     from privpart.engines.workers import WorkerError
     from privpart.loop import CohortTooSmallError, Engine, RoundRecord, fit
     from privpart.messages import ClientUpdate, RoundTask
@@ -26,7 +26,7 @@ _HOME = {
     "ClientUpdate": "messages",
     "CohortTooSmallError": "loop",
     "Constant": "initializers",
-    "EmbeddedEngine": "engine",
+    "EmbeddedEngine": "engines.embedded",
     "Engine": "loop",
     "Glorot": "initializers",
     "He": "initializers",

@@ -12,7 +12,7 @@ from accounting import BinaryTree, Participation
 from privpart.client import LocalTraining
 from privpart.data import tasks
 from privpart.data.users import Users
-from privpart.engine import EmbeddedEngine
+from privpart.engines.embedded import EmbeddedEngine
 from privpart.loop import fit
 from privpart.model import PartialModel
 from privpart.models import small_cnn

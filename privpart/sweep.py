@@ -14,8 +14,7 @@ from joblib import Parallel, delayed
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.engines.memory import keep_freed_memory
-from privpart.engines.workers import WorkerError
+from privpart.engines.workers import WorkerError, keep_freed_memory
 from privpart.loop import fit
 from privpart.noise.source import SeededSource
 from privpart.plan_file import PlanFile

@@ -13,7 +13,7 @@ from accounting.checks import ConfigError
 from privpart.data import tasks
 from privpart.data.tasks.shakespeare import UNKNOWN
 from privpart.data.users import Users
-from privpart.engine import Batching, EmbeddedEngine, Precision
+from privpart.engines.embedded import Batching, EmbeddedEngine, Precision
 from privpart.messages import may_take_part
 from privpart.model import PartialModel
 from privpart.plan import PrivacyPlan

@@ -167,7 +167,7 @@ def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
 
 def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, list[list[float]]]:
     """Step sizes of the first clients when all train, and when the groups take turns."""
-    from privpart.engines.local_work import client_generator
+    from privpart.engines.methods import client_generator
     from privpart.measure.inspect import step_sizes
 
     groups = len(setup.model.group_sizes)

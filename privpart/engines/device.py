@@ -1,4 +1,7 @@
-"""Device: where clients are computed, on the CPU or on one accelerator."""
+"""Device: where clients are computed, on the CPU or on one accelerator.
+
+One thread: as each worker has, so that the same sums are rounded in the same order.
+"""
 
 import time
 from collections.abc import Iterator
@@ -85,3 +88,14 @@ def full_float32(device: torch.device) -> Iterator[None]:
     finally:
         for kind, precision in zip(kinds, before, strict=True):
             kind.fp32_precision = precision
+
+
+@contextmanager
+def one_thread(wanted: bool) -> Iterator[None]:
+    """Compute on one thread in this context, and then on as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if wanted else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -19,7 +19,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining, client_update
 from privpart.data.users import Users
-from privpart.engines.local_work import client_generator
+from privpart.engines.methods import client_generator
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.model import PartialModel
 from privpart.select.delivery import KEY_BYTES, ROWS, Delivery, Fetch, Request, Select, on_demand

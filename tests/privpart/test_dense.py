@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
-from privpart.engines import lockstep
-from privpart.engines.dense import dense_logits, is_dense
-from privpart.engines.local_work import LocalWork, Method
+from privpart.engines import vectorized as lockstep
+from privpart.engines.methods import LocalWork, Method
+from privpart.engines.vectorized import dense_logits, is_dense
 
 TASK = RoundTask(0, tuple(range(5)), 0.2, "plan")
 SIZES = (1, 4, 7, 7, 0)

@@ -18,7 +18,7 @@ from torch import nn
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client
 from privpart.clip import clip
-from privpart.engines import local_work
+from privpart.engines import methods as local_work
 from privpart.engines.device import full_float32, namespace
 from privpart.models import mcmahan_2nn, small_cnn
 

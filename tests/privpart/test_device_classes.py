@@ -17,7 +17,7 @@ from privpart import (
     Server,
     Users,
 )
-from privpart.device_classes import DeviceClasses
+from privpart.engines.device_classes import DeviceClasses
 from privpart.models import small_cnn
 from privpart.wire import decode_update, encode_update
 

@@ -21,7 +21,7 @@ from privpart import (
     client_update,
     fit,
 )
-from privpart.engines.local_work import LocalWork, Method, client_generator
+from privpart.engines.methods import LocalWork, Method, client_generator
 from privpart.models import MODELS, mcmahan_2nn, small_cnn, word_lm
 
 PART = ["conv*", "norm.*", "dense2.*"]

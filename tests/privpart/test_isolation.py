@@ -10,12 +10,12 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, WorkerError
-from privpart.engines import choice
+from privpart.engines import methods as choice
 from privpart.engines.frozen_prefix import split
-from privpart.engines.local_work import LocalWork, Method
-from privpart.engines.one_step import OneStep
-from privpart.engines.own_rows import OwnRows
-from privpart.engines.products import by_onednn, worth_onednn
+from privpart.engines.ghost_sum import OneStep
+from privpart.engines.methods import LocalWork, Method
+from privpart.engines.onednn import by_onednn, worth_onednn
+from privpart.engines.vectorized import OwnRows
 from privpart.models import mcmahan_2nn
 
 CLIENTS = 8

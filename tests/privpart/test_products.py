@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
-from privpart.engines import products
-from privpart.engines.local_work import LocalWork, Method, client_generator
+from privpart.engines import onednn as products
+from privpart.engines.methods import LocalWork, Method, client_generator
 
 pytestmark = pytest.mark.skipif(not products._available(), reason="torch without oneDNN")
 

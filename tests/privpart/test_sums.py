@@ -22,11 +22,10 @@ from privpart import (
     fit,
 )
 from privpart.clip import factors
-from privpart.engines import local_work
+from privpart.engines import methods as local_work
 from privpart.engines.frozen_prefix import Features, split
-from privpart.engines.layer_changes import layer_changes
-from privpart.engines.local_work import LocalWork, Method, client_generator
-from privpart.engines.one_step import OneStep
+from privpart.engines.ghost_sum import OneStep, layer_changes
+from privpart.engines.methods import LocalWork, Method, client_generator
 from privpart.messages import CohortSum
 from privpart.models import mcmahan_2nn, small_cnn, word_lm
 

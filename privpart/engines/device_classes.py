@@ -18,7 +18,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.engine import EmbeddedEngine
+from privpart.engines.embedded import EmbeddedEngine
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.model import PartialModel
 

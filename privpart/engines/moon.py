@@ -9,7 +9,7 @@ from torch import Tensor
 
 from privpart.client import LocalTraining, client_update
 from privpart.data.users import Users
-from privpart.engines.local_work import client_generator
+from privpart.engines.methods import client_generator
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.model import PartialModel
 

@@ -1,4 +1,17 @@
-"""Lockstep: the local training of many clients at once, as one batched computation.
+"""Own rows: embeddings of which vmap may not mix the tables of several clients.
+
+vmap stacks the clients' tables into one and shifts each client's words into its part. A word that
+is not in a client's table is then a row of a neighbour's, which it reads and trains; and only the
+first table has ``padding_idx``. Indexing has no such shift: such a word is an error, as it is where
+one client trains after another.
+
+Dense: the forward pass of clients who each hold dense layers of their own, without torch.func.
+
+vmap's bookkeeping takes a small network as long as its products, and it returns a weight's gradient
+transposed, which takes longer to add to the weight than the product did. Here an example is a
+column, and the gradient of a weight is laid out as the weight is.
+
+Lockstep: the local training of many clients at once, as one batched computation.
 
 torch.func follows most networks through it; dense ones have a shorter way, see ``dense_logits``.
 All clients of a chunk take their k-th step together, each on its own copy of the trained part, and
@@ -8,24 +21,114 @@ with an example of theirs whose class is -100, which the mean loss does not coun
 training as ``client_update``'s, up to rounding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn import functional
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import SGD, Adam, Optimizer
+from torch.overrides import TorchFunctionMode
 
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining, loss
-from privpart.engines.dense import dense_logits, is_dense
-from privpart.engines.own_rows import OwnRows
+from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
 from privpart.model import PartialModel
+
+
+class OwnRows(TorchFunctionMode):
+    """Within this context, look words up by indexing."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call what was to be called."""
+        if func is functional.embedding:
+            return _looked_up(*args, **(kwargs or {}))
+        if func is torch.embedding:
+            raise RuntimeError("torch.embedding mixes clients under vmap; use nn.Embedding")
+        return func(*args, **(kwargs or {}))
+
+
+def _looked_up(
+    input: Tensor,  # noqa: A002  torch's name
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """``torch.nn.functional.embedding``, its arguments."""
+    if max_norm is not None or scale_grad_by_freq:
+        raise RuntimeError("embeddings with max_norm or scale_grad_by_freq: not by vmap")
+    # a negative word would count from the end of the table
+    words = torch.where(input < 0, len(weight), input)
+    rows = weight[words]
+    if padding_idx is None:
+        return rows
+    padding = padding_idx % len(weight)
+    return torch.where((input == padding).unsqueeze(-1), rows.detach(), rows)
+
+
+_LAYERS = (nn.Linear, nn.ReLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Flatten)
+
+
+def is_dense(network: nn.Module, x: Tensor) -> bool:
+    """Whether ``dense_logits`` computes what a network does of examples x, shape (n, ...).
+
+    It does of layers that follow each other, none of them tied to another, once each example is a
+    single row of numbers.
+    """
+    if type(network) is not nn.Sequential or not functions_of_the_example(network):
+        return False
+    parameters = list(network.named_parameters(remove_duplicate=False))
+    flattened = x.dim() == 2 or (len(network) > 0 and _flattens(network[0]))
+    return (
+        flattened
+        and all(type(layer) in _LAYERS for layer in network)
+        and all(_flattens(layer) for layer in network if type(layer) is nn.Flatten)
+        and len({id(parameter) for _, parameter in parameters}) == len(parameters)
+    )
+
+
+def _flattens(layer: nn.Module) -> bool:
+    """Whether one row of each example's numbers comes out."""
+    return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
+
+
+def dense_logits(network: nn.Module, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return V clients' logits, shape (V, n, classes).
+
+    Args:
+        network: as ``is_dense`` allows; the parameters that are not in ``own`` are everyone's.
+        own: by name, each client's parameters, shapes (V, ...).
+        x: each client's examples, shape (V, n, ...).
+    """
+    columns = x.flatten(2).mT
+    for name, layer in named_layers(network):
+        if type(layer) is not nn.Linear:
+            columns = columns if type(layer) is nn.Flatten else layer(columns)
+            continue
+        weight = own.get(f"{name}.weight", layer.weight).expand(len(x), -1, -1)
+        bias: Tensor | None = own.get(f"{name}.bias", layer.bias)
+        if bias is None:
+            columns = torch.bmm(weight, columns)
+        else:
+            columns = torch.baddbmm(bias.unsqueeze(-1), weight, columns)
+    return columns.mT
+
 
 _EXAMPLES = 256  # of each client, in one pass, whatever it holds
 _PADDING = -100  # the class that ``loss`` does not count

@@ -1,8 +1,12 @@
-"""Engine: carries a round's work to the clients and brings their updates back."""
+"""Engine: carries a round's work to the clients and brings their updates back.
+
+Chunks: how the clients of a round are dealt to workers, and computed together.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
@@ -12,13 +16,16 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining
 from privpart.data.users import Users
-from privpart.engines import chunks
-from privpart.engines.choice import choose, prefix_fits, refuse_other_than_lockstep
-from privpart.engines.device import usable
+from privpart.engines.device import one_thread, usable
 from privpart.engines.frozen_prefix import Features, split
-from privpart.engines.local_work import LocalWork, Method
-from privpart.engines.one_thread import one_thread
-from privpart.engines.remembering import Remembering
+from privpart.engines.methods import (
+    LocalWork,
+    Method,
+    choose,
+    prefix_fits,
+    refuse_other_than_lockstep,
+)
+from privpart.engines.moon import Remembering
 from privpart.engines.workers import WorkerError, Workers
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
 from privpart.model import PartialModel
@@ -184,7 +191,7 @@ class EmbeddedEngine:
     def _added_up(
         self, work: LocalWork, task: RoundTask, start: Tensor, local: LocalTraining, most: int
     ) -> Iterator[CohortSum]:
-        dealt = chunks.equal(task.clients, most, self.workers)
+        dealt = equal_chunks(task.clients, most, self.workers)
         if self.workers == 1:
             for chunk in dealt:
                 total = torch.empty(self.model.dim, dtype=torch.float64)
@@ -267,7 +274,7 @@ class EmbeddedEngine:
 
     def _chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
         together = self.method is not None and self.method.together
-        deal = chunks.equal if together or self.workers == 1 else chunks.ever_smaller
+        deal = equal_chunks if together or self.workers == 1 else ever_smaller_chunks
         return deal(clients, self._most(), self.workers)
 
     def _where(self) -> str:
@@ -278,3 +285,33 @@ class EmbeddedEngine:
 
 def _to_stderr(sentence: str) -> None:
     sys.stderr.write(f"privpart: {sentence}\n")
+
+
+_TURNS = 2
+"""Chunks per worker for what is left of a round, where one client follows another."""
+
+
+def equal_chunks(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]]:
+    """Return chunks of at most ``most`` clients, equal_chunks as far as can be.
+
+    Their number is a multiple of that of the workers: who computes one more is waited for.
+    """
+    count = max(1, -(-len(clients) // most), min(workers, len(clients)))
+    count = -(-count // workers) * workers
+    ends = [len(clients) * k // count for k in range(count + 1)]
+    return [clients[i:j] for i, j in pairwise(ends) if i < j]
+
+
+def ever_smaller_chunks(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]]:
+    """Factoring (Hummel, Schonberg and Flynn 1992): a small last chunk ends soon.
+
+    As many of each size as there are workers, but of the last. A worker whose chunks were smaller
+    would be done early, and wait: updates leave in order, and until then there is no room.
+    """
+    chunks, left = [], clients
+    while left:
+        size = min(most, -(-len(left) // (_TURNS * workers)))
+        for _ in range(min(workers, -(-len(left) // size))):
+            chunks.append(left[:size])
+            left = left[size:]
+    return chunks
