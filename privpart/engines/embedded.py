@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from privpart.engines.methods import (
     refuse_other_than_lockstep,
 )
 from privpart.engines.moon import Remembering
-from privpart.engines.workers import WorkerError, Workers
+from privpart.engines.workers import Workers
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
 from privpart.model import PartialModel
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import filterfalse
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining, client_update
 from privpart.clip import clip
-from privpart.data.users import Rows, Users
+from privpart.data.users import Users
 from privpart.engines.device import clock, full_float32, namespace
 from privpart.engines.frozen_prefix import Features, feature_bytes
 from privpart.engines.ghost_sum import OneStep
