@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from machine import machine
 
-from privpart import pir
+from privpart.select import private_retrieval
 
 RESULT = Path(__file__).parent / "results" / "pir.json"
 SLICES = (64, 200, 2048, 10_000, 100_000)
@@ -47,9 +47,9 @@ def measure(count: int, size: int, rng: np.random.Generator) -> dict[str, Any]:
     """One store of ``count`` records of ``size`` bytes."""
     records = rng.integers(256, size=(count, size), dtype=np.uint8)
     keys = rng.integers(count, size=KEYS).tolist()
-    one, two = pir.queries(keys, count)
-    first, second = pir.answers(records, one), pir.answers(records, two)
-    if not np.array_equal(pir.decode(first, second), records[keys]):
+    one, two = private_retrieval.queries(keys, count)
+    first, second = private_retrieval.answers(records, one), private_retrieval.answers(records, two)
+    if not np.array_equal(private_retrieval.decode(first, second), records[keys]):
         raise AssertionError("wrong records")
     return {
         "slices": count,
@@ -57,11 +57,11 @@ def measure(count: int, size: int, rng: np.random.Generator) -> dict[str, Any]:
         "bytes_up_per_key": (one.nbytes + two.nbytes) // KEYS,
         "bytes_down_per_key": (first.nbytes + second.nbytes) // KEYS,
         "bytes_of_everything": records.nbytes,
-        "fewer_bytes_up_to_keys": pir.most_keys(count, size),
+        "fewer_bytes_up_to_keys": private_retrieval.most_keys(count, size),
         "microseconds_per_key": {
-            "query": spread(lambda: pir.queries(keys, count), KEYS),
-            "answer of one store": spread(lambda: pir.answers(records, one), KEYS),
-            "decode": spread(lambda: pir.decode(first, second), KEYS),
+            "query": spread(lambda: private_retrieval.queries(keys, count), KEYS),
+            "answer of one store": spread(lambda: private_retrieval.answers(records, one), KEYS),
+            "decode": spread(lambda: private_retrieval.decode(first, second), KEYS),
         },
     }
 

@@ -21,11 +21,11 @@ from privpart.plan_checks import short_cohort
 from privpart.plan_data import plan_data, refuse_other_shapes
 from privpart.plan_file import PlanFile
 from privpart.select.choice import SelectChoice
+from privpart.select.disclosure import Seen, seen_in
 from privpart.select.engine import SelectEngine, localize_tokens
 from privpart.select.keys import Counts
 from privpart.select.layout import Layout
 from privpart.select.networks import shrunk
-from privpart.select.report import Seen, seen_in
 from privpart.select.turns import Turns
 
 _BATCH = 500

@@ -10,7 +10,7 @@ from privpart.run.files import read_state
 from privpart.run.folder import RunFolder, locked, state_name
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
-from privpart.select.report import together
+from privpart.select.disclosure import together
 
 
 def fork(

@@ -16,7 +16,7 @@ from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
 from privpart.plan import PrivacyPlan
 from privpart.run.ledger import Ledger, Row
-from privpart.select.report import Seen, SelectReport
+from privpart.select.disclosure import Seen, SelectReport
 
 SCHEMA = "privpart/run/1"
 

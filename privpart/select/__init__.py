@@ -13,7 +13,14 @@ from privpart.select.delivery import (
     pregenerated,
     private,
 )
-from privpart.select.disclosure import DeviceOnly, Released, SelectLedger, ServerSees, publish
+from privpart.select.disclosure import (
+    DeviceOnly,
+    Released,
+    SelectLedger,
+    SelectReport,
+    ServerSees,
+    publish,
+)
 from privpart.select.engine import SelectEngine, localize_bags, localize_tokens
 from privpart.select.histogram import KeyHistogram
 from privpart.select.keys import (
@@ -26,7 +33,6 @@ from privpart.select.keys import (
 )
 from privpart.select.layout import KeySpace, Layout, Part
 from privpart.select.primitive import aggregate_mean, fed_select
-from privpart.select.report import SelectReport
 
 __all__ = [
     "QUANTIZED_ROWS",

@@ -6,7 +6,7 @@ is what key k selects; they differ in bytes, in computations, and in who sees th
     broadcast      x goes out whole, devices select; nobody sees keys
     on_demand      the server selects what it is asked for, each slice once; it sees keys
     pregenerated   all K slices lie ready at a store; the store sees keys, the server does not
-    private        as before at two stores, asked by ``privpart.pir``; nobody sees keys, as long as
+    private        as before at two stores, asked by ``privpart.select.private_retrieval``; nobody sees keys, as long as
                    the stores do not collude; both see how many each client asks for
 """
 
@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from privpart import pir
+from privpart.select import private_retrieval
 from privpart.select.disclosure import DeviceOnly, Party, SelectLedger
 from privpart.select.primitive import Keys
 
@@ -126,16 +126,16 @@ def private(x: Tensor, select: Select, ledger: SelectLedger) -> Fetch:
     records = store.reshape(len(x), -1).contiguous().view(torch.uint8).numpy()
 
     def fetch(request: Request) -> Tensor:
-        asked = request.keys.on_device(lambda keys: pir.queries(keys, len(x)))
+        asked = request.keys.on_device(lambda keys: private_retrieval.queries(keys, len(x)))
         what = f"number of {request.space} keys"
         at = {"round_": request.round, "client": request.client}
         one = asked.on_device(lambda both: both[0]).show(ledger, "store", what=what, **at)
         two = asked.on_device(lambda both: both[1]).show(ledger, "second store", what=what, **at)
-        first = pir.answers(records, one.at_party())
-        second = pir.answers(records, two.at_party())
+        first = private_retrieval.answers(records, one.at_party())
+        second = private_retrieval.answers(records, two.at_party())
         ledger.bytes_up[request.client] += one.at_party().nbytes + two.at_party().nbytes
         ledger.bytes_down[request.client] += first.nbytes + second.nbytes
-        slices = torch.from_numpy(pir.decode(first, second)).view(store.dtype)
+        slices = torch.from_numpy(private_retrieval.decode(first, second)).view(store.dtype)
         return select.decode(slices.reshape(-1, *store.shape[1:]))
 
     return fetch

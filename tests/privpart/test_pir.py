@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting import ConfigError
-from privpart import pir
+from privpart.select import private_retrieval
 
 
 @st.composite
@@ -23,17 +23,19 @@ def tables(draw):
 @given(tables())
 def test_both_answers_together_are_the_wanted_records(problem):
     records, keys = problem
-    one, two = pir.queries(keys, len(records))
-    assert one.nbytes + two.nbytes == pir.query_bytes(len(records)) * len(keys)
-    found = pir.decode(pir.answers(records, one), pir.answers(records, two))
+    one, two = private_retrieval.queries(keys, len(records))
+    assert one.nbytes + two.nbytes == private_retrieval.query_bytes(len(records)) * len(keys)
+    found = private_retrieval.decode(
+        private_retrieval.answers(records, one), private_retrieval.answers(records, two)
+    )
     assert np.array_equal(found, records[keys])
 
 
 @given(tables())
 def test_an_answer_is_the_xor_of_the_asked_set_one_record_after_another(problem):
     records, keys = problem
-    asked, _ = pir.queries(keys, len(records))
-    for query, answer in zip(asked, pir.answers(records, asked), strict=True):
+    asked, _ = private_retrieval.queries(keys, len(records))
+    for query, answer in zip(asked, private_retrieval.answers(records, asked), strict=True):
         expected = np.zeros(records.shape[1], np.uint8)
         for key in range(len(records)):
             if query[key // 8] >> (key % 8) & 1:
@@ -43,10 +45,10 @@ def test_an_answer_is_the_xor_of_the_asked_set_one_record_after_another(problem)
 
 def test_records_that_exceed_the_cache_are_answered_in_pieces(monkeypatch):
     records = np.random.default_rng(0).integers(256, size=(50, 11), dtype=np.uint8)
-    asked, _ = pir.queries([1, 2, 3], 50)
-    whole = pir.answers(records, asked)
+    asked, _ = private_retrieval.queries([1, 2, 3], 50)
+    whole = private_retrieval.answers(records, asked)
     monkeypatch.setattr(pir, "_CACHE", 64)
-    assert np.array_equal(pir.answers(records, asked), whole)
+    assert np.array_equal(private_retrieval.answers(records, asked), whole)
 
 
 @pytest.mark.parametrize("key", range(8))
@@ -55,7 +57,7 @@ def test_each_store_sees_every_query_equally_often_whatever_the_key(key, monkeyp
     views = []
     for coins in range(256):
         monkeypatch.setattr(pir.secrets, "token_bytes", lambda n, c=coins: bytes([c]) * n)
-        one, two = pir.queries([key], 8)
+        one, two = private_retrieval.queries([key], 8)
         views.append((int(one[0, 0]), int(two[0, 0])))
     assert sorted(one for one, _ in views) == list(range(256))
     assert sorted(two for _, two in views) == list(range(256))
@@ -64,13 +66,13 @@ def test_each_store_sees_every_query_equally_often_whatever_the_key(key, monkeyp
 
 
 def test_coins_are_fresh_for_every_key_and_every_call():
-    seen = {bytes(q) for _ in range(8) for q in pir.queries([0, 0], 128)[0]}
+    seen = {bytes(q) for _ in range(8) for q in private_retrieval.queries([0, 0], 128)[0]}
     assert len(seen) == 16
 
 
 def test_a_weak_coin_would_be_noticed():
     """Uniform coins: of 8,000 bits about half are set; 450 is 10 standard deviations."""
-    one, two = pir.queries([3] * 1000, 8)
+    one, two = private_retrieval.queries([3] * 1000, 8)
     for view in (one, two):
         assert abs(int(np.unpackbits(view).sum()) - 4000) < 450
 
@@ -78,7 +80,7 @@ def test_a_weak_coin_would_be_noticed():
 @pytest.mark.parametrize("keys", [[], [8], [-1], [0.5], [True]])
 def test_impossible_keys_are_refused(keys):
     with pytest.raises(ConfigError):
-        pir.queries(keys, 8)
+        private_retrieval.queries(keys, 8)
 
 
 RECORDS = np.ones((9, 4), np.uint8)
@@ -98,33 +100,35 @@ RECORDS = np.ones((9, 4), np.uint8)
 )
 def test_stores_refuse_what_is_not_a_query(records, asked):
     with pytest.raises(ConfigError):
-        pir.answers(records, asked)
-    assert pir.answers(RECORDS, np.ones((1, 2), np.uint8)).shape == (1, 4)
+        private_retrieval.answers(records, asked)
+    assert private_retrieval.answers(RECORDS, np.ones((1, 2), np.uint8)).shape == (1, 4)
 
 
 def test_answers_must_belong_together():
     with pytest.raises(ConfigError, match="must be equal"):
-        pir.decode(np.ones((1, 4), np.uint8), np.ones((1, 5), np.uint8))
+        private_retrieval.decode(np.ones((1, 4), np.uint8), np.ones((1, 5), np.uint8))
 
 
 def test_bits_beyond_the_last_record_do_nothing():
     asked = np.array([[1, 0b11111110]], np.uint8)
-    assert np.array_equal(pir.answers(RECORDS, asked), RECORDS[:1])
+    assert np.array_equal(private_retrieval.answers(RECORDS, asked), RECORDS[:1])
 
 
 def test_all_subsets_of_a_tiny_table():
     records = np.array([[1], [2], [4]], np.uint8)
     for bits in product((0, 1), repeat=3):
         asked = np.packbits(np.array([bits], np.uint8), axis=1, bitorder="little")
-        assert pir.answers(records, asked)[0, 0] == sum(b << i for i, b in enumerate(bits))
+        assert private_retrieval.answers(records, asked)[0, 0] == sum(
+            b << i for i, b in enumerate(bits)
+        )
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_break_even_counts_real_messages(size, record_bytes):
     def private(keys):
-        one, two = pir.queries([0] * keys, size)
+        one, two = private_retrieval.queries([0] * keys, size)
         return one.nbytes + two.nbytes + 2 * keys * record_bytes
 
-    most = pir.most_keys(size, record_bytes)
+    most = private_retrieval.most_keys(size, record_bytes)
     assert private(most + 1) >= size * record_bytes
     assert most == 0 or private(most) < size * record_bytes

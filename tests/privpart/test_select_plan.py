@@ -16,8 +16,8 @@ from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
 from privpart.plan_file import PlanFile, validated
 from privpart.run.fork import fork
 from privpart.run.report import run_report
+from privpart.select.disclosure import seen_in
 from privpart.select.networks import key_spaces, shrunk
-from privpart.select.report import seen_in
 from privpart.training import training
 
 CNN = {"channels": [2, 6], "hidden": 4, "image_size": 8, "groups": 0}
