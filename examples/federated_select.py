@@ -29,6 +29,7 @@ from privpart import (
     fit,
 )
 from privpart.data.tasks import cohorts_in_turn, cohorts_once_each, digits, iid_users
+from privpart.experiment.training import accuracy as accuracy_on
 from privpart.models import mcmahan_2nn, small_cnn
 from privpart.select import (
     IndependentKeys,
@@ -39,7 +40,6 @@ from privpart.select import (
     private,
 )
 from privpart.select.networks import cnn_filters, dense_neurons
-from privpart.training import accuracy as accuracy_on
 
 TASK, USERS = digits(), 120
 NEVER_CLIPS, DELTA, PRIVATE_FILTERS = 1e3, 1e-5, 16

@@ -34,6 +34,7 @@ from privpart import (
 from privpart.data.tasks import cohorts_in_turn, next_word, speaking_roles, which_play
 from privpart.data.tasks.shakespeare import BEGIN, SHA256, UNKNOWN, TextTask
 from privpart.engines.workers import keep_freed_memory
+from privpart.experiment.training import accuracy as accuracy_on
 from privpart.models import word_lm
 from privpart.models.transformer import LANGUAGE_START
 from privpart.select import (
@@ -47,7 +48,6 @@ from privpart.select import (
     top,
 )
 from privpart.select.networks import WordBag, bag_words, lm_hidden, lm_words
-from privpart.training import accuracy as accuracy_on
 
 WORDS, HIDDEN, TOKENS = 2000, 256, 2002
 COHORT = 50

@@ -33,11 +33,11 @@ from privpart import (
     fit,
 )
 from privpart.data.tasks import cohorts_in_turn, digits, dirichlet_users, iid_users
+from privpart.experiment.training import accuracy as accuracy_on
 from privpart.measure.costs import measured, sent_numbers
 from privpart.models import small_cnn
 from privpart.patterns import layer_groups
 from privpart.plan import Rounds, Schedule, active_rounds
-from privpart.training import accuracy as accuracy_on
 
 DELTA, GROUPS = 1e-5, 4
 PART_STREAMS = ("one tree", "one tree, pruned", "a tree per group")

@@ -28,8 +28,8 @@ from privpart import (
     fit,
 )
 from privpart.data.tasks import Task, cohorts_once_each, fashion_mnist, iid_users
+from privpart.experiment.training import accuracy as accuracy_on
 from privpart.models import MODELS, emnist_cnn
-from privpart.training import accuracy as accuracy_on
 from privpart.wire import encode_model
 
 PARTS = MODELS["emnist_cnn"].ladder

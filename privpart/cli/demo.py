@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from attacks import LeakageReport
     from privpart.cli.demo_tables import Accuracy
     from privpart.data.tasks import Task
-    from privpart.recipe import Cell, Recipe
+    from privpart.experiment.recipe import Cell, Recipe
 
 DELTA = 1e-5
 NOISE_MULTIPLIERS = (0.0, 0.3, 1.0, 3.0)
@@ -89,7 +89,7 @@ def _train(
     recipe: "Recipe", task: "Task", seeds: Sequence[int], jobs: int, progress: "Progress"
 ) -> list["Accuracy"]:
     from privpart.cli.demo_tables import Accuracy
-    from privpart.recipe import Cell, train_cells
+    from privpart.experiment.recipe import Cell, train_cells
     from privpart.wire import encode_update
 
     cells = [

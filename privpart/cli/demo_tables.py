@@ -13,7 +13,7 @@ from rich.table import Table
 from accounting import PrivacyReport
 from accounting.statement import up
 from attacks import LeakageReport
-from privpart.recipe import Recipe
+from privpart.experiment.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,7 +142,7 @@ def _planned(
     path: Path, delta: float | None
 ) -> tuple[MechanismChoice, Participation, Mechanism, float, float]:
     """Read a plan file; takes a second, because plans name optimisers, which need torch."""
-    from privpart.plan_file import read
+    from privpart.experiment.plan_file import read
 
     plan = read(path)
     promised = plan.privacy_plan()

@@ -16,8 +16,8 @@ from privpart.cli.output import as_csv
 from privpart.cli.recipes import Data, processors, recipe_for
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from privpart.freeze_search import Trial
-    from privpart.recipe import Recipe
+    from privpart.experiment.freeze_search import Trial
+    from privpart.experiment.recipe import Recipe
 
 NOT_COVERED = (
     "A search looks at accuracies. On the clients' private data it is a release of its own, which "
@@ -77,9 +77,9 @@ def _search(
     recipe: "Recipe", tolerance: float, seeds: Sequence[int], jobs: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """One row per trial, and the patterns that train after the last one that was kept."""
-    from privpart.freeze_search import freeze_search as search
-    from privpart.freeze_search import layer_blocks
-    from privpart.recipe import Cell, train_cells
+    from privpart.experiment.freeze_search import freeze_search as search
+    from privpart.experiment.freeze_search import layer_blocks
+    from privpart.experiment.recipe import Cell, train_cells
 
     size = recipe.load().train_x.shape[-1]
     module = recipe.model(("*",), image_size=size, seed=0).module

@@ -15,8 +15,8 @@ from privpart.cli.output import as_csv
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from torch import Tensor
 
-    from privpart.plan_file import PlanFile
-    from privpart.training import Training
+    from privpart.experiment.plan_file import PlanFile
+    from privpart.experiment.training import Training
 
     Features = dict[str, list[Tensor]]  # by layer, an image per channel
 
@@ -144,11 +144,11 @@ def _draw(
 
 def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
     """A run's plan, its set-up, and the trained part of its newest state; changes nothing."""
-    from privpart.plan_file import parse
+    from privpart.experiment.plan_file import parse
+    from privpart.experiment.training import training
     from privpart.run.files import read_state
     from privpart.run.folder import state_name
     from privpart.run.ledger import Ledger
-    from privpart.training import training
 
     ledger = Ledger(run / "ledger.sqlite", read_only=True)
     try:

@@ -29,7 +29,7 @@ from privpart.cli.output import as_csv
 from privpart.mechanism_choice import MechanismChoice, MechanismName
 
 if TYPE_CHECKING:  # imported where used: plans name optimisers, which need torch
-    from privpart.plan_file import PlanFile
+    from privpart.experiment.plan_file import PlanFile
 
 _PREFIX_ROUNDS = 2048
 """Up to here the online tree's prefix release is accounted in about a second; cubic beyond."""
@@ -110,7 +110,7 @@ def mechanisms(
 
 
 def _read(path: Path) -> "PlanFile":
-    from privpart.plan_file import read
+    from privpart.experiment.plan_file import read
 
     plan = read(path)
     plan.privacy_plan()  # raises what `privpart train` would

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from accounting.checks import ConfigError
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from privpart.recipe import Recipe
+    from privpart.experiment.recipe import Recipe
 
 
 class Data(StrEnum):
@@ -25,7 +25,7 @@ def recipe_for(data: Data, data_dir: Path | None) -> "Recipe":
     Rates and clip norm were chosen by hand, on the same test images; no budget covers that.
     """
     from privpart.client import LocalTraining
-    from privpart.recipe import Recipe
+    from privpart.experiment.recipe import Recipe
 
     digits = Recipe(
         task="digits",

@@ -12,9 +12,9 @@ from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from privpart.experiment.plan_file import PlanFile
+    from privpart.experiment.training import Training
     from privpart.plan import Rounds
-    from privpart.plan_file import PlanFile
-    from privpart.training import Training
 
 _MEGA, _GIGA = 1e6, 1e9
 
@@ -30,9 +30,9 @@ def schedule(
 
     Example: privpart schedule --plan examples/fedpart_digits.toml
     """
+    from privpart.experiment.plan_file import read
+    from privpart.experiment.training import training
     from privpart.plan import active_rounds
-    from privpart.plan_file import read
-    from privpart.training import training
 
     chosen = read(plan)
     if chosen.schedule is None:

@@ -16,7 +16,7 @@ from privpart.cli.output import as_csv
 from privpart.cli.recipes import processors
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from privpart.sweep_store import Point, SweepStore
+    from privpart.experiment.sweep_store import Point, SweepStore
 
 _INTERRUPTED = 130
 NOT_PRIVATE = (
@@ -74,8 +74,8 @@ def run(
     Example: privpart sweep examples/fedpt_sweep.toml --out fedpt -j 2
     """
     jobs = checks.count("jobs", jobs if jobs is not None else processors())
-    from privpart.sweep_file import read_sweep
-    from privpart.sweep_store import SweepStore
+    from privpart.experiment.sweep import read_sweep
+    from privpart.experiment.sweep_store import SweepStore
 
     chosen = read_sweep(file)
     with SweepStore(out, create=True) as store:
@@ -95,7 +95,7 @@ def show(
 
     Example: privpart sweep show fedpt
     """
-    from privpart.sweep_store import SweepStore
+    from privpart.experiment.sweep_store import SweepStore
 
     with SweepStore(folder) as store:
         _show(store, folder, form)
@@ -105,7 +105,7 @@ def _run(chosen: Any, store: "SweepStore", jobs: int, out: Path) -> None:  # noq
     from rich.console import Console
     from rich.progress import Progress
 
-    from privpart.sweep import run_sweep
+    from privpart.experiment.sweep import run_sweep
 
     done = store.finished()
     missing = sum(cell.key not in done for cell in chosen.cells)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from privpart.sweep_store import Point
+from privpart.experiment.sweep_store import Point
 
 _COLOURS = ("#b3552c", "#1f6f8b", "#5b8c3a", "#7a4f9e", "#c09a1c", "#555555")
 

@@ -15,9 +15,9 @@ from privpart.cli.options import Format
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from collections.abc import Callable
 
-    from privpart.plan_file import PlanFile
+    from privpart.experiment.plan_file import PlanFile
+    from privpart.experiment.training import Training
     from privpart.run.folder import RunFolder
-    from privpart.training import Training
 
 _INTERRUPTED = 130
 _PLAN = "plan.toml"
@@ -111,7 +111,7 @@ def train(
     """
     checks.count("evaluate_every", evaluate_every)
     checks.count("workers", workers)
-    from privpart.training import training
+    from privpart.experiment.training import training
 
     put_together = partial(
         training,
@@ -153,7 +153,7 @@ def _resumed(
     out: Path, plan: Path | None, adopt: bool, put_together: "Callable[..., Training]"
 ) -> "tuple[RunFolder, PlanFile, Training]":
     """Open a run; return it with the plan that its ledger keeps, put together."""
-    from privpart.plan_file import parse, read
+    from privpart.experiment.plan_file import parse, read
     from privpart.run.folder import RunFolder
 
     run = RunFolder.open(out, adopt=adopt)
@@ -178,11 +178,11 @@ def _begun(
     put_together: "Callable[..., Training]",
 ) -> "tuple[RunFolder, PlanFile, Training]":
     """Begin a run once everything about it has been tried; return it with its plan."""
-    from privpart.plan_file import read
+    from privpart.experiment.plan_file import read
+    from privpart.experiment.training import refuse_short_cohorts
     from privpart.run.files import write_durably
     from privpart.run.folder import RunFolder
     from privpart.run.fork import fork
-    from privpart.training import refuse_short_cohorts
 
     chosen, text = read(plan), plan.read_text(encoding="utf-8")
     promised = chosen.privacy_plan()

@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
 from privpart.client import loss
+from privpart.experiment.training import accuracy
 from privpart.models import bag_of_words, small_cnn
-from privpart.training import accuracy
 
 PART = ["conv*", "norm.*", "dense2.*"]
 

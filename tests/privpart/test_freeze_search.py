@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from accounting import ConfigError
-from privpart.freeze_search import freeze_search, layer_blocks
+from privpart.experiment.freeze_search import freeze_search, layer_blocks
 from privpart.models import small_cnn
 
 NAMES = "abcdef"

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from accounting import ConfigError, Participation
 from privpart import plan_data, plan_file, tasks
 from privpart.cli.main import app
+from privpart.experiment.plan_file import validated
+from privpart.experiment.training import refuse_short_cohorts, training
 from privpart.models import model
 from privpart.plan import PrivacyPlan
-from privpart.plan_file import validated
-from privpart.training import refuse_short_cohorts, training
 
 TEXT = """
 schema = "privpart/plan/1"

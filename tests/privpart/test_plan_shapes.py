@@ -5,10 +5,9 @@ import torch
 
 from accounting import ConfigError
 from privpart.data.users import Users
+from privpart.experiment.plan_file import validated
+from privpart.experiment.training import PlanData, refuse_other_shapes, training
 from privpart.models import MODELS, model
-from privpart.plan_data import PlanData, refuse_other_shapes
-from privpart.plan_file import validated
-from privpart.training import training
 
 SHAPES = {
     "digits": (1, 8, 8), "fashion-mnist": (1, 28, 28), "emnist": (1, 28, 28),

@@ -12,13 +12,13 @@ import torch
 from accounting import BinaryTree, ConfigError, Grouped, Participation
 from privpart import RoundTask, RunFolder, SeededSource, Server, fit, plan_data, tasks
 from privpart.data.tasks.shakespeare import WHEEL
+from privpart.experiment.plan_file import PlanFile, validated
+from privpart.experiment.training import training
 from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
-from privpart.plan_file import PlanFile, validated
 from privpart.run.fork import fork
 from privpart.run.report import run_report
 from privpart.select.disclosure import seen_in
 from privpart.select.networks import key_spaces, shrunk
-from privpart.training import training
 
 CNN = {"channels": [2, 6], "hidden": 4, "image_size": 8, "groups": 0}
 DIGITS = {

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from accounting import ConfigError
+from privpart.experiment.plan_file import validated
+from privpart.experiment.training import training
 from privpart.messages import RoundTask
-from privpart.plan_file import validated
-from privpart.training import training
 
 PLAN = {
     "schema": "privpart/plan/1",

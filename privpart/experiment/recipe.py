@@ -13,13 +13,13 @@ from privpart.client import LocalTraining
 from privpart.data import tasks
 from privpart.data.users import Users
 from privpart.engines.embedded import EmbeddedEngine
+from privpart.experiment.training import accuracy
 from privpart.loop import fit
 from privpart.model import PartialModel
 from privpart.models import small_cnn
 from privpart.noise.source import SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.server import Server, ServerOptimizer
-from privpart.training import accuracy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,24 @@
-"""Plan file: a whole training as people write it, in TOML.
+"""Plan faults: what is wrong with a plan file, as sentences that name the key.
+
+Plan checks: what a plan's own tables show cannot be trained, said before anything is read.
+
+Whoever asks for a plan's cost is told what `privpart train` would say. What needs the data is
+checked in ``plan_data``; what depends on how clients are computed, in ``training``.
+
+Plan file: a whole training as people write it, in TOML.
 
 Everything that shapes the run is in it, so its hash, which is part of the privacy plan, fixes the
 run before it starts. Unknown keys are errors: a misspelt clip norm must not become a default.
 """
 
+import difflib
 import hashlib
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -17,22 +26,188 @@ from pydantic_core import to_json
 from torch import nn
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
+from accounting.checks import ConfigError
 from privpart.client import LocalTraining
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
+from privpart.experiment.select_table import SelectChoice
 from privpart.mechanism_choice import MechanismChoice
-from privpart.model import PartialModel
+from privpart.model import PartialModel, refuse_batch_statistics
 from privpart.models import MODELS
 from privpart.models import model as network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
-from privpart.plan_checks import refuse_misfits
-from privpart.plan_faults import sentences
-from privpart.select.choice import SelectChoice
 from privpart.select.keys import Counts, KeyChooser
 from privpart.select.layout import Layout
 from privpart.select.networks import shrunk
 from privpart.select.turns import Turns
 from privpart.server import ServerOptimizer
+from privpart.start_values import seed_bytes
+
+
+def sentences(error: ValidationError, root: type[BaseModel]) -> list[str]:
+    """Return a sentence per fault.
+
+    Args:
+        error: of reading a file.
+        root: what the file was to be, for the keys that there are.
+    """
+    return [_sentence(fault, root) for fault in error.errors()]
+
+
+def _sentence(fault: Any, root: type[BaseModel]) -> str:  # noqa: ANN401  pydantic's ErrorDetails
+    where = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = _keys_at(fault["loc"][:-1], root)
+        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.0)
+        return f"{where}: no such key. The nearest is {near[0]}; all are {', '.join(known)}."
+    if fault["type"] in ("missing", "missing_argument"):
+        return f"{where}: is missing."
+    if fault["type"] == "value_error":
+        return f"{where}: {fault['ctx']['error']}".removeprefix(": ")  # of the file as a whole
+    return f"{where}: {fault['msg']}; this is {fault['input']!r}."
+
+
+def _keys_at(location: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
+    """The keys of the table at ``location``."""
+    table: Any = root
+    for part in location:
+        annotation = _fields(table)[str(part)]
+        options = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type)]
+        table = next(a for a in options if is_dataclass(a) or issubclass(a, BaseModel))
+    return ["schema" if key == "plan_schema" else key for key in _fields(table)]
+
+
+def _fields(table: Any) -> dict[str, Any]:  # noqa: ANN401  a model or a dataclass
+    if is_dataclass(table):
+        return {name: field.type for name, field in table.__dataclass_fields__.items()}
+    return {name: field.annotation for name, field in table.model_fields.items()}
+
+
+NATURAL = ("fed-emnist", "shakespeare")
+"""Tasks whose users are given, not dealt."""
+_BUNDLED = ("digits", "fashion-mnist")
+"""Tasks that need no folder: one comes with scikit-learn, one with Debian."""
+_MOST_NUMBERS = 2**31
+"""8 GB, of which a server keeps several: parameters, sum and noise."""
+_MOST_PEOPLE = 10**8
+_MOST_SEED = 2**63 - 1
+"""What generators of torch take."""
+
+
+def refuse_misfits(plan: "PlanFile") -> None:
+    """Refuse tables that contradict each other, or that nothing could be trained with.
+
+    Raises:
+        ConfigError: the first fault, as `privpart train` says it.
+    """
+    _refuse_other_clients(plan)
+    _refuse_other_data(plan.data)
+    _refuse_other_users(plan.data)
+    _refuse_other_networks(plan.model)
+    if plan.schedule is None and plan.model.groups is not None:
+        raise ConfigError("model.groups: need a table [schedule]; else all train always.")
+    if plan.schedule is not None:
+        groups = len(plan.model.grouped()[0])
+        if (length := plan.schedule.length(groups)) != plan.privacy.rounds:
+            raise ConfigError(
+                f"privacy.rounds={plan.privacy.rounds}: the schedule has {length} rounds for "
+                f"{groups} groups; both must be the same."
+            )
+    _refuse_short_cohorts(plan)
+
+
+def _refuse_other_clients(plan: "PlanFile") -> None:
+    """What clients cannot do together, or with this task."""
+    if plan.select is not None and plan.schedule is not None:
+        raise ConfigError("schedule: cannot be together with [select]; leave one of them out.")
+    if plan.data.task == "shakespeare" and plan.model.name in set(MODELS) - {"word_lm"}:
+        raise ConfigError(
+            'model.name: shakespeare is next-word prediction; its model is "word_lm".'
+        )
+    if plan.data.task != "shakespeare" and plan.model.name == "word_lm":
+        raise ConfigError('data.task: word_lm predicts the next word; its task is "shakespeare".')
+    if plan.select is not None and plan.client.objective == "moon":
+        raise ConfigError(
+            "client.objective: clients that select keep no model of their own, which moon needs; "
+            "use fedavg or fedprox."
+        )
+    if plan.client.loss != "cross_entropy":
+        raise ConfigError(
+            f"client.loss={plan.client.loss}: is for tags; every task of a plan has one class per "
+            "example. Use cross_entropy."
+        )
+
+
+def _refuse_other_data(data: "Data") -> None:
+    """Options of another task or partition, or missing ones."""
+    natural = data.task in NATURAL
+    if natural != (data.users is None) or (natural and data.partition != "iid"):
+        says = "has users of its own; leave users and partition out" if natural else "needs users"
+        raise ConfigError(f"data: {data.task} {says}.")
+    for name, owner in (("alpha", "dirichlet"), ("classes_each", "pathological")):
+        if (getattr(data, name) is not None) != (data.partition == owner):
+            raise ConfigError(f"data.{name}: a {owner} partition needs it, and no other has it.")
+    checks.count("data.seed", data.seed, minimum=0, maximum=_MOST_SEED)
+    if data.directory is None and data.task not in _BUNDLED:
+        raise ConfigError(
+            f"data.directory: {data.task} is read from files; name their folder. Nothing is "
+            "downloaded."
+        )
+    if data.directory is not None and data.task == "digits":
+        raise ConfigError("data.directory: digits come with scikit-learn; leave it out.")
+
+
+def _refuse_other_users(data: "Data") -> None:
+    """Numbers of users that cannot be dealt examples, or fill no cohort."""
+    size = checks.count("data.clients_per_round", data.clients_per_round, maximum=_MOST_PEOPLE)
+    if data.alpha is not None:
+        checks.positive("data.alpha", data.alpha)
+    if data.classes_each is not None:
+        checks.count("data.classes_each", data.classes_each)
+    if data.users is not None:
+        users = checks.count("data.users", data.users, maximum=_MOST_PEOPLE)
+        if size > users:
+            raise ConfigError(f"data.clients_per_round={size}: must be at most data.users={users}.")
+
+
+def _refuse_other_networks(model: "Model") -> None:
+    """Networks that cannot be built, trained in part, or held."""
+    seed_bytes(model.seed)
+    for name, value in model.sizes.items():
+        for size in value if isinstance(value, list) else [value]:
+            if isinstance(size, int):  # else the network says what is wrong
+                checks.count(f"model.sizes.{name}", int(size), minimum=0, maximum=_MOST_NUMBERS)
+    with torch.device("meta"):  # shapes only
+        network = model.network()
+    refuse_batch_statistics(network)
+    matching_parameters(network, model.train)
+    if (total := sum(own.numel() for own in network.parameters())) > _MOST_NUMBERS:
+        raise ConfigError(
+            f"model.sizes: the network has {total:,} numbers; must be at most {_MOST_NUMBERS:,}."
+        )
+
+
+def _refuse_short_cohorts(plan: "PlanFile") -> None:
+    """Cohorts that take turns: all members of one may take part again, or none may."""
+    limits, size = plan.privacy, plan.data.clients_per_round
+    if size < limits.minimum_cohort:
+        raise short_cohort(limits.rounds, 0, size, limits.minimum_cohort)
+    if plan.data.users is None:
+        return
+    turns = plan.data.users // size
+    short = turns * (limits.max_participations if turns >= limits.min_separation else 1)
+    if short < limits.rounds:
+        raise short_cohort(limits.rounds, short, 0, limits.minimum_cohort)
+
+
+def short_cohort(rounds: int, round_: int, came: int, least: int) -> ConfigError:
+    """Return what is said of a run whose limits leave too few clients from a round on."""
+    return ConfigError(
+        f"rounds={rounds}: from round {round_} on, the limits on participation leave "
+        f"{came} clients, {least} are the least. Plan fewer rounds, smaller "
+        "cohorts, or more participations (which cost more)."
+    )
+
 
 SCHEMA = "privpart/plan/1"
 

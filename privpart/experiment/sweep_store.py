@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from accounting.checks import ConfigError
 
 if TYPE_CHECKING:  # importing it would load torch, which showing a sweep does not need
-    from privpart.sweep import Result
-    from privpart.sweep_file import Cell, Sweep
+    from privpart.experiment.sweep import Cell, Result, Sweep
 
 FILE = "sweep.sqlite"
 _TABLES = """
