@@ -96,7 +96,7 @@ def costs(
     with _memory_for(batch_size):
         rows = _rows(name, parts, local, one_batch, examples, bandwidth, measure=measure)
     if plot is not None:
-        from privpart.cli.costs_plot import draw
+        from privpart.cli.plots import draw
 
         draw(rows, title=f"{name}: one client, one round, as shares of full training", path=plot)
     if form is Format.JSON:

@@ -125,7 +125,7 @@ def _draw(
     features: "dict[str, Features]",
     kernels_of: "dict[str, Training | None]",
 ) -> None:
-    from privpart.cli import inspect_plots
+    from privpart.cli import plots as inspect_plots
 
     inspect_plots.steps(steps, out / "steps.png")
     several = len(features) > 1

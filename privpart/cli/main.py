@@ -15,13 +15,11 @@ import typer
 from accounting import ConfigError
 from privpart.cli import audit, sweep
 from privpart.cli.audit_defences import defences
-from privpart.cli.calibrate import calibrate
+from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
-from privpart.cli.epsilon import epsilon
 from privpart.cli.freeze_search import freeze_search
 from privpart.cli.inspect import inspect
-from privpart.cli.mechanisms import mechanisms
 from privpart.cli.report import report
 from privpart.cli.schedule import schedule
 from privpart.cli.train import train

@@ -1,12 +1,29 @@
-"""The demo's pictures."""
+"""The demo's pictures.
 
-from collections.abc import Sequence
+A picture of epsilon against noise, rounds or participations, with the planned run marked.
+
+A picture of costs: one group of bars per resource, each a share of what full training takes.
+
+The pictures of ``privpart inspect``.
+
+A sweep's pictures: accuracy against noise, and against epsilon.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from accounting import PrivacyReport
+from accounting import ConfigError, Participation, PrivacyReport
+from accounting import guarantee as guarantee_of
 from privpart.cli.demo_tables import Accuracy
+from privpart.cli.options import Against
+from privpart.experiment.sweep_store import Point
+from privpart.mechanism_choice import MechanismChoice, MechanismName
 
 _COLOURS = {"full": "#b3552c", "partial": "#1f6f8b"}
 
@@ -41,4 +58,225 @@ def accuracy(accuracies: Sequence[Accuracy], budgets: Sequence[PrivacyReport], p
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left")
+    figure.savefig(path, dpi=150)
+
+
+_POINTS = 25
+_AXES = {
+    Against.NOISE: "noise multiplier",
+    Against.ROUNDS: "rounds",
+    Against.PARTICIPATIONS: "participations of one client, at most",
+}
+
+
+def draw(choice: MechanismChoice, report: PrivacyReport, *, against: Against, path: Path) -> None:
+    """Draw the curve through ``report`` into ``path``; the format follows its suffix."""
+    points = _curve(choice, report, against)
+    here = {
+        Against.NOISE: report.noise_multiplier,
+        Against.ROUNDS: report.rounds,
+        Against.PARTICIPATIONS: report.max_participations,
+    }[against]
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(*zip(*points, strict=True), color="#1f6f8b", marker=".")
+    axes.plot([here], [report.epsilon], "o", color="#b3552c")
+    axes.annotate(
+        f"ε = {report.epsilon:.4g}", (here, report.epsilon), (8, 8), textcoords="offset points"
+    )
+    if against is not Against.PARTICIPATIONS:
+        axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel(_AXES[against])
+    axes.set_ylabel(f"ε at δ = {report.delta:g}")
+    axes.set_title(
+        f"{report.mechanism}: {report.rounds} rounds, a {report.unit} in at most "
+        f"{report.max_participations}; {report.adjacency} adjacency",
+        fontsize=9,
+    )
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"plot={path}: cannot be written: {error}") from None
+
+
+def _curve(
+    choice: MechanismChoice, report: PrivacyReport, against: Against
+) -> list[tuple[float, float]]:
+    n, k, b = report.rounds, report.max_participations, report.min_separation
+    run = Participation(n, k, b)
+    if against is Against.NOISE:
+        mechanism = choice.build(run)
+        noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
+        return [
+            (
+                z,
+                guarantee_of(mechanism, run, noise_multiplier=z, method=report.method).epsilon(
+                    report.delta
+                ),
+            )
+            for z in noises
+        ]
+    if choice.name is MechanismName.BLT:
+        raise ConfigError(
+            f"plot_against={against}: a BLT is fitted anew to each participation, so the noise "
+            "multiplier does not mean the same along the curve. Plot against noise."
+        )
+    runs = _runs(run, against)
+    return [
+        (
+            float(r.rounds if against is Against.ROUNDS else r.max_participations),
+            guarantee_of(
+                choice.build(r), r, noise_multiplier=report.noise_multiplier, method=report.method
+            ).epsilon(report.delta),
+        )
+        for r in runs
+    ]
+
+
+def _runs(run: Participation, against: Against) -> list[Participation]:
+    """Participations along the curve, through the planned one."""
+    n, k, b = run.rounds, run.max_participations, run.min_separation
+    if against is Against.ROUNDS:
+        lengths = sorted({max(1, round(n * 10 ** (i / 12 - 1))) for i in range(_POINTS)} | {n})
+        return [Participation(m, min(k, -(-m // b)), b) for m in lengths]
+    most = -(-n // b)
+    counts = sorted({max(1, round(most * i / _POINTS)) for i in range(1, _POINTS + 1)} | {1, k})
+    return [Participation(n, m, b) for m in counts]
+
+
+_RESOURCES = {
+    "bytes down": "bytes_down",
+    "bytes up": "bytes_up",
+    "forward FLOPs": "forward_flops",
+    "backward FLOPs": "backward_flops",
+    "memory": "memory_bytes",
+}
+_COLOURS = ("#b3552c", "#1f6f8b", "#5b8c5a", "#c9a227", "#7a5195", "#888888")
+
+
+def draw(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> None:
+    """Draw ``rows``, the first of which is full training, into ``path``; its suffix decides how."""
+    figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    width = 0.8 / len(rows)
+    for number, row in enumerate(rows):
+        places = [group + width * number for group in range(len(_RESOURCES))]
+        shares = [100 * row[key] / rows[0][key] for key in _RESOURCES.values()]
+        axes.bar(places, shares, width, color=_COLOURS[number % len(_COLOURS)], label=row["part"])
+    axes.set_xticks([group + 0.4 - width / 2 for group in range(len(_RESOURCES))], list(_RESOURCES))
+    axes.set_ylabel("% of full training")
+    axes.set_title(title, fontsize=9)
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"plot={path}: cannot be written: {error}") from None
+
+
+def steps(found: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
+    """Draw one client's step sizes, a line per way of training, a tick where averaging happened."""
+    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    for name, rounds in found.items():
+        sizes = [size for own in rounds for size in own]
+        axes.plot(range(len(sizes)), sizes, label=name, marker=".", linewidth=1)
+    ends: list[int] = [0]
+    for own in next(iter(found.values())):
+        ends.append(ends[-1] + len(own))
+    axes.set_xticks(ends[:-1], [f"round {r}" for r in range(len(ends) - 1)], fontsize=7)
+    axes.set_xlabel("local steps of one client")
+    axes.set_ylabel("length of the step")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def rows(found: Mapping[str, Sequence[Tensor]], path: Path) -> None:
+    """Draw a row of images per name, each of shape (C, H, W) with values in [0, 1]."""
+    columns = max(len(images) for images in found.values())
+    figure = Figure(figsize=(columns + 1.5, len(found)), layout="constrained")
+    cells = figure.subplots(len(found), columns, squeeze=False)
+    for line, (name, images) in zip(cells, found.items(), strict=True):
+        for cell in line:
+            cell.axis("off")
+        for cell, image in zip(line, images, strict=False):
+            _show(cell, image)
+        line[0].text(-0.1, 0.5, name, transform=line[0].transAxes, ha="right", va="center")
+    figure.savefig(path, dpi=120)
+
+
+def grid(images: Sequence[Tensor], path: Path, columns: int = 8) -> None:
+    """Draw images of shape (H, W) or (C, H, W) with values in [0, 1], eight in a row."""
+    rows = math.ceil(len(images) / columns)
+    figure = Figure(figsize=(columns, rows + 0.2), layout="constrained")
+    cells = figure.subplots(rows, columns, squeeze=False).flatten()
+    for cell in cells:
+        cell.axis("off")
+    for cell, image in zip(cells, images, strict=False):
+        _show(cell, image)
+    figure.savefig(path, dpi=120)
+
+
+def _show(cell: Axes, image: Tensor) -> None:
+    plane = image if image.dim() == 2 else image.movedim(0, 2).squeeze(2)
+    cell.imshow(plane.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+
+
+_COLOURS = ("#b3552c", "#1f6f8b", "#5b8c3a", "#7a4f9e", "#c09a1c", "#555555")
+
+
+def draw(
+    points: Sequence[Point], axes: Sequence[str], noise_axes: Sequence[str], out: Path
+) -> None:
+    """Write ``accuracy-noise.png`` and ``accuracy-epsilon.png``; bands are a deviation wide."""
+    other = [axis for axis in axes if axis not in noise_axes]
+    lines: dict[str, list[Point]] = {}
+    for point in points:
+        name = ", ".join(point.labels.get(axis, "") for axis in other)
+        lines.setdefault(name, []).append(point)
+    _draw(lines, lambda p: p.noise_multiplier, "noise multiplier", out / "accuracy-noise.png")
+    deltas = {point.delta for point in points if point.epsilon is not None}
+    at = f" at δ = {deltas.pop():g}" if len(deltas) == 1 else ""
+    _draw(lines, lambda p: p.epsilon, f"epsilon{at}, log scale", out / "accuracy-epsilon.png")
+
+
+def _draw(
+    lines: dict[str, list[Point]], x_of: Callable[[Point], float | None], label: str, path: Path
+) -> None:
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    panel = figure.add_subplot()
+    drawn = False
+    for number, (name, points) in enumerate(lines.items()):
+        shown = sorted(
+            (x, 100 * p.mean, 100 * (p.deviation or 0.0))
+            for p in points
+            if (x := x_of(p)) is not None and p.mean is not None
+        )
+        if not shown:
+            continue
+        drawn = True
+        xs, middle, spread = zip(*shown, strict=True)
+        colour = _COLOURS[number % len(_COLOURS)]
+        panel.plot(xs, middle, color=colour, marker="o", label=name or "all")
+        panel.fill_between(
+            xs,
+            [m - s for m, s in zip(middle, spread, strict=True)],
+            [m + s for m, s in zip(middle, spread, strict=True)],
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
+        )
+    panel.set_xscale("log" if label.startswith("epsilon") and drawn else "linear")
+    panel.set_xlabel(label)
+    panel.set_ylabel("test accuracy (%)")
+    panel.set_title("simulation with seeded noise: not private", fontsize=9)
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+    if drawn:
+        panel.legend(frameon=False)
     figure.savefig(path, dpi=150)

@@ -120,7 +120,7 @@ def _run(chosen: Any, store: "SweepStore", jobs: int, out: Path) -> None:  # noq
 
 
 def _show(store: "SweepStore", out: Path, form: Format) -> None:
-    from privpart.cli import sweep_plot
+    from privpart.cli import plots as sweep_plot
 
     points, axes = store.points(), store.axes
     rows = [_row(point, axes) for point in points]

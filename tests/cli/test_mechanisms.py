@@ -102,7 +102,7 @@ def test_shared_keys_of_a_plan_are_compared_group_by_group(tmp_path):
 
 
 def test_more_rounds_than_a_fit_takes_are_refused_before_anything_is_computed(monkeypatch):
-    monkeypatch.setattr("privpart.cli.mechanisms._row", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr("privpart.cli.budget._row", lambda *_: pytest.fail("computed"))
     with pytest.raises(ConfigError, match=r"^rounds=1000000: must be at most 32768\. That is for"):
         CliRunner().invoke(
             app, ["mechanisms", "--rounds", "1000000", "--delta", "1e-6"], catch_exceptions=False
