@@ -5,11 +5,11 @@ only where the attack is known to work: read the verdict, not the decibels.
 """
 
 from attacks.analytic import invert_dense
+from attacks.audit import leakage
 from attacks.cosine import cosine_tv
 from attacks.defences import DefencePoint, defences
 from attacks.features import dense_then_invert
 from attacks.labels import infer_labels
-from attacks.leakage import leakage
 from attacks.load import from_arrays, gradients_of, read_update
 from attacks.matching import match_batch, reid_rank
 from attacks.metrics import baselines, feature_error, psnr, ssim, wilson

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.leakage import leakage
+from attacks.audit import leakage
 from attacks.report import Verdict
 from attacks.suite import Attack
 

@@ -9,10 +9,10 @@ import torch
 
 from accounting import ConfigError
 from attacks import dlg, leakage, suite
+from attacks.audit import most_severe
 from attacks.networks import smooth_lenet
 from attacks.reconstruct import Reconstruction
 from attacks.report import VERDICTS, Trial
-from attacks.scoring import most_severe
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
 
@@ -212,7 +212,7 @@ def test_no_attack_is_steered_by_the_score(lenet, digits, monkeypatch):
     seeing = leakage(*arguments, views=VIEWS, attacks=one)
     generator = torch.Generator().manual_seed(0)
     monkeypatch.setattr(
-        *(sys.modules["attacks.scoring"], "psnr"),
+        *(sys.modules["attacks.audit"], "psnr"),
         lambda x, _: 29 * torch.rand(len(x), generator=generator),
     )
     blind = leakage(*arguments, views=VIEWS, attacks=one)
