@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from accounting.checks import ConfigError
-from accounting.gram_sensitivity import gram_sensitivity
 from accounting.mechanisms.mechanism import prefix_sums, record
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, same_rounds
+from accounting.sensitivity import Sensitivity, gram_sensitivity, same_rounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.gram_sensitivity import gram_sensitivity, worst_pattern
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity
+from accounting.sensitivity import Sensitivity, gram_sensitivity, worst_pattern
 
 Array = NDArray[np.float64]
 _ROUNDING = 1e-12

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.gram_sensitivity import gram_sensitivity
 from accounting.mechanisms.mechanism import record
-from accounting.mechanisms.tree_blocks import Block, forest
+from accounting.mechanisms.tree import Block, forest
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, same_rounds
+from accounting.sensitivity import Sensitivity, gram_sensitivity, same_rounds
 
 Node = tuple[int, int]
 """First step of the group, and number of steps."""

@@ -15,9 +15,8 @@ worst pattern need not be the earliest.
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.gram_sensitivity import gram_sensitivity, row_bound
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, rounded_up
+from accounting.sensitivity import Sensitivity, gram_sensitivity, rounded_up, row_bound
 
 _MOST_GRAM_WORK = 500_000_000
 

@@ -24,7 +24,7 @@ from accounting import (
     Toeplitz,
 )
 from accounting.checks import ConfigError
-from accounting.mechanisms.tree_noise import node_variance
+from accounting.mechanisms.tree import node_variance
 
 Draw = Callable[[int, Tensor], None]
 """Write draw number i, already scaled, into a vector."""

@@ -14,7 +14,7 @@ from accounting import (
     brute_force,
     optimize,
 )
-from accounting.gram_sensitivity import gram_sensitivity
+from accounting.sensitivity import gram_sensitivity
 
 # reference/mechanisms.md section 3, "Cases"
 CASES = [

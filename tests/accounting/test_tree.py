@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting import BinaryTree, ConfigError, Participation, brute_force
-from accounting.gram_sensitivity import gram_sensitivity
 from accounting.mechanisms.mechanism import prefix_sums
+from accounting.sensitivity import gram_sensitivity
 
 
 @pytest.mark.parametrize(
