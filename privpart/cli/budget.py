@@ -25,7 +25,6 @@ from accounting import (
     PrivacyReport,
     PrunedTree,
     Toeplitz,
-    calibrate,
     checks,
     error,
     footprint,
@@ -135,9 +134,9 @@ def epsilon(
             "plot: varies a mechanism of one group; leave it out with a [schedule] or shared keys."
         )
     if plot is not None:
-        from privpart.cli.plots import draw
+        from privpart.cli.plots import draw_budget
 
-        draw(choice, report, against=plot_against or Against.NOISE, path=plot)
+        draw_budget(choice, report, against=plot_against or Against.NOISE, path=plot)
     if statement:
         typer.echo(report.statement())
     else:
@@ -460,7 +459,7 @@ def _row(
     target_epsilon: float,
     delta: float,
 ) -> dict[str, Any]:
-    z = calibrate(mechanism, participation, target_epsilon=target_epsilon, delta=delta)
+    z = accounting.calibrate(mechanism, participation, target_epsilon=target_epsilon, delta=delta)
     reached = guarantee(mechanism, participation, noise_multiplier=z)
     sensitivity = mechanism.sensitivity(participation)
     unit_error, cost = error(mechanism, participation), footprint(mechanism)

@@ -96,9 +96,11 @@ def costs(
     with _memory_for(batch_size):
         rows = _rows(name, parts, local, one_batch, examples, bandwidth, measure=measure)
     if plot is not None:
-        from privpart.cli.plots import draw
+        from privpart.cli.plots import draw_costs
 
-        draw(rows, title=f"{name}: one client, one round, as shares of full training", path=plot)
+        draw_costs(
+            rows, title=f"{name}: one client, one round, as shares of full training", path=plot
+        )
     if form is Format.JSON:
         document = {
             "schema": "privpart/costs/1",

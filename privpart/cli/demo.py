@@ -79,7 +79,7 @@ def demo(
         "notes": demo_tables.notes(recipe),
     }
     (out / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-    plots.accuracy(accuracies, budgets, out / "accuracy.png")
+    plots.draw_accuracy(accuracies, budgets, out / "accuracy.png")
     picture.grid(list(audits.values()), out / "leakage.png")
     demo_tables.show(recipe, budgets, accuracies, audits)
     typer.echo(f"\nWritten: {out / 'report.json'}, {out / 'accuracy.png'}, {out / 'leakage.png'}")

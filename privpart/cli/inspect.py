@@ -125,11 +125,11 @@ def _draw(
     features: "dict[str, Features]",
     kernels_of: "dict[str, Training | None]",
 ) -> None:
-    from privpart.cli import plots as inspect_plots
+    from privpart.cli import plots
 
-    inspect_plots.steps(steps, out / "steps.png")
+    plots.draw_steps(steps, out / "steps.png")
     several = len(features) > 1
-    inspect_plots.rows(
+    plots.draw_rows(
         {
             f"{layer}, {name}" if several else layer: found[layer]
             for layer in features["run"]
@@ -139,7 +139,7 @@ def _draw(
     )
     for name, setup in kernels_of.items():
         if setup is not None and (kernels := _kernels(setup)) is not None:
-            inspect_plots.grid(kernels, out / f"{name}.png")
+            plots.draw_grid(kernels, out / f"{name}.png")
 
 
 def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":

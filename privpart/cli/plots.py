@@ -12,29 +12,34 @@ A sweep's pictures: accuracy against noise, and against epsilon.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from accounting import ConfigError, Participation, PrivacyReport
 from accounting import guarantee as guarantee_of
-from privpart.cli.demo_tables import Accuracy
 from privpart.cli.options import Against
-from privpart.experiment.sweep_store import Point
 from privpart.mechanism_choice import MechanismChoice, MechanismName
 
-_COLOURS = {"full": "#b3552c", "partial": "#1f6f8b"}
+if TYPE_CHECKING:  # imported where used: a budget's picture must not pay for torch
+    from torch import Tensor
+
+    from privpart.cli.demo_tables import Accuracy
+    from privpart.experiment.sweep_store import Point
+
+_PART_COLOURS = {"full": "#b3552c", "partial": "#1f6f8b"}
 
 
-def accuracy(accuracies: Sequence[Accuracy], budgets: Sequence[PrivacyReport], path: Path) -> None:
+def draw_accuracy(
+    accuracies: Sequence["Accuracy"], budgets: Sequence[PrivacyReport], path: Path
+) -> None:
     """Draw accuracy against noise, with one standard deviation as a band and epsilon beneath."""
     levels = list(dict.fromkeys(a.noise_multiplier for a in accuracies))
     epsilon = {b.noise_multiplier: f"ε = {b.epsilon:.3g}" for b in budgets}
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.add_subplot()
-    for part, colour in _COLOURS.items():
+    for part, colour in _PART_COLOURS.items():
         rows = [a for a in accuracies if a.part == part]
         middle = [100 * a.mean for a in rows]
         spread = [100 * (a.spread or 0.0) for a in rows]
@@ -69,7 +74,9 @@ _AXES = {
 }
 
 
-def draw(choice: MechanismChoice, report: PrivacyReport, *, against: Against, path: Path) -> None:
+def draw_budget(
+    choice: MechanismChoice, report: PrivacyReport, *, against: Against, path: Path
+) -> None:
     """Draw the curve through ``report`` into ``path``; the format follows its suffix."""
     points = _curve(choice, report, against)
     here = {
@@ -157,7 +164,7 @@ _RESOURCES = {
 _COLOURS = ("#b3552c", "#1f6f8b", "#5b8c5a", "#c9a227", "#7a5195", "#888888")
 
 
-def draw(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> None:
+def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> None:
     """Draw ``rows``, the first of which is full training, into ``path``; its suffix decides how."""
     figure = Figure(figsize=(7.2, 3.8), layout="constrained")
     axes = figure.add_subplot()
@@ -178,7 +185,7 @@ def draw(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> None:
         raise ConfigError(f"plot={path}: cannot be written: {error}") from None
 
 
-def steps(found: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
+def draw_steps(found: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
     """Draw one client's step sizes, a line per way of training, a tick where averaging happened."""
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")
     axes = figure.add_subplot()
@@ -196,7 +203,7 @@ def steps(found: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def rows(found: Mapping[str, Sequence[Tensor]], path: Path) -> None:
+def draw_rows(found: Mapping[str, Sequence["Tensor"]], path: Path) -> None:
     """Draw a row of images per name, each of shape (C, H, W) with values in [0, 1]."""
     columns = max(len(images) for images in found.values())
     figure = Figure(figsize=(columns + 1.5, len(found)), layout="constrained")
@@ -210,7 +217,7 @@ def rows(found: Mapping[str, Sequence[Tensor]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def grid(images: Sequence[Tensor], path: Path, columns: int = 8) -> None:
+def draw_grid(images: Sequence["Tensor"], path: Path, columns: int = 8) -> None:
     """Draw images of shape (H, W) or (C, H, W) with values in [0, 1], eight in a row."""
     rows = math.ceil(len(images) / columns)
     figure = Figure(figsize=(columns, rows + 0.2), layout="constrained")
@@ -222,31 +229,28 @@ def grid(images: Sequence[Tensor], path: Path, columns: int = 8) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _show(cell: Axes, image: Tensor) -> None:
+def _show(cell: Axes, image: "Tensor") -> None:
     plane = image if image.dim() == 2 else image.movedim(0, 2).squeeze(2)
     cell.imshow(plane.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
-_COLOURS = ("#b3552c", "#1f6f8b", "#5b8c3a", "#7a4f9e", "#c09a1c", "#555555")
-
-
-def draw(
-    points: Sequence[Point], axes: Sequence[str], noise_axes: Sequence[str], out: Path
+def draw_sweep(
+    points: Sequence["Point"], axes: Sequence[str], noise_axes: Sequence[str], out: Path
 ) -> None:
     """Write ``accuracy-noise.png`` and ``accuracy-epsilon.png``; bands are a deviation wide."""
     other = [axis for axis in axes if axis not in noise_axes]
-    lines: dict[str, list[Point]] = {}
+    lines: dict[str, list["Point"]] = {}
     for point in points:
         name = ", ".join(point.labels.get(axis, "") for axis in other)
         lines.setdefault(name, []).append(point)
-    _draw(lines, lambda p: p.noise_multiplier, "noise multiplier", out / "accuracy-noise.png")
+    _draw_lines(lines, lambda p: p.noise_multiplier, "noise multiplier", out / "accuracy-noise.png")
     deltas = {point.delta for point in points if point.epsilon is not None}
     at = f" at δ = {deltas.pop():g}" if len(deltas) == 1 else ""
-    _draw(lines, lambda p: p.epsilon, f"epsilon{at}, log scale", out / "accuracy-epsilon.png")
+    _draw_lines(lines, lambda p: p.epsilon, f"epsilon{at}, log scale", out / "accuracy-epsilon.png")
 
 
-def _draw(
-    lines: dict[str, list[Point]], x_of: Callable[[Point], float | None], label: str, path: Path
+def _draw_lines(
+    lines: dict[str, list["Point"]], x_of: Callable[["Point"], float | None], label: str, path: Path
 ) -> None:
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     panel = figure.add_subplot()

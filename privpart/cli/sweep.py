@@ -120,13 +120,13 @@ def _run(chosen: Any, store: "SweepStore", jobs: int, out: Path) -> None:  # noq
 
 
 def _show(store: "SweepStore", out: Path, form: Format) -> None:
-    from privpart.cli import plots as sweep_plot
+    from privpart.cli import plots
 
     points, axes = store.points(), store.axes
     rows = [_row(point, axes) for point in points]
     if rows:
         (out / "sweep.csv").write_text(as_csv(rows), encoding="utf-8")
-        sweep_plot.draw(points, axes, store.noise_axes, out)
+        plots.draw_sweep(points, axes, store.noise_axes, out)
     notes = [NOT_PRIVATE, *([UNCHARGED] if any(point.tuned > 1 for point in points) else [])]
     if form is Format.JSON:
         document = {"schema": "privpart/sweep-table/1", "rows": rows, "notes": notes}

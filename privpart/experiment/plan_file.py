@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -26,7 +26,6 @@ from pydantic_core import to_json
 from torch import nn
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
-from accounting.checks import ConfigError
 from privpart.client import LocalTraining
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
 from privpart.experiment.select_table import SelectChoice

@@ -17,7 +17,6 @@ from typing import Generic, Literal, NoReturn, TypeVar, get_args
 
 from accounting import Guarantee, checks
 from accounting.checks import ConfigError
-from accounting.guarantee import Guarantee
 from accounting.statement import up
 
 Party = Literal["server", "store", "second store"]

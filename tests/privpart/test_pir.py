@@ -47,7 +47,7 @@ def test_records_that_exceed_the_cache_are_answered_in_pieces(monkeypatch):
     records = np.random.default_rng(0).integers(256, size=(50, 11), dtype=np.uint8)
     asked, _ = private_retrieval.queries([1, 2, 3], 50)
     whole = private_retrieval.answers(records, asked)
-    monkeypatch.setattr(pir, "_CACHE", 64)
+    monkeypatch.setattr(private_retrieval, "_CACHE", 64)
     assert np.array_equal(private_retrieval.answers(records, asked), whole)
 
 
@@ -56,7 +56,9 @@ def test_each_store_sees_every_query_equally_often_whatever_the_key(key, monkeyp
     """All 256 outcomes of the coins, K = 8: both views run through each byte exactly once."""
     views = []
     for coins in range(256):
-        monkeypatch.setattr(pir.secrets, "token_bytes", lambda n, c=coins: bytes([c]) * n)
+        monkeypatch.setattr(
+            private_retrieval.secrets, "token_bytes", lambda n, c=coins: bytes([c]) * n
+        )
         one, two = private_retrieval.queries([key], 8)
         views.append((int(one[0, 0]), int(two[0, 0])))
     assert sorted(one for one, _ in views) == list(range(256))
