@@ -8,11 +8,10 @@ from typing import Literal, overload
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.fits.blt import fit_blt
-from accounting.fits.dense import fit_dense
-from accounting.fits.loss import Objective
-from accounting.fits.toeplitz import fit_toeplitz
 from accounting.mechanisms import BufferedToeplitz, Dense, Toeplitz
+from accounting.mechanisms.buffered_toeplitz import fit_blt
+from accounting.mechanisms.dense import fit_dense
+from accounting.mechanisms.toeplitz import Objective, fit_toeplitz
 from accounting.participation import Participation
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from accounting import BinaryTree, ConfigError, Participation, Toeplitz, error, optimize
-from accounting.fits.blt import _blt_loss
-from accounting.fits.loss import coefficient_loss
+from accounting.mechanisms.buffered_toeplitz import _blt_loss
+from accounting.mechanisms.toeplitz import coefficient_loss
 
 ONCE = Participation(1600)
 FIVE = Participation(1600, 5, 320)

@@ -1,1 +1,0 @@
-"""Fits: what ``accounting.optimize`` chooses from, one file per kind of encoder."""
