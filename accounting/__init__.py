@@ -5,7 +5,6 @@ and divisor stay). ``noise_multiplier`` is the standard deviation of one i.i.d. 
 that enters the mechanism, divided by the clip norm, on the scale of the sum.
 """
 
-from accounting.assumptions import Assumption
 from accounting.calibrate import calibrate, least_separation, most_participations, most_rounds
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck
@@ -26,7 +25,7 @@ from accounting.mechanisms import (
 )
 from accounting.optimize import optimize
 from accounting.participation import Participation
-from accounting.report import PrivacyReport
+from accounting.report import Assumption, PrivacyReport
 from accounting.sensitivity import Sensitivity, brute_force
 from accounting.subsampled import PoissonSampling, SampledGuarantee, amplified, dp_sgd
 

@@ -3,24 +3,27 @@
 Epsilon is never stated without delta, unit, adjacency and the assumptions under which it holds
 (Ponomareva et al. 2023, "How to DP-fy ML", section 5.3). The verdict is derived from those, never
 set by hand.
+
+Assumptions: what a guarantee rests on, who checked it, and what is left without it.
+
+Statement: a privacy report in plain English. The only place where prose is made.
 """
 
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
 from importlib import metadata
 from typing import Any, Literal, get_args
 
-from accounting import assumptions, checks
-from accounting.assumptions import Assumption, Status
+from accounting import checks
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck
 from accounting.guarantee import FORMULAS, METHODS, Adjacency, Guarantee, Method, Second, mu_upper
-from accounting.mechanisms import Mechanism, fingerprint
+from accounting.mechanisms import BinaryTree, Mechanism, fingerprint
 from accounting.participation import Participation
-from accounting.statement import write
 
 SCHEMA = "privpart/epsilon/1"
 
@@ -40,6 +43,108 @@ NOT_COVERED = (
     "parts of the model that stay with a client, should they ever leave it",
     "side channels, such as time, memory and traffic",
 )
+
+REQUIRED_ASSUMPTIONS = {
+    "participation",
+    "clipping",
+    "divisor",
+    "noise",
+    "choices",
+    "floating-point",
+}
+Status = Literal["enforced", "verified", "vouched", "asserted", "violated"]
+Severity = Literal["critical", "theoretical", "negligible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """Something the guarantee rests on.
+
+    Attributes:
+        code: stable short name.
+        text: what must be true.
+        status: "enforced" (the code that ran makes it so), "verified" (checked afterwards, as
+            against a ledger), "vouched" (whoever asked for the report answers for it), "asserted"
+            (nobody checked) or "violated".
+        consequence: what becomes of the guarantee if it is false.
+        severity: of that: "critical" (no such guarantee), "theoretical" (no known attack) or
+            "negligible".
+        evidence: what the status rests on; empty if asserted.
+    """
+
+    code: str
+    text: str
+    status: Status
+    consequence: str
+    severity: Severity = "critical"
+    evidence: str = ""
+
+    def __post_init__(self) -> None:
+        checks.choice(f"status of {self.code}", self.status, get_args(Status))
+        if self.status in ("enforced", "verified", "vouched") and not self.evidence:
+            raise ConfigError(f"evidence is empty: say why {self.code} is {self.status}.")
+        checks.choice(f"severity of {self.code}", self.severity, get_args(Severity))
+
+
+def run_assumptions(
+    mechanism: Mechanism, participation: Participation, unit: str
+) -> tuple[Assumption, ...]:
+    """Return what an unamplified run assumes; nobody has checked any of it yet."""
+    prefix = isinstance(mechanism, BinaryTree) and mechanism.release == "prefix"
+    return (*_always(participation, unit), *((_PREFIX_ONLY,) if prefix else ()))
+
+
+_PREFIX_ONLY = Assumption(
+    "release",
+    "only the noised prefix sums leave the server, and what follows from them, such as the models: "
+    "no tree node, no virtual round, no state of the noise",
+    "asserted",
+    'the sensitivity is that of release="nodes"',
+)
+
+
+def _always(participation: Participation, unit: str) -> tuple[Assumption, ...]:
+    k, b = participation.max_participations, participation.min_separation
+    times = "one round" if k == 1 else f"{k} rounds, each {b} or more after the one before"
+    return (
+        Assumption(
+            "participation",
+            f"each {unit} takes part in at most {times}",
+            "asserted",
+            "the sensitivity, and so epsilon, is larger than stated",
+        ),
+        Assumption(
+            "clipping",
+            "every update is clipped to clip_norm over all trained parameters jointly",
+            "asserted",
+            "no guarantee",
+        ),
+        Assumption(
+            "divisor",
+            "the noised sum is divided by a public constant, never by the realised cohort",
+            "asserted",
+            f"the size of the cohort leaks, and one {unit} weighs more than accounted",
+        ),
+        Assumption(
+            "noise",
+            "the noise is secret, fresh, and from the mechanism named here",
+            "asserted",
+            "no guarantee",
+        ),
+        Assumption(
+            "choices",
+            "what trains, when, and with which hyperparameters was chosen without private data",
+            "asserted",
+            "the choice is an additional release that this epsilon does not cover",
+        ),
+        Assumption(
+            "floating-point",
+            "sums and noise in floating point behave like real numbers",
+            "asserted",
+            "low-order bits may tell more than accounted (Mironov 2012)",
+            "theoretical",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +227,7 @@ class PrivacyReport:
         for name, claimed, least in claims:
             if not checks.nonnegative(name, claimed) >= least * slack:
                 raise ConfigError(f"{name}={claimed:g}: the other figures give {least:g} or more.")
-        if missing := assumptions.REQUIRED - {a.code for a in self.assumptions}:
+        if missing := REQUIRED_ASSUMPTIONS - {a.code for a in self.assumptions}:
             raise ConfigError(f"assumptions lack {', '.join(sorted(missing))}.")
         if not self.not_covered:
             raise ConfigError("not_covered is empty: no guarantee covers everything.")
@@ -142,7 +247,7 @@ class PrivacyReport:
         noise_source: NoiseSource = "unstated",
         cross_check: Second = "quadrature",
         earlier: Guarantee | None = None,
-    ) -> "PrivacyReport":
+    ) -> PrivacyReport:
         """Account for a planned run.
 
         Args:
@@ -178,7 +283,7 @@ class PrivacyReport:
             sensitivity_rule=sensitivity.rule,
             effective_noise_multiplier=run.effective_noise_multiplier,
             method=method,
-            assumptions=assumptions.of_run(mechanism, participation, unit),
+            assumptions=run_assumptions(mechanism, participation, unit),
             tpr_at_fpr=tuple((fpr, run.tpr_at_fpr(fpr)) for fpr in FALSE_POSITIVE_RATES),
             cross_check=run.cross_check(delta, cross_check),
             unit=unit,
@@ -231,7 +336,7 @@ class PrivacyReport:
             found.append("the noise is seeded: whoever knows the seed can subtract it.")
         return tuple(found)
 
-    def with_status(self, code: str, status: Status, evidence: str) -> "PrivacyReport":
+    def with_status(self, code: str, status: Status, evidence: str) -> PrivacyReport:
         """Return the report with one assumption's status set, and what it rests on."""
         if code not in (known := [a.code for a in self.assumptions]):
             raise ConfigError(f"code={code!r}: must be one of {', '.join(known)}.")
@@ -243,7 +348,7 @@ class PrivacyReport:
 
     def statement(self) -> str:
         """Say it in plain English, with every condition."""
-        return write(self)
+        return write_statement(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under a schema name, ready for JSON."""
@@ -256,7 +361,7 @@ class PrivacyReport:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "PrivacyReport":
+    def from_dict(cls, values: Mapping[str, Any]) -> PrivacyReport:
         """Read what ``to_dict`` wrote, and check that its figures and its status belong together.
 
         Raises:
@@ -281,7 +386,7 @@ class PrivacyReport:
         return report
 
     @classmethod
-    def from_json(cls, text: str) -> "PrivacyReport":
+    def from_json(cls, text: str) -> PrivacyReport:
         """Read what ``to_json`` wrote; raises as ``from_dict``."""
         try:
             values = json.loads(text)
@@ -298,3 +403,99 @@ def _version() -> str:
         return metadata.version("privpart")
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+_VERDICTS = {
+    "holds": "The guarantee holds: all that it rests on was enforced, verified or vouched for.",
+    "conditional": "The guarantee is conditional: part of what it rests on was not checked.",
+    "does-not-hold": "The guarantee DOES NOT HOLD; its figures are void.",
+    "not-private": "This run IS NOT PRIVATE: its noise can be computed again from a seed.",
+}
+_NEIGHBOURS = {
+    "zero-out": "with one {unit}'s updates and with zeros in their place",
+    "replace-one": "with one {unit}'s updates and with another's in their place",
+}
+
+
+def write_statement(report: PrivacyReport) -> str:
+    """Return paragraphs separated by blank lines; figures are rounded up."""
+    parts = [_VERDICTS[report.status], _claim(report), _attacker(report), _accounting(report)]
+    for status, lead in (
+        ("violated", "Violated"),
+        ("asserted", "Asserted, not checked"),
+        ("enforced", "Enforced by the code that ran"),
+        ("verified", "Verified afterwards"),
+        ("vouched", "Vouched for by whoever asked for this report"),
+    ):
+        chosen = [a for a in report.assumptions if a.status == status]
+        if chosen:
+            lines = (f"- {a.text} ({a.code}); otherwise: {a.consequence}." for a in chosen)
+            parts.append("\n".join((f"{lead}:", *lines)))
+    parts.append("\n".join(("Covered:", *(f"- {text}." for text in report.covered))))
+    parts.append("\n".join(("Not covered:", *(f"- {text}." for text in report.not_covered))))
+    parts.append(_tuning(report))
+    parts += [f"Warning: {text}" for text in report.warnings]
+    return "\n\n".join(parts)
+
+
+def up(value: float, digits: int = 4) -> str:
+    """Return ``value`` with few digits, rounded up.
+
+    >>> up(1.74298), up(1e-6), up(0.12345), up(0.0)
+    ('1.743', '1e-06', '0.1235', '0')
+    """
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(value)))
+    return f"{float(rounded):.{digits}g}"
+
+
+def _claim(report: PrivacyReport) -> str:
+    neighbours = _NEIGHBOURS[report.adjacency].format(unit=report.unit)
+    k, b = report.max_participations, report.min_separation
+    often = "once" if k == 1 else f"at most {k} times, {b} or more rounds apart"
+    return (
+        f"The claim is (epsilon = {up(report.epsilon)}, delta = {up(report.delta)})-differential "
+        f"privacy. Unit: one {report.unit}, taking part {often} in {report.rounds} rounds. "
+        f"Adjacency: {report.adjacency}; the run is compared {neighbours}, while cohort, schedule "
+        f"and divisor stay. Trust model: {report.trust_model}."
+    )
+
+
+def _attacker(report: PrivacyReport) -> str:
+    rates = ", ".join(
+        f"{up(100 * tpr)} % at a false-positive rate of {100 * fpr:g} %"
+        for fpr, tpr in report.tpr_at_fpr
+    )
+    return (
+        f"In these terms a test of whether one {report.unit} took part has an advantage of at "
+        f"most {up(report.advantage)}, and detects at most {rates}."
+    )
+
+
+def _accounting(report: PrivacyReport) -> str:
+    bound = "exact" if report.sensitivity_exact else "an upper bound"
+    text = (
+        f"Mechanism: {report.mechanism}, noise multiplier {report.noise_multiplier:g} on the sum, "
+        f"squared sensitivity {up(report.sensitivity_squared)} ({bound}; "
+        f"{report.sensitivity_rule}), mu = {up(report.mu)}, rho = {up(report.rho)}. "
+        f"Accounting: {report.formula}, privpart {report.version}."
+    )
+    if report.earlier_mu:
+        text += f" An earlier run on the same data, mu = {up(report.earlier_mu)}, is included."
+    second = report.cross_check
+    agrees = "agrees to" if second.consistent else "CONTRADICTS this by"
+    return (
+        f"{text} A second accountant ({second.method}) says {up(second.epsilon)} at the same "
+        f"delta; it {agrees} a relative {up(second.agree_to, 2)}."
+    )
+
+
+def _tuning(report: PrivacyReport) -> str:
+    if report.tuning_runs is None or report.tuning_epsilon is None:
+        return "Tuning: how many runs on the same data came before was not stated."
+    if report.tuning_runs == 1:
+        return "Tuning: this is stated to be the only run on this data."
+    return (
+        f"Tuning: one of {report.tuning_runs} runs on the same data. Had each had this budget, all "
+        f"of them together would cost epsilon = {up(report.tuning_epsilon)} at the same delta, "
+        f"unit and adjacency."
+    )

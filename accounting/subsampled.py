@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from accounting import accountants, checks
-from accounting.assumptions import Assumption
 from accounting.checks import ConfigError
 from accounting.mechanisms import Grouped, Mechanism
 from accounting.participation import Participation
+from accounting.report import Assumption
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent, PrivacyAccountant

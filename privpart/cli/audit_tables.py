@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from accounting.statement import up
+from accounting.report import up
 from attacks import DefencePoint, LeakageReport, LeakageRow
 
 _WIDTH = 120

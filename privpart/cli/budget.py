@@ -35,7 +35,7 @@ from accounting import (
     optimize,
 )
 from accounting.guarantee import Method
-from accounting.statement import up
+from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Against, Format, MethodName
 from privpart.cli.output import as_csv, print_report

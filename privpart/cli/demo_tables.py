@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting import PrivacyReport
-from accounting.statement import up
+from accounting.report import up
 from attacks import LeakageReport
 from privpart.experiment.recipe import Recipe
 

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from accounting import PrivacyReport
-from accounting.statement import up
+from accounting.report import up
 from privpart.cli.options import Format
 
 _WIDTH = 96

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from accounting import ConfigError, PrivacyReport, checks
-from accounting.statement import up
+from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, flat

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from accounting import checks
-from accounting.statement import up
+from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from accounting import Participation, PrivacyReport
-from accounting.assumptions import Assumption
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
+from accounting.report import Assumption
 from privpart.plan import PrivacyPlan
 from privpart.run.ledger import Ledger, Row
 from privpart.select.disclosure import Seen, SelectReport

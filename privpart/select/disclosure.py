@@ -17,7 +17,7 @@ from typing import Generic, Literal, NoReturn, TypeVar, get_args
 
 from accounting import Guarantee, checks
 from accounting.checks import ConfigError
-from accounting.statement import up
+from accounting.report import up
 
 Party = Literal["server", "store", "second store"]
 """Who might look. Server: runs the rounds and adds the updates up. Store: hands out slices."""

@@ -16,7 +16,7 @@ from accounting import (
     PrivacyReport,
     fingerprint,
 )
-from accounting.statement import up
+from accounting.report import up
 
 STACK_OVERFLOW = BinaryTree(1600), Participation(1600)
 
