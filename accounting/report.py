@@ -247,7 +247,7 @@ class PrivacyReport:
         noise_source: NoiseSource = "unstated",
         cross_check: Second = "quadrature",
         earlier: Guarantee | None = None,
-    ) -> PrivacyReport:
+    ) -> "PrivacyReport":
         """Account for a planned run.
 
         Args:

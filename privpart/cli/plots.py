@@ -239,7 +239,7 @@ def draw_sweep(
 ) -> None:
     """Write ``accuracy-noise.png`` and ``accuracy-epsilon.png``; bands are a deviation wide."""
     other = [axis for axis in axes if axis not in noise_axes]
-    lines: dict[str, list["Point"]] = {}
+    lines: dict[str, list[Point]] = {}
     for point in points:
         name = ", ".join(point.labels.get(axis, "") for axis in other)
         lines.setdefault(name, []).append(point)
