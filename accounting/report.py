@@ -336,7 +336,7 @@ class PrivacyReport:
             found.append("the noise is seeded: whoever knows the seed can subtract it.")
         return tuple(found)
 
-    def with_status(self, code: str, status: Status, evidence: str) -> PrivacyReport:
+    def with_status(self, code: str, status: Status, evidence: str) -> "PrivacyReport":
         """Return the report with one assumption's status set, and what it rests on."""
         if code not in (known := [a.code for a in self.assumptions]):
             raise ConfigError(f"code={code!r}: must be one of {', '.join(known)}.")
@@ -361,7 +361,7 @@ class PrivacyReport:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> PrivacyReport:
+    def from_dict(cls, values: Mapping[str, Any]) -> "PrivacyReport":
         """Read what ``to_dict`` wrote, and check that its figures and its status belong together.
 
         Raises:
@@ -386,7 +386,7 @@ class PrivacyReport:
         return report
 
     @classmethod
-    def from_json(cls, text: str) -> PrivacyReport:
+    def from_json(cls, text: str) -> "PrivacyReport":
         """Read what ``to_json`` wrote; raises as ``from_dict``."""
         try:
             values = json.loads(text)
