@@ -51,14 +51,14 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
     clip_norm = at_least_tiny(clip_norm)
     if update.dtype is not torch.float64:
         update = update.float()
-    norm = norm(update)
+    norm = l2_norm(update)
     if norm <= clip_norm:
         return update
     if not clip_norm / norm >= _LEAST_FACTOR:
         if not bool(torch.isfinite(update).all()):
             return torch.zeros_like(update)
         update = update / update.abs().max()
-        norm = norm(update)
+        norm = l2_norm(update)
     return torch.mul(update, clip_norm / norm * _MARGIN, out=out)
 
 
@@ -90,13 +90,13 @@ def at_least_tiny(clip_norm: float) -> float:
 _PART = 2**16
 
 
-def norm(vector: Tensor) -> float:
+def l2_norm(vector: Tensor) -> float:
     """Return the L2 norm of a vector, shape (d,); NaN or infinity if a number is."""
     norms = (torch.linalg.vector_norm(p, dtype=torch.float64) for p in torch.split(vector, _PART))
     return math.hypot(*map(float, norms))
 
 
-def add(total: Tensor, vector: Tensor) -> None:
+def add_in_place(total: Tensor, vector: Tensor) -> None:
     """Add a vector to a float64 one, both of shape (d,)."""
     for to, part in zip(torch.split(total, _PART), torch.split(vector, _PART), strict=True):
         to.add_(part)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
-from privpart.clip import add, clip
+from privpart.clip import add_in_place, clip
 from privpart.messages import (
     ClientUpdate,
     CohortSum,
@@ -146,7 +146,7 @@ class RoundSum:
         self.received, self.summed, self.bits = 0, 0, 0.0
         self._task, self._may_take_part, self._count_bits = task, may_take_part, bits
 
-    def add(self, update: object) -> None:
+    def add_in_place(self, update: object) -> None:
         """Clip and add an update from whomever, or refuse it."""
         self.received += 1
         task, shape = self._task, self.total.shape
@@ -157,7 +157,7 @@ class RoundSum:
         clipped = clip(update.delta.detach(), task.clip_norm)  # zeros if not finite
         if self._count_bits:
             self.bits += 0.5 if clipped.norm() <= task.clip_norm * _UNCLIPPED else -0.5
-        add(self.total, clipped)
+        add_in_place(self.total, clipped)
         self.came.add(update.client)
 
     def add_sum(self, part: object) -> None:

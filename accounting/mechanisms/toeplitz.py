@@ -127,9 +127,6 @@ def _bound_of(gram: Array, participation: Participation) -> float:
     return row_bound(np.where(apart, np.abs(gram), 0.0), np.diag(gram), participation)
 
 
-Array = NDArray[np.float64]
-
-
 @dataclass(frozen=True, slots=True)
 class Toeplitz:
     """A lower-triangular Toeplitz encoder, or its column-normalised form.
@@ -277,7 +274,6 @@ def _invertible(series: Array) -> Array:
     return series
 
 
-Array = NDArray[np.float64]
 Objective = Literal["rmse", "max"]
 Loss = Callable[[Array], tuple[float, Array]]
 """Parameters -> log of the squared error, and its gradient."""

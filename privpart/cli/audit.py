@@ -102,7 +102,7 @@ def _run(out: Path, typed: dict[str, Any]) -> "LeakageReport":
     shown = views(typed["view"])
     adversaries = 2 if typed["noise_multiplier"] else 1
     with resumable(done, adversaries * len(shown) * inputs.batches) as progress:
-        return attacks.audit(
+        return attacks.leakage(
             inputs.model,
             inputs.x,
             inputs.y,
