@@ -146,7 +146,7 @@ class RoundSum:
         self.received, self.summed, self.bits = 0, 0, 0.0
         self._task, self._may_take_part, self._count_bits = task, may_take_part, bits
 
-    def add_in_place(self, update: object) -> None:
+    def add(self, update: object) -> None:
         """Clip and add an update from whomever, or refuse it."""
         self.received += 1
         task, shape = self._task, self.total.shape
