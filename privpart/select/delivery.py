@@ -6,8 +6,8 @@ is what key k selects; they differ in bytes, in computations, and in who sees th
     broadcast      x goes out whole, devices select; nobody sees keys
     on_demand      the server selects what it is asked for, each slice once; it sees keys
     pregenerated   all K slices lie ready at a store; the store sees keys, the server does not
-    private        as before at two stores, asked by ``private_retrieval``; nobody sees keys, as long
-                   as the stores do not collude; both see how many each client asks for
+    private        as before at two stores, asked by ``private_retrieval``; nobody sees keys, if
+                   the stores do not collude; both see how many each client asks for
 """
 
 from collections.abc import Callable, Sequence
