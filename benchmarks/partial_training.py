@@ -5,8 +5,8 @@ Run: ``python benchmarks/partial_training.py``; writes benchmarks/results/partia
 FedPT's ResNet-18 (Sidahmed et al. 2022, Tables 2, 4 and 10) with group normalisation, one batch of
 CIFAR size, SGD with momentum. Both figures of a row come from this one run, each from processes of
 their own, on one thread (see ``privpart.measure.step``): memory is the rise of the resident set
-over a process with its libraries loaded but without the model; time is processor time, so that other
-programs on the machine count as little as they can. Beside them stands what ``privpart costs``
+over a process with its libraries loaded but without the model; time is processor time, so that
+other programs on the machine count as little as they can. Beside them stands what ``privpart costs``
 computes.
 """
 

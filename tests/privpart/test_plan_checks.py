@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from accounting import ConfigError, Participation
-from privpart import plan_data, plan_file, tasks
 from privpart.cli.main import app
+from privpart.data import tasks
+from privpart.experiment import plan_file, training
 from privpart.experiment.plan_file import validated
 from privpart.experiment.training import refuse_short_cohorts, training
 from privpart.models import model
@@ -169,4 +170,4 @@ def test_a_folder_is_named_before_it_is_opened():
     """``plan_data`` relies on it."""
     data = validated(tomllib.loads(TEXT)).data.model_copy(update={"task": "emnist"})
     with pytest.raises(TypeError, match="names the folder"):
-        plan_data.plan_data(data, model("emnist_cnn"))
+        training.plan_data(data, model("emnist_cnn"))

@@ -22,9 +22,9 @@ from privpart import (
     Server,
     ServerOptimizer,
     fit,
-    state_file,
-    witness,
 )
+from privpart.run import witness
+from privpart.run.files import decode_state
 from privpart.run.folder import StorageError
 from privpart.run.ledger import Ledger, next_row
 
@@ -123,7 +123,7 @@ def test_a_complete_run_keeps_neither_key_nor_noise(folder):
     with RunFolder.open(folder) as run:
         train(run, 4)
     assert not (folder / "key").exists()
-    tensors, values = state_file.decode(folder / "state-000004.safetensors")
+    tensors, values = decode_state(folder / "state-000004.safetensors")
     assert set(tensors) == {"parameters"}
     assert "noise" not in values
     with RunFolder.open(folder) as run:
@@ -388,4 +388,4 @@ def test_states_that_are_none(tmp_path):
     for content in (b"", b"\x80\x04K\x01.", b"\xff" * 40):
         (tmp_path / "state").write_bytes(content)
         with pytest.raises(ConfigError, match="is no state of a run"):
-            state_file.decode(tmp_path / "state")
+            decode_state(tmp_path / "state")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting import ConfigError, Guarantee
-from privpart import LocalTraining, PartialModel, RoundTask, Users, pir
+from privpart import LocalTraining, PartialModel, RoundTask, Users
 from privpart.models import small_cnn
 from privpart.select import (
     QUANTIZED_ROWS,
@@ -31,6 +31,7 @@ from privpart.select import (
     on_demand_uncached,
     pregenerated,
     private,
+    private_retrieval,
     publish,
 )
 from privpart.select.delivery import Request, dequantize_rows, quantize_row
@@ -125,15 +126,15 @@ def test_the_ledger_is_right_about_what_crosses_the_device(monkeypatch):
 
 def test_stores_of_private_retrieval_read_nothing_but_queries(monkeypatch):
     """The same coins and another key: the first store's view is the same, bit for bit."""
-    monkeypatch.setattr(pir.secrets, "token_bytes", lambda n: bytes(range(n)))
+    monkeypatch.setattr(private_retrieval.secrets, "token_bytes", lambda n: bytes(range(n)))
     views = []
-    answers = pir.answers
+    answers = private_retrieval.answers
 
     def spy(records, asked):
         views.append(asked.tobytes())
         return answers(records, asked)
 
-    monkeypatch.setattr(pir, "answers", spy)
+    monkeypatch.setattr(private_retrieval, "answers", spy)
     for key in (0, 7):
         deliver(private, keys={1: (key,)})
     assert views[0] == views[2]
