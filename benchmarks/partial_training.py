@@ -6,8 +6,8 @@ FedPT's ResNet-18 (Sidahmed et al. 2022, Tables 2, 4 and 10) with group normalis
 CIFAR size, SGD with momentum. Both figures of a row come from this one run, each from processes of
 their own, on one thread (see ``privpart.measure.step``): memory is the rise of the resident set
 over a process with its libraries loaded but without the model; time is processor time, so that
-other programs on the machine count as little as they can. Beside them stands what ``privpart costs``
-computes.
+other programs on the machine count as little as they can. Beside them stands what
+``privpart costs`` computes.
 """
 
 import argparse

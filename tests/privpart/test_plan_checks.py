@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from accounting import ConfigError, Participation
 from privpart.cli.main import app
 from privpart.data import tasks
-from privpart.experiment import plan_file, training
+from privpart.experiment import plan_file
 from privpart.experiment.plan_file import validated
-from privpart.experiment.training import refuse_short_cohorts, training
+from privpart.experiment.training import plan_data, refuse_short_cohorts, training
 from privpart.models import model
 from privpart.plan import PrivacyPlan
 
@@ -170,4 +170,4 @@ def test_a_folder_is_named_before_it_is_opened():
     """``plan_data`` relies on it."""
     data = validated(tomllib.loads(TEXT)).data.model_copy(update={"task": "emnist"})
     with pytest.raises(TypeError, match="names the folder"):
-        training.plan_data(data, model("emnist_cnn"))
+        plan_data(data, model("emnist_cnn"))
