@@ -174,7 +174,7 @@ class Engine:
                 total += part.total
             return total
         for update in self.engine.run(self.task, self.start):
-            total += update.delta
+            total += update.update
         return total
 
     def cpu(self) -> float:

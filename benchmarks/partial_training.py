@@ -46,7 +46,7 @@ def row(part: str, local: LocalTraining, repeats: int) -> dict[str, Any]:
     return {
         "part": part,
         "trained": model.dim,
-        "numbers": model.numbers,
+        "numbers": model.parameter_count,
         "seconds_median": median(step.seconds),
         "seconds_least": min(step.seconds),
         "seconds_most": max(step.seconds),

@@ -99,9 +99,9 @@ class Padded:
         for update in self.engine.run(replace(task, active=active), start):
             padded, parts = torch.zeros(model.dim), model.spans(active)
             lengths = [span.stop - span.start for span in parts]
-            for span, part in zip(parts, torch.split(update.delta, lengths), strict=True):
+            for span, part in zip(parts, torch.split(update.update, lengths), strict=True):
                 padded[span] = part
-            yield replace(update, delta=padded)
+            yield replace(update, update=padded)
 
 
 def held(case: Case, y: torch.Tensor, seed: int) -> list[torch.Tensor]:

@@ -97,8 +97,9 @@ def main() -> None:
     for part, patterns in PARTS.items():
         model = PartialModel(emnist_cnn(), train=patterns, seed=0)
         found = [100 * results[part, seed] for seed in range(chosen.seeds)]
+        share = model.dim / model.parameter_count
         print(
-            f"{part:<14} {model.dim / model.numbers:>7.2%} {len(encode_model(model)):>16,}   "
+            f"{part:<14} {share:>7.2%} {len(encode_model(model)):>16,}   "
             f"{' '.join(f'{a:.2f}' for a in found)}   mean {mean(found):.2f}"
         )
     differences = [

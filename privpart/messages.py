@@ -34,9 +34,9 @@ class RoundTask:
     plan: str
     active: tuple[int, ...] | None = None
 
-    def update(self, client: int, delta: Tensor) -> "ClientUpdate":
+    def update(self, client: int, update: Tensor) -> "ClientUpdate":
         """Return a client's answer to this task."""
-        return ClientUpdate(client, delta, self.round, self.plan)
+        return ClientUpdate(client, update, self.round, self.plan)
 
     def sum_of(self, clients: Sequence[int], total: Tensor, unclipped: int) -> "CohortSum":
         """Return the answer of several clients to this task."""
@@ -49,13 +49,13 @@ class ClientUpdate:
 
     Attributes:
         client: whole number; who it is must come from whoever authenticates the client.
-        delta: after - before.
+        update: parameters after local training - before, shape (c,).
         round: the round that it answers; an old answer sent again is refused.
         plan: hash of the plan under which the client trained; another plan's is refused.
     """
 
     client: int
-    delta: Tensor
+    update: Tensor
     round: int
     plan: str
 
@@ -107,7 +107,7 @@ def well_formed(
         return False
     if type(update.plan) is not str or update.plan != plan:
         return False
-    return _is_vector(update.delta, _ACCEPTED, shape)
+    return _is_vector(update.update, _ACCEPTED, shape)
 
 
 def well_formed_sum(part: object, task: RoundTask, shape: torch.Size) -> TypeGuard[CohortSum]:

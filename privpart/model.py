@@ -35,14 +35,14 @@ class ParameterRow:
     Attributes:
         name: its name in the module.
         shape: its shape.
-        numbers: how many numbers it has.
-        share: of all numbers of the model, in [0, 1].
+        parameter_count: its number of entries.
+        share: its share of the model's parameters, in [0, 1].
         trained: whether it trains.
     """
 
     name: str
     shape: tuple[int, ...]
-    numbers: int
+    parameter_count: int
     share: float
     trained: bool
 
@@ -53,31 +53,37 @@ class Description(tuple[ParameterRow, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        lines = [("parameter", "shape", "numbers", "share", "")]
+        lines = [("parameter", "shape", "count", "share", "")]
         lines += [
             _line(
-                row.name, row.numbers, row.share, "trained" if row.trained else "frozen", row.shape
+                row.name,
+                row.parameter_count,
+                row.share,
+                "trained" if row.trained else "frozen",
+                row.shape,
             )
             for row in self
         ]
         for kind, wanted in (("trained", (True,)), ("frozen", (False,)), ("all", (True, False))):
             rows = [row for row in self if row.trained in wanted]
-            lines.append(_line(kind, sum(r.numbers for r in rows), sum(r.share for r in rows)))
+            lines.append(
+                _line(kind, sum(r.parameter_count for r in rows), sum(r.share for r in rows))
+            )
         widths = [max(len(line[i]) for line in lines) for i in range(4)]
         text = [
-            f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {numbers:>{widths[2]}}  "
+            f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {count:>{widths[2]}}  "
             f"{share:>{widths[3]}}  {state}".rstrip()
-            for name, shape, numbers, share, state in lines
+            for name, shape, count, share, state in lines
         ]
         rule = "-" * max(map(len, text))
         return "\n".join([text[0], rule, *text[1:-3], rule, *text[-3:]])
 
 
 def _line(
-    name: str, numbers: int, share: float, state: str = "", shape: tuple[int, ...] = ()
+    name: str, count: int, share: float, state: str = "", shape: tuple[int, ...] = ()
 ) -> tuple[str, str, str, str, str]:
     sizes = " x ".join(map(str, shape))
-    return name, sizes, f"{numbers:,}", f"{100 * share:.2f} %", state
+    return name, sizes, f"{count:,}", f"{100 * share:.2f} %", state
 
 
 class PartialModel:
@@ -111,7 +117,7 @@ class PartialModel:
         group_sizes: how many numbers of ``flat`` belong to each group, in order.
         fingerprint: 32 hex digits of every bit, name and shape of the frozen part and of the
             buffers, persistent or not.
-        mask: 20 hex digits of the names and shapes of the trainable part, in order.
+        trainable_hash: 20 hex digits of the names and shapes of the trainable part, in order.
 
     Raises:
         ConfigError: a pattern that matches nothing, a parameter without initialiser, batch
@@ -171,7 +177,7 @@ class PartialModel:
         self.group_sizes = tuple(
             sum(parameters[name].numel() for name in names) for names in self.groups
         )
-        self.mask = self.mask_of(range(len(self.groups)))
+        self.trainable_hash = self.trainable_hash_of(range(len(self.groups)))
         _OWNERS.update((id(parameter), self) for parameter in parameters.values())
 
     def on(self, device: torch.device) -> "PartialModel":
@@ -205,8 +211,8 @@ class PartialModel:
         return sum(parameter._version for parameter in self._frozen)
 
     @property
-    def numbers(self) -> int:
-        """Number of all parameters, trained and frozen."""
+    def parameter_count(self) -> int:
+        """Number of parameters, trained and frozen."""
         return sum(p.numel() for p in self.module.parameters())
 
     def spans(self, active: Iterable[int] | None = None) -> list[slice]:
@@ -220,7 +226,7 @@ class PartialModel:
             spans.append(slice(start, stop))
         return spans
 
-    def mask_of(self, active: Iterable[int]) -> str:
+    def trainable_hash_of(self, active: Iterable[int]) -> str:
         """Return 20 hex digits of the names and shapes of some groups, in order."""
         parameters = dict(self.module.named_parameters())
         names = [name for group in active for name in self.groups[group]]
@@ -246,9 +252,10 @@ class PartialModel:
 
     def describe(self) -> Description:
         """Return one row per parameter; ``print`` it for a table with shares and totals."""
-        trained, numbers = set(self.trainable), self.numbers
+        trained = set(self.trainable)
+        count = self.parameter_count
         return Description(
-            ParameterRow(name, tuple(p.shape), p.numel(), p.numel() / numbers, name in trained)
+            ParameterRow(name, tuple(p.shape), p.numel(), p.numel() / count, name in trained)
             for name, p in self.module.named_parameters()
         )
 

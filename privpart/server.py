@@ -154,7 +154,7 @@ class RoundSum:
             return
         if not self._may_take_part(update.client):
             return
-        clipped = clip(update.delta.detach(), task.clip_norm)  # zeros if not finite
+        clipped = clip(update.update.detach(), task.clip_norm)  # zeros if not finite
         if self._count_bits:
             self.bits += 0.5 if clipped.norm() <= task.clip_norm * _UNCLIPPED else -0.5
         add_in_place(self.total, clipped)

@@ -9,7 +9,7 @@ as safetensors:
          3     1  version of this layout, 1
          4     1  direction: 0 from the server, 1 from a client
          5     1  generator of the frozen part (``seeded.GENERATOR``); 0: pretrained, no seed
-         6    10  mask: which parameters the vector holds
+         6    10  trainable hash: which parameters the vector holds
         16    16  seed, big-endian
         32    16  fingerprint of the frozen part
         48    12  plan: the first 24 digits of ``PrivacyPlan.hash``, zeros if none
@@ -51,7 +51,7 @@ class Header:
     Attributes:
         direction: who sent it.
         seed: of the frozen part; None for a pretrained model.
-        mask: 20 hex digits, ``PartialModel.mask``.
+        trainable_hash: 20 hex digits, ``PartialModel.trainable_hash``.
         fingerprint: 32 hex digits, ``PartialModel.fingerprint``.
         plan: 24 hex digits, the beginning of ``PrivacyPlan.hash``; zeros if there is none.
         round: from 0. Decoding does not judge it: a server that gets an update of another round
@@ -60,7 +60,7 @@ class Header:
 
     direction: Direction
     seed: int | None
-    mask: str
+    trainable_hash: str
     fingerprint: str
     plan: str
     round: int
@@ -92,7 +92,7 @@ def encode_model(
 
 def encode_update(
     model: PartialModel,
-    delta: Tensor,
+    update: Tensor,
     *,
     plan: str = _NO_PLAN,
     round_number: int = 0,
@@ -102,9 +102,9 @@ def encode_update(
 
     Arguments as for ``encode_model``.
     """
-    if delta.shape != (dim := _dim(model, active),):
-        raise ConfigError(f"delta of shape {tuple(delta.shape)}: must be ({dim},).")
-    return _encode(delta, _header(model, "from client", plan, round_number, active))
+    if update.shape != (dim := _dim(model, active),):
+        raise ConfigError(f"update of shape {tuple(update.shape)}: must be ({dim},).")
+    return _encode(update, _header(model, "from client", plan, round_number, active))
 
 
 def decode_model(
@@ -161,7 +161,7 @@ def read_header(message: bytes) -> Header:
     if not isinstance(message, bytes) or len(message) < HEADER_BYTES:
         raise ConfigError(f"message: must be bytes, at least {HEADER_BYTES} of them.")
     fields = _LAYOUT.unpack(message[:HEADER_BYTES])
-    magic, version, direction, generator, mask, seed, fingerprint, plan, round_number = fields
+    magic, version, direction, generator, trainable, seed, fingerprint, plan, round_number = fields
     if (magic, version) != (_MAGIC, _VERSION) or direction >= len(get_args(Direction)):
         raise ConfigError(f"message begins with {message[:5]!r}: not a message of version 1.")
     if generator not in (0, GENERATOR) or (generator == 0 and any(seed)):
@@ -172,7 +172,7 @@ def read_header(message: bytes) -> Header:
     return Header(
         direction=get_args(Direction)[direction],
         seed=int.from_bytes(seed, "big") if generator else None,
-        mask=mask.hex(),
+        trainable_hash=trainable.hex(),
         fingerprint=fingerprint.hex(),
         plan=plan.hex(),
         round=round_number,
@@ -197,7 +197,7 @@ def _header(
     return Header(
         direction=direction,
         seed=model.seed,
-        mask=model.mask if active is None else model.mask_of(active),
+        trainable_hash=model.trainable_hash if active is None else model.trainable_hash_of(active),
         fingerprint=model.fingerprint,
         plan=plan[:24],
         round=round_number,
@@ -214,7 +214,7 @@ def _pack(header: Header) -> bytes:
         _VERSION,
         get_args(Direction).index(header.direction),
         0 if header.seed is None else GENERATOR,
-        bytes.fromhex(header.mask),
+        bytes.fromhex(header.trainable_hash),
         seed_bytes(header.seed or 0),
         bytes.fromhex(header.fingerprint),
         bytes.fromhex(header.plan),
@@ -226,7 +226,7 @@ def _decode(
     message: bytes, model: PartialModel, expected: Header, active: Sequence[int] | None
 ) -> Tensor:
     found, dim = read_header(message), _dim(model, active)
-    for field in ("direction", "seed", "mask", "fingerprint", "plan"):
+    for field in ("direction", "seed", "trainable_hash", "fingerprint", "plan"):
         if (has := getattr(found, field)) != (wants := getattr(expected, field)):
             raise ConfigError(
                 f"message has {field} {has}, expected {wants}: it belongs to another model, "

@@ -113,7 +113,7 @@ def _train(
             seeds=tuple(seeds),
             accuracies=tuple(found),
             trained=models[part].dim,
-            numbers=models[part].numbers,
+            numbers=models[part].parameter_count,
             update_bytes=len(encode_update(models[part], models[part].flat)),
         )
         for (part, z), found in grouped.items()

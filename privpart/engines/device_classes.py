@@ -78,8 +78,8 @@ class DeviceClasses:
                     parameter.copy_(start[slice(*span)].view(parameter.shape))
             for update in self.engines[number].run(replace(task, clients=(client,)), start[rows]):
                 filled = torch.zeros_like(start)
-                filled[rows] = update.delta
-                yield replace(update, delta=filled)
+                filled[rows] = update.update
+                yield replace(update, update=filled)
 
     def _class(self, client: int) -> int:
         number = checks.count("class_of", self.class_of(client), minimum=0)

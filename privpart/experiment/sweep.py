@@ -307,7 +307,7 @@ def run_cell(cell: Cell) -> Result:
         noise_multiplier=float(privacy.noise_multiplier),
         delta=delta,
         trained=run.setup.model.dim,
-        numbers=run.setup.model.numbers,
+        numbers=run.setup.model.parameter_count,
         chosen=plan,
         tuned=len(tried),
         engine="; ".join(run.said) or str(run.setup.engine.method),

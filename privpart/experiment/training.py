@@ -70,7 +70,7 @@ class Training:
         The frozen part, which numbers train, and, for slices that take turns, where they are and
         the numbers of slices that never have one.
         """
-        found = hashlib.sha256(f"{self.model.fingerprint} {self.model.mask}".encode())
+        found = hashlib.sha256(f"{self.model.fingerprint} {self.model.trainable_hash}".encode())
         if self._turns is not None:
             never = self._turns.whole(self.first, torch.zeros_like(self.start))
             for tensor in (self._turns.order, never):

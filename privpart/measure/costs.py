@@ -131,7 +131,7 @@ def client_costs(
     forward, backward = _flops(model, x, y, local)
     costs = ClientCosts(
         trained=len(update),
-        numbers=model.numbers,
+        numbers=model.parameter_count,
         bytes_down=len(encode_model(model)),
         bytes_up=len(encode_update(model, update, active=active)),
         forward_flops=forward * seen // len(x),

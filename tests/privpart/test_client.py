@@ -271,10 +271,10 @@ def test_engine_does_not_depend_on_the_order_of_clients():
     engine = EmbeddedEngine(model, users, local=LocalTraining(0.1, 2, 2), data_seed=3)
     start = model.flat.clone()
     task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
-    forth = {u.client: u.delta for u in engine.run(task, start)}
-    back = {u.client: u.delta for u in engine.run(replace(task, clients=(3, 2, 1, 0)), start)}
+    forth = {u.client: u.update for u in engine.run(task, start)}
+    back = {u.client: u.update for u in engine.run(replace(task, clients=(3, 2, 1, 0)), start)}
     assert all(torch.equal(forth[client], back[client]) for client in range(4))
-    later = next(engine.run(replace(task, round=1), start)).delta
+    later = next(engine.run(replace(task, round=1), start)).update
     assert not torch.equal(later, forth[0])
 
 
@@ -332,7 +332,7 @@ def test_after_a_client_the_model_holds_the_start_and_nothing_of_the_client():
     model = engine.model
     start = torch.full((model.dim,), 0.25)
     for update in engine.run(RoundTask(0, (0, 1), 1.0, "plan"), start):
-        assert update.delta.norm() > 0.01
+        assert update.update.norm() > 0.01
         assert torch.equal(model.flat, start)
         assert torch.equal(model.module.head.weight, torch.full((10, 8), 0.25))
         assert not model.gradient.any()
@@ -374,13 +374,13 @@ def test_dropout_draws_from_the_client_s_seed_alone():
     start = engine.model.flat.clone()
     task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
     outside = torch.get_rng_state()
-    forth = {u.client: u.delta for u in engine.run(task, start)}
+    forth = {u.client: u.update for u in engine.run(task, start)}
     assert torch.equal(torch.get_rng_state(), outside)
     torch.rand(3)  # moves the global generator
-    back = {u.client: u.delta for u in engine.run(replace(task, clients=(3, 2, 1, 0)), start)}
+    back = {u.client: u.update for u in engine.run(replace(task, clients=(3, 2, 1, 0)), start)}
     assert all(torch.equal(forth[client], back[client]) for client in range(4))
     engine.model.module.dropout.p = 0.0
-    without = {u.client: u.delta for u in engine.run(task, start)}
+    without = {u.client: u.update for u in engine.run(task, start)}
     assert not any(torch.equal(forth[client], without[client]) for client in range(4))
 
 

@@ -164,6 +164,6 @@ def test_a_layer_that_comes_twice_is_in_the_frozen_prefix_twice(train):
         with EmbeddedEngine(
             model, users(), local=local, data_seed=5, report=lambda _: None, **options
         ) as engine:
-            found.append(torch.stack([u.delta for u in engine.run(TASK, model.flat.clone())]))
+            found.append(torch.stack([u.update for u in engine.run(TASK, model.flat.clone())]))
     assert (found[0] - found[1]).norm(dim=1).max() < 1e-6
     assert found[0].norm(dim=1)[:4].min() > 1e-3

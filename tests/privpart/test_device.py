@@ -71,7 +71,7 @@ def users():
 def updates(model, local=LOCAL, task=TASK, **options):
     options = {"batching": "loop", "report": lambda _: None} | options
     engine = EmbeddedEngine(model, users(), local=local, data_seed=5, **options)
-    return torch.stack([u.delta for u in engine.run(task, model.flat.clone())])
+    return torch.stack([u.update for u in engine.run(task, model.flat.clone())])
 
 
 @pytest.mark.parametrize("batching", ["loop", "vmap"])
@@ -183,11 +183,11 @@ def test_the_copy_follows_the_frozen_part(accelerator):
         model, users(), local=LOCAL, data_seed=5, batching="loop", device=accelerator
     )
     start = model.flat.clone()
-    before = torch.stack([u.delta for u in engine.run(TASK, start)])
+    before = torch.stack([u.update for u in engine.run(TASK, start)])
     for network in (model, plain):
         with torch.no_grad():
             network.module.dense2.weight.mul_(2)
-    after = torch.stack([u.delta for u in engine.run(TASK, start)])
+    after = torch.stack([u.update for u in engine.run(TASK, start)])
     assert (after - updates(plain)).norm(dim=1).max() < 1e-5 * TASK.clip_norm
     assert (after - before).norm() > 1e-3
 

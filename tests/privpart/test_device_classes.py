@@ -86,11 +86,11 @@ def test_the_update_is_the_class_update_with_zeros_elsewhere():
         alone = engine(train)
         own = next(alone.run(task([update.client]), alone.model.flat.clone()))
         mask = trained_by(train, start.shape)
-        assert torch.equal(update.delta[mask], own.delta)
-        assert not update.delta[~mask].any()
-        norms = float(update.delta.double().norm()), float(own.delta.double().norm())
+        assert torch.equal(update.update[mask], own.update)
+        assert not update.update[~mask].any()
+        norms = float(update.update.double().norm()), float(own.update.double().norm())
         assert norms[0] == pytest.approx(norms[1], rel=1e-12)
-        assert 0 < update.delta.double().norm() <= CLIP
+        assert 0 < update.update.double().norm() <= CLIP
 
 
 def test_a_weak_device_trains_against_the_current_model():
@@ -101,7 +101,7 @@ def test_a_weak_device_trains_against_the_current_model():
     rows = USERS.indices[1]
     cross_entropy(reference.module(USERS.x[rows]), USERS.y[rows]).backward()
     expected = torch.where(trained_by(WEAK, start.shape), -0.5 * reference.gradient, 0.0)
-    torch.testing.assert_close(update.delta, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(update.update, expected, rtol=1e-4, atol=1e-6)
     assert expected.norm() > 0.01
 
 
@@ -127,7 +127,7 @@ def test_a_divisor_per_coordinate_would_break_the_bound():
     mixed = classes(STRONG, WEAK)
     mixed.class_of = lambda client: int(client > 0)
     start = model(STRONG).flat
-    deltas = torch.stack([u.delta.double() for u in mixed.run(task(range(8)), start)])
+    deltas = torch.stack([u.update.double() for u in mixed.run(task(range(8)), start)])
     trained = trained_by(STRONG, start.shape), trained_by(WEAK, start.shape)
     weights = torch.stack([trained[int(c > 0)] for c in range(8)]).double()
 
@@ -142,7 +142,7 @@ def test_the_divisor_is_the_same_for_every_coordinate():
     mixed = classes(STRONG, WEAK)
     one = server(model(STRONG).flat)
     start = one.parameters.clone()
-    total = sum(u.delta.double() for u in mixed.run(task(range(8)), start))
+    total = sum(u.update.double() for u in mixed.run(task(range(8)), start))
     one.run_round(mixed.run(one.task(range(8)), start))
     torch.testing.assert_close(one.parameters, (start + total / 8).float())
 

@@ -52,7 +52,7 @@ def updates(model, data, local, task=TASK, **options):
         found = list(engine.run(task, model.flat.clone()))
     assert [u.client for u in found] == list(task.clients)
     assert {(u.round, u.plan) for u in found} == {(task.round, task.plan)}
-    return torch.stack([u.delta for u in found])
+    return torch.stack([u.update for u in found])
 
 
 LOCALS = {
@@ -163,9 +163,9 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
         model, data, local=schedule, data_seed=5, workers=2, deterministic=True
     ) as engine:
         start = model.flat.clone()
-        found = [u.delta for u in engine.run(task, start)]
-        again = [u.delta for u in engine.run(task, start)]
-        scheduled = [u.delta for u in engine.run(then, start)]
+        found = [u.update for u in engine.run(task, start)]
+        again = [u.update for u in engine.run(task, start)]
+        scheduled = [u.update for u in engine.run(then, start)]
         processes = [worker.process for worker in engine._pool._workers]
         assert all(process.is_alive() for process in processes)
         os.kill(processes[0].pid, signal.SIGKILL)
@@ -195,7 +195,7 @@ def test_groups_that_take_turns_train_in_workers_bit_for_bit():
         ) as engine:
             for active in ((0,), (0, 2), None, (1,)):
                 task = replace(TASK, active=active)
-                found = [u.delta for u in engine.run(task, start)]
+                found = [u.update for u in engine.run(task, start)]
                 for client in (0, 3, 4):
                     one = client_update(
                         grouped(),
@@ -272,7 +272,7 @@ def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
         model, data, local=local, data_seed=5, workers=2, batching="vmap", report=lambda _: None
     ) as engine:
         assert engine._local_work(local).features is not None
-        found = torch.stack([u.delta for u in engine.run(TASK, model.flat.clone())])
+        found = torch.stack([u.update for u in engine.run(TASK, model.flat.clone())])
         assert (found - alone).norm(dim=1).max() < 1e-6
         assert engine._work.features._known.all()
         with pytest.raises(WorkerError, match=r"worker \d: IndexError: 99.*clients \(99,\)"):
@@ -326,7 +326,7 @@ def test_a_cached_prefix_goes_when_the_frozen_part_changes(device):
             device=device,
         )  # fmt: skip
         start = model.flat.clone()
-        before = torch.stack([u.delta for u in engine.run(task, start)])
+        before = torch.stack([u.update for u in engine.run(task, start)])
         for network in (model, plain):
             with torch.no_grad():
                 network.module.dense1.weight.mul_(2)
@@ -334,7 +334,7 @@ def test_a_cached_prefix_goes_when_the_frozen_part_changes(device):
             with pytest.raises(ConfigError, match="the frozen part changed"):
                 list(engine.run(task, start))
         else:
-            after = torch.stack([u.delta for u in engine.run(task, start)])
+            after = torch.stack([u.update for u in engine.run(task, start)])
             wanted = updates(plain, users(), local, task, deterministic=True)
             assert (after - wanted).norm() < 1e-6
             assert (after - before).norm() > 1e-3
@@ -406,7 +406,7 @@ def test_tags_are_never_trained_as_classes():
         alone = client_update(
             model, start, x[rows], y[rows], local=local, clip_norm=1.0, generator=generator
         )
-        torch.testing.assert_close(update.delta, alone)
+        torch.testing.assert_close(update.update, alone)
     with pytest.raises(ConfigError, match="clients together need classes"):
         list(
             EmbeddedEngine(model, data, local=local, data_seed=1, batching="vmap").run(task, start)

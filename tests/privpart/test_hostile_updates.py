@@ -30,7 +30,7 @@ class Impostor:
     """Has the fields of an update, and is none."""
 
     client: int
-    delta: Any
+    update: Any
     round: int
     plan: str
 
@@ -94,7 +94,7 @@ def after(arrived: list[Any], absent: int | None) -> tuple[torch.Tensor, int, in
     one = server()
     own = one.task([]).plan
     batch = [
-        type(u)(u.client, u.delta, u.round, own if u.plan == "own" else u.plan)
+        type(u)(u.client, u.update, u.round, own if u.plan == "own" else u.plan)
         if isinstance(u, ClientUpdate | Impostor)
         else u
         for u in arrived

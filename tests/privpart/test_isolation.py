@@ -169,7 +169,7 @@ def test_a_way_that_computes_something_else_for_a_few_clients_is_not_chosen():
     data = Users(users().x, users().y, indices)
     said, local = [], LocalTraining(0.3, steps=1, batch_size=3)
     with engine(Centred, data, local=local, report=said.append) as one:
-        found = torch.stack([u.delta for u in one.run(TASK, one.model.flat.clone())])
+        found = torch.stack([u.update for u in one.run(TASK, one.model.flat.clone())])
     assert torch.equal(found, updates(Centred, data, LOOP, local))
     assert "clients together (vmap) deviates" in said[0]
 
@@ -191,9 +191,9 @@ def test_a_way_is_chosen_by_clients_that_have_examples():
     data = Users(users().x, users().y, [none] * 20 + list(users().indices))
     with engine(Unfollowed, data) as one:
         start = one.model.flat.clone()
-        assert not any(u.delta.any() for u in one.run(replace(TASK, clients=(0, 1)), start))
+        assert not any(u.update.any() for u in one.run(replace(TASK, clients=(0, 1)), start))
         assert one.method is None  # nothing was learnt from them
-        found = [u.delta for u in one.run(replace(TASK, clients=tuple(range(28))), start)]
+        found = [u.update for u in one.run(replace(TASK, clients=tuple(range(28))), start)]
     assert sum(delta.norm() > 0.1 for delta in found) == CLIENTS
 
 
@@ -304,7 +304,7 @@ def test_a_schedule_of_local_training_is_followed(workers):
         start = one.model.flat.clone()
         for round_, rate in rates.items():
             task = replace(TASK, round=round_, clip_norm=1e6)
-            found = torch.stack([u.delta for u in one.run(task, start)])
+            found = torch.stack([u.update for u in one.run(task, start)])
             alone = updates(dense, users(), LOOP, LocalTraining(rate, batch_size=4), task)
             assert torch.equal(found, alone)
 
@@ -318,7 +318,7 @@ def test_answers_to_a_round_that_was_left_open_are_never_anothers():
         start = one.model.flat.clone()
         left_open = one.run(first, start)
         next(left_open)
-        found = torch.stack([u.delta for u in one.run(second, start + 0.5)])
+        found = torch.stack([u.update for u in one.run(second, start + 0.5)])
         model = PartialModel(dense(), seed=1)
         work = LocalWork(model, data, local=LOCAL, data_seed=5)
         out = torch.empty(40, model.dim)
@@ -327,9 +327,9 @@ def test_answers_to_a_round_that_was_left_open_are_never_anothers():
         with pytest.raises(WorkerError, match="another round began"):
             list(left_open)
         again = one.run(second, start + 0.5)
-        assert torch.equal(next(again).delta, out[0])  # the new processes are still there
+        assert torch.equal(next(again).update, out[0])  # the new processes are still there
         again.close()
-        retried = torch.stack([u.delta for u in one.run(second, start + 0.5)])
+        retried = torch.stack([u.update for u in one.run(second, start + 0.5)])
         assert torch.equal(retried, out)
 
 
@@ -340,7 +340,7 @@ def test_the_same_bits_whatever_the_number_of_threads():
         for workers in (1, 2):
             with engine(wide, workers=workers, deterministic=True) as one:
                 start = one.model.flat.clone()
-                found[workers] = torch.stack([u.delta for u in one.run(TASK, start)])
+                found[workers] = torch.stack([u.update for u in one.run(TASK, start)])
             assert torch.get_num_threads() == 2
         assert torch.equal(found[1], found[2])
     finally:
@@ -357,7 +357,7 @@ def two_threads():
     torch.set_num_threads(2)
     try:
         with engine(wide, batching="loop") as one:
-            return torch.stack([u.delta for u in one.run(TASK, one.model.flat.clone())])
+            return torch.stack([u.update for u in one.run(TASK, one.model.flat.clone())])
     finally:
         torch.set_num_threads(1)
 
@@ -369,7 +369,7 @@ def bracketed():
 
 def test_workers_take_names_for_names_not_for_patterns():
     with engine(bracketed, workers=2, batching="loop") as one:
-        found = torch.stack([u.delta for u in one.run(TASK, one.model.flat.clone())])
+        found = torch.stack([u.update for u in one.run(TASK, one.model.flat.clone())])
     assert torch.equal(found, updates(bracketed, users(), LOOP))
 
 
@@ -380,13 +380,13 @@ def test_moon_s_clients_remember_only_rounds_that_ended():
         broken_off = one.run(TASK, start)
         next(broken_off)
         broken_off.close()
-        again = torch.stack([u.delta for u in one.run(TASK, start)])
-        whole = torch.stack([u.delta for u in other.run(TASK, start)])
+        again = torch.stack([u.update for u in one.run(TASK, start)])
+        whole = torch.stack([u.update for u in other.run(TASK, start)])
         assert torch.equal(again, whole)
         later = replace(TASK, round=1)
-        remembered = torch.stack([u.delta for u in one.run(later, start)])
+        remembered = torch.stack([u.update for u in one.run(later, start)])
     with engine(local=local) as one:
-        forgotten = torch.stack([u.delta for u in one.run(later, start)])
+        forgotten = torch.stack([u.update for u in one.run(later, start)])
     assert not torch.equal(remembered, forgotten)  # power
 
 
@@ -396,10 +396,10 @@ def test_a_client_of_moon_that_diverges_once_is_not_lost():
     local = LocalTraining(0.3, batch_size=4, objective="moon", mu=1.0)
     with engine(data=data, local=local) as one:
         start = one.model.flat.clone()
-        first = next(one.run(replace(TASK, clients=(0,)), start)).delta
+        first = next(one.run(replace(TASK, clients=(0,)), start)).update
         list(one.run(replace(TASK, clients=(0,)), start))
         data.x[0] = 0.5
-        second = next(one.run(replace(TASK, clients=(0,), round=1), start)).delta
+        second = next(one.run(replace(TASK, clients=(0,), round=1), start)).update
     assert not first.any()
     assert second.any()
 
@@ -433,7 +433,7 @@ def test_what_one_client_holds_is_no_rounding_of_the_others(batching, local, cac
         model = PartialModel(network(), train=train, seed=1)
         options = {"batching": batching, "cache_prefix": cached, "report": lambda _: None}
         with EmbeddedEngine(model, data, local=local, data_seed=5, **options) as one:
-            deltas = [u.delta for u in one.run(task, model.flat.clone())]
+            deltas = [u.update for u in one.run(task, model.flat.clone())]
         found.append(torch.stack(deltas[1:]))
     assert found[0].norm(dim=1).min() > 1e-6  # power
     for other in found[1:]:

@@ -174,7 +174,7 @@ def test_every_network_answers_and_every_rung_of_its_ladder_trains_less(name):
         assert 0 < part.gradient.norm() < 100
         dims.append(part.dim)
     assert dims == sorted(set(dims), reverse=True)
-    assert dims[0] == part.numbers
+    assert dims[0] == part.parameter_count
 
 
 def test_a_causal_model_never_looks_ahead():

@@ -19,7 +19,7 @@ def test_patterns_choose_and_describe():
     assert model.trainable == ("conv2.weight", "conv2.bias", "dense2.bias")
     assert model.dim == 4 * 8 * 9 + 8 + 10
     rows = model.describe()
-    assert sum(row.numbers for row in rows) == model.numbers
+    assert sum(row.parameter_count for row in rows) == model.parameter_count
     assert {row.name for row in rows if row.trained} == set(model.trainable)
     assert set(model.trainable) | set(model.frozen) == {row.name for row in rows}
 
@@ -29,22 +29,22 @@ def test_the_description_prints_as_a_table_with_totals():
     assert (
         f"\n{model.describe()}\n"
         == """
-parameter      shape          numbers     share
---------------------------------------------------------
-conv1.weight   4 x 1 x 3 x 3       36    3.43 %  trained
-conv1.bias     4                    4    0.38 %  trained
-conv2.weight   8 x 4 x 3 x 3      288   27.43 %  trained
-conv2.bias     8                    8    0.76 %  trained
-norm.weight    8                    8    0.76 %  trained
-norm.bias      8                    8    0.76 %  trained
-dense1.weight  16 x 32            512   48.76 %  frozen
-dense1.bias    16                  16    1.52 %  frozen
-dense2.weight  10 x 16            160   15.24 %  trained
-dense2.bias    10                  10    0.95 %  trained
---------------------------------------------------------
-trained                           522   49.71 %
-frozen                            528   50.29 %
-all                             1,050  100.00 %
+parameter      shape          count     share
+------------------------------------------------------
+conv1.weight   4 x 1 x 3 x 3     36    3.43 %  trained
+conv1.bias     4                  4    0.38 %  trained
+conv2.weight   8 x 4 x 3 x 3    288   27.43 %  trained
+conv2.bias     8                  8    0.76 %  trained
+norm.weight    8                  8    0.76 %  trained
+norm.bias      8                  8    0.76 %  trained
+dense1.weight  16 x 32          512   48.76 %  frozen
+dense1.bias    16                16    1.52 %  frozen
+dense2.weight  10 x 16          160   15.24 %  trained
+dense2.bias    10                10    0.95 %  trained
+------------------------------------------------------
+trained                         522   49.71 %
+frozen                          528   50.29 %
+all                           1,050  100.00 %
 """
     )
 
@@ -269,7 +269,7 @@ def test_a_layer_without_shape_is_refused(lazy):
 
 def test_the_mask_sees_names_shapes_and_order():
     def mask(*layers, train=("*",)):
-        return PartialModel(nn.Sequential(*layers), train=train, seed=0).mask
+        return PartialModel(nn.Sequential(*layers), train=train, seed=0).trainable_hash
 
     base = mask(nn.Linear(2, 3), nn.Linear(3, 2))
     assert mask(nn.Linear(2, 3), nn.Linear(3, 2)) == base

@@ -209,7 +209,7 @@ def test_each_simulated_device_remembers_its_own_model():
         fit(one, engine, [[0, 1]] * 2)
         if forget:
             engine = EmbeddedEngine(network(), users, local=local, data_seed=0)
-        return [u.delta for u in engine.run(one.task([0, 1]), one.parameters)]
+        return [u.update for u in engine.run(one.task([0, 1]), one.parameters)]
 
     for kept, lost in zip(last_update(False), last_update(True), strict=True):
         assert not torch.allclose(kept, lost, rtol=1e-3)
@@ -227,7 +227,7 @@ def test_an_engine_that_begins_late_says_that_memories_are_lost():
         one = server(a_plan)
         fit(one, engine, [[0, 1]])
         assert [("one process" in s) for s in said] == [True] * (workers - 1)
-        found[workers] = [u.delta for u in engine.run(one.task([0, 1]), one.parameters)]
+        found[workers] = [u.update for u in engine.run(one.task([0, 1]), one.parameters)]
         assert len(said) == workers - 1
         late = EmbeddedEngine(network(), users, local=moon, **fields)
         list(late.run(one.task([0, 1]), one.parameters))

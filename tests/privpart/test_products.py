@@ -141,4 +141,4 @@ def test_the_engine_tries_it_only_where_it_may_choose():
         model, model.flat.clone(), *users.examples(1), local=fixed.local, clip_norm=1.0,
         generator=client_generator(1, 0, 1),
     )  # fmt: skip
-    assert torch.equal(found[1].delta, own)
+    assert torch.equal(found[1].update, own)

@@ -219,5 +219,5 @@ def test_a_grouped_model_lays_its_groups_one_after_the_other():
         grouped.module.named_parameters(), plain.module.named_parameters(), strict=True
     ):
         assert torch.equal(p, q), name  # the order of the vector changes no start value
-    assert grouped.mask != plain.mask
-    assert grouped.mask_of([1]) != grouped.mask_of([0])
+    assert grouped.trainable_hash != plain.trainable_hash
+    assert grouped.trainable_hash_of([1]) != grouped.trainable_hash_of([0])

@@ -195,7 +195,7 @@ def round_of(delivery, chooser):
         delivery=delivery,
     )
     task = RoundTask(1, (2, 0, 3), 0.5, "plan")
-    return [u.delta for u in engine.run(task, server.flat.clone())], engine.ledger
+    return [u.update for u in engine.run(task, server.flat.clone())], engine.ledger
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES[1:], ids=lambda d: d.__name__)

@@ -198,7 +198,7 @@ def test_with_fewer_words_than_the_example_has_the_equality_breaks():
     task = RoundTask(0, (0,), 1e6, "plan")
     (less,) = select_engine("bag", 4, users=users, choosers=choosers).run(task, start)
     (whole,) = plain_engine("bag", users).run(task, start)
-    assert not torch.equal(less.delta, whole.delta)
+    assert not torch.equal(less.update, whole.update)
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("cnn", [3]), ("bag", [6]), ("lm", [6, 4])])
@@ -213,12 +213,12 @@ def test_a_round_is_the_papers_algorithm(name, sizes):
     for update in updates:
         chosen = [choose(0, update.client).for_training() for choose in engine.choosers]
         flat = torch.zeros(client_layout.dim)
-        flat[client_layout.shared] = update.delta[engine.layout.shared]
+        flat[client_layout.shared] = update.update[engine.layout.shared]
         for rows, table in zip(engine.layout.rows(chosen), client_layout.tables, strict=True):
-            flat[table] = update.delta[rows]
+            flat[table] = update.update[rows]
         keys.append(chosen)
         small.append(flat)
-        assert flat.count_nonzero() == update.delta.count_nonzero()  # nothing outside
+        assert flat.count_nonzero() == update.update.count_nonzero()  # nothing outside
     mean = aggregate_mean(
         small, keys, lambda u, z: deselect(engine.layout, client_layout, u, z), divisor=4
     )
@@ -231,18 +231,18 @@ def test_clients_of_different_sizes_train_together():
     engine = select_engine("cnn", 1, choosers=[chooser])
     start = cnn().flat.clone()
     updates = list(engine.run(RoundTask(0, (0, 1, 2), 0.5, "plan"), start))
-    filled = [int((u.delta[engine.layout.tables[0]].abs().sum(dim=1) > 0).sum()) for u in updates]
+    filled = [int((u.update[engine.layout.tables[0]].abs().sum(dim=1) > 0).sum()) for u in updates]
     assert filled == [2, 5, 8]
     assert [engine.ledger.bytes_down[c] for c in range(3)] == [
         4 * engine.layout.client_dim([m]) for m in (2, 5, 8)
     ]
-    assert all(u.delta.norm() <= 0.5 for u in updates)
+    assert all(u.update.norm() <= 0.5 for u in updates)
 
 
 def test_the_order_of_clients_does_not_matter():
     start = cnn().flat.clone()
     one, two = (
-        {u.client: u.delta for u in select_engine("cnn", 3).run(RoundTask(0, c, 0.5, "p"), start)}
+        {u.client: u.update for u in select_engine("cnn", 3).run(RoundTask(0, c, 0.5, "p"), start)}
         for c in ((0, 1, 2), (2, 1, 0))
     )
     assert all(torch.equal(one[c], two[c]) for c in one)

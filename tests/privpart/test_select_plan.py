@@ -251,8 +251,8 @@ def test_updates_fill_and_noise_covers_exactly_what_trains_in_the_round(m):
         task = server.task([2 * number, 2 * number + 1])
         updates = list(setup.engine.run(task, server.parameters))
         now = {position for position, own in enumerate(active) if number in own}
-        assert all(len(u.delta) == len(now) and u.delta.norm() <= 0.3 for u in updates)
-        server.run_round(task.update(u.client, torch.zeros_like(u.delta)) for u in updates)
+        assert all(len(u.update) == len(now) and u.update.norm() <= 0.3 for u in updates)
+        server.run_round(task.update(u.client, torch.zeros_like(u.update)) for u in updates)
         moved = (setup.whole(server.parameters.detach()) != before).nonzero().flatten()
         assert set(moved.tolist()) == now
 

@@ -461,7 +461,7 @@ def test_workers_of_a_round_without_examples_make_room_for_sums():
     with engine(network, data, workers=2) as one:
         start = one.model.flat.clone()
         assert one.sums(replace(TASK, clients=(0,)), start) is None
-        assert not next(one.run(replace(TASK, clients=(0,)), start)).delta.any()
+        assert not next(one.run(replace(TASK, clients=(0,)), start)).update.any()
         one.run(task, start).close()
         sums = one.sums(task, start)
         if sums is None:  # the probe met a busy moment

@@ -107,7 +107,7 @@ def test_options_reach_the_engine(options):
             validated(PLAN | SMALL), report=lambda _: None, **{"batching": "loop"} | options
         )
         task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
-        found = torch.stack([u.delta for u in setup.engine.run(task, setup.start)])
+        found = torch.stack([u.update for u in setup.engine.run(task, setup.start)])
         return found, setup.engine.method
 
     (exact, loop), (found, method) = trained(), trained(**options)
@@ -122,7 +122,7 @@ def test_clients_of_a_plan_that_take_one_step_may_be_summed():
     one_step = {"client": {"learning_rate": 0.1, "steps": 1, "batch_size": 4}}
     setup = training(validated(PLAN | SMALL | one_step), report=lambda _: None)
     task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
-    updates = [u.delta.double() for u in setup.engine.run(task, setup.start)]  # decides
+    updates = [u.update.double() for u in setup.engine.run(task, setup.start)]  # decides
     setup.engine._summed = True
     (part,) = setup.engine.sums(task, setup.start)
     assert (part.total - sum(updates)).norm() < 1e-4 * part.total.norm()

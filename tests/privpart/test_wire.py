@@ -42,7 +42,7 @@ def test_the_layout_of_the_header():
     """Byte by byte, as the module's docstring has it."""
     magic, version, direction, generator = struct.unpack("!3sBBB", RETURNED[:6])
     assert (magic, version, direction, generator) == (b"PPM", 1, 1, 2)
-    assert RETURNED[6:16].hex() == TINY.mask
+    assert RETURNED[6:16].hex() == TINY.trainable_hash
     assert RETURNED[16:32] == (7).to_bytes(16, "big")
     assert RETURNED[32:48].hex() == TINY.fingerprint
     assert RETURNED[48:60].hex() == PLAN[:24]
@@ -90,7 +90,11 @@ def network(*widths: int) -> nn.Module:
     [
         ("seed", PartialModel(network(3, 2, 1), train=["1.*"], seed=8)),
         ("seed", PartialModel(network(3, 2, 1), train=["1.*"], seed=None)),
-        ("mask", PartialModel(network(3, 2, 1), train=["0.bias", "1.bias"], seed=7)),
+        pytest.param(
+            "trainable_hash",
+            PartialModel(network(3, 2, 1), train=["0.bias", "1.bias"], seed=7),
+            id="mask-other2",
+        ),
         ("fingerprint", PartialModel(network(4, 2, 1), train=["1.*"], seed=7)),
     ],
 )
@@ -233,12 +237,12 @@ def test_messages_of_some_groups_hold_those_and_belong_to_no_other():
     assert torch.equal(decode_model(second, model, active=(1,)), model.flat[15:])
     assert torch.equal(decode_model(encode_model(model, active=(0, 1)), model), model.flat)
     for other in (None, (0,), (0, 1)):
-        with pytest.raises(ConfigError, match="mask"):
+        with pytest.raises(ConfigError, match="trainable_hash"):
             decode_model(second, model, active=other)
     delta = torch.arange(8.0)
     update = encode_update(model, delta, active=(1,))
     assert torch.equal(decode_update(update, model, active=(1,)), delta)
-    with pytest.raises(ConfigError, match="mask"):
+    with pytest.raises(ConfigError, match="trainable_hash"):
         decode_update(update, model, active=(0,))
     for wrong in (torch.zeros(15), torch.zeros(23)):
         with pytest.raises(ConfigError, match=r"must be \(8,\)"):
