@@ -14,7 +14,6 @@ import typer
 
 from accounting import ConfigError
 from privpart.cli import audit, sweep
-from privpart.cli.audit_defences import defences
 from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
@@ -101,7 +100,7 @@ _SAYS_ALL = (
 _REFUSED = 70
 _OPTIONS = {
     name
-    for command in (*_COMMANDS, sweep.run, audit.leakage, defences)
+    for command in (*_COMMANDS, sweep.run, audit.leakage.leakage, audit.defences.defences)
     for name in signature(command).parameters
 }
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from accounting import ConfigError
 from attacks import LocalSteps, observe
 from attacks.networks import smooth_lenet
-from privpart.cli.audit_store import TrialFolder
+from privpart.cli.audit.store import TrialFolder
 from privpart.cli.main import main
 from privpart.data.tasks import digits
 

@@ -11,10 +11,10 @@ import typer
 
 from accounting import checks
 from attacks import suite
-from privpart.cli.audit_inputs import Inputs, load_inputs, local_steps
-from privpart.cli.audit_options import BUDGETS, Mode
-from privpart.cli.audit_store import TrialFolder
-from privpart.cli.audit_tables import counted
+from privpart.cli.audit.inputs import Inputs, load_inputs, local_steps
+from privpart.cli.audit.options import BUDGETS, Mode
+from privpart.cli.audit.store import TrialFolder
+from privpart.cli.audit.tables import counted
 
 INTERRUPTED = 130
 

@@ -9,7 +9,7 @@ import typer
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.cli import audit_options as opt
+from privpart.cli.audit import options as opt
 from privpart.cli.options import Format
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -64,8 +64,8 @@ def defences(
 
 def _run(out: Path, typed: dict[str, Any]) -> "list[DefencePoint]":
     import attacks
-    from privpart.cli.audit_inputs import views
-    from privpart.cli.audit_run import prepared, resumable
+    from privpart.cli.audit.inputs import views
+    from privpart.cli.audit.run import prepared, resumable
 
     inputs, options, done = prepared(out, typed)
     (patterns,) = views([typed["view"]]).values()
@@ -86,7 +86,7 @@ def _run(out: Path, typed: dict[str, Any]) -> "list[DefencePoint]":
 
 def _write(points: "list[DefencePoint]", typed: dict[str, Any], out: Path, form: Format) -> None:
     from attacks import picture
-    from privpart.cli.audit_tables import show_defences
+    from privpart.cli.audit.tables import show_defences
 
     content = {
         "schema": "privpart/defences/1",

@@ -9,17 +9,13 @@ import typer
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.cli import audit_options as opt
-from privpart.cli.audit_defences import defences
+from privpart.cli.audit import options as opt
 from privpart.cli.options import Format
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from attacks import LeakageReport
 
 THRESHOLD_PASSED = 4
-
-app = typer.Typer(help="Attack what a client sends.", no_args_is_help=True)
-app.command()(defences)
 
 
 class FailOn(StrEnum):
@@ -30,7 +26,6 @@ class FailOn(StrEnum):
     AMBIGUOUS = "ambiguous"
 
 
-@app.command()
 def leakage(
     model: opt.Model,
     data: opt.Data,
@@ -95,8 +90,8 @@ def leakage(
 
 def _run(out: Path, typed: dict[str, Any]) -> "LeakageReport":
     import attacks
-    from privpart.cli.audit_inputs import rounds, views
-    from privpart.cli.audit_run import prepared, resumable
+    from privpart.cli.audit.inputs import rounds, views
+    from privpart.cli.audit.run import prepared, resumable
 
     inputs, options, done = prepared(out, typed)
     shown = views(typed["view"])
@@ -119,7 +114,7 @@ def _run(out: Path, typed: dict[str, Any]) -> "LeakageReport":
 
 def _write(report: "LeakageReport", out: Path, form: Format) -> None:
     from attacks import picture
-    from privpart.cli import audit_tables
+    from privpart.cli.audit import tables
 
     text = json.dumps(report.to_dict(), indent=2, allow_nan=False)
     (out / "report.json").write_text(text + "\n")
@@ -127,8 +122,8 @@ def _write(report: "LeakageReport", out: Path, form: Format) -> None:
     if form is Format.JSON:
         typer.echo(text)
     else:
-        audit_tables.show(report)
-    for warning in audit_tables.warnings(report):
+        tables.show(report)
+    for warning in tables.warnings(report):
         typer.echo(f"privpart: warning: {warning}", err=True)
     typer.echo(f"privpart: written: {out / 'report.json'}, {out / 'leakage.png'}", err=True)
 
