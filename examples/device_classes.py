@@ -18,7 +18,8 @@ from privpart import (
     Users,
     fit,
 )
-from privpart.data.tasks import cohorts_once_each, digits, iid_users
+from privpart.data import cohorts_once_each, iid_users
+from privpart.data.tasks import digits
 from privpart.engines.device_classes import DeviceClasses
 from privpart.models import small_cnn
 from privpart.wire import encode_update

@@ -28,7 +28,8 @@ from privpart import (
     Users,
     fit,
 )
-from privpart.data.tasks import cohorts_in_turn, cohorts_once_each, digits, iid_users
+from privpart.data import cohorts_in_turn, cohorts_once_each, iid_users
+from privpart.data.tasks import digits
 from privpart.experiment.training import accuracy as accuracy_on
 from privpart.models import mcmahan_2nn, small_cnn
 from privpart.select import (

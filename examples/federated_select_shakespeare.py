@@ -31,7 +31,8 @@ from privpart import (
     Users,
     fit,
 )
-from privpart.data.tasks import cohorts_in_turn, next_word, speaking_roles, which_play
+from privpart.data import cohorts_in_turn
+from privpart.data.tasks import next_word, speaking_roles, which_play
 from privpart.data.tasks.shakespeare import BEGIN, SHA256, UNKNOWN, TextTask
 from privpart.engines.workers import keep_freed_memory
 from privpart.experiment.training import accuracy as accuracy_on

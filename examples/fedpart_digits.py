@@ -32,7 +32,8 @@ from privpart import (
     Users,
     fit,
 )
-from privpart.data.tasks import cohorts_in_turn, digits, dirichlet_users, iid_users
+from privpart.data import cohorts_in_turn, dirichlet_users, iid_users
+from privpart.data.tasks import digits
 from privpart.experiment.training import accuracy as accuracy_on
 from privpart.measure.costs import measured, sent_numbers
 from privpart.models import small_cnn

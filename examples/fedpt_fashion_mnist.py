@@ -27,7 +27,8 @@ from privpart import (
     Users,
     fit,
 )
-from privpart.data.tasks import Task, cohorts_once_each, fashion_mnist, iid_users
+from privpart.data import cohorts_once_each, iid_users
+from privpart.data.tasks import Task, fashion_mnist
 from privpart.experiment.training import accuracy as accuracy_on
 from privpart.models import MODELS, emnist_cnn
 from privpart.wire import encode_model

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accounting import BinaryTree, Participation
 from privpart.client import LocalTraining
-from privpart.data import tasks
+from privpart.data import partition, tasks
 from privpart.data.users import Users
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.experiment.training import accuracy
@@ -110,7 +110,7 @@ def train_cell(recipe: Recipe, cell: Cell) -> float:
     users = Users(
         task.train_x[:held],
         task.train_y[:held],
-        tasks.iid_users(held, users=recipe.users, data_seed=cell.seed),
+        partition.iid_users(held, users=recipe.users, data_seed=cell.seed),
     )
     server = Server(
         plan,
@@ -121,7 +121,9 @@ def train_cell(recipe: Recipe, cell: Cell) -> float:
         ),
     )
     engine = EmbeddedEngine(model, users, local=recipe.local, data_seed=cell.seed, sums=True)
-    cohorts = tasks.cohorts_once_each(users=recipe.users, rounds=recipe.rounds, data_seed=cell.seed)
+    cohorts = partition.cohorts_once_each(
+        users=recipe.users, rounds=recipe.rounds, data_seed=cell.seed
+    )
 
     def evaluate(parameters: Tensor) -> float:
         model.load(parameters)

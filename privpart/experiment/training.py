@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.data import tasks
+from privpart.data import federated_hdf5, partition, tasks
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN, WHEEL
 from privpart.data.users import Users
 from privpart.engines.embedded import Batching, EmbeddedEngine, Precision
@@ -123,7 +123,7 @@ def training(
     model = plan.model.partial(groups=plan.groups())
     data = plan_data(plan.data, model.module)
     refuse_other_shapes(model.module, data)
-    cohorts = tasks.cohorts_in_turn(
+    cohorts = partition.cohorts_in_turn(
         users=len(data.users),
         size=plan.data.clients_per_round,
         rounds=plan.privacy.rounds,
@@ -302,8 +302,8 @@ def _next_word(folder: Path, network: nn.Module) -> PlanData:
 
 def _fed_emnist(folder: Path) -> PlanData:
     """The users of TensorFlow Federated's split, tested on everyone's test examples."""
-    users, _ = tasks.federated_hdf5(folder / "fed_emnist_train.h5")
-    test, _ = tasks.federated_hdf5(folder / "fed_emnist_test.h5")
+    users, _ = federated_hdf5(folder / "fed_emnist_train.h5")
+    test, _ = federated_hdf5(folder / "fed_emnist_test.h5")
     if users.x.shape[1:] != test.x.shape[1:]:
         raise ConfigError(f"{folder}: the files for training and test have images of other shapes.")
     return PlanData(users, test.x, test.y)
@@ -312,14 +312,14 @@ def _fed_emnist(folder: Path) -> PlanData:
 def _dealt(task: tasks.Task, data: Data, users: int) -> list[Tensor]:
     """Who holds which training examples."""
     if data.alpha is not None:
-        return tasks.dirichlet_users(
+        return partition.dirichlet_users(
             task.train_y, users=users, alpha=data.alpha, data_seed=data.seed
         )
     if data.classes_each is not None:
-        return tasks.pathological_users(
+        return partition.pathological_users(
             task.train_y, users=users, classes_each=data.classes_each, data_seed=data.seed
         )
-    return tasks.iid_users(len(task.train_x), users=users, data_seed=data.seed)
+    return partition.iid_users(len(task.train_x), users=users, data_seed=data.seed)
 
 
 def _images(data: Data) -> tasks.Task:

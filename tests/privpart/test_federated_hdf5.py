@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from accounting import ConfigError
 from privpart.cli.main import app
-from privpart.data.tasks import federated_hdf5
+from privpart.data import federated_hdf5
 
 ZEROS, CLASSES = np.zeros((2, 28, 28), np.float32), np.array([1, 2], np.int32)
 ONE_NAN = np.where(np.arange(2).reshape(2, 1, 1) == 1, np.float32("nan"), ZEROS)
@@ -144,18 +144,21 @@ WRONG = [
     ({"u": {"label": CLASSES}}, "user u has no data set pixels"),
     ({"KENT": {"snippets": np.array([b"to be", b"or not"])}}, "user KENT has no data set pixels"),
     ({"u": {"pixels": np.array([b"to", b"be"]), "label": CLASSES}}, "must be numbers"),
-    ({"u": {"pixels": ZEROS, "label": CLASSES + 0.5}}, "and whole numbers"),
-    ({"u": {"pixels": ZEROS, "label": np.array([b"1", b"2"])}}, "and whole numbers"),
+    ({"u": {"pixels": ZEROS, "label": CLASSES + 0.5}}, "labels whole numbers"),
+    ({"u": {"pixels": ZEROS, "label": np.array([b"1", b"2"])}}, "labels whole numbers"),
     ({"u": {"pixels": ZEROS > 0, "label": CLASSES}}, "must be numbers"),
-    ({"u": {"pixels": ZEROS, "label": CLASSES[:1]}}, "a class for each input"),
-    ({"u": {"pixels": ZEROS, "label": np.array([[1, 2], [3, 4]])}}, "a class for each input"),
-    ({"u": {"pixels": 3.0, "label": 3}}, "a class for each input"),
+    ({"u": {"pixels": ZEROS, "label": CLASSES[:1]}}, "every input needs one label"),
+    ({"u": {"pixels": ZEROS, "label": np.array([[1, 2], [3, 4]])}}, "every input needs one label"),
+    ({"u": {"pixels": 3.0, "label": 3}}, "every input needs one label"),
     ({"u": {"pixels": ONE_NAN, "label": CLASSES}}, "user u has NaN or infinity"),
     ({"u": {"pixels": ZEROS + np.float64(1e300), "label": CLASSES}}, "user u has NaN or inf"),
-    ({"u": {"pixels": ZEROS, "label": -100 * CLASSES}}, "a class below 0"),
-    ({"u": {"pixels": ZEROS, "label": np.array([1, 2**64 - 1], np.uint64)}}, "what 64 bits hold"),
-    ({"u": {"pixels": ZEROS[:0], "label": CLASSES[:0]}}, "nobody has an example"),
-    ({}, "nobody has an example"),
+    ({"u": {"pixels": ZEROS, "label": -100 * CLASSES}}, "a label below 0"),
+    (
+        {"u": {"pixels": ZEROS, "label": np.array([1, 2**64 - 1], np.uint64)}},
+        "range of 64 bits",
+    ),
+    ({"u": {"pixels": ZEROS[:0], "label": CLASSES[:0]}}, "no user has an example"),
+    ({}, "no user has an example"),
     (
         {
             "u": {"pixels": ZEROS, "label": CLASSES},
@@ -170,7 +173,7 @@ WRONG = [
 def test_other_files_are_one_sentence(write, users, says):
     with pytest.raises(ConfigError, match=says) as refused:
         federated_hdf5(write(users))
-    assert "is no federated HDF5 file of pixels and label: " in str(refused.value)
+    assert "is not a federated HDF5 file with pixels and label: " in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -214,12 +217,16 @@ def bomb(_, file):
     ("make", "says"),
     [
         (loop, "too many links"),
-        (no_group, "examples is no group"),
+        pytest.param(no_group, "examples is not a group", id="no_group-examples is no group"),
         (user_without_group, "user u has no data set pixels"),
         (a_link, "pixels of user u points to another file"),
         (foreign_bytes, "pixels of user u points to another file"),
         (virtual, "pixels of user u points to another file"),
-        (bomb, "declares 31400000000 bytes, which cannot be in it"),
+        pytest.param(
+            bomb,
+            "declares 31400000000 bytes, more than it can contain",
+            id="bomb-declares 31400000000 bytes, which cannot be in it",
+        ),
     ],
 )
 def test_files_that_lead_elsewhere_or_fill_the_memory(h5py, write, make, says):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from accounting import ConfigError, Participation
 from privpart.cli.main import app
-from privpart.data import tasks
+from privpart.data import cohorts_in_turn
 from privpart.experiment import plan_file
 from privpart.experiment.plan_file import validated
 from privpart.experiment.training import plan_data, refuse_short_cohorts, training
@@ -148,7 +148,7 @@ def test_short_cohorts_are_those_of_the_cohorts_themselves(seed):
     tables = changed("privacy", f"rounds={rounds}\nmax_participations={k}\nmin_separation={b}")
     tables["privacy"]["minimum_cohort"] = least
     tables["data"] |= {"users": users, "clients_per_round": size}
-    cohorts = tasks.cohorts_in_turn(users=users, size=size, rounds=rounds, data_seed=0)
+    cohorts = cohorts_in_turn(users=users, size=size, rounds=rounds, data_seed=0)
     promised = PrivacyPlan(
         mechanism=plan_file.MechanismChoice(name="independent").build(Participation(rounds)),
         participation=Participation(rounds, k, b),

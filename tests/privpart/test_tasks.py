@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from accounting import ConfigError
-from privpart.data.tasks import cohorts_once_each, digits, fashion_mnist, iid_users
-from privpart.data.tasks.fashion_mnist import DEBIAN_FOLDER
+from privpart.data import cohorts_once_each, iid_users
+from privpart.data.tasks import digits, fashion_mnist
+from privpart.data.tasks.images import DEBIAN_FOLDER
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -85,5 +86,5 @@ def test_each_user_takes_part_at_most_once():
     everyone = [client for cohort in cohorts for client in cohort]
     assert [len(cohort) for cohort in cohorts] == [3] * 6
     assert len(set(everyone)) == 18
-    with pytest.raises(ConfigError, match="more than the 3 users"):
+    with pytest.raises(ConfigError, match="at most users=3"):
         cohorts_once_each(users=3, rounds=4, data_seed=0)

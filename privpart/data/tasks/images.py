@@ -1,0 +1,205 @@
+"""Images: digits, Fashion-MNIST, EMNIST and CIFAR from local copies.
+
+Nothing is downloaded and nothing is unpickled.
+"""
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from accounting import checks
+from accounting.checks import ConfigError
+
+EmnistSplit = Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"]
+DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+
+_DIGITS_TEST = 360
+_DIGITS_SPLIT_SEED = 0
+_FASHION_HINT = (
+    "This is where Fashion-MNIST was looked for. On Debian or Ubuntu, `apt-get install "
+    f"dataset-fashion-mnist` puts it into {DEBIAN_FOLDER}; otherwise name a folder that has the "
+    "four idx files with --data-dir, or with directory in a plan"
+)
+_IMAGES_MAGIC = 0x803
+_LABELS_MAGIC = 0x801
+_CIFAR_PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Labelled images in [0, 1], split into training and test examples.
+
+    Attributes:
+        name: name on the command line.
+        train_x: shape (n, channels, size, size), float32.
+        train_y: labels, shape (n,), int64.
+        test_x: shape (m, channels, size, size), float32.
+        test_y: labels, shape (m,), int64.
+    """
+
+    name: str
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+def digits() -> Task:
+    """Return scikit-learn's 1,797 real 8x8 images: 1,437 to train, 360 to test.
+
+    The wheel of scikit-learn contains them (UCI optdigits, test part). The split is always the
+    same.
+    """
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(_DIGITS_SPLIT_SEED).permutation(len(images))
+    x = torch.tensor(images[order] / 16.0, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    y = torch.tensor(labels[order], dtype=torch.int64)
+    test = _DIGITS_TEST
+    return Task("digits", x[:-test], y[:-test], x[-test:], y[-test:])
+
+
+def fashion_mnist(folder: Path | None = None) -> Task:
+    """Read Fashion-MNIST (Xiao et al. 2017) from its four idx files, plain or gzipped.
+
+    Args:
+        folder: holds the files; None means the folder of Debian's ``dataset-fashion-mnist``.
+
+    Raises:
+        ConfigError: a file is missing or does not hold what its name says.
+    """
+    folder = DEBIAN_FOLDER if folder is None else folder
+    return Task(
+        "fashion-mnist",
+        _read_images(folder / "train-images-idx3-ubyte", _FASHION_HINT),
+        _read_labels(folder / "train-labels-idx1-ubyte", _FASHION_HINT),
+        _read_images(folder / "t10k-images-idx3-ubyte", _FASHION_HINT),
+        _read_labels(folder / "t10k-labels-idx1-ubyte", _FASHION_HINT),
+    )
+
+
+def emnist(folder: Path, split: EmnistSplit = "byclass") -> Task:
+    """Read one split of EMNIST (Cohen et al. 2017) from its idx files, plain or gzipped.
+
+    Args:
+        folder: holds ``emnist-SPLIT-train-images-idx3-ubyte[.gz]`` and the split's three others.
+        split: "byclass" has 62 classes, "digits" 10. The labels of "letters" begin at 1 in the
+            file and at 0 here.
+
+    Returns:
+        Images (n, 1, 28, 28), upright: the files hold them transposed.
+
+    Raises:
+        ConfigError: a file is missing (the message says where to put it) or does not hold what
+            its name says.
+    """
+    checks.choice("split", split, get_args(EmnistSplit))
+    hint = f"Fetch gzip.zip of NIST's EMNIST and unpack its emnist-{split}-* files into this folder"
+
+    def part(name: str) -> tuple[Tensor, Tensor]:
+        stem = f"emnist-{split}-{name}"
+        x = _read_images(folder / f"{stem}-images-idx3-ubyte", hint).transpose(2, 3).contiguous()
+        y = _read_labels(folder / f"{stem}-labels-idx1-ubyte", hint)
+        return x, y - 1 if split == "letters" else y
+
+    return Task(f"emnist-{split}", *part("train"), *part("test"))
+
+
+def cifar10(folder: Path) -> Task:
+    """Read the binary version of CIFAR-10 (Krizhevsky 2009): images (n, 3, 32, 32) in [0, 1].
+
+    Args:
+        folder: holds ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``.
+
+    Raises:
+        ConfigError: a file is missing (the message says where to put it) or does not hold what
+            its name says.
+    """
+    names = [f"data_batch_{number}.bin" for number in range(1, 6)]
+    train = [_cifar(folder / name, "cifar-10-binary.tar.gz", labels=1) for name in names]
+    test = _cifar(folder / "test_batch.bin", "cifar-10-binary.tar.gz", labels=1)
+    return Task(
+        "cifar10", torch.cat([x for x, _ in train]), torch.cat([y for _, y in train]), *test
+    )
+
+
+def cifar100(folder: Path) -> Task:
+    """Read the binary version of CIFAR-100 (Krizhevsky 2009), with its 100 fine classes.
+
+    Args:
+        folder: holds ``train.bin`` and ``test.bin``.
+
+    Raises:
+        ConfigError: see ``cifar10``.
+    """
+    both = (
+        _cifar(folder / name, "cifar-100-binary.tar.gz", labels=2)
+        for name in ("train.bin", "test.bin")
+    )
+    return Task("cifar100", *(tensor for part in both for tensor in part))
+
+
+def _read_images(path: Path, hint: str) -> Tensor:
+    """Return images in [0, 1], shape (n, 1, height, width); ``hint`` ends the error's sentence."""
+    pixels = _read_idx(path, _IMAGES_MAGIC, hint)
+    return torch.from_numpy(pixels.astype(np.float32) / 255).unsqueeze(1)
+
+
+def _read_labels(path: Path, hint: str) -> Tensor:
+    return torch.from_numpy(_read_idx(path, _LABELS_MAGIC, hint).astype(np.int64))
+
+
+def _read_idx(path: Path, magic: int, hint: str) -> NDArray[np.uint8]:
+    """Read the format of MNIST and its relatives: big-endian lengths, then bytes."""
+    content = _content(path, hint)
+    header = np.frombuffer(content[:4], ">i4")
+    if len(header) != 1 or header[0] != magic:
+        raise ConfigError(f"{path} is not an idx file of the expected kind.")
+    dimensions = magic & 0xFF
+    shape = tuple(int(n) for n in np.frombuffer(content[4 : 4 + 4 * dimensions], ">i4"))
+    body = np.frombuffer(content[4 + 4 * dimensions :], np.uint8)
+    if len(shape) != dimensions or body.size != np.prod(shape):
+        raise ConfigError(f"{path} is truncated: fetch it again.")
+    return body.reshape(shape)
+
+
+def _content(path: Path, hint: str) -> bytes:
+    zipped = path.with_name(path.name + ".gz")
+    try:
+        if zipped.exists():
+            return gzip.decompress(zipped.read_bytes())
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"no {path.name}[.gz] in {path.parent}. {hint}.") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{zipped} cannot be read: {error}. Fetch it again.") from None
+
+
+def _cifar(path: Path, archive: str, *, labels: int) -> tuple[Tensor, Tensor]:
+    """Read records of ``labels`` bytes, the last of which is used, and 3,072 bytes of pixels."""
+    try:
+        content = np.fromfile(path, np.uint8)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no {path.name} in {path.parent}: unpack {archive} (the binary version, not the one "
+            "for Python) and name the folder with its .bin files."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    record = labels + _CIFAR_PIXELS
+    if not content.size or content.size % record:
+        raise ConfigError(
+            f"{path} is not of the binary version: {content.size} bytes are not a multiple of "
+            f"{record}. Fetch it again."
+        )
+    records = content.reshape(-1, record)
+    x = torch.from_numpy(records[:, labels:].astype(np.float32) / 255).reshape(-1, 3, 32, 32)
+    return x, torch.from_numpy(records[:, labels - 1].astype(np.int64))
