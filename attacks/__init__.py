@@ -11,10 +11,9 @@ from attacks.defences import DefencePoint, defences
 from attacks.features import dense_then_invert
 from attacks.labels import infer_labels
 from attacks.load import from_arrays, gradients_of, read_update
-from attacks.matching import match_batch, reid_rank
-from attacks.metrics import baselines, feature_error, psnr, ssim, wilson
+from attacks.metrics import baselines, feature_error, match_batch, psnr, ssim, wilson
 from attacks.observation import Observation, observe
-from attacks.reconstruct import Reconstruction, dlg
+from attacks.reconstruct import Reconstruction, dlg, reid_rank
 from attacks.report import LeakageReport, LeakageRow
 from attacks.suite import suite
 from attacks.update import LocalSteps

@@ -1,14 +1,14 @@
 """Defences: the same attack against one clip and noise after the other."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.audit import leakage
+from attacks.audit import Audit
 from attacks.report import Verdict
 from attacks.suite import Attack
 
@@ -83,23 +83,27 @@ def defences(
         raise ConfigError("clips, noise_multipliers: name at least one of each.")
     for z in noise_multipliers:
         checks.nonnegative("noise_multipliers", z)
-    points = []
-    for clip in clips:
-        for z in noise_multipliers:
-            if clip is None and z > 0:
-                continue
-            report = leakage(
-                *(model, x, y),
-                views={"swept": visible},
-                clip=clip,
-                noise_multiplier=z,
-                delta=delta,
-                attacks=attacks,
-                adversaries=("recipient",) if z > 0 else ("server",),
-                **options,
-            )
-            row = report.rows[0]
-            epsilon = None if report.bound is None else report.bound.epsilon(delta)
-            floor = tuple(trial.baseline for trial in row.best)
-            points.append(DefencePoint(clip, z, row.psnr, floor, row.verdict, epsilon, delta))
-    return points
+    sweep = Audit(
+        model=model, x=x, y=y, views={"swept": visible}, delta=delta, attacks=attacks, **options
+    )
+    return [
+        _point(replace(sweep, clip=clip, noise_multiplier=z))
+        for clip in clips
+        for z in noise_multipliers
+        if clip is not None or z == 0
+    ]
+
+
+def _point(audit: Audit) -> DefencePoint:
+    noisy = audit.noise_multiplier > 0
+    report = replace(audit, adversaries=("recipient",) if noisy else ("server",)).report()
+    (row,) = report.rows
+    return DefencePoint(
+        clip=audit.clip,
+        noise_multiplier=audit.noise_multiplier,
+        psnr=row.psnr,
+        baselines=tuple(trial.baseline for trial in row.best),
+        verdict=row.verdict,
+        epsilon=None if report.bound is None else report.bound.epsilon(audit.delta),
+        delta=audit.delta,
+    )

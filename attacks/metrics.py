@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn.functional import conv2d
 
@@ -90,6 +91,36 @@ def feature_error(found: Tensor, truth: Tensor) -> float:
     if not bool(b.any()):
         raise ConfigError("truth: is zero, so there is no relative error.")
     return float((a - b).norm() / b.norm())
+
+
+def match_batch(found: Tensor, truth: Tensor) -> Tensor:
+    """Return the order of ``found`` that fits ``truth`` with the least total squared error.
+
+    A gradient of a batch does not depend on the order of its images, so a score must not either.
+    The Hungarian method finds the best one-to-one pairing; ``found[order]`` pairs with ``truth``.
+    This is scoring: no attack sees it.
+
+    Args:
+        found: (B, ...).
+        truth: (B, ...).
+
+    Returns:
+        (B,) permutation.
+
+    Raises:
+        ConfigError: shapes that differ, values that are not finite.
+
+    >>> match_batch(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.1], [0.8]]))
+    tensor([1, 0])
+    """
+    a, b = found.detach().double().flatten(1), truth.detach().double().flatten(1)
+    if found.shape != truth.shape or not bool(a.isfinite().all() and b.isfinite().all()):
+        raise ConfigError(
+            f"found: shape {tuple(found.shape)}; must be finite and {tuple(truth.shape)}."
+        )
+    cost = (b[:, None] - a[None]).square().sum(2)
+    _, order = linear_sum_assignment(cost.numpy())
+    return torch.from_numpy(np.asarray(order))
 
 
 def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:

@@ -142,7 +142,11 @@ def observe(
     """
     names = select([name for name, _ in model.named_parameters()], visible)
     _check_batch(x, y)
-    std = _noise_std(clip, noise_multiplier, generator)
+    std = noise_std_of(clip, noise_multiplier)
+    if std > 0 and generator is None:
+        raise ConfigError(
+            f"noise_multiplier={noise_multiplier:g}: pass a torch.Generator to draw the noise."
+        )
     state, mode = double_state(model), model.training
     y = y.detach().to("cpu", copy=True)
     update = client_update(ready(model, mode), state, names, as_double(x), y, loss, local)
@@ -181,9 +185,12 @@ def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype)
 
 
-def _noise_std(
-    clip: float | None, noise_multiplier: float, generator: torch.Generator | None
-) -> float:
+def noise_std_of(clip: float | None, noise_multiplier: float) -> float:
+    """Return the standard deviation of the noise, ``noise_multiplier * clip``.
+
+    Raises:
+        ConfigError: a clip that is not positive, a negative multiplier, or noise without a clip.
+    """
     z = checks.nonnegative("noise_multiplier", noise_multiplier)
     if clip is not None:
         clip = checks.positive("clip", clip)
@@ -191,8 +198,6 @@ def _noise_std(
         return 0.0
     if clip is None:
         raise ConfigError(f"noise_multiplier={z:g}: is relative to clip; pass clip.")
-    if generator is None:
-        raise ConfigError(f"noise_multiplier={z:g}: pass a torch.Generator to draw the noise.")
     return z * clip
 
 

@@ -129,6 +129,32 @@ def _labels(
     return candidates[best], sum(scout.evaluations for scout in scouts)
 
 
+def reid_rank(
+    model: nn.Module, observation: Observation, truth: Tensor, decoys: Tensor, labels: Tensor
+) -> int:
+    """Return the rank of the true image among decoys for an attacker who has them all; 1 is best.
+
+    The attacker computes the update of each candidate and ranks them by how well it matches. No
+    optimisation can fail here, so a view that resists reconstruction and yields rank 1 still
+    tells who was in the data. Ties count against the attacker.
+
+    Args:
+        model: the client's architecture.
+        observation: of a batch of one.
+        truth: (1, C, H, W), one of the candidates.
+        decoys: (N, C, H, W) other images.
+        labels: (1 + N,) of the truth and then of the decoys; each candidate comes with its own.
+    """
+    if observation.shape[0] != 1 or len(labels) != 1 + len(decoys):
+        raise ConfigError("decoys: a batch of one and a label for every candidate are needed.")
+    candidates = torch.cat([truth.double(), decoys.double()])
+    scores = []
+    for image, label in zip(candidates, labels, strict=True):
+        known = replace(observation, labels=label[None])
+        scores.append(float(matching_loss(model, known, label[None])(image[None]).detach()))
+    return sum(score <= scores[0] for score in scores)
+
+
 def matching_loss(
     model: nn.Module, observation: Observation, labels: Tensor
 ) -> Callable[[Tensor], Tensor]:

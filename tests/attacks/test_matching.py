@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from accounting import ConfigError
-from attacks import observe
-from attacks.matching import match_batch, reid_rank
+from attacks import match_batch, observe, reid_rank
 
 
 def test_the_pairing_is_the_best_of_all():
