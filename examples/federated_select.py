@@ -40,7 +40,7 @@ from privpart.select import (
     on_demand,
     private,
 )
-from privpart.select.networks import cnn_filters, dense_neurons
+from privpart.select.key_spaces import cnn_filters, dense_neurons
 
 TASK, USERS = digits(), 120
 NEVER_CLIPS, DELTA, PRIVATE_FILTERS = 1e3, 1e-5, 16

@@ -48,7 +48,7 @@ from privpart.select import (
     random_top,
     top,
 )
-from privpart.select.networks import WordBag, bag_words, lm_hidden, lm_words
+from privpart.select.key_spaces import WordBag, bag_words, lm_hidden, lm_words
 
 WORDS, HIDDEN, TOKENS = 2000, 256, 2002
 COHORT = 50

@@ -35,7 +35,7 @@ from privpart import (
 from privpart.data import cohorts_in_turn, dirichlet_users, iid_users
 from privpart.data.tasks import digits
 from privpart.experiment.training import accuracy as accuracy_on
-from privpart.measure.costs import measured, sent_numbers
+from privpart.measure.costs import parameters_sent, run_costs
 from privpart.models import small_cnn
 from privpart.patterns import layer_groups
 from privpart.plan import Rounds, Schedule, active_rounds
@@ -143,7 +143,7 @@ def costs(case: Case) -> tuple[float, float]:
     """Return MB up and GFLOP of one client of every round, all rounds together."""
     model, task = network(case, 0), digits()
     batch = min(16, len(task.train_y) // case.users)
-    found = measured(
+    found = run_costs(
         model,
         case.rounds,
         task.train_x[:batch],
@@ -158,7 +158,7 @@ def against_full(**who) -> dict[str, Case]:
     """Equal rounds and equal bytes."""
     part = Case(SCHEDULE.rounds(GROUPS), **who)
     sizes = network(part, 0).group_sizes
-    affordable = round(sent_numbers(part.rounds, sizes) / sum(sizes))
+    affordable = round(parameters_sent(part.rounds, sizes) / sum(sizes))
     return {
         "full": replace(part, rounds=full(part.rounds)),
         "FedPart": part,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from privpart.client import LocalTraining
     from privpart.measure.costs import Bandwidth
 
-Cell = Callable[[dict[str, Any]], str]
+_Cell = Callable[[dict[str, Any]], str]
 _WORK, _LINK = "Local training", "Network"
 _MEGA, _GIGA = 1e6, 1e9
 _LARGEST_BATCH = 65_536
@@ -179,7 +179,7 @@ def _print_tables(rows: Sequence[dict[str, Any]], title: str) -> None:
     from rich.console import Console
 
     console = Console(width=100, highlight=False)
-    network: dict[str, Cell] = {
+    network: dict[str, _Cell] = {
         "trains": lambda r: f"{100 * r['trained'] / r['numbers']:.2f} %",
         "down MB": lambda r: f"{r['bytes_down'] / _MEGA:.3f}",
         "up MB": lambda r: f"{r['bytes_up'] / _MEGA:.3f}",
@@ -189,7 +189,7 @@ def _print_tables(rows: Sequence[dict[str, Any]], title: str) -> None:
         "GFLOP fwd": lambda r: f"{r['forward_flops'] / _GIGA:.2f}",
         "GFLOP bwd": lambda r: f"{r['backward_flops'] / _GIGA:.2f}",
     }
-    memory: dict[str, Cell] = {
+    memory: dict[str, _Cell] = {
         "total": lambda r: f"{r['memory_bytes'] / _MEGA:.2f}",
         "parameters": lambda r: f"{r['parameters_bytes'] / _MEGA:.2f}",
         "gradients": lambda r: f"{r['gradients_bytes'] / _MEGA:.2f}",
@@ -197,7 +197,7 @@ def _print_tables(rows: Sequence[dict[str, Any]], title: str) -> None:
         "optimizer": lambda r: f"{r['optimizer_bytes'] / _MEGA:.2f}",
         "activations": lambda r: f"{r['activations_bytes'] / _MEGA:.2f}",
     }
-    measured: dict[str, Cell] = {
+    measured: dict[str, _Cell] = {
         "resident MB": lambda r: f"{r['measured_peak_bytes'] / _MEGA:.1f}",
         "processor s": lambda r: f"{r['measured_step_seconds']:.3f}",
     }
@@ -210,7 +210,7 @@ def _print_tables(rows: Sequence[dict[str, Any]], title: str) -> None:
 def _table(
     title: str,
     rows: Sequence[dict[str, Any]],
-    columns: Mapping[str, Cell],
+    columns: Mapping[str, _Cell],
 ) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

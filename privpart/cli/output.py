@@ -29,7 +29,7 @@ def print_report(
     if form is Format.JSON:
         typer.echo(json.dumps(report.to_dict(), indent=2, allow_nan=False))
     elif form is Format.CSV:
-        typer.echo(as_csv([flat(report)]), nl=False)
+        typer.echo(as_csv([report_row(report)]), nl=False)
     else:
         typer.echo(_as_text(report, beside))
     for warning in report.warnings:
@@ -45,7 +45,7 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     return out.getvalue()
 
 
-def flat(report: PrivacyReport) -> dict[str, Any]:
+def report_row(report: PrivacyReport) -> dict[str, Any]:
     """The single values, and the codes of the assumptions."""
     values = report.to_dict()
     row = {k: v for k, v in values.items() if not isinstance(v, list | dict)}

@@ -11,7 +11,7 @@ from accounting import ConfigError, PrivacyReport, checks
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, flat
+from privpart.cli.output import as_csv, report_row
 
 if TYPE_CHECKING:
     from privpart.run.report import RunReport
@@ -83,7 +83,9 @@ def print_run(found: "RunReport", form: Format) -> None:
         typer.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
     elif form is Format.CSV:
         own = {k: v for k, v in found.to_dict().items() if not isinstance(v, list | dict)}
-        typer.echo(as_csv([own | flat(found.guarantee) | {"schema": own["schema"]}]), nl=False)
+        typer.echo(
+            as_csv([own | report_row(found.guarantee) | {"schema": own["schema"]}]), nl=False
+        )
     else:
         typer.echo(_as_text(found))
     for warning in found.guarantee.warnings:

@@ -69,7 +69,7 @@ def _layers(names: tuple[str, ...]) -> list[str]:
 def _costs(
     plan: "PlanFile", setup: "Training", rounds: "Rounds", every: int
 ) -> list[dict[str, Any]]:
-    from privpart.measure.costs import equation_6, measured
+    from privpart.measure.costs import computation_share, run_costs
 
     users, groups = setup.engine.users, len(setup.model.group_sizes)
     held = max(1, min(len(users.indices[u]) for u in range(len(users))))
@@ -77,7 +77,7 @@ def _costs(
     everything = tuple(range(groups))
     rows = []
     for name, own in (("as scheduled", rounds), ("all rounds full", (everything,) * len(rounds))):
-        found = measured(
+        found = run_costs(
             setup.model,
             own,
             users.x[batch],
@@ -95,7 +95,7 @@ def _costs(
                 "bytes_down_whole": found.bytes_down_whole,
                 "bytes_down_changed": found.bytes_down_changed,
                 "flops": found.flops,
-                "equation_6": sum(equation_6(active, groups) for active in mine) / len(mine),
+                "equation_6": sum(computation_share(active, groups) for active in mine) / len(mine),
             }
         )
     return rows

@@ -31,13 +31,12 @@ from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
 from privpart.experiment.select_table import SelectChoice
 from privpart.mechanism_choice import MechanismChoice
 from privpart.model import PartialModel, refuse_batch_statistics
-from privpart.models import MODELS
-from privpart.models import model as network
+from privpart.models import MODELS, build_network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
+from privpart.select.key_spaces import shrunk
 from privpart.select.keys import Counts, KeyChooser
 from privpart.select.layout import Layout
-from privpart.select.networks import shrunk
 from privpart.select.turns import Turns
 from privpart.server import ServerOptimizer
 from privpart.start_values import seed_bytes
@@ -253,7 +252,7 @@ class Model(_Table):
 
     def network(self) -> nn.Module:
         """Return the network, not yet initialised."""
-        return network(self.name, **self.sizes)
+        return build_network(self.name, **self.sizes)
 
     def partial(
         self,

@@ -15,6 +15,7 @@ from torch import nn
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.select.delivery import Delivery, broadcast, on_demand, pregenerated, private
+from privpart.select.key_spaces import key_spaces
 from privpart.select.keys import (
     Counts,
     IndependentKeys,
@@ -27,7 +28,6 @@ from privpart.select.keys import (
     top,
 )
 from privpart.select.layout import KeySpace
-from privpart.select.networks import key_spaces
 from privpart.select.primitive import Keys
 
 KeyKind = Literal["top", "random", "random-top", "independent", "shared"]

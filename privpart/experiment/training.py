@@ -24,11 +24,11 @@ from privpart.messages import may_take_part
 from privpart.model import PartialModel
 from privpart.models.transformer import LanguageModel
 from privpart.plan import PrivacyPlan
-from privpart.select.disclosure import Seen, seen_in
+from privpart.select.disclosure import SeenByParty, seen_in
 from privpart.select.engine import SelectEngine, localize_tokens
+from privpart.select.key_spaces import shrunk
 from privpart.select.keys import Counts
 from privpart.select.layout import Layout
-from privpart.select.networks import shrunk
 from privpart.select.turns import Turns
 
 _BATCH = 500
@@ -86,7 +86,7 @@ class Training:
         self.model.load(self.whole(parameters))
         return accuracy(self.model.module, self.test_x, self.test_y)
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> SeenByParty | None:
         """Return what parties will see of the clients' keys; None where clients select nothing."""
         if isinstance(self.engine, SelectEngine):
             return seen_in(self.engine.rehearse())

@@ -9,7 +9,7 @@ Schedule costs: what a whole run takes from one client, partial rounds beside fu
 FedPart (Wang et al. 2024) counts the uplink only: of M groups a partial round sends one, so on
 average 1/M of a full round's bytes (its Eq. 5). Its Eq. 6 for computation lets every layer between
 the output and the trained one compute both gradients. Frozen layers need no weight gradient, so a
-real client does less: see ``measured``.
+real client does less: see ``run_costs``.
 """
 
 import math
@@ -226,35 +226,35 @@ class RunCosts:
     flops: int
 
 
-def sent_numbers(rounds: Rounds, sizes: Sequence[int]) -> int:
+def parameters_sent(rounds: Rounds, sizes: Sequence[int]) -> int:
     """Return how many numbers a client sends that is in every round.
 
-    >>> sent_numbers(((0, 1), (0,), (1,)), [10, 5])
+    >>> parameters_sent(((0, 1), (0,), (1,)), [10, 5])
     30
     """
     return sum(sizes[group] for active in rounds for group in active)
 
 
-def equation_5(groups: int) -> float:
+def uplink_share(groups: int) -> float:
     """Return a partial round's mean share of a full round's bytes, 1/M."""
     return 1 / checks.count("groups", groups)
 
 
-def equation_6(active: Sequence[int], groups: int) -> float:
+def computation_share(active: Sequence[int], groups: int) -> float:
     """Return a round's share of a full round's computation by FedPart's model.
 
     All layers cost the same, backward twice as much as forward, and the backward pass runs from the
     output, which is the last group, down to the lowest active one. The mean over all M groups is
     Eq. 6: (2 M + 1) / (3 M), about 2/3.
 
-    >>> sum(equation_6([g], 10) for g in range(10)) / 10
+    >>> sum(computation_share([g], 10) for g in range(10)) / 10
     0.7
     """
     reached = checks.count("groups", groups) - min(active)
     return (1 + 2 * reached / groups) / 3
 
 
-def changed(rounds: Rounds, since: int | None, now: int) -> tuple[int, ...]:
+def changed_groups(rounds: Rounds, since: int | None, now: int) -> tuple[int, ...]:
     """Return the groups that a client lacks before round ``now`` if it last was in ``since``.
 
     It has what the server sent it then, so it lacks what was trained in ``since`` and after; None
@@ -264,7 +264,7 @@ def changed(rounds: Rounds, since: int | None, now: int) -> tuple[int, ...]:
     return tuple(sorted({group for active in every for group in active}))
 
 
-def measured(
+def run_costs(
     model: PartialModel,
     rounds: Rounds,
     x: Tensor,
@@ -290,7 +290,7 @@ def measured(
         active: client_costs(model, x, y, local=local, examples=examples, active=active)
         for active in dict.fromkeys(rounds[t] for t in own)
     }
-    lacks = [changed(rounds, t - every if t else None, t) for t in own]
+    lacks = [changed_groups(rounds, t - every if t else None, t) for t in own]
     sizes = {groups: len(encode_model(model, active=groups)) for groups in dict.fromkeys(lacks)}
     costs = [kinds[rounds[t]] for t in own]
     return RunCosts(

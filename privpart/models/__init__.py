@@ -12,10 +12,10 @@ from torch import nn
 
 from accounting.checks import ConfigError
 from privpart.client import LossName
-from privpart.models import convolutional, dense, preactivation, resnet, transformer
+from privpart.models import convolutional, multilayer, preactivation, resnet, transformer
 from privpart.models.convert import replace_batch_norm
 from privpart.models.convolutional import emnist_cnn, mcmahan_cnn, small_cnn
-from privpart.models.dense import bag_of_words, mcmahan_2nn
+from privpart.models.multilayer import bag_of_words, mcmahan_2nn
 from privpart.models.preactivation import resnet18_gn
 from privpart.models.resnet import resnet8, resnet18
 from privpart.models.transformer import text_transformer, word_lm
@@ -25,10 +25,10 @@ __all__ = [
     "MODELS",
     "Architecture",
     "bag_of_words",
+    "build_network",
     "emnist_cnn",
     "mcmahan_2nn",
     "mcmahan_cnn",
-    "model",
     "replace_batch_norm",
     "resnet8",
     "resnet18",
@@ -61,35 +61,37 @@ class Architecture:
 
 
 MODELS: Mapping[str, Architecture] = {
-    "small_cnn": Architecture(small_cnn, convolutional.FREEZE_DENSE1),
-    "emnist_cnn": Architecture(emnist_cnn, convolutional.FREEZE_DENSE1),
-    "mcmahan_cnn": Architecture(mcmahan_cnn, convolutional.FREEZE_DENSE1),
-    "mcmahan_2nn": Architecture(mcmahan_2nn, dense.FREEZE_DENSE1),
-    "bag_of_words": Architecture(bag_of_words, dense.TRAIN_ALL, loss="binary_cross_entropy"),
+    "small_cnn": Architecture(small_cnn, convolutional.CNN_LADDER),
+    "emnist_cnn": Architecture(emnist_cnn, convolutional.CNN_LADDER),
+    "mcmahan_cnn": Architecture(mcmahan_cnn, convolutional.CNN_LADDER),
+    "mcmahan_2nn": Architecture(mcmahan_2nn, multilayer.MCMAHAN_2NN_LADDER),
+    "bag_of_words": Architecture(
+        bag_of_words, multilayer.BAG_OF_WORDS_LADDER, loss="binary_cross_entropy"
+    ),
     "resnet18_gn": Architecture(
-        resnet18_gn, preactivation.FREEZE_STAGES, initializers=preactivation.START
+        resnet18_gn, preactivation.RESNET18_GN_LADDER, initializers=preactivation.RESNET18_GN_START
     ),
     "resnet8": Architecture(resnet8, resnet.RESNET8_LADDER, resnet.RESNET8_GROUPS),
     "resnet18": Architecture(resnet18, resnet.RESNET18_LADDER, resnet.RESNET18_GROUPS),
     "word_lm": Architecture(
-        word_lm, transformer.FREEZE_LINEAR1, initializers=transformer.LANGUAGE_START
+        word_lm, transformer.LANGUAGE_LADDER, initializers=transformer.LANGUAGE_START
     ),
     "text_transformer": Architecture(
         text_transformer,
-        transformer.FREEZE_EMBEDDING,
+        transformer.CLASSIFIER_LADDER,
         transformer.CLASSIFIER_GROUPS,
         transformer.CLASSIFIER_START,
     ),
 }
 
 
-def model(name: str, **sizes: Any) -> nn.Module:  # noqa: ANN401  every network has its own
+def build_network(name: str, **sizes: Any) -> nn.Module:  # noqa: ANN401  every network has its own
     """Return the network of that name.
 
     Raises:
         ConfigError: no such network, or a size that it does not have.
 
-    >>> sum(p.numel() for p in model("emnist_cnn").parameters())
+    >>> sum(p.numel() for p in build_network("emnist_cnn").parameters())
     1690174
     """
     if name not in MODELS:

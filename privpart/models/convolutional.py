@@ -9,7 +9,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 
 # FedPT, section 4.1: the dense layer after the convolutions, kernel and bias, is 95 % of the model.
-FREEZE_DENSE1: Mapping[str, tuple[str, ...]] = {
+CNN_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-dense1": ("!dense1.*",),
 }

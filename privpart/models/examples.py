@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting import checks
-from privpart.models import model
+from privpart.models import build_network
 
 # Sizes of one input. FedPT crops CIFAR-10 to 24 x 24 and cuts sentences to 20 words.
 _SHAPES: dict[str, tuple[int, ...]] = {
@@ -28,7 +28,7 @@ def example_network(name: str) -> nn.Module:
         ConfigError: no such network.
     """
     sizes = {"channels": (16, 32), "hidden": 512, "image_size": 8} if name == "small_cnn" else {}
-    return model(name, **sizes)
+    return build_network(name, **sizes)
 
 
 def example_batch(name: str, batch_size: int) -> tuple[Tensor, Tensor]:

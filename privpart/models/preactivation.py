@@ -13,14 +13,14 @@ from privpart.start_values import Initializer, Normal
 
 # FedPT, Table 10: blocks 0 to 3 are the 3x3 convolutions of a stage, the widest stage first.
 # Shortcuts, normalisation, stem and head always train.
-FREEZE_STAGES: Mapping[str, tuple[str, ...]] = {
+RESNET18_GN_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-0": ("!stages.3.*.conv?.weight",),
     "freeze-0-1": ("!stages.[23].*.conv?.weight",),
     "freeze-0-1-2": ("!stages.[123].*.conv?.weight",),
     "freeze-0-1-2-3": ("!stages.*.conv?.weight",),
 }
-START: Mapping[str, Initializer] = {"head.weight": Normal(0.01)}
+RESNET18_GN_START: Mapping[str, Initializer] = {"head.weight": Normal(0.01)}
 
 
 def resnet18_gn(*, classes: int = 100) -> nn.Module:

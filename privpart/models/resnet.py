@@ -40,7 +40,7 @@ def resnet18(
     return _resnet((2, 2, 2, 2), classes, width, channels, norm)
 
 
-def layer_groups(blocks: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+def _layer_groups(blocks: Sequence[int]) -> tuple[tuple[str, ...], ...]:
     """Return FedPart's groups #1, #2, ...: each convolution with its norm, then the dense layer.
 
     Args:
@@ -56,8 +56,8 @@ def layer_groups(blocks: Sequence[int]) -> tuple[tuple[str, ...], ...]:
     return (*groups, ("head.*",))
 
 
-RESNET8_GROUPS = layer_groups((1, 1, 1))
-RESNET18_GROUPS = layer_groups((2, 2, 2, 2))
+RESNET8_GROUPS = _layer_groups((1, 1, 1))
+RESNET18_GROUPS = _layer_groups((2, 2, 2, 2))
 # Largest group first; the norm of a frozen convolution keeps training, as in FedPT.
 RESNET8_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),

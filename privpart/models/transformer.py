@@ -16,13 +16,13 @@ from accounting.checks import ConfigError
 from privpart.start_values import Constant, Glorot, Initializer, Uniform
 
 # FedPT, Table 11: the first dense layer, kernel and bias, of these encoder layers.
-FREEZE_LINEAR1: Mapping[str, tuple[str, ...]] = {
+LANGUAGE_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-2": ("!layers.2.linear1.*",),
     "freeze-1-2": ("!layers.[12].linear1.*",),
     "freeze-0-1-2": ("!layers.?.linear1.*",),
 }
-FREEZE_EMBEDDING: Mapping[str, tuple[str, ...]] = {
+CLASSIFIER_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-embedding": ("!embedding.*",),
 }

@@ -10,7 +10,7 @@ from privpart.run.files import read_state
 from privpart.run.folder import RunFolder, locked, state_name
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
-from privpart.select.disclosure import together
+from privpart.select.disclosure import merge_seen
 
 
 def fork(
@@ -54,6 +54,6 @@ def fork(
             "frozen part, or in its order of slices. Fork it under the same table [model] and, if "
             "slices take turns, the same number of rounds and shared keys."
         )
-    seen = together(ledger.facts.get("seen_in_clear"), said.get("seen_in_clear"))
+    seen = merge_seen(ledger.facts.get("seen_in_clear"), said.get("seen_in_clear"))
     about = {**said, **about, "seen_in_clear": seen}
     return RunFolder.create(new, plan, facts=about, start=tensors["parameters"])

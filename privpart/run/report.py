@@ -16,7 +16,7 @@ from accounting.guarantee import Guarantee
 from accounting.report import Assumption
 from privpart.plan import PrivacyPlan
 from privpart.run.ledger import Ledger, Row
-from privpart.select.disclosure import Seen, SelectReport
+from privpart.select.disclosure import SeenByParty, SelectReport
 
 SCHEMA = "privpart/run/1"
 
@@ -108,7 +108,7 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
 
 
 def select_lines(
-    report: PrivacyReport | None, delta: float, seen: Seen | None
+    report: PrivacyReport | None, delta: float, seen: SeenByParty | None
 ) -> tuple[str, str] | None:
     """Return two lines that must not be read as one; None if clients select nothing.
 

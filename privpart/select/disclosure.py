@@ -22,8 +22,8 @@ from accounting.report import up
 Party = Literal["server", "store", "second store"]
 """Who might look. Server: runs the rounds and adds the updates up. Store: hands out slices."""
 
-T = TypeVar("T")
-R = TypeVar("R")
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class SelectLedger:
         return tuple(sorted({s.what for s in self.sightings if s.party == party}))
 
 
-class _Guarded(Generic[T]):
+class _Guarded(Generic[_T]):
     """A value that neither prints nor pickles."""
 
     __slots__ = ("_value",)
 
-    def __init__(self, value: T) -> None:
+    def __init__(self, value: _T) -> None:
         self._value = value
 
     def __repr__(self) -> str:
@@ -81,40 +81,40 @@ class _Guarded(Generic[T]):
         raise TypeError(f"{type(self).__name__}: does not leave this process.")
 
 
-class ServerSees(_Guarded[T]):
+class ServerSees(_Guarded[_T]):
     """A value in the clear at a party that is trusted with it; it may not be released."""
 
     __slots__ = ()
 
-    def at_party(self) -> T:
+    def at_party(self) -> _T:
         """Return the value to the party that holds it."""
         return self._value
 
 
-class DeviceOnly(_Guarded[T]):
+class DeviceOnly(_Guarded[_T]):
     """A value that stays on its device."""
 
     __slots__ = ()
 
-    def on_device(self, use: Callable[[T], R]) -> "DeviceOnly[R]":
+    def on_device(self, use: Callable[[_T], _R]) -> "DeviceOnly[_R]":
         """Return what the device computes from it; that stays there as well."""
         return DeviceOnly(use(self._value))
 
     def show(
         self, ledger: SelectLedger, party: Party, *, round_: int, client: int, what: str
-    ) -> ServerSees[T]:
+    ) -> ServerSees[_T]:
         """Send the value to ``party`` in the clear, and write that down."""
         checks.choice("party", party, get_args(Party))
         ledger.sightings.add(Sighting(party, round_, client, what))
         return ServerSees(self._value)
 
-    def for_training(self) -> T:
+    def for_training(self) -> _T:
         """Return the value to code that runs on the device: local training, and its clipping."""
         return self._value
 
 
 @dataclass(frozen=True, slots=True)
-class Released(Generic[T]):
+class Released(Generic[_T]):
     """A value that anyone may see.
 
     Attributes:
@@ -122,7 +122,7 @@ class Released(Generic[T]):
         why: what it costs, or, in words, why it says nothing about any client.
     """
 
-    value: T
+    value: _T
     why: Guarantee | str
 
     def __post_init__(self) -> None:
@@ -132,7 +132,7 @@ class Released(Generic[T]):
             raise ConfigError("why='': say what the release costs, or why it costs nothing.")
 
 
-def publish(value: Released[T]) -> T:
+def publish(value: Released[_T]) -> _T:
     """Return the value, for a file or a screen.
 
     Raises:
@@ -146,16 +146,16 @@ def publish(value: Released[T]) -> T:
     return value.value
 
 
-Seen = tuple[tuple[Party, tuple[str, ...]], ...]
+SeenByParty = tuple[tuple[Party, tuple[str, ...]], ...]
 """Per party, the kinds of things that it sees of clients in the clear."""
 
 
-def seen_in(ledger: SelectLedger) -> Seen:
+def seen_in(ledger: SelectLedger) -> SeenByParty:
     """Return what a ledger says, by party."""
     return tuple((party, ledger.seen_by(party)) for party in get_args(Party))
 
 
-def together(*seen: Seen | None) -> Seen | None:
+def merge_seen(*seen: SeenByParty | None) -> SeenByParty | None:
     """Return what several runs show, of the same model; None if none of them selects."""
     if not any(seen):
         return None
@@ -179,7 +179,7 @@ class SelectReport:
 
     guarantee: Guarantee | None
     delta: float
-    seen: Seen
+    seen: SeenByParty
 
     def __post_init__(self) -> None:
         checks.probability("delta", self.delta)

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import ConfigError
 from privpart import PartialModel
-from privpart.models import MODELS, model, replace_batch_norm, resnet8, resnet18
+from privpart.models import MODELS, build_network, replace_batch_norm, resnet8, resnet18
 from privpart.models.examples import example_batch, example_network
 from privpart.patterns import freeze_ladder, matching_parameters
 
@@ -21,14 +21,14 @@ def numbers(module: nn.Module, patterns=("*",)) -> int:
 
 def trained_share(name: str, rung: str) -> tuple[float, float]:
     """Percent of the parameters that train on this rung, and the reduction in communication."""
-    module = model(name)
+    module = build_network(name)
     part, whole = numbers(module, MODELS[name].ladder[rung]), numbers(module)
     return 100 * part / whole, whole / part
 
 
 def test_fedpt_table_6():
     """Sidahmed et al. 2022, Table 6: the EMNIST network, layer by layer."""
-    module = model("emnist_cnn")
+    module = build_network("emnist_cnn")
     layers = ["conv1", "conv2", "norm", "dense1", "dense2"]
     found = [numbers(module, [f"{layer}.*"]) for layer in layers]
     assert found == [832, 51264, 128, 1606144, 31806]
@@ -63,7 +63,7 @@ def test_fedpt_tables_2_and_10(rung, share, reduction):
 
 
 def test_fedpt_resnet_has_the_published_code_s_counts():
-    module = model("resnet18_gn")
+    module = build_network("resnet18_gn")
     assert numbers(module) == 11_227_812
     stages = [numbers(module, [f"stages.{i}.*.conv?.weight"]) for i in (3, 2, 1, 0)]
     assert stages == [8_257_536, 2_064_384, 516_096, 147_456]
@@ -85,7 +85,7 @@ def test_fedpt_tables_3_and_11(rung, share, reduction):
 
 
 def test_fedpt_transformer_counts():
-    module = model("word_lm")
+    module = build_network("word_lm")
     assert numbers(module) == 2_277_984
     assert numbers(module, ["layers.0.linear1.*"]) == 198_656
 
@@ -110,11 +110,11 @@ def test_fedpart_resnets(build, classes, count, norm):
 @pytest.mark.parametrize(("vocabulary", "count"), [(30_333, 6_793_605), (75_242, 15_775_405)])
 def test_fedpart_transformer(vocabulary, count):
     """Wang et al. 2024, Table 3: AG News and Sogou, through their communication columns."""
-    assert numbers(model("text_transformer", vocabulary=vocabulary)) == count
+    assert numbers(build_network("text_transformer", vocabulary=vocabulary)) == count
 
 
 def test_fedpart_groups_of_resnet8():
-    module = model("resnet8")
+    module = build_network("resnet8")
     found = [numbers(module, group) for group in MODELS["resnet8"].groups]
     assert found == [9536, 36992, 36992, 73984, 147712, 8448, 295424, 590336, 33280, 2570]
 
@@ -123,7 +123,7 @@ def test_fedpart_groups_of_resnet8():
     ("name", "count"), [("resnet8", 10), ("resnet18", 21), ("text_transformer", 8)]
 )
 def test_fedpart_groups_cover_the_network_once(name, count):
-    module = model(name)
+    module = build_network(name)
     groups = [matching_parameters(module, group) for group in MODELS[name].groups]
     names = [name for group in groups for name in group]
     assert len(groups) == count
@@ -136,7 +136,7 @@ def test_fedpart_groups_cover_the_network_once(name, count):
 )
 def test_federated_select_networks(name, count):
     """Charles et al. 2022: the full sizes behind its Tables 2 and 3, and its section 5.2."""
-    assert numbers(model(name)) == count
+    assert numbers(build_network(name)) == count
 
 
 SMALL = {
@@ -166,7 +166,10 @@ def test_every_network_answers_and_every_rung_of_its_ladder_trains_less(name):
     dims = []
     for train in MODELS[name].ladder.values():
         part = PartialModel(
-            model(name, **sizes), train=train, seed=0, initializers=MODELS[name].initializers
+            build_network(name, **sizes),
+            train=train,
+            seed=0,
+            initializers=MODELS[name].initializers,
         )
         logits = part.module(x)
         assert logits.shape == answer
@@ -179,7 +182,9 @@ def test_every_network_answers_and_every_rung_of_its_ladder_trains_less(name):
 
 def test_a_causal_model_never_looks_ahead():
     part = PartialModel(
-        model("word_lm", **SMALL["word_lm"][0]), seed=0, initializers=MODELS["word_lm"].initializers
+        build_network("word_lm", **SMALL["word_lm"][0]),
+        seed=0,
+        initializers=MODELS["word_lm"].initializers,
     )
     tokens = torch.arange(14).reshape(2, 7)
     changed = tokens.clone()
@@ -204,13 +209,13 @@ def test_attention_is_torch_s():
 
 
 def test_a_computed_ladder_takes_the_largest_block_first():
-    module = model("resnet18_gn")
+    module = build_network("resnet18_gn")
     ladder = freeze_ladder(module, [f"stages.{i}.*.conv?.weight" for i in range(4)])
     published = MODELS["resnet18_gn"].ladder
     assert len(ladder) == len(published)
     for computed, rung in zip(ladder.values(), published.values(), strict=True):
         assert matching_parameters(module, computed) == matching_parameters(module, rung)
-    by_layer = freeze_ladder(model("emnist_cnn"))
+    by_layer = freeze_ladder(build_network("emnist_cnn"))
     assert list(by_layer)[:2] == ["full", "freeze dense1.*"]
     assert not any("norm" in name or "dense2" in name for name in by_layer)
 
@@ -229,13 +234,13 @@ def test_batch_norm_is_converted_and_what_remains_is_refused():
 
 def test_unknown_networks_and_sizes_are_errors():
     with pytest.raises(ConfigError, match=r"'resnet_8': unknown\. Near it: resnet8"):
-        model("resnet_8")
+        build_network("resnet_8")
     with pytest.raises(ConfigError, match=r"'resnet8'.*unexpected keyword argument 'depth'"):
-        model("resnet8", depth=3)
+        build_network("resnet8", depth=3)
     with pytest.raises(ConfigError, match="norm='layer': must be"):
         resnet8(norm="layer")
     with pytest.raises(ConfigError, match="width=10: must be even and a multiple of heads=8"):
-        model("word_lm", width=10)
+        build_network("word_lm", width=10)
 
 
 WHOLE_SIZES = [
@@ -250,7 +255,7 @@ WHOLE_SIZES = [
 @pytest.mark.parametrize("nonsense", [0, -1, 1.5, True, "3", None])
 def test_sizes_are_whole_numbers_from_1(name, size, nonsense):
     with pytest.raises(ConfigError, match=f"{size}="):
-        model(name, **SMALL[name][0] | {size: nonsense})
+        build_network(name, **SMALL[name][0] | {size: nonsense})
 
 
 @pytest.mark.parametrize(
@@ -264,13 +269,15 @@ def test_sizes_are_whole_numbers_from_1(name, size, nonsense):
 )
 def test_sizes_that_do_not_fit_say_so(sizes, fault):
     with pytest.raises(ConfigError, match=fault):
-        model("small_cnn", **SMALL["small_cnn"][0] | sizes)
+        build_network("small_cnn", **SMALL["small_cnn"][0] | sizes)
 
 
 @pytest.mark.parametrize("name", ["word_lm", "resnet8", "small_cnn"])
 def test_gradients_per_example_by_vmap_are_those_of_a_loop(name):
     sizes, shape, _ = SMALL[name]
-    part = PartialModel(model(name, **sizes), seed=0, initializers=MODELS[name].initializers)
+    part = PartialModel(
+        build_network(name, **sizes), seed=0, initializers=MODELS[name].initializers
+    )
     generator = torch.Generator().manual_seed(0)
     x = (
         torch.randint(50, shape, generator=generator)

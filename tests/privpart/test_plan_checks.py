@@ -13,7 +13,7 @@ from privpart.data import cohorts_in_turn
 from privpart.experiment import plan_file
 from privpart.experiment.plan_file import validated
 from privpart.experiment.training import plan_data, refuse_short_cohorts, training
-from privpart.models import model
+from privpart.models import build_network
 from privpart.plan import PrivacyPlan
 
 TEXT = """
@@ -170,4 +170,4 @@ def test_a_folder_is_named_before_it_is_opened():
     """``plan_data`` relies on it."""
     data = validated(tomllib.loads(TEXT)).data.model_copy(update={"task": "emnist"})
     with pytest.raises(TypeError, match="names the folder"):
-        plan_data(data, model("emnist_cnn"))
+        plan_data(data, build_network("emnist_cnn"))

@@ -7,7 +7,7 @@ from accounting import ConfigError
 from privpart.data.users import Users
 from privpart.experiment.plan_file import validated
 from privpart.experiment.training import PlanData, refuse_other_shapes, training
-from privpart.models import MODELS, model
+from privpart.models import MODELS, build_network
 
 SHAPES = {
     "digits": (1, 8, 8), "fashion-mnist": (1, 28, 28), "emnist": (1, 28, 28),
@@ -36,7 +36,7 @@ def test_networks_take_a_tasks_examples_or_say_why_not(name, task):
     shape, classes = SHAPES[task], CLASSES.get(task, 10)
     y = torch.arange(classes)
     data = PlanData(Users(torch.rand(classes, *shape), y, [y]), torch.rand(2, *shape), y[:2])
-    network = model(name, **SMALL.get(name, {}))
+    network = build_network(name, **SMALL.get(name, {}))
     if task in TRAINS.get(name, ()):
         refuse_other_shapes(network, data)
         return

@@ -12,7 +12,7 @@ from torch import nn
 import privpart.plan
 from accounting import ConfigError
 from privpart import PartialModel
-from privpart.models import MODELS, model
+from privpart.models import MODELS, build_network
 from privpart.models.examples import example_network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.plan import Schedule, active_rounds, strip_chart
@@ -150,7 +150,7 @@ SIZES = {
 @pytest.mark.parametrize("name", ["resnet8", "resnet18", "text_transformer"])
 def test_the_papers_groups_cover_the_network_once(name):
     with torch.device("meta"):
-        module = model(name)
+        module = build_network(name)
     everything = [n for n, _ in module.named_parameters()]
     groups = trained_groups(module, MODELS[name].groups, everything)
     assert sorted(n for names in groups for n in names) == sorted(everything)
@@ -164,7 +164,7 @@ def test_the_papers_groups_cover_the_network_once(name):
 def test_layers_of_a_resnet_are_the_papers_groups():
     for name in ("resnet8", "resnet18"):
         with torch.device("meta"):
-            module = model(name)
+            module = build_network(name)
         everything = [n for n, _ in module.named_parameters()]
         assert layer_groups(module) == trained_groups(module, MODELS[name].groups, everything)
 

@@ -6,13 +6,13 @@ import torch
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
 from privpart.measure.costs import (
-    changed,
-    equation_5,
-    equation_6,
-    measured,
-    sent_numbers,
+    changed_groups,
+    computation_share,
+    parameters_sent,
+    run_costs,
+    uplink_share,
 )
-from privpart.models import MODELS, model
+from privpart.models import MODELS, build_network
 from privpart.plan import Schedule
 
 # Tables 1 to 3, Comm. in GB by number of cycles. Left out: two misprints of full training,
@@ -37,7 +37,7 @@ def group_sizes(name, **sizes):
     from privpart.patterns import trained_groups
 
     with torch.device("meta"):
-        module = model(name, **sizes)
+        module = build_network(name, **sizes)
     everything = dict(module.named_parameters())
     groups = trained_groups(module, MODELS[name].groups, list(everything))
     return [sum(everything[n].numel() for n in names) for names in groups]
@@ -55,7 +55,7 @@ def test_communication_of_the_paper_s_tables(name, sizes, cycles, full, partial)
         rounds = Schedule(cycles=count).rounds(len(groups))
         for said, numbers in (
             (fnu, len(rounds) * sum(groups)),
-            (fedpart, sent_numbers(rounds, groups)),
+            (fedpart, parameters_sent(rounds, groups)),
         ):
             if said is not None:
                 digit = 10.0 ** (len(str(int(said))) - 3)  # three digits are printed
@@ -70,32 +70,32 @@ def test_the_realised_share_is_not_one_over_m():
     for name, share in (("resnet8", 7 / 25), ("resnet18", 7 / 47), ("text_transformer", 7 / 21)):
         groups = group_sizes(name)
         rounds = Schedule(cycles=2).rounds(len(groups))
-        assert sent_numbers(rounds, groups) / sum(groups) / len(rounds) == pytest.approx(share)
+        assert parameters_sent(rounds, groups) / sum(groups) / len(rounds) == pytest.approx(share)
         partial = [active for active in rounds if len(active) == 1]
-        mean = sent_numbers(tuple(partial), groups) / sum(groups) / len(partial)
-        assert mean == pytest.approx(equation_5(len(groups)))
+        mean = parameters_sent(tuple(partial), groups) / sum(groups) / len(partial)
+        assert mean == pytest.approx(uplink_share(len(groups)))
 
 
 def test_computation_by_the_paper_s_model():
     for groups, mean in ((10, 0.7), (21, 43 / 63), (10_000, 2 / 3)):
-        found = sum(equation_6([g], groups) for g in range(groups)) / groups
+        found = sum(computation_share([g], groups) for g in range(groups)) / groups
         assert found == pytest.approx(mean, abs=1e-4)
-    assert equation_6(range(10), 10) == pytest.approx(1)
+    assert computation_share(range(10), 10) == pytest.approx(1)
     # Table 1's Comp.: 3.21 of 4.38 TFLOP is the limit 2/3 in 20 of 25 rounds, not Eq. 6 with M = 10
     assert pytest.approx(3.213, abs=1e-3) == 4.382 * (5 + 20 * 2 / 3) / 25
     with pytest.raises(ConfigError, match="groups=0"):
-        equation_5(0)
+        uplink_share(0)
 
 
 def partial_model(**sizes):
-    return PartialModel(model("resnet8", **sizes), seed=0, groups=MODELS["resnet8"].groups)
+    return PartialModel(build_network("resnet8", **sizes), seed=0, groups=MODELS["resnet8"].groups)
 
 
 def test_a_real_client_of_resnet8_does_half_not_two_thirds_in_a_partial_round():
     one = partial_model()
     x, y = torch.rand(1, 3, 32, 32), torch.zeros(1, dtype=torch.long)
     flops = [
-        measured(one, ((g,),) if g is not None else (tuple(range(10)),), x, y,
+        run_costs(one, ((g,),) if g is not None else (tuple(range(10)),), x, y,
                  local=LocalTraining(0.1), examples=1).flops
         for g in (None, *range(10))
     ]  # fmt: skip
@@ -108,13 +108,13 @@ def test_bytes_are_those_of_the_messages():
     rounds = Schedule(cycles=2, warm_up=2, between=1, rounds_per_group=1).rounds(10)
     x, y = torch.rand(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
     before = one.flat.clone()
-    found = measured(one, rounds, x, y, local=LocalTraining(0.1, batch_size=2), examples=2)
-    numbers = sent_numbers(rounds, one.group_sizes)
+    found = run_costs(one, rounds, x, y, local=LocalTraining(0.1, batch_size=2), examples=2)
+    numbers = parameters_sent(rounds, one.group_sizes)
     header = found.bytes_up - 4 * numbers
     assert 64 * len(rounds) < header < 170 * len(rounds)
     assert 4 * one.dim * len(rounds) < found.bytes_down_whole < (4 * one.dim + 170) * len(rounds)
     # in every round: what was trained in the round before, and all of it at first
-    down = one.dim + sent_numbers(rounds[:-1], one.group_sizes)
+    down = one.dim + parameters_sent(rounds[:-1], one.group_sizes)
     assert 0 < found.bytes_down_changed - 4 * down < 170 * len(rounds)
     assert torch.equal(one.flat, before)
     assert all(p.requires_grad for p in one.module.parameters())
@@ -122,14 +122,14 @@ def test_bytes_are_those_of_the_messages():
 
 def test_a_client_that_was_away_lacks_more():
     rounds = ((0, 1, 2), (0,), (1,), (2,), (0,))
-    assert changed(rounds, None, 0) == (0, 1, 2)
-    assert changed(rounds, 1, 2) == (0,)
-    assert changed(rounds, 1, 4) == (0, 1, 2)
-    assert changed(rounds, 2, 4) == (1, 2)
+    assert changed_groups(rounds, None, 0) == (0, 1, 2)
+    assert changed_groups(rounds, 1, 2) == (0,)
+    assert changed_groups(rounds, 1, 4) == (0, 1, 2)
+    assert changed_groups(rounds, 2, 4) == (1, 2)
     one = partial_model(width=4)
     x, y = torch.rand(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
     local = LocalTraining(0.1, batch_size=2)
     run = Schedule(cycles=1, warm_up=0, rounds_per_group=1).rounds(10)
-    every, seldom = (measured(one, run, x, y, local=local, examples=2, every=k) for k in (1, 5))
+    every, seldom = (run_costs(one, run, x, y, local=local, examples=2, every=k) for k in (1, 5))
     assert (every.rounds, seldom.rounds) == (10, 2)
     assert every.bytes_down_changed / 10 < seldom.bytes_down_changed / 2

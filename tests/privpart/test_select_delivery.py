@@ -36,7 +36,7 @@ from privpart.select import (
 )
 from privpart.select.delivery import Request, dequantize_rows, quantize_row
 from privpart.select.disclosure import Sighting
-from privpart.select.networks import cnn_filters
+from privpart.select.key_spaces import cnn_filters
 
 DELIVERIES = [broadcast, on_demand, on_demand_uncached, pregenerated, private]
 X = torch.randn(11, 5, generator=torch.Generator().manual_seed(0))

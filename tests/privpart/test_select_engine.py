@@ -34,8 +34,7 @@ from privpart.select import (
     top,
 )
 from privpart.select.engine import positions
-from privpart.select.layout import deselect
-from privpart.select.networks import (
+from privpart.select.key_spaces import (
     ABSENT,
     WordBag,
     bag_words,
@@ -44,6 +43,7 @@ from privpart.select.networks import (
     lm_hidden,
     lm_words,
 )
+from privpart.select.layout import deselect
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = Users(

@@ -11,8 +11,7 @@ from privpart import PartialModel
 from privpart.models import mcmahan_2nn, mcmahan_cnn, small_cnn, word_lm
 from privpart.models.transformer import LANGUAGE_START
 from privpart.select import KeySpace, Layout, Part
-from privpart.select.layout import assemble, deselect
-from privpart.select.networks import (
+from privpart.select.key_spaces import (
     ABSENT,
     WordBag,
     bag_words,
@@ -21,6 +20,7 @@ from privpart.select.networks import (
     lm_hidden,
     lm_words,
 )
+from privpart.select.layout import assemble, deselect
 
 
 def neurons(width, *, inputs=784, hidden=200, classes=62):

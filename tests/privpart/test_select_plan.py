@@ -20,7 +20,7 @@ from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
 from privpart.run.fork import fork
 from privpart.run.report import run_report
 from privpart.select.disclosure import seen_in
-from privpart.select.networks import key_spaces, shrunk
+from privpart.select.key_spaces import key_spaces, shrunk
 
 CNN = {"channels": [2, 6], "hidden": 4, "image_size": 8, "groups": 0}
 DIGITS = {

@@ -14,7 +14,7 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart import PartialModel
-from privpart.models import MODELS, model
+from privpart.models import MODELS, build_network
 from privpart.wire import decode_model, decode_update, encode_model, encode_update, read_header
 
 PLAN = "0123456789abcdef" * 4
@@ -63,7 +63,9 @@ def test_fedpt_messages_measured_in_bytes(name, rung, trained, ratio):
     arch = MODELS[name]
 
     def sizes(train):
-        partial = PartialModel(model(name), train=train, seed=0, initializers=arch.initializers)
+        partial = PartialModel(
+            build_network(name), train=train, seed=0, initializers=arch.initializers
+        )
         return len(encode_model(partial)), len(encode_update(partial, partial.flat))
 
     down, up = sizes(arch.ladder[rung])

@@ -36,7 +36,7 @@ _POOLED = re.compile(r"\b(all|both|and|others|lords|citizens|soldiers|senators|s
 
 Sentence = tuple[str, ...]
 Speeches = list[list[Sentence]]
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def speaking_roles(wheel: Path, *, sha256: str | None = SHA256) -> dict[str, Speeches]:
@@ -196,7 +196,7 @@ def which_play(
     return _dealt({name: examples(name) for name in speeches}, words, test_every)
 
 
-def _large(parts: Mapping[str, Sequence[T]], least: int) -> dict[str, Sequence[T]]:
+def _large(parts: Mapping[str, Sequence[_T]], least: int) -> dict[str, Sequence[_T]]:
     """Who has enough examples to be a user."""
     checks.count("least", least, minimum=2)
     kept = {name: own for name, own in parts.items() if len(own) >= least}

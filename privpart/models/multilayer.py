@@ -7,12 +7,12 @@ from torch import nn
 
 from accounting import checks
 
-FREEZE_DENSE1: Mapping[str, tuple[str, ...]] = {
+MCMAHAN_2NN_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-1": ("!dense1.*",),
     "freeze-1-2": ("!dense1.*", "!dense2.*"),
 }
-TRAIN_ALL: Mapping[str, tuple[str, ...]] = {"full": ("*",)}
+BAG_OF_WORDS_LADDER: Mapping[str, tuple[str, ...]] = {"full": ("*",)}
 
 
 def mcmahan_2nn(*, inputs: int = 784, hidden: int = 200, classes: int = 62) -> nn.Module:
