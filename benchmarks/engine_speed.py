@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy
 
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
 from privpart.data.tasks import fashion_mnist
-from privpart.engines.embedded import Precision
+from privpart.engines.options import Precision
 from privpart.models import MODELS, emnist_cnn, mcmahan_2nn, small_cnn, word_lm
 
 RESULT = Path(__file__).parent / "results" / "engine.json"

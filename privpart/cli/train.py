@@ -1,8 +1,7 @@
 """``privpart train``: run a plan in a folder, from the start or from where it stopped."""
 
 from contextlib import ExitStack
-from enum import StrEnum
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +10,9 @@ import typer
 from accounting import ConfigError, checks
 from privpart.cli import options
 from privpart.cli.options import Format
+from privpart.engines.options import Batching, EngineOptions, Precision
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from collections.abc import Callable
-
     from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.training import Training
     from privpart.run.folder import RunFolder
@@ -22,21 +20,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
 _INTERRUPTED = 130
 _PLAN = "plan.toml"
 _ENGINE = "Simulated clients: speed, never the guarantee"
-
-
-class Batching(StrEnum):
-    """How clients are computed."""
-
-    AUTO = "auto"
-    LOOP = "loop"
-    VMAP = "vmap"
-
-
-class Precision(StrEnum):
-    """What clients compute in."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
+_DEFAULTS = EngineOptions()
 
 
 def train(
@@ -71,7 +55,7 @@ def train(
         typer.Option(
             help="Processes that simulate clients; 1 uses this one.", rich_help_panel=_ENGINE
         ),
-    ] = 1,
+    ] = _DEFAULTS.workers,
     batching: Annotated[
         Batching,
         typer.Option(
@@ -79,7 +63,7 @@ def train(
             "few of them, but for noise from a seed it is 'loop', so that the run can be repeated.",
             rich_help_panel=_ENGINE,
         ),
-    ] = Batching.AUTO,
+    ] = _DEFAULTS.batching,
     precision: Annotated[
         Precision,
         typer.Option(
@@ -88,7 +72,7 @@ def train(
             "--resume may have another precision: their numbers then differ, their privacy not.",
             rich_help_panel=_ENGINE,
         ),
-    ] = Precision.FLOAT32,
+    ] = _DEFAULTS.precision,
     device: Annotated[
         str,
         typer.Option(
@@ -96,7 +80,7 @@ def train(
             "one process and not with noise from a seed. Rounds after --resume may have another.",
             rich_help_panel=_ENGINE,
         ),
-    ] = "cpu",
+    ] = str(_DEFAULTS.device),
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write evaluations for TensorBoard, too.")
     ] = False,
@@ -110,28 +94,19 @@ def train(
     Example: privpart train --plan examples/digits.toml --out run
     """
     checks.count("evaluate_every", evaluate_every)
-    checks.count("workers", workers)
-    from privpart.experiment.training import training
-
-    put_together = partial(
-        training,
-        workers=workers,
-        batching=batching.value,
-        precision=precision.value,
-        device=device,
-    )
+    engine = EngineOptions(workers=workers, batching=batching, precision=precision, device=device)
     if resume:
         if fork_of is not None or seed is not None:
             raise ConfigError(
                 "--resume: the run has its start and its noise; leave out --fork-of and --seed."
             )
-        run, kept, setup = _resumed(out, plan, adopt, put_together)
+        run, kept, setup = _resumed(out, plan, adopt, engine)
     elif adopt:
         raise ConfigError("--adopt: only with --resume.")
     elif plan is None:
         raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
     else:
-        run, kept, setup = _begun(plan, out, fork_of, seed, put_together)
+        run, kept, setup = _begun(plan, out, fork_of, seed, engine)
     with run:
         _train(run, kept, setup, evaluate_every, tensorboard=tensorboard)
     _tell(run, form)
@@ -150,10 +125,11 @@ def _tell(run: "RunFolder", form: Format) -> None:
 
 
 def _resumed(
-    out: Path, plan: Path | None, adopt: bool, put_together: "Callable[..., Training]"
+    out: Path, plan: Path | None, adopt: bool, engine: EngineOptions
 ) -> "tuple[RunFolder, PlanFile, Training]":
     """Open a run; return it with the plan that its ledger keeps, put together."""
     from privpart.experiment.plan_file import parse, read
+    from privpart.experiment.training import training
     from privpart.run.folder import RunFolder
 
     run = RunFolder.open(out, adopt=adopt)
@@ -164,7 +140,8 @@ def _resumed(
         if plan is not None and read(plan).hash != kept.hash:
             raise ConfigError(f"plan={plan}: is another plan than the run's; leave it out.")
         private = run.facts["seed"] is None
-        return run, kept, put_together(kept, deterministic=not private)
+        options = replace(engine, deterministic=not private)
+        return run, kept, training(kept, options=options)
     except BaseException:
         run.close()
         raise
@@ -175,11 +152,11 @@ def _begun(
     out: Path,
     fork_of: Path | None,
     seed: int | None,
-    put_together: "Callable[..., Training]",
+    engine: EngineOptions,
 ) -> "tuple[RunFolder, PlanFile, Training]":
     """Begin a run once everything about it has been tried; return it with its plan."""
     from privpart.experiment.plan_file import read
-    from privpart.experiment.training import refuse_short_cohorts
+    from privpart.experiment.training import refuse_short_cohorts, training
     from privpart.run.files import write_durably
     from privpart.run.folder import RunFolder
     from privpart.run.fork import fork
@@ -188,7 +165,7 @@ def _begun(
     promised = chosen.privacy_plan()
     # Noise from a seed is for runs that can be repeated: then their clients must not depend on
     # what a probe of the machine said.
-    setup = put_together(chosen, deterministic=seed is not None)
+    setup = training(chosen, options=replace(engine, deterministic=seed is not None))
     refuse_short_cohorts(promised, setup.cohorts)
     facts = {"delta": chosen.privacy.delta, "plan_file": text}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.rest}

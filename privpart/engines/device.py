@@ -13,13 +13,11 @@ import torch
 from accounting.checks import ConfigError
 
 
-def usable(device: str | torch.device, *, workers: int, deterministic: bool) -> torch.device:
-    """Return the device if these clients can be computed there.
+def usable(device: str | torch.device) -> torch.device:
+    """Return torch's device, which must exist on this machine.
 
     Raises:
-        ConfigError: no such device here, or a torch that would round convolutions unasked; an
-            accelerator for several processes, or for the same bits every time: torch promises
-            them for some of its operations only ("Reproducibility" in its manual).
+        ConfigError: there is no such device here, or this torch would round convolutions unasked.
     """
     try:
         found = torch.device(device)
@@ -39,13 +37,6 @@ def usable(device: str | torch.device, *, workers: int, deterministic: bool) -> 
         )
     if not hasattr(torch.backends.cudnn, "conv"):
         raise ConfigError(f"device='{found}': needs torch 2.9, here is {torch.__version__}.")
-    if workers > 1:
-        raise ConfigError(f"device='{found}': one process drives it; use workers=1.")
-    if deterministic:
-        raise ConfigError(
-            f"device='{found}': does not give the same bits every time, as noise from a seed and "
-            "deterministic=True ask for; use device='cpu' for them."
-        )
     return found
 
 

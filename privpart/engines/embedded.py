@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -18,23 +18,12 @@ from privpart.client import LocalTraining
 from privpart.data.users import Users
 from privpart.engines.device import one_thread, usable
 from privpart.engines.frozen_prefix import Features, split
-from privpart.engines.methods import (
-    LocalWork,
-    Method,
-    choose,
-    prefix_fits,
-    refuse_other_than_lockstep,
-)
+from privpart.engines.methods import LocalWork, Method, choose, prefix_fits
 from privpart.engines.moon import Remembering
+from privpart.engines.options import EngineOptions
 from privpart.engines.workers import Workers
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
 from privpart.model import PartialModel
-
-Batching = Literal["auto", "loop", "vmap"]
-Precision = Literal["float32", "bfloat16"]
-
-_CHUNK_BYTES = 2**24
-"""Updates computed at once: they stay below what malloc gives back to the system each time."""
 
 
 class EmbeddedEngine:
@@ -46,21 +35,8 @@ class EmbeddedEngine:
         local: how each trains; or a schedule, from the round, from 0, to how they train in it.
         data_seed: order of examples; each (round, client) has its own generator, so the result
             does not depend on the order in which clients run.
-        workers: processes. 1 computes in this one; more need a script that starts its work under
-            ``if __name__ == "__main__":``.
-        batching: "loop" computes one client after another, "vmap" many at once; "auto" chooses
-            when the first round comes: by the network, then by timing a few of its clients.
-        cache_prefix: keep the outputs of frozen layers below the lowest trained one; None does so
-            where it is exact and fits into memory, until the frozen part changes, not by ``.data``.
-        deterministic: the same bits whatever the number of workers: "loop", nothing cached.
-        precision: "bfloat16" rounds products of matrices and convolutions to 8 bits, one client
-            after another: faster for large convolutions where the processor has such products,
-            and slower for small networks. Updates then differ by about 1e-2 of their norm.
-        sums: let ``sums`` answer for clients of ``steps=1`` where "auto" finds that faster: the
-            engine clips and adds up, on the CPU; the server cannot clip again.
-        device: "cpu", or an accelerator as "cuda:1": one process computes there, on copies; updates
-            are clipped on the CPU. The order of examples is the same, masks of dropout are others.
         report: gets a sentence about what "auto" chose; None writes it to standard error.
+        options: fields of ``EngineOptions`` by keyword, such as ``workers=2``.
 
     All choices are the same training, for networks that see each example by itself. Updates agree
     to rounding, 1e-5 of their norm, unless that rounding moves an activation across the kink of a
@@ -69,8 +45,9 @@ class EmbeddedEngine:
     only "loop" makes it a function of its own data in every bit.
 
     Raises:
-        ConfigError: options that contradict each other or ``local``, or a prefix that cannot be
-            cached.
+        ConfigError: options that contradict each other or ``local``, a device that is not here, or
+            ``cache_prefix=True`` for a network without such a prefix. If ``local`` is a schedule,
+            each round's training is checked in that round.
     """
 
     def __init__(
@@ -80,39 +57,29 @@ class EmbeddedEngine:
         *,
         local: LocalTraining | Callable[[int], LocalTraining],
         data_seed: int,
-        workers: int = 1,
-        batching: Batching = "auto",
-        cache_prefix: bool | None = None,
-        deterministic: bool = False,
-        precision: Precision = "float32",
-        sums: bool = False,
-        device: str | torch.device = "cpu",
         report: Callable[[str], None] | None = None,
+        **options: Any,  # noqa: ANN401  their types are in EngineOptions, once
     ) -> None:
-        checks.choice("batching", batching, get_args(Batching))
-        if deterministic and (batching == "vmap" or cache_prefix):
-            raise ConfigError(
-                "deterministic=True: means batching='loop' without cache_prefix; leave them out."
-            )
-        checks.choice("precision", precision, get_args(Precision))
-        if precision == "bfloat16" and batching == "vmap":
-            raise ConfigError("precision='bfloat16': one after another, not batching='vmap'.")
-        self.model, self.users, self.local = model, users, local
+        self.options = EngineOptions(**options)
+        if isinstance(local, LocalTraining):
+            self.options.refuse(local)
+        if self.options.cache_prefix:
+            _frozen_prefix(model)
+        self.model = model
+        self.users = users
+        self.local = local
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
-        self._report = report or _to_stderr
-        self._memory = Remembering(model, users, data_seed, self._report)  # of "moon"
-        self.workers = checks.count("workers", workers)
-        self._device = usable(device, workers=workers, deterministic=deterministic)
-        self._bfloat16, self._deterministic = precision == "bfloat16", deterministic
-        self._all_together = batching == "vmap"
-        if self._all_together and isinstance(local, LocalTraining):
-            refuse_other_than_lockstep(local, None)
-        self.method: Method | None = None
-        self._may_sum = sums and self._device.type == "cpu" and not self._bfloat16
-        self._summed = False  # until the first round finds it faster
+        self.workers = self.options.workers
+        self.method: Method | None = None  # "auto" chooses in the first round
+        batching, deterministic = self.options.batching, self.options.deterministic
         if batching != "auto" or deterministic:
             self.method = Method(batching == "vmap", bfloat16=self._bfloat16)
+        self._report = report or _to_stderr
+        self._memory = Remembering(model, users, data_seed, self._report)  # of "moon"
+        self._device = usable(self.options.device)
+        self._summed = False  # until the first round finds it faster
         default = False if deterministic or batching == "loop" else None
+        cache_prefix = self.options.cache_prefix
         self._cache_prefix = default if cache_prefix is None else cache_prefix
         self._work: LocalWork | None = None
         self._pool: Workers | None = None
@@ -127,8 +94,7 @@ class EmbeddedEngine:
                 to workers; or "vmap" where groups take turns or the objective is not fedavg.
         """
         local = self.local_of(task.round)
-        if self._all_together:
-            refuse_other_than_lockstep(local, task.active)
+        self.options.refuse(local, groups_take_turns=task.active is not None)
         if local.objective == "moon":
             yield from self._remembering(task, start, local)
             return
@@ -143,7 +109,7 @@ class EmbeddedEngine:
             WorkerError, ConfigError: as ``run`` does.
         """
         local = self.local_of(task.round)
-        if not self._may_sum or local.objective == "moon":
+        if not self.options.may_sum or local.objective == "moon":
             return None
         work = self._ready(task, start, local)
         most = work.summed_at_once(task) if self._summed else 0
@@ -156,11 +122,13 @@ class EmbeddedEngine:
     def _remembering(
         self, task: RoundTask, start: Tensor, local: LocalTraining
     ) -> Iterator[ClientUpdate]:
-        if self._bfloat16 or self._cache_prefix or self._device.type != "cpu":
-            raise ConfigError("precision, cache_prefix, device: not with the objective moon.")
         if self._memory.empty and self.workers > 1:
             self._report("engine: moon's clients remember, so all are computed in one process")
         return self._memory.run(task, start, local)
+
+    @property
+    def _bfloat16(self) -> bool:
+        return self.options.precision == "bfloat16"
 
     def close(self) -> None:
         """End the worker processes; the next round starts new ones."""
@@ -181,7 +149,7 @@ class EmbeddedEngine:
         if self.workers == 1:
             for chunk in dealt:
                 updates = torch.empty(len(chunk), self.model.active_dim(task.active))
-                with one_thread(self._deterministic):
+                with one_thread(self.options.deterministic):
                     work.updates(task, chunk, start, method, updates)
                 yield from zip(chunk, updates, strict=True)
             return
@@ -206,7 +174,7 @@ class EmbeddedEngine:
         work = self._local_work(local)
         if self.method is None and any(len(self.users.indices[c]) for c in task.clients):
             self.method, fastest, reason = choose(
-                work, task, start, bfloat16=self._bfloat16, sums=self._may_sum
+                work, task, start, bfloat16=self._bfloat16, sums=self.options.may_sum
             )
             self._summed = fastest.summed
             self.close()  # workers of rounds without examples have no room for sums
@@ -225,7 +193,7 @@ class EmbeddedEngine:
                 self.users,
                 data_seed=self.data_seed,
                 features=work.features,
-                largest=self._most(),
+                largest=self.options.chunk_size(self.model.dim),
                 sums=self._summed,
             )
         pool = self._pool
@@ -257,30 +225,33 @@ class EmbeddedEngine:
 
     def _built(self, local: LocalTraining) -> LocalWork:
         model, users = self.model.on(self._device), self.users.on(self._device)
-        parts = None if self._cache_prefix is False else split(model)
-        if parts is None and self._cache_prefix:
-            raise ConfigError(
-                "cache_prefix=True: the network must be an nn.Sequential whose first layers are "
-                "frozen and neither random nor stateful."
-            )
+        parts = None
+        if self._cache_prefix is not False:
+            parts = _frozen_prefix(model) if self._cache_prefix else split(model)
         features, shared = None, self.workers > 1
         if parts is not None and (self._cache_prefix or prefix_fits(parts[0], users.x)):
             model, features = parts[1], Features(parts[0], users.x, shared=shared)
         return LocalWork(model, users, local=local, data_seed=self.data_seed, features=features)
 
-    def _most(self) -> int:
-        """Clients whose updates are computed at once, at most."""
-        return max(1, min(128, _CHUNK_BYTES // (4 * self.model.dim)))
-
     def _chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
         together = self.method is not None and self.method.together
         deal = equal_chunks if together or self.workers == 1 else ever_smaller_chunks
-        return deal(clients, self._most(), self.workers)
+        return deal(clients, self.options.chunk_size(self.model.dim), self.workers)
 
     def _where(self) -> str:
         cached = self._work is not None and self._work.features is not None
         where = ", frozen prefix cached" if cached else ""
         return where + (f", {self.workers} workers" if self.workers > 1 else "")
+
+
+def _frozen_prefix(model: PartialModel) -> tuple[nn.Sequential, PartialModel]:
+    parts = split(model)
+    if parts is None:
+        raise ConfigError(
+            "cache_prefix=True: the network must be an nn.Sequential whose first layers are frozen "
+            "and neither random nor stateful."
+        )
+    return parts
 
 
 def _to_stderr(sentence: str) -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accounting.checks import ConfigError
 from privpart.client import LocalTraining, client_update
 from privpart.clip import clip
 from privpart.data.users import Users
@@ -324,15 +323,6 @@ def _tried(
         _seconds(work, task, one, start, first, out) for _ in range(2)
     )  # the first one also warms up
     return max(2, min(_MOST_TRIED, int(_BUDGET / max(seconds, 1e-6))))
-
-
-def refuse_other_than_lockstep(local: LocalTraining, active: Sequence[int] | None) -> None:
-    """Refuse clients who could not be computed together, as "vmap" asks for."""
-    if not lockstep_follows(local, active):
-        raise ConfigError(
-            "batching='vmap': clients whose groups take turns, or with another objective than "
-            "fedavg, are computed one after another; use 'auto' or 'loop'."
-        )
 
 
 def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:

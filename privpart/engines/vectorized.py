@@ -37,7 +37,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import SGD, Adam, Optimizer
 from torch.overrides import TorchFunctionMode
 
-from accounting.checks import ConfigError
 from privpart.client import LocalTraining, loss
 from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
 from privpart.model import PartialModel
@@ -193,9 +192,7 @@ class Lockstep:
             ConfigError: it writes to a frozen parameter.
         """
         if self.local.loss != "cross_entropy":
-            raise ConfigError(
-                f"loss={self.local.loss!r}: clients together need classes; use batching='loop'."
-            )
+            raise RuntimeError(f"loss={self.local.loss!r}: vectorized clients need labels")
         batches = [
             [own[batch] for batch in self.local.batches(len(own), generator)]
             for own, generator in zip(rows, generators, strict=True)

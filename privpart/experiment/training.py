@@ -5,7 +5,7 @@ Plan data: the users, and the test examples, that a plan's table ``[data]`` name
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from accounting.checks import ConfigError
 from privpart.data import federated_hdf5, partition, tasks
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN, WHEEL
 from privpart.data.users import Users
-from privpart.engines.embedded import Batching, EmbeddedEngine, Precision
+from privpart.engines.embedded import EmbeddedEngine
+from privpart.engines.options import EngineOptions
 from privpart.experiment.plan_file import Data, PlanFile, short_cohort
 from privpart.experiment.select_table import SelectChoice
 from privpart.messages import may_take_part
@@ -96,22 +97,15 @@ class Training:
 def training(
     plan: PlanFile,
     *,
-    workers: int = 1,
-    batching: Batching = "auto",
-    precision: Precision = "float32",
-    device: str = "cpu",
-    deterministic: bool = False,
+    options: EngineOptions | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Training:
     """Load the data and build model, users and cohorts of a plan.
 
     Args:
         plan: what to train.
-        workers: processes of the engine.
-        batching: "auto", "loop" or "vmap", see ``EmbeddedEngine``.
-        precision: "float32" or "bfloat16", likewise.
-        device: "cpu", "cuda" or "cuda:1", likewise.
-        deterministic: the same bits for any number of workers, likewise.
+        options: how the engine computes clients; None takes the defaults. ``sums`` is always
+            allowed: the engine is trusted, because it simulates every client.
         report: gets a sentence about how the engine computes; None writes it to standard error.
 
     Raises:
@@ -119,7 +113,10 @@ def training(
             does not fit them, more users than examples, more clients in a round than users,
             options that the clients of this plan would not follow.
     """
-    _refuse_ignored(plan, workers, batching, precision, device, deterministic=deterministic)
+    options = replace(options or EngineOptions(), sums=True)
+    options.refuse(
+        plan.client, groups_take_turns=plan.schedule is not None, selects=plan.select is not None
+    )
     model = plan.model.partial(groups=plan.groups())
     data = plan_data(plan.data, model.module)
     refuse_other_shapes(model.module, data)
@@ -138,52 +135,10 @@ def training(
             data.users,
             local=plan.client,
             data_seed=plan.data.seed,
-            workers=workers,
-            batching=batching,
-            precision=precision,
-            device=device,
-            deterministic=deterministic,
-            sums=True,
+            **asdict(options),
             report=report,
         )
     return Training(model, engine, cohorts, data.test_x, data.test_y, model.flat.clone())
-
-
-def _refuse_ignored(
-    plan: PlanFile,
-    workers: int,
-    batching: Batching,
-    precision: Precision,
-    device: str,
-    *,
-    deterministic: bool,
-) -> None:
-    """Refuse options that would be ignored, or fail only once a run has begun."""
-    select, objective = plan.select is not None, plan.client.objective
-    if select and workers != 1:
-        raise ConfigError(f"workers={workers}: clients that select run in one process; use 1.")
-    if batching == "vmap" and deterministic:
-        raise ConfigError(
-            "batching=vmap: a run that can be repeated (as with noise from a seed) computes one "
-            "client after another; use auto or loop."
-        )
-    if batching == "vmap" and (select or plan.schedule or objective != "fedavg"):
-        raise ConfigError(
-            "batching=vmap: clients that select, that train under a [schedule] or with another "
-            "objective than fedavg are computed one after another; use auto or loop."
-        )
-    if batching == "vmap" and precision == "bfloat16":
-        raise ConfigError("batching=vmap: bfloat16 computes one client after another; use auto.")
-    if precision == "bfloat16" and (select or objective == "moon"):
-        raise ConfigError(
-            "precision=bfloat16: clients that select, or train with the objective moon, compute in "
-            "float32; leave it out."
-        )
-    if device != "cpu" and (select or objective == "moon"):
-        raise ConfigError(
-            f"device={device}: clients that select, or train with the objective moon, are computed "
-            "on the cpu; leave it out."
-        )
 
 
 def _select_engine(

@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,24 +234,59 @@ def test_bfloat16_returns_the_same_bits_from_any_number_of_workers():
     assert (alone.double().norm(dim=1) <= TASK.clip_norm).all()
 
 
+MOON = LocalTraining(0.1, objective="moon", mu=1.0)
+TAGS = LocalTraining(0.1, loss="binary_cross_entropy")
+
+
 def test_options_are_refused_where_they_would_be_ignored():
     options = {"local": LOCALS["epochs"], "data_seed": 5}
-    with pytest.raises(ConfigError, match="not batching='vmap'"):
+    with pytest.raises(ConfigError, match="batching=vmap: bfloat16 computes one client after"):
         EmbeddedEngine(cnn(["*"]), users(), batching="vmap", precision="bfloat16", **options)
-    options["local"] = LocalTraining(0.1, objective="moon", mu=1.0)
-    model = cnn(["*"])
+    options["local"] = MOON
     for ignored in ({"precision": "bfloat16"}, {"cache_prefix": True}):
-        with pytest.raises(
-            ConfigError, match=f"{next(iter(ignored))}.*not with the objective moon"
-        ):
-            list(EmbeddedEngine(model, users(), **options | ignored).run(TASK, model.flat.clone()))
+        with pytest.raises(ConfigError, match=f"{next(iter(ignored))}.*with the objective moon"):
+            EmbeddedEngine(cnn(["*"]), users(), **options | ignored)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"batching": "vmap", "local": TAGS}, "batching=vmap: .*another loss than cross_entropy"),
+        ({"batching": "vmap", "local": MOON}, "batching=vmap: .*another objective than fedavg"),
+        ({"precision": "bfloat16", "local": MOON}, "precision=bfloat16: .*compute in float32"),
+        ({"cache_prefix": True, "local": MOON}, "cache_prefix=True: .*cache nothing"),
+        ({"device": "cuda", "local": MOON}, "device=cuda: .*computed on the cpu"),
+        ({"batching": "vmap", "precision": "bfloat16"}, "batching=vmap: bfloat16"),
+        ({"deterministic": True, "batching": "vmap"}, "batching=vmap: a run that can be repeated"),
+        ({"deterministic": True, "cache_prefix": True}, "cache_prefix=True: deterministic=True"),
+        ({"deterministic": True, "device": "cuda"}, "device=cuda: does not give the same bits"),
+        ({"workers": 2, "device": "cuda"}, "device=cuda: one process drives it"),
+        ({"device": "cuda:99"}, "device='cuda:99': torch .* sees cpu"),
+        ({"cache_prefix": True}, "cache_prefix=True: the network must be an nn.Sequential"),
+    ],
+)
+def test_contradictions_are_refused_when_the_engine_is_made(options, says):
+    """All that the docstring lists, whatever the first round would have said."""
+    options = {"local": LOCALS["epochs"], "data_seed": 5} | options
+    with pytest.raises(ConfigError, match=says):
+        EmbeddedEngine(cnn(["*"]), users(), **options)
+
+
+def test_the_allowed_values_are_read_without_torch():
+    code = "import sys, privpart.cli.train; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_misspelt_option_is_an_error():
+    with pytest.raises(TypeError, match="batchin"):
+        EmbeddedEngine(cnn(["*"]), users(), local=LOCALS["epochs"], data_seed=5, batchin="loop")
 
 
 @pytest.mark.parametrize(("objective", "mu"), [("fedprox", 0.1), ("moon", 1.0)])
 def test_vmap_is_refused_where_it_would_be_ignored(objective, mu):
     other = LocalTraining(0.1, objective=objective, mu=mu)
     options = {"data_seed": 5, "batching": "vmap"}
-    says = "batching='vmap': clients whose groups take turns, or with another objective"
+    says = "batching=vmap: clients that select, train groups in turn, or have another objective"
     with pytest.raises(ConfigError, match=says):
         EmbeddedEngine(dense(["*"]), users(), local=other, **options)
     model = PartialModel(
@@ -407,10 +444,8 @@ def test_tags_are_never_trained_as_classes():
             model, start, x[rows], y[rows], local=local, clip_norm=1.0, generator=generator
         )
         torch.testing.assert_close(update.update, alone)
-    with pytest.raises(ConfigError, match="clients together need classes"):
-        list(
-            EmbeddedEngine(model, data, local=local, data_seed=1, batching="vmap").run(task, start)
-        )
+    with pytest.raises(ConfigError, match="another loss than cross_entropy"):
+        EmbeddedEngine(model, data, local=local, data_seed=1, batching="vmap")
 
 
 @pytest.mark.slow
@@ -458,7 +493,7 @@ def test_chunks_are_the_cohort_in_order_and_end_small(clients, workers, together
     chunks = engine._chunks(range(clients))
     sizes = [len(chunk) for chunk in chunks]
     assert [client for chunk in chunks for client in chunk] == list(range(clients))
-    assert all(0 < size <= engine._most() for size in sizes)
+    assert all(0 < size <= engine.options.chunk_size(engine.model.dim) for size in sizes)
     if together:
         assert max(sizes, default=0) - min(sizes, default=0) <= 1
     else:

@@ -13,6 +13,7 @@ from accounting import BinaryTree, ConfigError, Grouped, Participation
 from privpart import RoundTask, RunFolder, SeededSource, Server, fit
 from privpart.data import tasks
 from privpart.data.tasks.shakespeare import WHEEL
+from privpart.engines.options import EngineOptions
 from privpart.experiment import training as training_module
 from privpart.experiment.plan_file import PlanFile, validated
 from privpart.experiment.training import training
@@ -172,7 +173,7 @@ def test_all_keys_are_the_plan_without_a_selection(plays):
     whole = {name: own for name, own in plays.items() if name != "select"}
     models = []
     for chosen in (plan(select, base=plays), plan(base=whole)):
-        setup = training(chosen, deterministic=True)
+        setup = training(chosen, options=EngineOptions(deterministic=True))
         server = server_of(chosen, setup, Nothing())
         fit(server, setup.engine, setup.cohorts)
         models.append(server.parameters.detach())
@@ -416,7 +417,7 @@ def test_missing_plays_say_how_to_get_them(plays, tmp_path):
 
 def test_workers_do_not_select():
     with pytest.raises(ConfigError, match="workers=2"):
-        training(plan(), workers=2)
+        training(plan(), options=EngineOptions(workers=2))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from accounting import ConfigError
+from privpart.engines.options import EngineOptions
 from privpart.experiment.plan_file import validated
 from privpart.experiment.training import training
 from privpart.messages import RoundTask
@@ -80,11 +81,12 @@ SMALL = {"data": {"task": "digits", "users": 100, "clients_per_round": 5}}
         (SELECT, {"device": "cuda"}, "device=cuda: clients that select"),
         (MOON, {"device": "cuda"}, "device=cuda: clients that select"),
         ({}, {"device": "cuda:99"}, "device='cuda:99': torch .* sees cpu"),
+        (SELECT, {"cache_prefix": True}, "cache_prefix=True: clients that select"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(tables, options, says):
     with pytest.raises(ConfigError, match=says):
-        training(validated(PLAN | SMALL | tables), **options)
+        training(validated(PLAN | SMALL | tables), options=EngineOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -97,15 +99,14 @@ def test_options_that_would_be_ignored_are_refused(tables, options, says):
     ],
 )
 def test_options_that_are_followed_are_not(tables, options):
-    training(validated(PLAN | SMALL | tables), **options)
+    training(validated(PLAN | SMALL | tables), options=EngineOptions(**options))
 
 
 @pytest.mark.parametrize("options", [{"batching": "vmap"}, {"precision": "bfloat16"}])
 def test_options_reach_the_engine(options):
     def trained(**options):
-        setup = training(
-            validated(PLAN | SMALL), report=lambda _: None, **{"batching": "loop"} | options
-        )
+        chosen = EngineOptions(**{"batching": "loop"} | options)
+        setup = training(validated(PLAN | SMALL), options=chosen, report=lambda _: None)
         task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
         found = torch.stack([u.update for u in setup.engine.run(task, setup.start)])
         return found, setup.engine.method
@@ -126,5 +127,6 @@ def test_clients_of_a_plan_that_take_one_step_may_be_summed():
     setup.engine._summed = True
     (part,) = setup.engine.sums(task, setup.start)
     assert (part.total - sum(updates)).norm() < 1e-4 * part.total.norm()
-    alone = training(validated(PLAN | SMALL | one_step), deterministic=True, report=lambda _: None)
+    fixed = EngineOptions(deterministic=True)
+    alone = training(validated(PLAN | SMALL | one_step), options=fixed, report=lambda _: None)
     assert alone.engine.sums(task, alone.start) is None

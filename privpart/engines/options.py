@@ -1,0 +1,143 @@
+"""Engine options: how simulated clients are computed, and what a training cannot use.
+
+No torch is imported here, so the command line can read the allowed values at start-up.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from accounting import checks
+from accounting.checks import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from privpart.client import LocalTraining
+
+Batching = Literal["auto", "loop", "vmap"]
+Precision = Literal["float32", "bfloat16"]
+
+_CHUNK_BYTES = 2**24
+"""Larger blocks are returned to the system when freed, and their pages cleared at the next use."""
+_LARGEST_CHUNK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine computes clients: they change the speed, never the guarantee.
+
+    Args:
+        workers: number of processes, >= 1. 1 computes in the calling process; with more, the script
+            must start its work under ``if __name__ == "__main__":``.
+        batching: "loop" computes one client after another, "vmap" computes many clients as one
+            vectorized computation, and "auto" chooses in the first round: by the structure of the
+            network, then by timing a few clients.
+        cache_prefix: whether to keep the outputs of the frozen layers below the lowest trained one.
+            None does so if it is exact and fits into memory. The cache is dropped when the frozen
+            part changes, except when it is changed through ``.data``.
+        deterministic: return the same bits for any number of workers; implies "loop" without cache.
+        precision: "bfloat16" rounds the factors of matrix products and convolutions to 8 bits and
+            computes one client after another. It is faster for large convolutions on processors
+            with bfloat16 instructions, and slower for small networks. Updates change by about 1e-2
+            of their norm.
+        sums: allow the engine to return sums of updates that it clipped itself, on the CPU, for
+            clients with ``steps=1``, where "auto" finds that faster. The server cannot clip those
+            updates again.
+        device: "cpu" or an accelerator, such as "cuda:1", which one process drives. Updates are
+            still clipped on the CPU. The order of the examples is the same on every device; dropout
+            masks differ.
+
+    Raises:
+        ConfigError: a value that is not allowed, or options that contradict each other.
+    """
+
+    workers: int = 1
+    batching: Batching = "auto"
+    cache_prefix: bool | None = None
+    deterministic: bool = False
+    precision: Precision = "float32"
+    sums: bool = False
+    device: "str | torch.device" = "cpu"
+
+    def __post_init__(self) -> None:
+        checks.count("workers", self.workers)
+        checks.choice("batching", self.batching, get_args(Batching))
+        checks.choice("precision", self.precision, get_args(Precision))
+        if self.deterministic:
+            self._check_deterministic()
+        if self.batching == "vmap" and self.precision == "bfloat16":
+            raise ConfigError(
+                "batching=vmap: bfloat16 computes one client after another; use auto or loop."
+            )
+        if not self.on_cpu and self.workers > 1:
+            raise ConfigError(f"device={self.device}: one process drives it; use workers=1.")
+
+    def _check_deterministic(self) -> None:
+        if self.batching == "vmap":
+            raise ConfigError(
+                "batching=vmap: a run that can be repeated (deterministic=True, or noise from a "
+                "seed) computes one client after another; use auto or loop."
+            )
+        if self.cache_prefix:
+            raise ConfigError("cache_prefix=True: deterministic=True caches nothing; leave it out.")
+        if not self.on_cpu:
+            # torch promises this for some operations only ("Reproducibility" in its manual)
+            raise ConfigError(
+                f"device={self.device}: does not give the same bits every time, which "
+                "deterministic=True and noise from a seed require; use device='cpu'."
+            )
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether clients are computed on the CPU."""
+        return str(self.device).partition(":")[0] == "cpu"
+
+    @property
+    def may_sum(self) -> bool:
+        """Whether sums of clipped updates are allowed and implemented for these options."""
+        return self.sums and self.on_cpu and self.precision == "float32"
+
+    def chunk_size(self, dim: int) -> int:
+        """Return how many clients, with updates of shape (dim,), are computed at once at most."""
+        return max(1, min(_LARGEST_CHUNK, _CHUNK_BYTES // (4 * dim)))
+
+    def refuse(
+        self, local: "LocalTraining", *, groups_take_turns: bool = False, selects: bool = False
+    ) -> None:
+        """Check that a training uses every option that was set.
+
+        Args:
+            local: how each client trains.
+            groups_take_turns: whether only some groups of parameters train in a round.
+            selects: whether clients download slices of the model (``SelectEngine``).
+
+        Raises:
+            ConfigError: an option that this training would ignore, or that its first round could
+                not follow.
+        """
+        if selects and self.workers != 1:
+            raise ConfigError(
+                f"workers={self.workers}: clients that select run in one process; use 1."
+            )
+        plain = local.objective == "fedavg" and local.loss == "cross_entropy"
+        if self.batching == "vmap" and (selects or groups_take_turns or not plain):
+            raise ConfigError(
+                "batching=vmap: clients that select, train groups in turn, or have another "
+                "objective than fedavg or another loss than cross_entropy are computed one after "
+                "another; use auto or loop."
+            )
+        if selects or local.objective == "moon":
+            self._refuse_all_but_float32_on_cpu()
+
+    def _refuse_all_but_float32_on_cpu(self) -> None:
+        clients = "clients that select, or train with the objective moon,"
+        if self.precision != "float32":
+            raise ConfigError(
+                f"precision={self.precision}: {clients} compute in float32; leave it out."
+            )
+        if self.cache_prefix:
+            raise ConfigError(f"cache_prefix=True: {clients} cache nothing; leave it out.")
+        if not self.on_cpu:
+            raise ConfigError(
+                f"device={self.device}: {clients} are computed on the cpu; leave it out."
+            )
