@@ -15,13 +15,18 @@ BUDGET = ["epsilon", "--rounds", "1600", "--noise-multiplier", "1.13", "--delta"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
+def source(tmp_path_factory) -> Path:
+    """Return a copy of what a build reads, in a folder named as `git clone` names it."""
+    source = tmp_path_factory.mktemp("source") / "privpart"
+    source.mkdir()
     for part in ("pyproject.toml", "README.md", "LICENSE", "privpart", "accounting", "attacks"):
-        target = source / part
-        target.parent.mkdir(exist_ok=True)
-        subprocess.run(["cp", "-r", ROOT / part, target], check=True)
+        subprocess.run(["cp", "-r", ROOT / part, source / part], check=True)
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", folder, source]
     subprocess.run(command, check=True, capture_output=True)
     return next(folder.glob("*.whl"))
@@ -68,3 +73,16 @@ def test_a_clean_environment_installs_and_runs_it(wheel, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert round(json.loads(done.stdout)["epsilon"], 3) == 17.667
+
+
+@pytest.mark.slow
+def test_an_editable_install_is_found_beside_its_clone(source, tmp_path):
+    """A folder named privpart beside the script must not be taken for an empty package."""
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    command = [python, "-m", "pip", "install", "-q", "--no-deps", "-e", source]
+    subprocess.run(command, check=True)
+    script = source.parent / "script.py"
+    script.write_text("from importlib.util import find_spec; print(find_spec('privpart').origin)")
+    done = subprocess.run([python, "-E", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(source / "privpart" / "__init__.py")
