@@ -57,7 +57,7 @@ class Case:
     def model(self) -> PartialModel:
         """Return the network, and which part of it trains."""
         initializers = MODELS["word_lm"].initializers if self.words else None
-        return PartialModel(self.network(), train=[self.train], seed=0, initializers=initializers)
+        return PartialModel(self.network, train=[self.train], seed=0, initializers=initializers)
 
     def local(self) -> LocalTraining:
         """Return how clients train: one epoch, which may be one step."""

@@ -38,7 +38,7 @@ def row(part: str, local: LocalTraining, repeats: int) -> dict[str, Any]:
     architecture = MODELS[NAME]
     train = architecture.ladder[part]
     model = PartialModel(
-        example_network(NAME), train=train, seed=0, initializers=architecture.initializers
+        lambda: example_network(NAME), train=train, seed=0, initializers=architecture.initializers
     )
     batch = example_batch(NAME, local.batch_size)
     computed = client_costs(model, *batch, local=local, examples=local.batch_size)

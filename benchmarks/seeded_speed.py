@@ -50,7 +50,7 @@ def shake(name: str, shape: torch.Size, table: "np.ndarray[Any, Any]") -> Tensor
 
 def measure() -> tuple[int, dict[str, list[float]]]:
     """Return how many numbers were generated, and the seconds of every row."""
-    model = PartialModel(MODELS["resnet18_gn"].build(), train=FREEZE_ALL, seed=1)
+    model = PartialModel(MODELS["resnet18_gn"].build, train=FREEZE_ALL, seed=1)
     parameters = dict(model.module.named_parameters())
     frozen = {name: parameters[name] for name in model.frozen}
     shapes = {name: tensor.shape for name, tensor in frozen.items()}

@@ -35,7 +35,7 @@ def class_of(client: int) -> int:
 
 def network(train: list[str]) -> PartialModel:
     return PartialModel(
-        small_cnn(channels=(8, 16), hidden=128, image_size=8), train=train, seed=SEED
+        lambda: small_cnn(channels=(8, 16), hidden=128, image_size=8), train=train, seed=SEED
     )
 
 

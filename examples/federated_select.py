@@ -68,9 +68,9 @@ def engine(name: str, m: int, *, shared: bool, seed: int, **options) -> SelectEn
     draws = {"seed" if shared else "data_seed": seed}
     users = options.pop("users", USERS)
     return SelectEngine(
-        PartialModel(build(), seed=seed),
+        PartialModel(build, seed=seed),
         [space],
-        lambda count: PartialModel(build(count), seed=seed),
+        lambda count: PartialModel(lambda: build(count), seed=seed),
         Users(
             TASK.train_x, TASK.train_y, iid_users(len(TASK.train_x), users=users, data_seed=seed)
         ),
@@ -82,7 +82,7 @@ def engine(name: str, m: int, *, shared: bool, seed: int, **options) -> SelectEn
 
 
 def accuracy(name: str, seed: int):
-    model = PartialModel(NETWORKS[name][0](), seed=seed)
+    model = PartialModel(NETWORKS[name][0], seed=seed)
 
     def of(parameters: Tensor) -> float:
         model.load(parameters)

@@ -114,7 +114,9 @@ def train_lm(task: TextTask, m: int, d: int, seed: int, rounds: int) -> float:
     keep_freed_memory()
 
     def build(words: int, hidden: int) -> PartialModel:
-        return PartialModel(language_model(words, hidden), seed=seed, initializers=LANGUAGE_START)
+        return PartialModel(
+            lambda: language_model(words, hidden), seed=seed, initializers=LANGUAGE_START
+        )
 
     model = build(TOKENS, HIDDEN)
 

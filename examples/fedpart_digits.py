@@ -71,7 +71,9 @@ def full(rounds: Rounds, groups: int = GROUPS) -> Rounds:
 
 def network(case: Case, seed: int) -> PartialModel:
     module = small_cnn(channels=(16, 32), hidden=64, image_size=8)
-    return PartialModel(module, train=case.train, seed=seed, groups=layer_groups(module))
+    return PartialModel(
+        module, train=case.train, seed=seed, overwrite=True, groups=layer_groups(module)
+    )
 
 
 def mechanism(case: Case, sizes: tuple[int, ...]) -> Grouped:

@@ -41,7 +41,7 @@ def train(task: Task, part: str, seed: int, options: argparse.Namespace) -> floa
     """Return the test accuracy, in [0, 1], after all rounds."""
     torch.set_num_threads(1)
     rounds, users = options.rounds, options.rounds * options.clients
-    model = PartialModel(emnist_cnn(), train=PARTS[part], seed=seed)
+    model = PartialModel(emnist_cnn, train=PARTS[part], seed=seed)
     plan = PrivacyPlan(
         mechanism=Independent(rounds),
         participation=Participation(rounds),
@@ -96,7 +96,7 @@ def main() -> None:
     )
     print(f"{'part':<14} {'trains':>7} {'message (bytes)':>16}   test accuracy (%) by seed")
     for part, patterns in PARTS.items():
-        model = PartialModel(emnist_cnn(), train=patterns, seed=0)
+        model = PartialModel(emnist_cnn, train=patterns, seed=0)
         found = [100 * results[part, seed] for seed in range(chosen.seeds)]
         share = model.dim / model.parameter_count
         print(

@@ -32,7 +32,7 @@ def main() -> None:
     task = digits()
     # The large dense layer stays what the seed made it; clients rebuild it and never send it.
     model = PartialModel(
-        small_cnn(channels=(16, 32), hidden=512, image_size=8),
+        lambda: small_cnn(channels=(16, 32), hidden=512, image_size=8),
         train=["conv*", "norm.*", "dense2.*"],
         seed=7,
     )

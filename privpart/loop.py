@@ -27,6 +27,7 @@ from rich.progress import (
 )
 from torch import Tensor
 
+from accounting import checks
 from accounting.checks import ConfigError
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
 from privpart.server import RoundCounts, Server
@@ -91,13 +92,15 @@ def fit(
         commit: makes a round durable, as ``RunFolder.commit``. Called before anything else, here
             or outside, sees the round's model.
         evaluate: of the trainable part, shape (d,); on public data, for it is not accounted.
-        evaluate_every: rounds between evaluations; None evaluates after the last round only.
+        evaluate_every: rounds between evaluations, >= 1; None evaluates after the last round only.
         callbacks: called after each round, in order.
 
     Raises:
-        ConfigError: more cohorts than planned rounds.
+        ConfigError: more cohorts than planned rounds, or ``evaluate_every`` is not a count.
         CohortTooSmallError: see there.
     """
+    if evaluate_every is not None:
+        checks.count("evaluate_every", evaluate_every)
     if len(cohorts) > server.plan.rounds:
         raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
     records = []

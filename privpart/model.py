@@ -10,7 +10,7 @@ Refusals: networks that cannot be trained in part under differential privacy, an
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -89,19 +89,20 @@ def _line(
 class PartialModel:
     """A module of which some parameters train, while the others are a function of a public seed.
 
-    Takes the module over: sets every parameter from the seed, stops gradients of the frozen ones,
-    and moves the trainable ones into one flat float32 vector. Tied parameters count once, under
-    their first name. Buffers stay as the module's constructor made them: they do not follow from
-    the seed, but the fingerprint says whether everyone has the same.
+    The model takes ownership of the module: it sets every parameter from the seed, stops the
+    gradients of the frozen ones, and moves the trainable ones into one flat float32 vector. A tied
+    parameter counts once, under its first name. Buffers keep the values that the module's
+    constructor gave them: they do not follow from the seed, but they enter the fingerprint.
 
     Args:
-        module: any float32 module without batch statistics, on the CPU, that no other
-            ``PartialModel`` holds.
+        module: a function that builds a float32 module on the CPU, without batch statistics; or
+            such a module, if no other ``PartialModel`` holds it.
         train: patterns on parameter names or layer types, see ``privpart.patterns``.
         seed: public seed of all start values, 0 <= seed < 2^128. None keeps the module's own
-            weights, for a pretrained model: clients need them shipped once, and the fingerprint
-            says whether they have the right ones.
-        initializers: by pattern, beside ``default_initializers``; later ones win.
+            weights, for a pretrained model: they must be shipped to clients once, and the
+            fingerprint says whether a client has the right ones.
+        overwrite: required to let a seed replace the weights of a module that already exists.
+        initializers: by pattern, in addition to ``default_initializers``; later ones win.
         groups: patterns of each group of parameters that may train without the others, see
             ``privpart.patterns``; ``flat`` then holds one group after the other. None is one group.
         fingerprint: what the frozen part must have, for instance from a message.
@@ -124,21 +125,23 @@ class PartialModel:
             statistics, an embedding that rescales itself, weights that are not finite float32, or
             not known yet, another fingerprint, a module that another ``PartialModel`` holds.
 
-    >>> model = PartialModel(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), train=["1.*"], seed=7)
+    >>> model = PartialModel(lambda: nn.Linear(4, 2), train=["weight"], seed=7)
     >>> model.trainable, model.flat.shape
-    (('1.weight', '1.bias'), torch.Size([8]))
+    (('weight',), torch.Size([8]))
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        module: nn.Module | Callable[[], nn.Module],
         *,
         train: Sequence[str] = ("*",),
         seed: int | None,
+        overwrite: bool = False,
         initializers: Mapping[str, Initializer] | None = None,
         groups: Sequence[Sequence[str]] | None = None,
         fingerprint: str | None = None,
     ) -> None:
+        module = _built(module, seed, overwrite=overwrite)
         refuse_batch_statistics(module)
         refuse_max_norm(module)
         parameters = dict(module.named_parameters())
@@ -302,6 +305,22 @@ class PartialModel:
 
 # Which model a parameter belongs to, by id, for as long as that model lives.
 _OWNERS: WeakValueDictionary[int, PartialModel] = WeakValueDictionary()
+
+
+def _built(
+    module: nn.Module | Callable[[], nn.Module], seed: int | None, *, overwrite: bool
+) -> nn.Module:
+    """Return the module, built if it is not yet, unless a seed would overwrite it unasked."""
+    holds_weights = isinstance(module, nn.Module)
+    if overwrite and (seed is None or not holds_weights):
+        why = "seed=None keeps the weights" if seed is None else "the network is built here"
+        raise ConfigError(f"overwrite=True: nothing is overwritten, since {why}. Leave it out.")
+    if holds_weights and seed is not None and not overwrite:
+        raise ConfigError(
+            f"seed={seed} would replace all weights of the module. Pass a function that builds "
+            "the network, or overwrite=True; to keep the weights, pass seed=None."
+        )
+    return module if isinstance(module, nn.Module) else module()
 
 
 def _initializers(module: nn.Module, own: Mapping[str, Initializer]) -> dict[str, Initializer]:

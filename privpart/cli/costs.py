@@ -160,7 +160,10 @@ def _rows(
     for part, train in parts.items():
         typer.echo(f"measuring {part} ...", err=True)
         model = PartialModel(
-            example_network(name), train=train, seed=0, initializers=MODELS[name].initializers
+            lambda: example_network(name),
+            train=train,
+            seed=0,
+            initializers=MODELS[name].initializers,
         )
         found = client_costs(model, x, y, local=local, examples=examples)
         row = {"part": part, "train": " ".join(train)} | found.to_dict(bandwidth)

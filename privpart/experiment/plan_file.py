@@ -266,6 +266,7 @@ class Model(_Table):
             self.network() if module is None else module,
             train=self.train,
             seed=self.seed,
+            overwrite=True,
             initializers=MODELS[self.name].initializers,
             groups=groups,
             fingerprint=fingerprint,

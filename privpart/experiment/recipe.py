@@ -76,7 +76,7 @@ class Recipe:
         network = small_cnn(
             channels=self.channels, hidden=self.hidden, kernel=self.kernel, image_size=image_size
         )
-        return PartialModel(network, train=train, seed=seed)
+        return PartialModel(network, train=train, seed=seed, overwrite=True)
 
 
 @dataclass(frozen=True, slots=True)

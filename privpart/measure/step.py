@@ -94,7 +94,9 @@ def _run(job: str) -> dict[str, Any]:
 
     def build(name: str, train: Sequence[str], batch_size: int) -> Callable[[], float]:
         start_values = MODELS[name].initializers
-        model = PartialModel(example_network(name), train=train, seed=0, initializers=start_values)
+        model = PartialModel(
+            lambda: example_network(name), train=train, seed=0, initializers=start_values
+        )
         start, batch = model.flat.clone(), example_batch(name, batch_size)
         own = replace(local, loss=MODELS[name].loss)
 

@@ -43,7 +43,9 @@ def flat_of(module, names):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_local_training_is_the_plain_optimizer_on_the_trainable_part(train, name):
     local, make = OPTIMIZERS[name]
-    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=1)
+    model = PartialModel(
+        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=1
+    )
     reference = copy.deepcopy(model.module)
     x, y = examples(10)
     start = model.flat.clone()
@@ -68,7 +70,7 @@ def test_local_training_is_the_plain_optimizer_on_the_trainable_part(train, name
 @pytest.mark.parametrize("groups", [None, [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]])
 def test_a_result_that_is_written_to_given_memory_is_the_same_one(clip_norm, poisoned, groups):
     network = small_cnn(channels=(4, 8), hidden=16, image_size=8)
-    model = PartialModel(network, seed=1, groups=groups)
+    model = PartialModel(network, seed=1, overwrite=True, groups=groups)
     active = None if groups is None else (0, 2)
     x, y = examples(10)
     x[3] = torch.nan if poisoned else 0.5
@@ -95,7 +97,7 @@ def test_a_result_that_is_written_to_given_memory_is_the_same_one(clip_norm, poi
 )
 def test_memory_that_does_not_hold_the_result_is_refused(out):
     """Rounded to 16 bits it would be longer than the clip; in a short row, a neighbour's."""
-    model = PartialModel(torch.nn.Linear(4, 3), seed=1)
+    model = PartialModel(lambda: torch.nn.Linear(4, 3), seed=1)
     out.fill_(7)
     with pytest.raises(ConfigError, match=r"the result is float32 and of shape \(15,\)"):
         client_update(
@@ -115,7 +117,7 @@ def test_loss_of_a_language_model_is_the_mean_over_tokens_without_padding():
 
 
 def test_tags_train_with_the_binary_cross_entropy_of_each():
-    model = PartialModel(bag_of_words(words=6, tags=3), seed=0)
+    model = PartialModel(lambda: bag_of_words(words=6, tags=3), seed=0)
     x, y = torch.rand(5, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(5, 3)
     y[:, 1] = 1
     logits = model.module(x).detach()
@@ -148,7 +150,7 @@ def test_steps_cut_the_passes_off():
 
 @pytest.mark.parametrize("clip_norm", [1e-3, 1e6])
 def test_an_update_outlives_the_next_client(clip_norm):
-    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
+    model = PartialModel(lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
     start = model.flat.clone()
     local = LocalTraining(0.1)
 
@@ -165,7 +167,7 @@ def test_an_update_outlives_the_next_client(clip_norm):
 
 
 def test_a_client_without_examples_sends_zero():
-    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
+    model = PartialModel(lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
     x, y = examples(0)
     for local in (LocalTraining(0.1), LocalTraining(0.1, steps=5)):
         update = client_update(
@@ -182,7 +184,9 @@ def test_a_client_without_examples_sends_zero():
 
 def backward_reaches(train):
     """Layers whose output takes part in the backward pass, and their share of its FLOPs."""
-    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=1)
+    model = PartialModel(
+        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=1
+    )
     reached, saved = [], []
 
     def watch(name):
@@ -220,7 +224,9 @@ def test_backward_ends_at_the_lowest_trained_layer():
 
 @pytest.mark.parametrize("local", [local for local, _ in OPTIMIZERS.values()])
 def test_state_is_kept_for_the_trained_part_only(local):
-    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), train=PART, seed=1)
+    model = PartialModel(
+        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=PART, seed=1
+    )
     optimizer = local.fresh_optimizer(model)
     model.gradient.fill_(1.0)
     optimizer.step()
@@ -230,7 +236,9 @@ def test_state_is_kept_for_the_trained_part_only(local):
 
 
 def test_frozen_bits_survive_training_and_only_the_trainable_part_is_sent():
-    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), train=PART, seed=1)
+    model = PartialModel(
+        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=PART, seed=1
+    )
     frozen = {n: p.clone() for n, p in model.module.named_parameters() if n in model.frozen}
     x, y = examples(6)
     update = client_update(
@@ -249,7 +257,7 @@ def test_frozen_bits_survive_training_and_only_the_trainable_part_is_sent():
 
 
 def test_diverging_training_sends_nothing_harmful():
-    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
+    model = PartialModel(lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
     x, y = examples(6)
     update = client_update(
         model,
@@ -265,7 +273,9 @@ def test_diverging_training_sends_nothing_harmful():
 
 
 def test_engine_does_not_depend_on_the_order_of_clients():
-    model = PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), train=PART, seed=1)
+    model = PartialModel(
+        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=PART, seed=1
+    )
     x, y = examples(12)
     users = Users(x, y, torch.arange(12).split(3))
     engine = EmbeddedEngine(model, users, local=LocalTraining(0.1, 2, 2), data_seed=3)
@@ -323,7 +333,7 @@ class Noisy(torch.nn.Module):
 def noisy_engine(**options):
     x, y = examples(12)
     users = Users(x, y, torch.arange(12).split(3))
-    model = PartialModel(Noisy(**options), train=["head.*"], seed=1)
+    model = PartialModel(lambda: Noisy(**options), train=["head.*"], seed=1)
     return EmbeddedEngine(model, users, local=LocalTraining(0.1, 2, 2), data_seed=3)
 
 

@@ -28,7 +28,11 @@ def test_messages_reproduce_the_reduction_column(table):
     down, up = [], []
     for train in architecture.ladder.values():
         model = PartialModel(
-            example_network(name), train=train, seed=0, initializers=architecture.initializers
+            example_network(name),
+            train=train,
+            seed=0,
+            overwrite=True,
+            initializers=architecture.initializers,
         )
         down.append(len(encode_model(model)))
         up.append(len(encode_update(model, model.flat)))
@@ -41,7 +45,7 @@ def test_messages_reproduce_the_reduction_column(table):
 
 def dense(train, hidden=6):
     network = nn.Sequential(nn.Linear(5, hidden), nn.ReLU(), nn.Linear(hidden, 4))
-    return PartialModel(network, train=train, seed=0)
+    return PartialModel(network, train=train, seed=0, overwrite=True)
 
 
 def batch(n=8):
@@ -71,7 +75,7 @@ def test_attention_counts():
             mixed = nn.functional.scaled_dot_product_attention(x, x, x)
             return self.out(mixed.mean(dim=(1, 2)))
 
-    model = PartialModel(Attention(), seed=0)
+    model = PartialModel(Attention, seed=0)
     costs = client_costs(model, torch.rand(2, 1, 7, 4), torch.tensor([0, 1]), local=SGD, examples=2)
     assert costs.forward_flops == 2 * (2 * 2 * 7 * 7 * 4 + 2 * 4 * 3)
 

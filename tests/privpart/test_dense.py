@@ -45,7 +45,7 @@ def one_activation():
 
 
 def updates(network, data, method, local, train=("*",)):
-    model = PartialModel(network(), train=train, seed=1)
+    model = PartialModel(network, train=train, seed=1)
     out = torch.empty(len(TASK.clients), model.dim)
     work = LocalWork(model, data, local=local, data_seed=5)
     work.updates(TASK, TASK.clients, model.flat.clone(), method, out)
@@ -160,7 +160,7 @@ def test_a_layer_that_comes_twice_is_in_the_frozen_prefix_twice(train):
     """``named_children`` names it once: behind such a prefix was another network."""
     local, found = TRAININGS["sgd"], []
     for options in ({"deterministic": True}, {"cache_prefix": True}):
-        model = PartialModel(one_activation(), train=train, seed=1)
+        model = PartialModel(one_activation, train=train, seed=1)
         with EmbeddedEngine(
             model, users(), local=local, data_seed=5, report=lambda _: None, **options
         ) as engine:

@@ -57,7 +57,7 @@ def test_the_engine_on_a_pretend_device(tests):
 
 def cnn(train=("*",), **options):
     network = small_cnn(channels=(4, 8), hidden=16, image_size=8)
-    return PartialModel(network, train=train, seed=1, **options)
+    return PartialModel(network, train=train, seed=1, overwrite=True, **options)
 
 
 def users():
@@ -133,7 +133,7 @@ class Counting(nn.Module):
 def test_buffers_are_reset_on_the_device(accelerator):
     found = []
     for device in ("cpu", accelerator):
-        model = PartialModel(Counting(), seed=0)
+        model = PartialModel(Counting, seed=0)
         model.module.passes += 7  # as a look at the model may leave it
         found.append(updates(model, device=device))
     assert (found[0] - found[1]).norm(dim=1).max() < 1e-5 * TASK.clip_norm
@@ -143,11 +143,13 @@ def test_buffers_are_reset_on_the_device(accelerator):
 def test_dropout_is_seeded_on_the_device_and_leaves_its_generator_alone(accelerator):
     states, found = [], []
     for _ in range(2):
-        found.append(updates(PartialModel(Counting(0.5), seed=0), device=accelerator))
+        found.append(
+            updates(PartialModel(Counting(0.5), seed=0, overwrite=True), device=accelerator)
+        )
         states.append(namespace(torch.device(accelerator)).get_rng_state(accelerator))
         torch.rand(3, device=accelerator)
     assert torch.equal(*found)
-    assert not torch.equal(found[0], updates(PartialModel(Counting(), seed=0), device=accelerator))
+    assert not torch.equal(found[0], updates(PartialModel(Counting, seed=0), device=accelerator))
     if accelerator == "pretend":
         assert namespace(torch.device(accelerator)).seeds
         assert not states[0].any()
@@ -177,7 +179,7 @@ def test_features_are_kept_on_the_device(accelerator):
 
 
 def test_the_copy_follows_the_frozen_part(accelerator):
-    model, plain = (PartialModel(mcmahan_2nn(inputs=64, hidden=12, classes=10),
+    model, plain = (PartialModel(lambda: mcmahan_2nn(inputs=64, hidden=12, classes=10),
                                  train=["dense1.*"], seed=1) for _ in range(2))  # fmt: skip
     engine = EmbeddedEngine(
         model, users(), local=LOCAL, data_seed=5, batching="loop", device=accelerator
@@ -248,7 +250,7 @@ def test_convolutions_are_not_rounded_and_the_setting_comes_back():
 def test_sums_are_computed_on_the_cpu_only(accelerator):
     local = LocalTraining(0.2, batch_size=8)
     for device, summed in (("cpu", True), (accelerator, False)):
-        model = PartialModel(mcmahan_2nn(inputs=64, hidden=12, classes=10), seed=1)
+        model = PartialModel(mcmahan_2nn(inputs=64, hidden=12, classes=10), seed=1, overwrite=True)
         engine = EmbeddedEngine(
             model,
             users(),

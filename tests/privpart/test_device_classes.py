@@ -31,7 +31,9 @@ USERS = Users(
 
 
 def model(train, seed=3):
-    return PartialModel(small_cnn(channels=(2, 4), hidden=8, image_size=8), train=train, seed=seed)
+    return PartialModel(
+        lambda: small_cnn(channels=(2, 4), hidden=8, image_size=8), train=train, seed=seed
+    )
 
 
 def engine(train, seed=3):

@@ -32,11 +32,15 @@ TASK = RoundTask(3, tuple(range(len(SIZES))), 0.2, "plan")
 
 
 def cnn(train, seed=1):
-    return PartialModel(small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=seed)
+    return PartialModel(
+        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=seed
+    )
 
 
 def dense(train, seed=1):
-    return PartialModel(mcmahan_2nn(inputs=64, hidden=12, classes=10), train=train, seed=seed)
+    return PartialModel(
+        lambda: mcmahan_2nn(inputs=64, hidden=12, classes=10), train=train, seed=seed
+    )
 
 
 def users(sizes=SIZES, shape=(1, 8, 8)):
@@ -125,7 +129,7 @@ def test_norms_that_are_the_lowest_trained_layer_do_not_end_the_process(train, s
         nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Flatten(),
         nn.Linear(16 * size * size, 10),
     )  # fmt: skip
-    model = PartialModel(network, train=train, seed=1)
+    model = PartialModel(network, train=train, seed=1, overwrite=True)
     data, local = users(shape=(3, size, size)), LOCALS["epochs"]
     last = LocalWork(model, data, local=local, data_seed=5)
     found = []
@@ -141,7 +145,9 @@ def test_norms_that_are_the_lowest_trained_layer_do_not_end_the_process(train, s
 def test_a_language_model_trains_together(device):
     def model():
         network = word_lm(vocabulary=20, width=8, heads=2, hidden=16, layers=1)
-        return PartialModel(network, seed=0, initializers=MODELS["word_lm"].initializers)
+        return PartialModel(
+            network, seed=0, overwrite=True, initializers=MODELS["word_lm"].initializers
+        )
 
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(20, (12, 7), generator=generator)
@@ -185,7 +191,7 @@ def test_groups_that_take_turns_train_in_workers_bit_for_bit():
     def grouped():
         groups = [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]
         network = small_cnn(channels=(4, 8), hidden=16, image_size=8)
-        return PartialModel(network, seed=1, groups=groups)
+        return PartialModel(network, seed=1, overwrite=True, groups=groups)
 
     data = users()
     local = LocalTraining(0.2, batch_size=3, objective="fedprox", mu=0.3)
@@ -290,7 +296,7 @@ def test_vmap_is_refused_where_it_would_be_ignored(objective, mu):
     with pytest.raises(ConfigError, match=says):
         EmbeddedEngine(dense(["*"]), users(), local=other, **options)
     model = PartialModel(
-        mcmahan_2nn(inputs=64, hidden=8), seed=0, groups=[["!dense1.*"], ["dense1.*"]]
+        lambda: mcmahan_2nn(inputs=64, hidden=8), seed=0, groups=[["!dense1.*"], ["dense1.*"]]
     )
     engine = EmbeddedEngine(model, users(), local=[LOCALS["epochs"], other].__getitem__, **options)
     start = model.flat.clone()
@@ -345,7 +351,7 @@ def test_features_are_computed_once_and_only_of_those_who_came(device):
 def test_no_cache_where_it_would_not_be_exact(network):
     last = [name for name, _ in network.named_parameters()][-2:]
     train = ["*"] if len(network) == 3 else last
-    model = PartialModel(network, train=train, seed=0)
+    model = PartialModel(network, train=train, seed=0, overwrite=True)
     make = lambda cache: EmbeddedEngine(  # noqa: E731
         model, users(), local=LOCALS["epochs"], data_seed=5, cache_prefix=cache
     )
@@ -380,7 +386,7 @@ def test_a_cached_prefix_goes_when_the_frozen_part_changes(device):
 def test_a_layer_whose_turn_it_is_not_is_no_frozen_prefix():
     network = mcmahan_2nn(inputs=64, hidden=12, classes=10)
     groups = [["dense1.*"], ["dense2.*"], ["dense3.*"]]
-    model = PartialModel(network, seed=1, groups=groups)
+    model = PartialModel(network, seed=1, overwrite=True, groups=groups)
     model.train_only([2])  # as during a round of the last group
     engine = EmbeddedEngine(model, users(), local=LOCALS["epochs"], data_seed=5)
     assert engine._local_work(LOCALS["epochs"]).features is None
@@ -397,7 +403,7 @@ def test_the_choice_is_reported_and_what_vmap_cannot_follow_is_left_out():
             return out if out.sum() > 0 else 2 * out  # a branch on values
 
     said = []
-    model = PartialModel(Branches(), seed=0)
+    model = PartialModel(Branches, seed=0)
     engine = EmbeddedEngine(model, users(), local=LOCALS["epochs"], data_seed=5, report=said.append)
     list(engine.run(TASK, model.flat.clone()))
     assert said[0].startswith("engine: one client after another: a client takes")
@@ -422,7 +428,7 @@ def test_a_model_that_cannot_travel_is_a_clear_error():
     class Local(nn.Linear):
         pass
 
-    model = PartialModel(nn.Sequential(nn.Flatten(), Local(64, 10)), seed=0)
+    model = PartialModel(lambda: nn.Sequential(nn.Flatten(), Local(64, 10)), seed=0)
     engine = EmbeddedEngine(
         model, users(), local=LOCALS["epochs"], data_seed=0, workers=2, batching="loop"
     )
@@ -435,7 +441,7 @@ def test_tags_are_never_trained_as_classes():
     local = LocalTraining(0.1, loss="binary_cross_entropy")
     x, y = torch.rand(8, 5), (torch.rand(8, 3) > 0.5).float()
     data = Users(x, y, list(torch.arange(8).split(2)))
-    model = PartialModel(torch.nn.Linear(5, 3), seed=0)
+    model = PartialModel(lambda: torch.nn.Linear(5, 3), seed=0)
     task, start = RoundTask(0, (0, 1, 2, 3), 1.0, ""), model.flat.clone()
     for update in EmbeddedEngine(model, data, local=local, data_seed=1).run(task, start):
         rows = data.indices[update.client]

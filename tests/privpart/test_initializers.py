@@ -66,4 +66,4 @@ def test_what_float32_can_hold_is_drawn(initializer, value):
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_a_layer_without_inputs_is_an_error():
     with pytest.raises(ConfigError, match=r"He\(\) on shape \(3, 0\): needs a weight"):
-        PartialModel(nn.Sequential(nn.Linear(0, 3), nn.Linear(3, 2)), seed=0)
+        PartialModel(lambda: nn.Sequential(nn.Linear(0, 3), nn.Linear(3, 2)), seed=0)

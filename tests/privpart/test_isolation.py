@@ -39,7 +39,7 @@ def words(vocabulary=12):
 
 
 def updates(network, data, method, local=LOCAL, task=TASK, train=("*",)):
-    model = PartialModel(network(), train=train, seed=1)
+    model = PartialModel(network, train=train, seed=1)
     work = LocalWork(model, data, local=local, data_seed=5)
     out = torch.empty(len(task.clients), model.dim)
     work.updates(task, task.clients, model.flat.clone(), method, out)
@@ -90,7 +90,7 @@ def test_padding_is_not_trained_in_any_clients_table(padding_idx, local):
 
 
 def test_the_sum_of_one_step_trains_no_padding_either():
-    model = PartialModel(reader(), seed=1)
+    model = PartialModel(reader, seed=1)
     work = LocalWork(model, words(), local=LocalTraining(0.3), data_seed=5)
     total = torch.empty(model.dim, dtype=torch.float64)
     work.sum(TASK, TASK.clients, model.flat.clone(), total)
@@ -160,7 +160,7 @@ class Centred(nn.Module):
 
 def engine(network=dense, data=None, **options):
     options = {"local": LOCAL, "data_seed": 5, "report": lambda _: None} | options
-    return EmbeddedEngine(PartialModel(network(), seed=1), data or users(), **options)
+    return EmbeddedEngine(PartialModel(network, seed=1), data or users(), **options)
 
 
 def test_a_way_that_computes_something_else_for_a_few_clients_is_not_chosen():
@@ -217,7 +217,7 @@ def test_features_that_would_not_fit_are_not_kept(monkeypatch):
     def network():
         return nn.Sequential(nn.Linear(64, 9), nn.Tanh(), nn.Linear(9, 10))
 
-    below, _ = split(PartialModel(network(), train=["2.*"], seed=1))
+    below, _ = split(PartialModel(network, train=["2.*"], seed=1))
     x = users().x
     kept = 4 * len(x) * 9
     monkeypatch.setattr(choice, "_free_memory", lambda _: 2 * kept)
@@ -228,9 +228,9 @@ def test_features_that_would_not_fit_are_not_kept(monkeypatch):
 
 def test_a_layer_that_makes_one_row_of_the_batch_is_no_function_of_the_example():
     network = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.Linear(8, 10))
-    assert not OneStep.possible(PartialModel(network, seed=1))
+    assert not OneStep.possible(PartialModel(network, seed=1, overwrite=True))
     network = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.Linear(8, 10))
-    below, _ = split(PartialModel(network, train=["2.*"], seed=1))
+    below, _ = split(PartialModel(network, train=["2.*"], seed=1, overwrite=True))
     assert len(below) == 1
 
 
@@ -243,7 +243,7 @@ def test_channels_last_is_a_layout_for_as_long_as_it_is_asked_for():
             return x
 
     network = nn.Sequential(Looking(), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
-    model = PartialModel(network, seed=1)
+    model = PartialModel(network, seed=1, overwrite=True)
     work = LocalWork(model, users((3, 8, 8)), local=LOCAL, data_seed=5)
     out = torch.empty(CLIENTS, model.dim)
     for wanted in (False, True, False):
@@ -319,7 +319,7 @@ def test_answers_to_a_round_that_was_left_open_are_never_anothers():
         left_open = one.run(first, start)
         next(left_open)
         found = torch.stack([u.update for u in one.run(second, start + 0.5)])
-        model = PartialModel(dense(), seed=1)
+        model = PartialModel(dense, seed=1)
         work = LocalWork(model, data, local=LOCAL, data_seed=5)
         out = torch.empty(40, model.dim)
         work.updates(second, second.clients, start + 0.5, LOOP, out)
@@ -420,7 +420,7 @@ def test_what_one_client_holds_is_no_rounding_of_the_others(batching, local, cac
     def network():
         return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
 
-    weights = PartialModel(network(), seed=1).module[0].weight.detach().double()
+    weights = PartialModel(network, seed=1).module[0].weight.detach().double()
     null = torch.linalg.svd(weights, full_matrices=True)[2][200:]
     kink = (torch.randn(1, len(null), generator=generator).double() @ null * 1e8).float()
     x = torch.cat([torch.rand(8, 784, generator=generator), kink.expand(24, -1)])
@@ -430,7 +430,7 @@ def test_what_one_client_holds_is_no_rounding_of_the_others(batching, local, cac
     for held in (0, 1, 2, 8):
         data = Users(x, y, [torch.arange(held), *torch.arange(8, 32).split(1)])
         train = ["2.*"] if cached else ["*"]
-        model = PartialModel(network(), train=train, seed=1)
+        model = PartialModel(network, train=train, seed=1)
         options = {"batching": batching, "cache_prefix": cached, "report": lambda _: None}
         with EmbeddedEngine(model, data, local=local, data_seed=5, **options) as one:
             deltas = [u.update for u in one.run(task, model.flat.clone())]

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -53,6 +55,14 @@ def test_one_round_per_cohort_with_callbacks_and_evaluations():
     assert [r.metric is not None for r in records] == [False, True, False, True, True]
 
 
+@pytest.mark.parametrize("every", [-2, 0, 2.5, math.nan, True])
+def test_rounds_between_evaluations_are_a_count(every):
+    one = a_server(4, rounds=2)
+    with pytest.raises(ConfigError, match="evaluate_every="):
+        fit(one, Ones(), [[0], [1]], evaluate=lambda _: 0.0, evaluate_every=every)
+    assert one.round == 0
+
+
 def test_more_cohorts_than_planned_rounds():
     with pytest.raises(ConfigError, match="3 cohorts, but the plan has 2 rounds"):
         fit(a_server(4, rounds=2), Ones(), [[0], [1], [2]])
@@ -94,7 +104,9 @@ def test_a_round_is_committed_before_anyone_sees_it():
 
 def digits_accuracy(train: list[str], z: float) -> float:
     task = digits()
-    model = PartialModel(small_cnn(channels=(16, 32), hidden=64, image_size=8), train=train, seed=0)
+    model = PartialModel(
+        lambda: small_cnn(channels=(16, 32), hidden=64, image_size=8), train=train, seed=0
+    )
     users = Users(task.train_x, task.train_y, iid_users(1437, users=1437, data_seed=0))
     server = a_server(model.dim, rounds=72, z=z)
     server.parameters.copy_(model.flat)

@@ -169,6 +169,7 @@ def test_every_network_answers_and_every_rung_of_its_ladder_trains_less(name):
             build_network(name, **sizes),
             train=train,
             seed=0,
+            overwrite=True,
             initializers=MODELS[name].initializers,
         )
         logits = part.module(x)
@@ -182,7 +183,7 @@ def test_every_network_answers_and_every_rung_of_its_ladder_trains_less(name):
 
 def test_a_causal_model_never_looks_ahead():
     part = PartialModel(
-        build_network("word_lm", **SMALL["word_lm"][0]),
+        lambda: build_network("word_lm", **SMALL["word_lm"][0]),
         seed=0,
         initializers=MODELS["word_lm"].initializers,
     )
@@ -223,13 +224,13 @@ def test_a_computed_ladder_takes_the_largest_block_first():
 def test_batch_norm_is_converted_and_what_remains_is_refused():
     network = resnet8(width=16, norm="batch")
     with pytest.raises(ConfigError, match=r"'norm' is a BatchNorm2d.*replace_batch_norm"):
-        PartialModel(network, seed=0)
+        PartialModel(network, seed=0, overwrite=True)
     converted = replace_batch_norm(network)
     assert numbers(converted) == numbers(network)
-    assert PartialModel(converted, seed=0).dim == numbers(network)
+    assert PartialModel(converted, seed=0, overwrite=True).dim == numbers(network)
     tracking = nn.Sequential(nn.BatchNorm1d(2), nn.InstanceNorm1d(2, track_running_stats=True))
     with pytest.raises(ConfigError, match="InstanceNorm1d"):
-        PartialModel(replace_batch_norm(tracking), seed=0)
+        PartialModel(lambda: replace_batch_norm(tracking), seed=0)
 
 
 def test_unknown_networks_and_sizes_are_errors():
@@ -276,7 +277,7 @@ def test_sizes_that_do_not_fit_say_so(sizes, fault):
 def test_gradients_per_example_by_vmap_are_those_of_a_loop(name):
     sizes, shape, _ = SMALL[name]
     part = PartialModel(
-        build_network(name, **sizes), seed=0, initializers=MODELS[name].initializers
+        lambda: build_network(name, **sizes), seed=0, initializers=MODELS[name].initializers
     )
     generator = torch.Generator().manual_seed(0)
     x = (
@@ -301,7 +302,7 @@ def test_gradients_per_example_by_vmap_are_those_of_a_loop(name):
 
 def test_batch_norm_of_plain_features_still_tells_examples_apart():
     network = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
-    part = PartialModel(replace_batch_norm(network), seed=0)
+    part = PartialModel(lambda: replace_batch_norm(network), seed=0)
     x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
     logits = part.module(x)
     assert (logits[1:] - logits[0]).abs().amax(dim=1).min() > 0.1
@@ -333,7 +334,7 @@ def test_every_batch_norm_is_converted_wherever_it_sits(norm):
     assert torch.equal(converted[0].weight, module[0].weight)
     assert module[1] is norm
     assert isinstance(replace_batch_norm(norm), nn.GroupNorm)
-    PartialModel(converted, seed=0)
+    PartialModel(converted, seed=0, overwrite=True)
     with pytest.raises(ConfigError, match="not known yet"):
         replace_batch_norm(nn.LazyBatchNorm2d())
 
@@ -358,7 +359,7 @@ def test_every_network_computes_what_it_did_on_the_bits_that_it_had(name):
     """A dropped residual, stride, ReLU or position, another group count or start value."""
     deepest = list(MODELS[name].ladder.values())[-1]
     part = PartialModel(
-        example_network(name),
+        lambda: example_network(name),
         train=("*.bias",) if deepest == ("*",) else deepest,
         seed=0,
         initializers=MODELS[name].initializers,

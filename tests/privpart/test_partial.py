@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from accounting import ConfigError
 from privpart import Constant, Glorot, Normal, PartialModel
@@ -15,7 +16,7 @@ def network() -> nn.Module:
 
 
 def test_patterns_choose_and_describe():
-    model = PartialModel(network(), train=["conv2.*", "dense2.bias"], seed=0)
+    model = PartialModel(network, train=["conv2.*", "dense2.bias"], seed=0)
     assert model.trainable == ("conv2.weight", "conv2.bias", "dense2.bias")
     assert model.dim == 4 * 8 * 9 + 8 + 10
     rows = model.describe()
@@ -25,7 +26,7 @@ def test_patterns_choose_and_describe():
 
 
 def test_the_description_prints_as_a_table_with_totals():
-    model = PartialModel(network(), train=["!dense1.*"], seed=0)
+    model = PartialModel(network, train=["!dense1.*"], seed=0)
     assert (
         f"\n{model.describe()}\n"
         == """
@@ -50,7 +51,7 @@ all                           1,050  100.00 %
 
 
 def test_flat_is_the_trainable_part_and_so_is_its_gradient():
-    model = PartialModel(network(), train=["conv1.*", "dense2.*"], seed=0)
+    model = PartialModel(network, train=["conv1.*", "dense2.*"], seed=0)
     parameters = dict(model.module.named_parameters())
     model.load(torch.arange(model.dim, dtype=torch.float32))
     assert parameters["conv1.weight"].flatten()[5] == 5
@@ -64,7 +65,7 @@ def test_flat_is_the_trainable_part_and_so_is_its_gradient():
 def test_tied_parameters_count_once():
     embedding, output = nn.Embedding(7, 3), nn.Linear(3, 7, bias=False)
     output.weight = embedding.weight
-    model = PartialModel(nn.Sequential(embedding, output), seed=0)
+    model = PartialModel(lambda: nn.Sequential(embedding, output), seed=0)
     assert model.trainable == ("0.weight",)
     assert model.dim == 21
     model.load(torch.ones(21))
@@ -73,7 +74,7 @@ def test_tied_parameters_count_once():
 
 def test_batch_statistics_are_refused_with_the_way_out():
     with pytest.raises(ConfigError, match=r"layer '1' is a BatchNorm.*replace_batch_norm"):
-        PartialModel(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), seed=0)
+        PartialModel(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), seed=0)
 
 
 def test_a_parameter_without_initialiser_asks_for_one():
@@ -83,17 +84,17 @@ def test_a_parameter_without_initialiser_asks_for_one():
             self.scale = nn.Parameter(torch.zeros(3))
 
     with pytest.raises(ConfigError, match="no initialiser for scale"):
-        PartialModel(Scaled(), seed=0)
-    model = PartialModel(Scaled(), seed=0, initializers={"scale": Constant(2.0)})
+        PartialModel(Scaled, seed=0)
+    model = PartialModel(Scaled, seed=0, initializers={"scale": Constant(2.0)})
     assert model.flat.tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(ConfigError, match="'scala' matches no parameter"):
-        PartialModel(Scaled(), seed=0, initializers={"scale": Constant(2.0), "scala": Normal(1.0)})
+        PartialModel(Scaled, seed=0, initializers={"scale": Constant(2.0), "scala": Normal(1.0)})
 
 
 def test_running_statistics_of_any_kind_are_refused():
     norm = nn.InstanceNorm1d(2, track_running_stats=True)
     with pytest.raises(ConfigError, match="layer '0' is a InstanceNorm1d"):
-        PartialModel(nn.Sequential(norm, nn.Flatten(), nn.Linear(8, 2)), seed=0)
+        PartialModel(lambda: nn.Sequential(norm, nn.Flatten(), nn.Linear(8, 2)), seed=0)
 
 
 def test_buffers_never_pass_from_one_client_to_the_next():
@@ -107,7 +108,7 @@ def test_buffers_never_pass_from_one_client_to_the_next():
             self.seen += x.detach().sum(dim=0)
             return self.dense(x)
 
-    model = PartialModel(Counting(), seed=0)
+    model = PartialModel(Counting, seed=0)
     model.module(torch.ones(3, 2))
     model.load(model.flat.clone())
     assert model.module.seen.tolist() == [0.0, 0.0]
@@ -139,32 +140,53 @@ def test_a_pretrained_model_keeps_its_weights_and_is_known_by_its_fingerprint():
 
 
 def test_a_client_refuses_to_train_on_another_frozen_part():
-    expected = PartialModel(network(), train=["dense2.*"], seed=1).fingerprint
-    PartialModel(network(), train=["dense2.*"], seed=1, fingerprint=expected)
+    expected = PartialModel(network, train=["dense2.*"], seed=1).fingerprint
+    PartialModel(network, train=["dense2.*"], seed=1, fingerprint=expected)
     for other in (
         {"train": ["dense2.*"], "seed": 2},
         {"train": ["dense2.weight"], "seed": 1},
         {"train": ["dense2.*"], "seed": 1, "initializers": {"conv1.weight": Glorot()}},
     ):
         with pytest.raises(ConfigError, match="the frozen part has fingerprint"):
-            PartialModel(network(), fingerprint=expected, **other)
+            PartialModel(network, fingerprint=expected, **other)
+
+
+def test_a_seed_overwrites_the_weights_of_a_module_only_where_the_caller_says_so():
+    pretrained = network()
+    weights = parameters_to_vector(pretrained.parameters()).clone()
+    with pytest.raises(ConfigError, match="seed=7 would replace all weights of the module"):
+        PartialModel(pretrained, train=["dense2.*"], seed=7)
+    assert torch.equal(parameters_to_vector(pretrained.parameters()), weights)
+    kept = PartialModel(copy.deepcopy(pretrained), train=["dense2.*"], seed=None).module
+    assert torch.equal(parameters_to_vector(kept.parameters()), weights)
+    built = PartialModel(network, train=["dense2.*"], seed=7)
+    drawn = PartialModel(pretrained, train=["dense2.*"], seed=7, overwrite=True)
+    assert drawn.module is pretrained
+    assert torch.equal(drawn.flat, built.flat)
+    assert drawn.fingerprint == built.fingerprint
+
+
+@pytest.mark.parametrize("seed", [7, None])
+def test_overwrite_is_refused_where_nothing_is_overwritten(seed):
+    with pytest.raises(ConfigError, match="overwrite=True: nothing is overwritten"):
+        PartialModel(network if seed else network(), seed=seed, overwrite=True)
 
 
 def test_frozen_bits_do_not_move_in_training():
-    model = PartialModel(network(), train=["!dense1.*"], seed=3)
+    model = PartialModel(network, train=["!dense1.*"], seed=3)
     for _ in range(3):
         model.gradient.zero_()
         model.module(torch.rand(4, 1, 8, 8)).square().sum().backward()
         model.flat.sub_(model.gradient)
     frozen = {name: dict(model.module.named_parameters())[name] for name in model.frozen}
     assert fingerprint(frozen) == model.fingerprint
-    assert PartialModel(network(), train=["!dense1.*"], seed=3).fingerprint == model.fingerprint
+    assert PartialModel(network, train=["!dense1.*"], seed=3).fingerprint == model.fingerprint
 
 
 def test_only_finite_float32_weights():
     half = network().half()
     with pytest.raises(ConfigError, match=r"'conv1.weight' is torch\.float16.*module\.float"):
-        PartialModel(half, seed=0)
+        PartialModel(half, seed=0, overwrite=True)
     broken = network()
     with torch.no_grad():
         broken.dense1.bias[3] = float("nan")
@@ -183,7 +205,7 @@ def test_a_parameter_that_came_frozen_trains_when_asked():
 
 def test_initializers_go_by_pattern_and_the_later_wins():
     model = PartialModel(
-        network(), seed=0, initializers={"*.bias": Constant(3.0), "dense?.bias": Constant(2.0)}
+        network, seed=0, initializers={"*.bias": Constant(3.0), "dense?.bias": Constant(2.0)}
     )
     found = {
         row.name: p for row, p in zip(model.describe(), model.module.parameters(), strict=True)
@@ -213,7 +235,7 @@ class Remembers(nn.Module):
 
 
 def test_buffers_that_a_forward_pass_replaced_are_put_back():
-    model = PartialModel(Remembers(), seed=0)
+    model = PartialModel(Remembers, seed=0)
     model.module(torch.ones(3, 2))
     model.load(model.flat.clone())
     left = model.module._buffers
@@ -234,24 +256,24 @@ def test_the_fingerprint_sees_buffers(persistent, dtype):
             )
             self.head = nn.Linear(3, 2)
 
-    expected = PartialModel(Features(3), train=["head.bias"], seed=1).fingerprint
-    PartialModel(Features(3), train=["head.bias"], seed=1, fingerprint=expected)
+    expected = PartialModel(lambda: Features(3), train=["head.bias"], seed=1).fingerprint
+    PartialModel(lambda: Features(3), train=["head.bias"], seed=1, fingerprint=expected)
     with pytest.raises(ConfigError, match=f"expected {expected}"):
-        PartialModel(Features(4), train=["head.bias"], seed=1, fingerprint=expected)
+        PartialModel(lambda: Features(4), train=["head.bias"], seed=1, fingerprint=expected)
 
 
 def test_a_module_has_one_partial_model_at_a_time():
     module = network()
-    first = PartialModel(module, train=["dense2.*"], seed=0)
+    first = PartialModel(module, train=["dense2.*"], seed=0, overwrite=True)
     with pytest.raises(ConfigError, match=r"belongs to another PartialModel.*deepcopy"):
-        PartialModel(module, seed=0)
+        PartialModel(module, seed=0, overwrite=True)
     with pytest.raises(ConfigError, match="belongs to another"):
-        PartialModel(nn.Sequential(module.dense1, nn.Linear(16, 2)), seed=0)
-    PartialModel(copy.deepcopy(module), seed=1)
+        PartialModel(lambda: nn.Sequential(module.dense1, nn.Linear(16, 2)), seed=0)
+    PartialModel(lambda: copy.deepcopy(module), seed=1)
     first.load(torch.ones(first.dim))
     assert module.dense2.weight.unique().tolist() == [1.0]
     del first
-    PartialModel(module, seed=0)
+    PartialModel(module, seed=0, overwrite=True)
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
@@ -264,12 +286,12 @@ def test_an_embedding_that_rescales_itself_is_refused(kind):
 @pytest.mark.parametrize("lazy", [nn.LazyLinear(3), nn.Sequential(nn.LazyConv2d(3, 1))])
 def test_a_layer_without_shape_is_refused(lazy):
     with pytest.raises(ConfigError, match="no shape yet"):
-        PartialModel(lazy, seed=0)
+        PartialModel(lazy, seed=0, overwrite=True)
 
 
 def test_the_mask_sees_names_shapes_and_order():
     def mask(*layers, train=("*",)):
-        return PartialModel(nn.Sequential(*layers), train=train, seed=0).trainable_hash
+        return PartialModel(lambda: nn.Sequential(*layers), train=train, seed=0).trainable_hash
 
     base = mask(nn.Linear(2, 3), nn.Linear(3, 2))
     assert mask(nn.Linear(2, 3), nn.Linear(3, 2)) == base

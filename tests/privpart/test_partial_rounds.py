@@ -33,7 +33,7 @@ ROUNDS = len(SCHEDULE)
 
 def network(**change):
     module = nn.Sequential(nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    return PartialModel(module, **{"seed": 1, "groups": GROUPS} | change)
+    return PartialModel(module, **{"seed": 1, "overwrite": True, "groups": GROUPS} | change)
 
 
 def examples(count=12, seed=0):

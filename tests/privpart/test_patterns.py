@@ -65,7 +65,7 @@ def tied() -> nn.Module:
     [(["0.*"], 21), (["2.weight"], 21), (["2.*"], 28), (["!2.*"], 12), (["type:Linear"], 40)],
 )
 def test_a_tied_parameter_answers_to_all_its_names_and_counts_once(patterns, numbers):
-    assert PartialModel(tied(), train=patterns, seed=0).dim == numbers
+    assert PartialModel(tied, train=patterns, seed=0).dim == numbers
 
 
 def test_the_ladder_freezes_one_more_block_per_rung():
@@ -77,7 +77,7 @@ def test_the_ladder_freezes_one_more_block_per_rung():
         "freeze dense1.*, conv2.*",
         "freeze dense1.*, conv2.*, conv1.*",
     ]
-    dims = [PartialModel(network(), train=train, seed=0).dim for train in ladder.values()]
+    dims = [PartialModel(network, train=train, seed=0).dim for train in ladder.values()]
     assert dims == [1050, 522, 226, 186]
 
 

@@ -101,7 +101,7 @@ def test_infinities_and_nans_stay_what_they_are(always):
 def test_clients_train_as_they_do_by_torch(always, train):
     def model():
         network = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 5))
-        return PartialModel(network, train=train, seed=0)
+        return PartialModel(network, train=train, seed=0, overwrite=True)
 
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(30, 12, generator=generator), torch.arange(30) % 5
@@ -125,7 +125,7 @@ def test_the_engine_tries_it_only_where_it_may_choose():
         local = LocalTraining(0.1, batch_size=4)
         said = []
         engine = EmbeddedEngine(
-            PartialModel(network, seed=0), users, local=local, data_seed=1,
+            PartialModel(network, seed=0, overwrite=True), users, local=local, data_seed=1,
             report=said.append, **options,
         )  # fmt: skip
         found = list(engine.run(RoundTask(0, (0, 1), 1.0, "plan"), engine.model.flat.clone()))

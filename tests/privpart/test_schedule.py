@@ -208,12 +208,12 @@ def test_groups_that_overlap_or_leave_gaps_are_refused():
 def test_a_grouped_model_lays_its_groups_one_after_the_other():
     groups = [["2.*", "0.bias"], ["0.weight"]]
     module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    grouped = PartialModel(module, seed=3, groups=groups)
+    grouped = PartialModel(module, seed=3, overwrite=True, groups=groups)
     assert grouped.trainable == ("0.bias", "2.weight", "2.bias", "0.weight")
     assert grouped.group_sizes == (3 + 6 + 2, 12)
     assert grouped.spans() == [slice(0, 23)] == grouped.spans([0, 1])
     assert grouped.spans([1]) == [slice(11, 23)]
-    plain = PartialModel(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), seed=3)
+    plain = PartialModel(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), seed=3)
     assert plain.group_sizes == (23,)
     for (name, p), (_, q) in zip(
         grouped.module.named_parameters(), plain.module.named_parameters(), strict=True

@@ -88,7 +88,9 @@ def test_computation_by_the_paper_s_model():
 
 
 def partial_model(**sizes):
-    return PartialModel(build_network("resnet8", **sizes), seed=0, groups=MODELS["resnet8"].groups)
+    return PartialModel(
+        lambda: build_network("resnet8", **sizes), seed=0, groups=MODELS["resnet8"].groups
+    )
 
 
 def test_a_real_client_of_resnet8_does_half_not_two_thirds_in_a_partial_round():

@@ -34,13 +34,13 @@ REBUILD = (
     "from privpart import PartialModel; from privpart.models import small_cnn\n"
     f"for seed in {list(COMMITTED)}:\n"
     "    network = small_cnn(channels=(8, 16), hidden=64, image_size=8)\n"
-    f"    print(PartialModel(network, train={PART}, seed=seed).fingerprint)"
+    f"    print(PartialModel(network, train={PART}, seed=seed, overwrite=True).fingerprint)"
 )
 
 
 def frozen_fingerprint(seed: int) -> str:
     network = small_cnn(channels=(8, 16), hidden=64, image_size=8)
-    return PartialModel(network, train=PART, seed=seed).fingerprint
+    return PartialModel(network, train=PART, seed=seed, overwrite=True).fingerprint
 
 
 @pytest.mark.parametrize("seed", COMMITTED)

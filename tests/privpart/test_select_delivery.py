@@ -171,7 +171,7 @@ def test_a_quantised_row_is_four_times_smaller():
 
 def network(filters=8):
     module = small_cnn(channels=(2, filters), hidden=8, image_size=8, groups=0)
-    return PartialModel(module, seed=3)
+    return PartialModel(module, seed=3, overwrite=True)
 
 
 USERS = Users(

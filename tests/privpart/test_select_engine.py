@@ -62,13 +62,13 @@ LOCAL = LocalTraining(0.3, epochs=2, batch_size=2)
 
 def cnn(filters=8):
     net = small_cnn(channels=(2, filters), hidden=6, image_size=8, groups=0)
-    return PartialModel(net, seed=3)
+    return PartialModel(net, seed=3, overwrite=True)
 
 
 def two_layers(width=9):
     net = mcmahan_2nn(inputs=64, hidden=5, classes=10)
     net.dense1, net.dense2 = nn.Linear(64, width), nn.Linear(width, 5)
-    return PartialModel(net, seed=3)
+    return PartialModel(net, seed=3, overwrite=True)
 
 
 def bag(words=WORDS):
@@ -77,7 +77,7 @@ def bag(words=WORDS):
 
 def lm(words=WORDS, hidden=10):
     net = word_lm(vocabulary=words, width=8, heads=2, hidden=hidden, layers=1)
-    return PartialModel(net, seed=3, initializers=LANGUAGE_START)
+    return PartialModel(net, seed=3, overwrite=True, initializers=LANGUAGE_START)
 
 
 def counts(users, size=WORDS):

@@ -31,7 +31,7 @@ def neurons(width, *, inputs=784, hidden=200, classes=62):
 
 
 def partial(module, **options):
-    return PartialModel(module, seed=3, **options)
+    return PartialModel(module, seed=3, overwrite=True, **options)
 
 
 def filters(count, *, image_size=28, classes=62, hidden=512, kernel=5, groups=0):

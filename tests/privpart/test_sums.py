@@ -76,13 +76,13 @@ def users(shape=(1, 8, 8), sizes=SIZES):
 
 
 def work(network, data, train=("*",), local=LOCAL):
-    model = PartialModel(network(), train=train, seed=1)
+    model = PartialModel(network, train=train, seed=1)
     return LocalWork(model, data, local=local, data_seed=5)
 
 
 def one_by_one(network, data, task=TASK, train=("*",), local=LOCAL):
     """Each client's clipped update, by the function that a device runs."""
-    model = PartialModel(network(), train=train, seed=1)
+    model = PartialModel(network, train=train, seed=1)
     start = model.flat.clone()
     return torch.stack([
         client_update(
@@ -140,7 +140,7 @@ def test_behind_a_cached_prefix():
         return nn.Sequential(OrderedDict((f"l{k}", layer) for k, layer in enumerate(layers)))
 
     data, train = users(), ["l3.*"]
-    below, above = split(PartialModel(network(), train=train, seed=1))
+    below, above = split(PartialModel(network, train=train, seed=1))
     behind = LocalWork(above, data, local=LOCAL, data_seed=5, features=Features(below, data.x))
     total = torch.empty(above.dim, dtype=torch.float64)
     behind.sum(TASK, TASK.clients, above.flat.clone(), total)
@@ -222,7 +222,7 @@ def test_how_much_a_client_holds_is_no_other_clients_rounding():
     def network():
         return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
 
-    weights = PartialModel(network(), seed=1).module[0].weight.detach().double()
+    weights = PartialModel(network, seed=1).module[0].weight.detach().double()
     null = torch.linalg.svd(weights, full_matrices=True)[2][200:]
     kink = (torch.randn(1, len(null), generator=generator).double() @ null * 1e7).float()
     x = torch.cat([torch.rand(64, 784, generator=generator), kink.expand(29, -1)])
@@ -306,7 +306,7 @@ def test_networks_that_may_mix_clients_are_not_summed(network):
 def test_tied_layers_are_not_summed():
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64))
     network[2].weight = network[1].weight
-    assert not OneStep.possible(PartialModel(network, seed=1))
+    assert not OneStep.possible(PartialModel(network, seed=1, overwrite=True))
 
 
 HOOKS = {
@@ -320,7 +320,7 @@ HOOKS = {
 
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
 def test_hooked_layers_are_not_summed(hook):
-    model = PartialModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), seed=1)
+    model = PartialModel(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), seed=1)
     assert OneStep.possible(model)
     hook(model.module[1])
     assert not OneStep.possible(model)
@@ -371,7 +371,7 @@ def test_the_changes_of_a_norm_are_autograds(layer, shape):
 def test_a_layer_that_would_take_the_batch_for_its_own_dimension(layer, shape):
     """Three clients of two examples are six rows, which such a layer would mix."""
     network = nn.Sequential(layer, nn.Flatten(), nn.Linear(25 if shape == (5, 5) else 5, 10))
-    model = PartialModel(network, train=["2.*"], seed=1)
+    model = PartialModel(network, train=["2.*"], seed=1, overwrite=True)
     data = users(shape, sizes=[2, 2, 2])
     work = LocalWork(model, data, local=LocalTraining(0.3, steps=1, batch_size=2), data_seed=5)
     total = torch.empty(model.dim, dtype=torch.float64)
@@ -380,7 +380,7 @@ def test_a_layer_that_would_take_the_batch_for_its_own_dimension(layer, shape):
 
 
 def engine(network=NETWORKS["dense"], data=None, local=LOCAL, **options):
-    model = PartialModel(network(), seed=1)
+    model = PartialModel(network, seed=1)
     options = {"sums": True, "data_seed": 5, "report": lambda _: None} | options
     return EmbeddedEngine(model, data or users(), local=local, **options)
 
@@ -486,7 +486,7 @@ def test_a_schedule_is_followed():
 
 
 def test_after_groups_took_turns_all_train():
-    model = PartialModel(mcmahan_2nn(inputs=64, hidden=40), seed=1)
+    model = PartialModel(lambda: mcmahan_2nn(inputs=64, hidden=40), seed=1)
     doing = LocalWork(model, users(), local=LOCAL, data_seed=5)
     start, total = model.flat.clone(), torch.empty(model.dim, dtype=torch.float64)
     doing.sum(TASK, TASK.clients, start, total)
