@@ -1,11 +1,10 @@
-"""Loop: the only round loop, ``fit``.
+"""Loop: ``fit``, the only round loop, and the callbacks that it calls after each committed round.
 
-The accountant is silent in here: the guarantee follows from the plan, which the server enforces.
+The loop does no accounting: the guarantee follows from the plan, and the server enforces the plan.
 
-Callbacks: what ``fit`` calls after each round, once the round is committed.
-
-They write what evaluation on public data said, and nothing about who came: no guarantee covers
-numbers of clients, so these files may be published where the run's own ledger may not.
+Callbacks write the metrics of an evaluation on public data, and nothing about which or how many
+clients took part, which no guarantee covers. Their files may be published; the run's ledger may
+not.
 """
 
 import csv
@@ -40,7 +39,7 @@ class RoundRecord:
     Attributes:
         round: from 0.
         counts: received, counted and refused updates; not covered by the guarantee.
-        metric: what ``evaluate`` returned, if it ran.
+        metric: what ``evaluate`` returned; None if it did not run.
     """
 
     round: int
@@ -51,12 +50,12 @@ class RoundRecord:
 class CohortTooSmallError(RuntimeError):
     """A round had fewer well-formed updates than the plan's minimum; nothing was released.
 
-    The server stands where it stood before: ``fit`` may be called again.
+    The server has not changed: ``fit`` may be called again.
     """
 
 
 class Engine(Protocol):
-    """Runs clients, wherever they are."""
+    """Trains clients, simulated or remote."""
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield the update of each client of the task that trained from ``start``, shape (d,)."""
@@ -65,10 +64,10 @@ class Engine(Protocol):
 
 @runtime_checkable
 class SummingEngine(Engine, Protocol):
-    """An engine whose clipping and adding up are trusted as the server's own would be."""
+    """An engine of the operator's own, trusted to clip and sum updates in the server's place."""
 
     def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
-        """Return sums in which each client of the task is once; None where ``run`` must do it."""
+        """Return sums that contain each client of the task once, or None to have ``run`` called."""
         ...
 
 
@@ -85,19 +84,20 @@ def fit(
     """Run the rounds from ``server.round`` to the last cohort and return a record of each.
 
     Args:
-        server: owns the model, the noise and the limits.
-        engine: runs the clients.
-        cohorts: per round, counted from round 0 also when a run is resumed, the ids of the clients
-            to ask; chosen without looking at data. Those whose limit is reached are not asked.
-        commit: makes a round durable, as ``RunFolder.commit``. Called before anything else, here
-            or outside, sees the round's model.
-        evaluate: of the trainable part, shape (d,); on public data, for it is not accounted.
+        server: owns the model, the noise and the participation limits.
+        engine: trains the clients.
+        cohorts: ids of the clients to ask in each round, from round 0 even when a run is resumed;
+            chosen without looking at data. Clients that have reached their limit are not asked.
+        commit: makes a round durable, for instance ``RunFolder.commit``. It is called before
+            anything else, inside or outside ``fit``, sees the round's model.
+        evaluate: returns a metric of the trainable part, shape (d,). Use public data only: the
+            guarantee does not cover what it returns.
         evaluate_every: rounds between evaluations, >= 1; None evaluates after the last round only.
-        callbacks: called after each round, in order.
+        callbacks: called after each committed round, in order.
 
     Raises:
         ConfigError: more cohorts than planned rounds, or ``evaluate_every`` is not a count.
-        CohortTooSmallError: see there.
+        CohortTooSmallError: a round had too few well-formed updates.
     """
     if evaluate_every is not None:
         checks.count("evaluate_every", evaluate_every)
@@ -105,22 +105,11 @@ def fit(
         raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
     records = []
     for number in range(server.round, len(cohorts)):
-        task = server.task(server.eligible(cohorts[number]))
-        try:
-            counts = _run_round(server, engine, task)
-            if counts.released and commit is not None:
-                commit(server, counts)
-        except BaseException as error:
-            if server.round != number:  # else nothing was drawn, and the round may be tried again
-                server.halt(f"round {number} was not committed ({type(error).__name__})")
-            raise
-        if not counts.released:
-            raise CohortTooSmallError(
-                f"round {number}: fewer than {server.plan.minimum_cohort} well-formed updates "
-                f"among the {counts.received} that came. Nothing was released; try again later."
-            )
-        due = number + 1 == len(cohorts) or (evaluate_every and (number + 1) % evaluate_every == 0)
-        metric = evaluate(server.parameters) if evaluate is not None and due else None
+        counts = _run_round(server, engine, cohorts[number], commit)
+        due = evaluate_every is not None and (number + 1) % evaluate_every == 0
+        metric = None
+        if evaluate is not None and (due or number + 1 == len(cohorts)):
+            metric = evaluate(server.parameters)
         record = RoundRecord(number, counts, metric)
         records.append(record)
         for callback in callbacks:
@@ -128,7 +117,33 @@ def fit(
     return records
 
 
-def _run_round(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
+def _run_round(
+    server: Server,
+    engine: Engine,
+    cohort: Sequence[int],
+    commit: Callable[[Server, RoundCounts], None] | None,
+) -> RoundCounts:
+    """Run one round and commit it; halt the server if noise was drawn but not committed."""
+    number = server.round
+    task = server.task(server.eligible(cohort))
+    try:
+        counts = _aggregate(server, engine, task)
+        if counts.released and commit is not None:
+            commit(server, counts)
+    except BaseException as error:
+        # If the round has not advanced, no noise was drawn, and the round may be tried again.
+        if server.round != number:
+            server.halt(f"round {number} was not committed ({type(error).__name__})")
+        raise
+    if not counts.released:
+        raise CohortTooSmallError(
+            f"round {number}: fewer than {server.plan.minimum_cohort} well-formed updates among "
+            f"the {counts.received} received. Nothing was released; try again later."
+        )
+    return counts
+
+
+def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
     if isinstance(engine, SummingEngine):
         sums = engine.sums(task, server.parameters)
         if sums is not None:
@@ -143,16 +158,14 @@ JSON_LINES, CSV = "metrics.jsonl", "metrics.csv"
 
 
 class MetricsFiles:
-    """One line per round in ``metrics.jsonl`` and ``metrics.csv`` of a folder.
+    """Callback that appends a line per round to ``metrics.jsonl`` and ``metrics.csv`` of a folder.
 
-    Lines are appended and flushed, so a run that is resumed goes on in the same files. A crash
-    between a round's commit and its line leaves the line out.
+    Each line has the round (from 0), the metric (null in JSON and empty in CSV if nothing was
+    evaluated) and the seconds since the previous line. A resumed run appends to the same files. A
+    crash between a round's commit and its line leaves the line out.
 
     Args:
-        folder: exists.
-
-    Each line has round (from 0), metric (None, or empty, where nothing was evaluated) and seconds
-    since the last line.
+        folder: must exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -162,7 +175,7 @@ class MetricsFiles:
             (folder / CSV).write_text(",".join(FIELDS) + "\n", encoding="utf-8")
 
     def __call__(self, record: RoundRecord) -> None:
-        """Append one round."""
+        """Append one round's line to both files."""
         now = time.monotonic()
         row = {
             "round": record.round,
@@ -177,13 +190,13 @@ class MetricsFiles:
 
 
 class ProgressBar:
-    """A line on standard error: rounds, time, time left and the last metric, as a percentage.
+    """Callback that shows rounds, time elapsed and left, and the last metric on standard error.
 
-    Where standard error is no terminal, each metric is a line of its own.
+    If standard error is not a terminal, each metric is printed on a line of its own.
 
     Args:
-        rounds: in all, >= 1.
-        done: of them, before the run was resumed.
+        rounds: number of rounds of the run, >= 1.
+        done: rounds that were committed before the run was resumed.
     """
 
     def __init__(self, rounds: int, *, done: int = 0) -> None:
@@ -200,7 +213,7 @@ class ProgressBar:
         self._bar = self._progress.add_task("", total=rounds, completed=done)
 
     def __call__(self, record: RoundRecord) -> None:
-        """Move on by one round."""
+        """Advance the bar by one round."""
         self._progress.update(self._bar, completed=record.round + 1)
         if record.metric is None:
             return
@@ -209,7 +222,7 @@ class ProgressBar:
             self._console.print(f"round {record.round + 1}: test accuracy {record.metric:.1%}")
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Stop drawing and restore the terminal."""
         self._progress.stop()
 
     def __enter__(self) -> "ProgressBar":
@@ -221,10 +234,10 @@ class ProgressBar:
 
 
 class TensorBoard:
-    """The metric as a TensorBoard scalar; a context that closes its file.
+    """Callback that writes the metric as a TensorBoard scalar; leaving its context closes the file.
 
     Args:
-        folder: of the event file.
+        folder: where the event file is written.
 
     Raises:
         ConfigError: TensorBoard is not installed.
@@ -235,12 +248,12 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ConfigError(
-                "TensorBoard is not installed: pip install tensorboard, or leave it out."
+                "TensorBoard is not installed: pip install tensorboard, or train without it."
             ) from None
         self._writer = SummaryWriter(str(folder))
 
     def __call__(self, record: RoundRecord) -> None:
-        """Write the round's metric, if it has one."""
+        """Write the round's metric if the round was evaluated."""
         if record.metric is not None:
             self._writer.add_scalar("metric", record.metric, record.round + 1)
 
