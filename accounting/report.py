@@ -1,12 +1,11 @@
-"""Privacy report: a guarantee with everything without which its epsilon means nothing.
+"""Privacy report: a guarantee together with everything that its epsilon depends on.
 
 Epsilon is never stated without delta, unit, adjacency and the assumptions under which it holds
-(Ponomareva et al. 2023, "How to DP-fy ML", section 5.3). The verdict is derived from those, never
-set by hand.
+(Ponomareva et al. 2023, "How to DP-fy ML", section 5.3). The status is derived from the assumptions
+and never set by hand.
 
-Assumptions: what a guarantee rests on, who checked it, and what is left without it.
-
-Statement: a privacy report in plain English. The only place where prose is made.
+The report, its assumptions and its statement in plain English are one file, because a new field of
+the report needs all three.
 """
 
 import json
@@ -25,17 +24,17 @@ from accounting.guarantee import FORMULAS, METHODS, Adjacency, Guarantee, Method
 from accounting.mechanisms import BinaryTree, Mechanism, fingerprint
 from accounting.participation import Participation
 
-SCHEMA = "privpart/epsilon/1"
+_SCHEMA = "privpart/epsilon/1"
 
 Unit = Literal["client", "example"]
-NoiseSource = Literal["unstated", "os", "seeded"]
-Verdict = Literal["holds", "conditional", "does-not-hold", "not-private"]
+NoiseOrigin = Literal["unstated", "os", "seeded"]
+ReportStatus = Literal["holds", "conditional", "does-not-hold", "not-private"]
 
-FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
-DERIVED = ("schema", "status", "warnings", "tuning_epsilon")
+_FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
+_DERIVED = ("schema", "status", "warnings", "tuning_epsilon")
 
-COVERED = ("every released iterate, and all that is computed from the iterates alone",)
-NOT_COVERED = (
+_COVERED = ("every released iterate, and all that is computed from the iterates alone",)
+_NOT_COVERED = (
     "choosing hyperparameters, checkpoints or when to stop on private data",
     "other releases about the same people, before, beside or after this run",
     "data that the model was pre-trained on",
@@ -44,7 +43,7 @@ NOT_COVERED = (
     "side channels, such as time, memory and traffic",
 )
 
-REQUIRED_ASSUMPTIONS = {
+_REQUIRED_ASSUMPTIONS = {
     "participation",
     "clipping",
     "divisor",
@@ -52,46 +51,310 @@ REQUIRED_ASSUMPTIONS = {
     "choices",
     "floating-point",
 }
-Status = Literal["enforced", "verified", "vouched", "asserted", "violated"]
+AssumptionStatus = Literal["enforced", "verified", "vouched", "asserted", "violated"]
 Severity = Literal["critical", "theoretical", "negligible"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyReport:
+    """A guarantee with its conditions; ``to_dict`` gives the JSON that the command line prints.
+
+    Attributes:
+        mechanism_fingerprint: hash of the mechanism's parameters, see ``fingerprint``.
+        tpr_at_fpr: pairs (false-positive rate, upper bound on the true-positive rate).
+        version: installed version of this package.
+        population: number of units that delta is judged against, if that number is public.
+        tuning_runs: number of runs on the same data, this one included, if known.
+        noise_source: "os" (the operating system's random bits), "seeded" (repeatable, so not
+            private), or "unstated".
+        earlier_mu: mu of an earlier run on the same data, 0 without one. ``mu`` includes it: mu^2
+            adds.
+
+    Raises:
+        ConfigError: a figure is out of range, or below the value that the other figures imply.
+    """
+
+    mechanism: str
+    mechanism_fingerprint: str
+    rounds: int
+    max_participations: int
+    min_separation: int
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    mu: float
+    rho: float
+    advantage: float
+    sensitivity_squared: float
+    sensitivity_exact: bool
+    sensitivity_rule: str
+    effective_noise_multiplier: float
+    method: Method
+    assumptions: "tuple[Assumption, ...]"
+    tpr_at_fpr: tuple[tuple[float, float], ...]
+    cross_check: CrossCheck
+    unit: Unit = "client"
+    adjacency: Adjacency = "zero-out"
+    trust_model: str = "central: the server sees every update; others see what it releases"
+    covered: tuple[str, ...] = _COVERED
+    not_covered: tuple[str, ...] = _NOT_COVERED
+    formula: str = FORMULAS["exact"]
+    version: str = "unknown"
+    population: int | None = None
+    tuning_runs: int | None = None
+    noise_source: NoiseOrigin = "unstated"
+    earlier_mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        Participation(self.rounds, self.max_participations, self.min_separation)
+        for name in ("noise_multiplier", "sensitivity_squared", "effective_noise_multiplier"):
+            checks.positive(name, getattr(self, name))
+        for name in ("population", "tuning_runs"):
+            if getattr(self, name) is not None:
+                checks.count(name, getattr(self, name))
+        checks.choice("method", self.method, METHODS)
+        checks.choice("unit", self.unit, get_args(Unit))
+        checks.choice("noise_source", self.noise_source, get_args(NoiseOrigin))
+        checks.probability("delta", self.delta)
+        for fpr, _ in self.tpr_at_fpr:
+            checks.probability("false-positive rate", fpr)
+        self._claims_no_more_than_mu_allows()
+
+    def _claims_no_more_than_mu_allows(self) -> None:
+        slack = 1 - 1e-9
+        run = Guarantee(self.mu, "exact", self.adjacency)
+        own = mu_upper(self.sensitivity_squared, self.noise_multiplier)
+        claims = [
+            ("epsilon", self.epsilon, run.epsilon(self.delta)),
+            ("rho", self.rho, run.rho),
+            ("mu", self.mu, math.hypot(own, checks.nonnegative("earlier_mu", self.earlier_mu))),
+            ("advantage", self.advantage, run.advantage()),
+        ]
+        claims += [
+            (f"tpr_at_fpr {fpr:g}", tpr, run.tpr_at_fpr(fpr)) for fpr, tpr in self.tpr_at_fpr
+        ]
+        for name, claimed, least in claims:
+            if not checks.nonnegative(name, claimed) >= least * slack:
+                raise ConfigError(
+                    f"{name}={claimed:g}: the other figures imply at least {least:g}."
+                )
+        if missing := _REQUIRED_ASSUMPTIONS - {a.code for a in self.assumptions}:
+            raise ConfigError(f"assumptions lack {', '.join(sorted(missing))}.")
+        if not self.not_covered:
+            raise ConfigError("not_covered is empty: no guarantee covers everything.")
+
+    @classmethod
+    def of(
+        cls,
+        mechanism: Mechanism,
+        participation: Participation,
+        *,
+        noise_multiplier: float,
+        delta: float,
+        method: Method = "exact",
+        unit: Unit = "client",
+        population: int | None = None,
+        tuning_runs: int | None = None,
+        noise_source: NoiseOrigin = "unstated",
+        cross_check: Second = "quadrature",
+        earlier: Guarantee | None = None,
+    ) -> "PrivacyReport":
+        """Return the report of a planned run.
+
+        Args:
+            mechanism: the encoder whose noise the server adds.
+            participation: how often one unit may take part.
+            noise_multiplier: as in ``guarantee``, > 0.
+            delta: in (0, 1).
+            method: how epsilon is computed, see ``Guarantee``.
+            unit: what one participation belongs to, "client" or "example".
+            population: see the attributes.
+            tuning_runs: see the attributes.
+            noise_source: see the attributes.
+            cross_check: the second accountant, see ``Guarantee.cross_check``.
+            earlier: guarantee of an earlier run on the same data, to compose with this one.
+        """
+        sensitivity = mechanism.sensitivity(participation)
+        run = Guarantee(mu_upper(sensitivity.squared, noise_multiplier), method)
+        run = run if earlier is None else run.compose(earlier)
+        return cls(
+            mechanism=mechanism.name,
+            mechanism_fingerprint=fingerprint(mechanism),
+            rounds=participation.rounds,
+            max_participations=participation.max_participations,
+            min_separation=participation.min_separation,
+            noise_multiplier=float(noise_multiplier),
+            epsilon=run.epsilon(delta),
+            delta=float(delta),
+            mu=run.mu,
+            rho=run.rho,
+            advantage=run.advantage(),
+            sensitivity_squared=sensitivity.squared,
+            sensitivity_exact=sensitivity.exact,
+            sensitivity_rule=sensitivity.rule,
+            effective_noise_multiplier=run.effective_noise_multiplier,
+            method=method,
+            assumptions=_assumptions(mechanism, participation, unit),
+            tpr_at_fpr=tuple((fpr, run.tpr_at_fpr(fpr)) for fpr in _FALSE_POSITIVE_RATES),
+            cross_check=run.cross_check(delta, cross_check),
+            unit=unit,
+            formula=FORMULAS[method],
+            version=_version(),
+            population=population,
+            tuning_runs=tuning_runs,
+            noise_source=noise_source,
+            earlier_mu=0.0 if earlier is None else earlier.mu,
+        )
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee, for other deltas, groups or compositions."""
+        return Guarantee(self.mu, self.method, self.adjacency)
+
+    @property
+    def status(self) -> ReportStatus:
+        """The verdict, derived from the assumptions, the noise source and the cross-check."""
+        if self.noise_source == "seeded":
+            return "not-private"
+        worst = {a.status for a in self.assumptions if a.severity == "critical"}
+        if "violated" in worst or not self.cross_check.consistent:
+            return "does-not-hold"
+        relevant = (a for a in self.assumptions if a.severity != "negligible")
+        if any(a.status in ("asserted", "violated") for a in relevant):
+            return "conditional"
+        return "holds"
+
+    @property
+    def tuning_epsilon(self) -> float | None:
+        """Epsilon of ``tuning_runs`` runs of this budget, composed: mu sqrt(runs)."""
+        if self.tuning_runs is None:
+            return None
+        composed = math.nextafter(self.mu * math.sqrt(self.tuning_runs), math.inf)
+        return Guarantee(composed, self.method).epsilon(self.delta)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Objections that a reviewer would raise."""
+        found = []
+        if self.population is not None and self.delta >= 1 / self.population:
+            found.append(
+                f"delta={self.delta:g} is 1/population or more: publishing one {self.unit}'s data "
+                "at random would pass. Use a delta well below 1/population."
+            )
+        if self.epsilon > 10:
+            found.append(f"epsilon={self.epsilon:.4g} is above 10: by itself it promises little.")
+        if self.noise_source == "seeded":
+            found.append("the noise is seeded: whoever knows the seed can subtract it.")
+        return tuple(found)
+
+    def with_status(self, code: str, status: AssumptionStatus, evidence: str) -> "PrivacyReport":
+        """Return the report with another status, and its evidence, for one assumption."""
+        if code not in (known := [a.code for a in self.assumptions]):
+            raise ConfigError(f"code={code!r}: must be one of {', '.join(known)}.")
+        changed = tuple(
+            replace(a, status=status, evidence=evidence) if a.code == code else a
+            for a in self.assumptions
+        )
+        return replace(self, assumptions=changed)
+
+    def statement(self) -> str:
+        """Return the report in plain English, with every condition."""
+        return _write_statement(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values with the schema's name, ready for JSON."""
+        values: dict[str, Any] = {"schema": _SCHEMA, "status": self.status, **asdict(self)}
+        values |= {"warnings": self.warnings, "tuning_epsilon": self.tuning_epsilon}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    def to_json(self) -> str:
+        """Return ``to_dict`` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "PrivacyReport":
+        """Return the report that ``to_dict`` wrote, and check that its values are consistent.
+
+        Raises:
+            ConfigError: another schema, missing or unknown fields, figures out of range, or a
+                status that does not follow from the other fields.
+        """
+        if (schema := values.get("schema")) != _SCHEMA:
+            raise ConfigError(f"schema={schema!r}: must be {_SCHEMA}.")
+        own = {k: v for k, v in values.items() if k not in _DERIVED}
+        if wrong := own.keys() ^ {f.name for f in fields(cls)}:
+            raise ConfigError(f"missing or unknown fields: {', '.join(sorted(wrong))}.")
+        try:
+            own["assumptions"] = tuple(Assumption(**a) for a in own["assumptions"])
+            own["tpr_at_fpr"] = tuple((fpr, tpr) for fpr, tpr in own["tpr_at_fpr"])
+            own["covered"] = tuple(own["covered"])
+            own["not_covered"] = tuple(own["not_covered"])
+            own["cross_check"] = CrossCheck(**own["cross_check"])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"not a report: {error}") from None
+        report = cls(**own)
+        if values.get("status") != report.status:
+            raise ConfigError(
+                f"status={values.get('status')!r}: the other fields imply {report.status}."
+            )
+        return report
+
+    @classmethod
+    def from_json(cls, text: str) -> "PrivacyReport":
+        """Return the report that ``to_json`` wrote; errors as for ``from_dict``."""
+        try:
+            values = json.loads(text)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError("not a report: must be a JSON object.")
+        return cls.from_dict(values)
+
+
+@lru_cache(maxsize=1)
+def _version() -> str:
+    try:
+        return metadata.version("privpart")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """Something the guarantee rests on.
+    """A condition that the guarantee depends on.
 
     Attributes:
         code: stable short name.
-        text: what must be true.
-        status: "enforced" (the code that ran makes it so), "verified" (checked afterwards, as
-            against a ledger), "vouched" (whoever asked for the report answers for it), "asserted"
-            (nobody checked) or "violated".
-        consequence: what becomes of the guarantee if it is false.
-        severity: of that: "critical" (no such guarantee), "theoretical" (no known attack) or
-            "negligible".
-        evidence: what the status rests on; empty if asserted.
+        text: the condition.
+        status: "enforced" (the code that ran guarantees it), "verified" (checked afterwards, for
+            example against a ledger), "vouched" (the person who asked for the report answers for
+            it), "asserted" (nobody checked it) or "violated".
+        consequence: what happens to the guarantee if the condition is false.
+        severity: how serious that is: "critical" (the guarantee is lost), "theoretical" (no attack
+            is known) or "negligible".
+        evidence: what the status rests on; empty if "asserted".
     """
 
     code: str
     text: str
-    status: Status
+    status: AssumptionStatus
     consequence: str
     severity: Severity = "critical"
     evidence: str = ""
 
     def __post_init__(self) -> None:
-        checks.choice(f"status of {self.code}", self.status, get_args(Status))
+        checks.choice(f"status of {self.code}", self.status, get_args(AssumptionStatus))
         if self.status in ("enforced", "verified", "vouched") and not self.evidence:
             raise ConfigError(f"evidence is empty: say why {self.code} is {self.status}.")
         checks.choice(f"severity of {self.code}", self.severity, get_args(Severity))
 
 
-def run_assumptions(
+def _assumptions(
     mechanism: Mechanism, participation: Participation, unit: str
 ) -> tuple[Assumption, ...]:
-    """Return what an unamplified run assumes; nobody has checked any of it yet."""
+    """Return the assumptions of a run without amplification, all still unchecked."""
     prefix = isinstance(mechanism, BinaryTree) and mechanism.release == "prefix"
-    return (*_always(participation, unit), *((_PREFIX_ONLY,) if prefix else ()))
+    return (*_common_assumptions(participation, unit), *((_PREFIX_ONLY,) if prefix else ()))
 
 
 _PREFIX_ONLY = Assumption(
@@ -103,7 +366,7 @@ _PREFIX_ONLY = Assumption(
 )
 
 
-def _always(participation: Participation, unit: str) -> tuple[Assumption, ...]:
+def _common_assumptions(participation: Participation, unit: str) -> tuple[Assumption, ...]:
     k, b = participation.max_participations, participation.min_separation
     times = "one round" if k == 1 else f"{k} rounds, each {b} or more after the one before"
     return (
@@ -147,265 +410,7 @@ def _always(participation: Participation, unit: str) -> tuple[Assumption, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivacyReport:
-    """One line of a budget; ``to_dict`` is the JSON of the command line.
-
-    Attributes:
-        mechanism_fingerprint: of all its parameters, see ``fingerprint``.
-        noise_source: "os" (the operating system's random bits), "seeded" (repeatable, so not
-            private), or "unstated".
-        tpr_at_fpr: pairs (false-positive rate, most that the true-positive rate can be).
-        population: number of units that delta is judged against, if it is public.
-        tuning_runs: runs on the same data of which this is one, if known.
-        earlier_mu: of an earlier run on the same data, which mu includes: mu^2 adds.
-        version: of this package, as installed.
-
-    Raises:
-        ConfigError: a figure out of range, or an epsilon below what mu and delta allow.
-    """
-
-    mechanism: str
-    mechanism_fingerprint: str
-    rounds: int
-    max_participations: int
-    min_separation: int
-    noise_multiplier: float
-    epsilon: float
-    delta: float
-    mu: float
-    rho: float
-    advantage: float
-    sensitivity_squared: float
-    sensitivity_exact: bool
-    sensitivity_rule: str
-    effective_noise_multiplier: float
-    method: Method
-    assumptions: tuple[Assumption, ...]
-    tpr_at_fpr: tuple[tuple[float, float], ...]
-    cross_check: CrossCheck
-    unit: Unit = "client"
-    adjacency: Adjacency = "zero-out"
-    trust_model: str = "central: the server sees every update; others see what it releases"
-    covered: tuple[str, ...] = COVERED
-    not_covered: tuple[str, ...] = NOT_COVERED
-    formula: str = FORMULAS["exact"]
-    version: str = "unknown"
-    population: int | None = None
-    tuning_runs: int | None = None
-    noise_source: NoiseSource = "unstated"
-    earlier_mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        Participation(self.rounds, self.max_participations, self.min_separation)
-        for name in ("noise_multiplier", "sensitivity_squared", "effective_noise_multiplier"):
-            checks.positive(name, getattr(self, name))
-        for name in ("population", "tuning_runs"):
-            if getattr(self, name) is not None:
-                checks.count(name, getattr(self, name))
-        checks.choice("method", self.method, METHODS)
-        checks.choice("unit", self.unit, get_args(Unit))
-        checks.choice("noise_source", self.noise_source, get_args(NoiseSource))
-        checks.probability("delta", self.delta)
-        for fpr, _ in self.tpr_at_fpr:
-            checks.probability("false-positive rate", fpr)
-        self._claims_no_more_than_mu_allows()
-
-    def _claims_no_more_than_mu_allows(self) -> None:
-        slack = 1 - 1e-9
-        run = Guarantee(self.mu, "exact", self.adjacency)
-        own = mu_upper(self.sensitivity_squared, self.noise_multiplier)
-        claims = [
-            ("epsilon", self.epsilon, run.epsilon(self.delta)),
-            ("rho", self.rho, run.rho),
-            ("mu", self.mu, math.hypot(own, checks.nonnegative("earlier_mu", self.earlier_mu))),
-            ("advantage", self.advantage, run.advantage()),
-        ]
-        claims += [
-            (f"tpr_at_fpr {fpr:g}", tpr, run.tpr_at_fpr(fpr)) for fpr, tpr in self.tpr_at_fpr
-        ]
-        for name, claimed, least in claims:
-            if not checks.nonnegative(name, claimed) >= least * slack:
-                raise ConfigError(f"{name}={claimed:g}: the other figures give {least:g} or more.")
-        if missing := REQUIRED_ASSUMPTIONS - {a.code for a in self.assumptions}:
-            raise ConfigError(f"assumptions lack {', '.join(sorted(missing))}.")
-        if not self.not_covered:
-            raise ConfigError("not_covered is empty: no guarantee covers everything.")
-
-    @classmethod
-    def of(
-        cls,
-        mechanism: Mechanism,
-        participation: Participation,
-        *,
-        noise_multiplier: float,
-        delta: float,
-        method: Method = "exact",
-        unit: Unit = "client",
-        population: int | None = None,
-        tuning_runs: int | None = None,
-        noise_source: NoiseSource = "unstated",
-        cross_check: Second = "quadrature",
-        earlier: Guarantee | None = None,
-    ) -> "PrivacyReport":
-        """Account for a planned run.
-
-        Args:
-            mechanism: as in ``guarantee``; so are participation, noise_multiplier and method.
-            participation: how often one unit may take part.
-            noise_multiplier: > 0.
-            delta: in (0, 1).
-            method: how epsilon is computed.
-            unit: what one participation belongs to, "client" or "example".
-            population: see the attributes.
-            tuning_runs: see the attributes.
-            noise_source: see the attributes.
-            cross_check: the second accountant, see ``Guarantee.cross_check``.
-            earlier: guarantee of an earlier run on the same data, to be included.
-        """
-        sensitivity = mechanism.sensitivity(participation)
-        run = Guarantee(mu_upper(sensitivity.squared, noise_multiplier), method)
-        run = run if earlier is None else run.compose(earlier)
-        return cls(
-            mechanism=mechanism.name,
-            mechanism_fingerprint=fingerprint(mechanism),
-            rounds=participation.rounds,
-            max_participations=participation.max_participations,
-            min_separation=participation.min_separation,
-            noise_multiplier=float(noise_multiplier),
-            epsilon=run.epsilon(delta),
-            delta=float(delta),
-            mu=run.mu,
-            rho=run.rho,
-            advantage=run.advantage(),
-            sensitivity_squared=sensitivity.squared,
-            sensitivity_exact=sensitivity.exact,
-            sensitivity_rule=sensitivity.rule,
-            effective_noise_multiplier=run.effective_noise_multiplier,
-            method=method,
-            assumptions=run_assumptions(mechanism, participation, unit),
-            tpr_at_fpr=tuple((fpr, run.tpr_at_fpr(fpr)) for fpr in FALSE_POSITIVE_RATES),
-            cross_check=run.cross_check(delta, cross_check),
-            unit=unit,
-            formula=FORMULAS[method],
-            version=_version(),
-            population=population,
-            tuning_runs=tuning_runs,
-            noise_source=noise_source,
-            earlier_mu=0.0 if earlier is None else earlier.mu,
-        )
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The guarantee itself, for other deltas, groups or compositions."""
-        return Guarantee(self.mu, self.method, self.adjacency)
-
-    @property
-    def status(self) -> Verdict:
-        """What the claim is worth, derived from its assumptions, noise and cross-check."""
-        if self.noise_source == "seeded":
-            return "not-private"
-        worst = {a.status for a in self.assumptions if a.severity == "critical"}
-        if "violated" in worst or not self.cross_check.consistent:
-            return "does-not-hold"
-        open_ones = (a for a in self.assumptions if a.severity != "negligible")
-        if any(a.status in ("asserted", "violated") for a in open_ones):
-            return "conditional"
-        return "holds"
-
-    @property
-    def tuning_epsilon(self) -> float | None:
-        """Epsilon of all ``tuning_runs`` together, had each had this budget: mu sqrt(runs)."""
-        if self.tuning_runs is None:
-            return None
-        together = math.nextafter(self.mu * math.sqrt(self.tuning_runs), math.inf)
-        return Guarantee(together, self.method).epsilon(self.delta)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a reviewer would object to."""
-        found = []
-        if self.population is not None and self.delta >= 1 / self.population:
-            found.append(
-                f"delta={self.delta:g} is 1/population or more: publishing one {self.unit}'s data "
-                "at random would pass. Use a delta well below 1/population."
-            )
-        if self.epsilon > 10:
-            found.append(f"epsilon={self.epsilon:.4g} is above 10: by itself it promises little.")
-        if self.noise_source == "seeded":
-            found.append("the noise is seeded: whoever knows the seed can subtract it.")
-        return tuple(found)
-
-    def with_status(self, code: str, status: Status, evidence: str) -> "PrivacyReport":
-        """Return the report with one assumption's status set, and what it rests on."""
-        if code not in (known := [a.code for a in self.assumptions]):
-            raise ConfigError(f"code={code!r}: must be one of {', '.join(known)}.")
-        changed = tuple(
-            replace(a, status=status, evidence=evidence) if a.code == code else a
-            for a in self.assumptions
-        )
-        return replace(self, assumptions=changed)
-
-    def statement(self) -> str:
-        """Say it in plain English, with every condition."""
-        return write_statement(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values under a schema name, ready for JSON."""
-        values: dict[str, Any] = {"schema": SCHEMA, "status": self.status, **asdict(self)}
-        values |= {"warnings": self.warnings, "tuning_epsilon": self.tuning_epsilon}
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
-
-    def to_json(self) -> str:
-        """``to_dict`` as text."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "PrivacyReport":
-        """Read what ``to_dict`` wrote, and check that its figures and its status belong together.
-
-        Raises:
-            ConfigError: another schema, missing or unknown fields, figures out of range, or
-                a status that does not follow from the rest.
-        """
-        if (schema := values.get("schema")) != SCHEMA:
-            raise ConfigError(f"schema={schema!r}: must be {SCHEMA}.")
-        own = {k: v for k, v in values.items() if k not in DERIVED}
-        if wrong := own.keys() ^ {f.name for f in fields(cls)}:
-            raise ConfigError(f"missing or unknown fields: {', '.join(sorted(wrong))}.")
-        try:
-            own["assumptions"] = tuple(Assumption(**a) for a in own["assumptions"])
-            own["tpr_at_fpr"] = tuple((fpr, tpr) for fpr, tpr in own["tpr_at_fpr"])
-            own["covered"], own["not_covered"] = tuple(own["covered"]), tuple(own["not_covered"])
-            own["cross_check"] = CrossCheck(**own["cross_check"])
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"not a report: {error}") from None
-        report = cls(**own)
-        if values.get("status") != report.status:
-            raise ConfigError(f"status={values.get('status')!r}: the rest says {report.status}.")
-        return report
-
-    @classmethod
-    def from_json(cls, text: str) -> "PrivacyReport":
-        """Read what ``to_json`` wrote; raises as ``from_dict``."""
-        try:
-            values = json.loads(text)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ConfigError("not a report: a JSON object was expected.")
-        return cls.from_dict(values)
-
-
-@lru_cache(maxsize=1)
-def _version() -> str:
-    try:
-        return metadata.version("privpart")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-_VERDICTS = {
+_STATUS_SENTENCES = {
     "holds": "The guarantee holds: all that it rests on was enforced, verified or vouched for.",
     "conditional": "The guarantee is conditional: part of what it rests on was not checked.",
     "does-not-hold": "The guarantee DOES NOT HOLD; its figures are void.",
@@ -417,9 +422,14 @@ _NEIGHBOURS = {
 }
 
 
-def write_statement(report: PrivacyReport) -> str:
-    """Return paragraphs separated by blank lines; figures are rounded up."""
-    parts = [_VERDICTS[report.status], _claim(report), _attacker(report), _accounting(report)]
+def _write_statement(report: PrivacyReport) -> str:
+    """Return paragraphs separated by blank lines, with figures rounded up."""
+    parts = [
+        _STATUS_SENTENCES[report.status],
+        _claim(report),
+        _attacker(report),
+        _accounting(report),
+    ]
     for status, lead in (
         ("violated", "Violated"),
         ("asserted", "Asserted, not checked"),
@@ -436,16 +446,6 @@ def write_statement(report: PrivacyReport) -> str:
     parts.append(_tuning(report))
     parts += [f"Warning: {text}" for text in report.warnings]
     return "\n\n".join(parts)
-
-
-def up(value: float, digits: int = 4) -> str:
-    """Return ``value`` with few digits, rounded up.
-
-    >>> up(1.74298), up(1e-6), up(0.12345), up(0.0)
-    ('1.743', '1e-06', '0.1235', '0')
-    """
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(value)))
-    return f"{float(rounded):.{digits}g}"
 
 
 def _claim(report: PrivacyReport) -> str:
@@ -499,3 +499,13 @@ def _tuning(report: PrivacyReport) -> str:
         f"of them together would cost epsilon = {up(report.tuning_epsilon)} at the same delta, "
         f"unit and adjacency."
     )
+
+
+def up(value: float, digits: int = 4) -> str:
+    """Return ``value`` as text with ``digits`` significant digits, rounded up.
+
+    >>> up(1.74298), up(1e-6), up(0.12345), up(0.0)
+    ('1.743', '1e-06', '0.1235', '0')
+    """
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(value)))
+    return f"{float(rounded):.{digits}g}"

@@ -1,16 +1,15 @@
-"""Sensitivity: how far one client can move what a mechanism encodes.
+"""Sensitivity: how far one client can move the encoded stream of a mechanism.
 
 A client adds a vector of length at most 1 in each round of its pattern u, so the encoded stream
 moves by C x and, with X = C^T C, squared sensitivity = max over admissible u, |g_i| <= 1 of
 sum_{i,j in u} X_ij <g_i, g_j>. If X_ij >= 0 that is max_u u^T X u, exactly.
 
-Gram sensitivity: max over participations of sum_{i,j in u} |X_ij|, from X = C^T C alone.
-
-Exact where the maximum can be found and is attained: one participation (largest diagonal entry);
-columns ``min_separation`` apart that are orthogonal (a weighted choice of rounds: Choquette-Choo et
-al. 2023, "(Amplified) Banded Matrix Factorization"); X without negative entries, and either a
-client that may be in every round, or few enough patterns to try them all. Otherwise an upper bound:
-the best sum of row maxima.
+``gram_sensitivity`` is the rule for any encoder; mechanisms with a better rule have it in their own
+files. It is exact where it can find the maximum and the maximum is attained: one participation
+(largest diagonal entry); columns ``min_separation`` apart that are orthogonal (a weighted choice of
+rounds: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"); X without negative
+entries, and either a client that may take part in every round, or few enough patterns to try them
+all. Otherwise it is an upper bound: the best sum of row maxima.
 """
 
 import sys
@@ -24,15 +23,21 @@ from accounting import checks
 from accounting.checks import ConfigError
 from accounting.participation import Participation
 
+Array = NDArray[np.float64]
+
+_MOST_PATTERNS = 50_000
+_ROUNDING = 1e-12
+"""Negative entries this small, relative to the largest diagonal one, are the rounding of a zero."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Squared L2 sensitivity at clip norm 1, and how it is known.
+    """Squared L2 sensitivity at clip norm 1, and the rule that gives it.
 
     Attributes:
         squared: max over participations of ||C x||^2.
         exact: False if ``squared`` is only an upper bound.
-        rule: the theorem or algorithm behind it, in words.
+        rule: the theorem or algorithm behind it, in a few words.
     """
 
     squared: float
@@ -42,21 +47,22 @@ class Sensitivity:
     def __post_init__(self) -> None:
         if not checks.positive("sensitivity squared", self.squared) >= 1e-200:
             raise ConfigError(
-                f"sensitivity squared={self.squared:g}: below 1e-200 floats no longer round up."
+                f"sensitivity squared={self.squared:g}: must be at least 1e-200; floats below that "
+                "cannot be rounded up."
             )
 
 
 def brute_force(encoder: NDArray[np.float64], participation: Participation) -> float:
-    """Return max_u u^T |X| u by trying every admissible pattern: the judge of the fast paths.
+    """Return max_u u^T |X| u by trying every admissible pattern: the reference for the fast rules.
 
     Exact where X = C^T C has no negative entry; an upper bound otherwise. Takes exponential time.
 
     Args:
         encoder: C, shape (released values, rounds).
-        participation: the patterns to try; its ``rounds`` is the width of C.
+        participation: the patterns to try; its ``rounds`` is the number of columns of C.
 
     Raises:
-        ConfigError: an entry that is not finite, or another width.
+        ConfigError: an entry is not finite, or the number of columns differs.
     """
     if encoder.ndim != 2 or encoder.shape[1] != participation.rounds:
         raise ConfigError(
@@ -69,40 +75,16 @@ def brute_force(encoder: NDArray[np.float64], participation: Participation) -> f
     return max(float(gram[np.ix_(u, u)].sum()) for u in participation.patterns())
 
 
-def rounded_up(value: float, terms: int) -> float:
-    """Return ``value``, a float64 sum of that many products of nonnegative numbers, rounded up.
-
-    Each of the additions and multiplications lost at most half a unit in the last place.
-    """
-    return value * (1 + (terms + 4) * sys.float_info.epsilon)
-
-
-def same_rounds(mechanism_rounds: int, participation: Participation) -> None:
-    """Refuse a participation that was planned for another number of rounds than the mechanism."""
-    if mechanism_rounds != participation.rounds:
-        raise ConfigError(
-            f"participation has rounds={participation.rounds} but the mechanism has "
-            f"rounds={mechanism_rounds}: both must describe the same run."
-        )
-
-
-_MOST_PATTERNS = 50_000
-_ROUNDING = 1e-12
-"""Negative entries this small, relative to the largest diagonal one, are the rounding of a zero."""
-
-Array = NDArray[np.float64]
-
-
 def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
     """Return the squared sensitivity of any encoder with C^T C = ``gram``.
 
     Args:
         gram: X = C^T C, shape (n, n).
-        participation: who may take part; its ``rounds`` is n.
+        participation: how often one client may take part; its ``rounds`` is n.
 
     Returns:
-        The exact value where one of the rules in this file's docstring gives it, else an upper
-        bound labelled as one.
+        The exact value where a rule of the module's docstring gives it, else an upper bound with
+        ``exact=False``.
     """
     size = len(gram)
     k, b = participation.max_participations, participation.min_separation
@@ -117,10 +99,10 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
         return Sensitivity(rounded_up(worst, terms), exact=True, rule="orthogonal participations")
     magnitude = np.abs(admissible)
     attained = admissible.min() >= -_ROUNDING * np.diag(gram).max()
-    if attained and _everybody_always(participation):
+    if attained and _every_round_allowed(participation):
         worst = float(np.trace(gram) + magnitude.sum())
         return Sensitivity(rounded_up(worst, terms), exact=True, rule="every round")
-    if attained and _patterns(participation) <= _MOST_PATTERNS:
+    if attained and _pattern_count(participation) <= _MOST_PATTERNS:
         worst, _ = _try_all(magnitude, np.diag(gram), participation)
         return Sensitivity(rounded_up(worst, terms), exact=True, rule="all patterns tried")
     worst = row_bound(magnitude, np.diag(gram), participation)
@@ -131,15 +113,45 @@ def row_bound(magnitude: Array, diagonal: Array, participation: Participation) -
     """Return an upper bound on max_u sum_{i in u} (X_ii + sum_{j in u, j != i} |X_ij|).
 
     Each row is worth at most its diagonal entry plus its best k - 1 others; a pattern is worth at
-    most the sum of its rows. ``magnitude`` is |X| with zeros less than b off the diagonal.
+    most the sum of its rows. ``magnitude`` is |X|, with zeros where |i - j| < b.
     """
     k, b = participation.max_participations, participation.min_separation
     others = _heaviest(magnitude, k - 1, b)
     return float(_heaviest(diagonal + others, k, b))
 
 
+def worst_pattern(gram: Array, participation: Participation) -> tuple[int, ...]:
+    """Return the rounds of an admissible pattern u with the largest sum_{i,j in u} |X_ij|.
+
+    Tries all of them, so it is meant for Gram matrices whose ``gram_sensitivity`` is exact.
+    """
+    if _every_round_allowed(participation):
+        return tuple(range(participation.rounds))
+    return _try_all(np.abs(gram), np.diag(gram), participation)[1]
+
+
+def rounded_up(value: float, terms: int) -> float:
+    """Return ``value``, a float64 sum of ``terms`` products of nonnegative numbers, rounded up.
+
+    Each addition and each multiplication lost at most half a unit in the last place.
+    """
+    return value * (1 + (terms + 4) * sys.float_info.epsilon)
+
+
+def same_rounds(mechanism_rounds: int, participation: Participation) -> None:
+    """Raise ``ConfigError`` if mechanism and participation differ in their number of rounds."""
+    if mechanism_rounds != participation.rounds:
+        raise ConfigError(
+            f"participation has rounds={participation.rounds} but the mechanism has "
+            f"rounds={mechanism_rounds}: both must describe the same run."
+        )
+
+
 def _heaviest(weights: Array, most: int, separation: int) -> Array:
-    """Most that ``most`` rounds weigh: F_m[i] = max(F_m[i-1], w_i + F_{m-1}[i-b]), last axis."""
+    """Return the greatest weight of at most ``most`` rounds, ``separation`` apart (last axis).
+
+    F_m[i] = max(F_m[i-1], w_i + F_{m-1}[i-b]) over the first i rounds.
+    """
     best = np.zeros_like(weights)
     for _ in range(most):
         total = weights.copy()
@@ -148,22 +160,12 @@ def _heaviest(weights: Array, most: int, separation: int) -> Array:
     return np.asarray(best[..., -1])
 
 
-def worst_pattern(gram: Array, participation: Participation) -> tuple[int, ...]:
-    """Return the rounds of an admissible pattern u with the largest sum_{i,j in u} |X_ij|.
-
-    Tries all of them: for Gram matrices that ``gram_sensitivity`` calls exact.
-    """
-    if _everybody_always(participation):
-        return tuple(range(participation.rounds))
-    return _try_all(np.abs(gram), np.diag(gram), participation)[1]
-
-
-def _everybody_always(participation: Participation) -> bool:
+def _every_round_allowed(participation: Participation) -> bool:
     return participation.max_participations == participation.rounds
 
 
-def _patterns(participation: Participation) -> int:
-    """Number of patterns with fewer participations than the most: what ``_try_all`` visits."""
+def _pattern_count(participation: Participation) -> int:
+    """Return how many patterns ``_try_all`` visits: those with fewer than k participations."""
     n, b = participation.rounds, participation.min_separation
     sizes = range(participation.max_participations)
     return sum(comb(n - max(0, size - 1) * (b - 1), size) for size in sizes)
@@ -172,7 +174,7 @@ def _patterns(participation: Participation) -> int:
 def _try_all(
     magnitude: Array, diagonal: Array, participation: Participation
 ) -> tuple[float, tuple[int, ...]]:
-    """Depth first over patterns; the last participation is chosen for all rounds at once."""
+    """Search patterns depth first; one argmax chooses the last participation."""
     b = participation.min_separation
 
     def best(inside: float, cross: Array, first: int, left: int) -> tuple[float, tuple[int, ...]]:
@@ -184,9 +186,9 @@ def _try_all(
             return float(values[last]), (first + last,)
         worst: tuple[float, tuple[int, ...]] = inside, ()
         for i in range(first, len(diagonal)):
-            value, rest = best(float(values[i - first]), cross + magnitude[i], i + b, left - 1)
+            value, later = best(float(values[i - first]), cross + magnitude[i], i + b, left - 1)
             if value > worst[0]:
-                worst = value, (i, *rest)
+                worst = value, (i, *later)
         return worst
 
     return best(0.0, np.zeros(len(diagonal)), 0, participation.max_participations)

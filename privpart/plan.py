@@ -41,7 +41,7 @@ from accounting import (
     mechanism_from_dict,
 )
 from accounting.checks import ConfigError
-from accounting.report import NoiseSource as NoiseOrigin
+from accounting.report import NoiseOrigin
 from privpart.clip import at_least_tiny
 
 Order = Literal["sequential", "reverse", "random"]
