@@ -1,8 +1,8 @@
-"""Select choice: what clients select under a plan, as people write it in a table ``[select]``.
+"""Select table: what clients select, as written in a plan's table ``[select]``.
 
 [select]
 delivery = "pir"
-words = { keys = "top", m = 500 }        # most frequent words of a client's own text
+words = { keys = "top", m = 500 }        # the most frequent words of a client's text
 hidden = { keys = "independent", m = 64 }
 """
 
@@ -45,13 +45,13 @@ _DELIVERIES: dict[DeliveryName, Delivery] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyChoice:
-    """How the keys of one space are chosen.
+    """How the keys of one key space are chosen.
 
     Args:
-        keys: "top", "random" or "random-top" of a client's own words; "independent", drawn by each
-            client, or "shared", drawn from public coins for everyone in a round.
-        m: how many, >= 1; decoys fill up where a client has fewer words.
-        seed: of the public coins of "shared", >= 0.
+        keys: "top", "random" or "random-top" choose among a client's own words; "independent" keys
+            are drawn by each client; "shared" keys are drawn from public coins for a whole round.
+        m: number of keys, >= 1; clients with fewer words add decoys.
+        seed: seed of the public coins of "shared", >= 0.
     """
 
     keys: KeyKind
@@ -62,25 +62,25 @@ class KeyChoice:
         checks.choice("keys", self.keys, get_args(KeyKind))
         checks.count("m", self.m)
         if checks.count("seed", self.seed, minimum=0) and self.keys != "shared":
-            raise ConfigError(f"seed={self.seed}: only for keys='shared'; leave it out.")
+            raise ConfigError(f"seed={self.seed}: only keys='shared' uses it; leave it out.")
 
     @property
     def structured(self) -> bool:
-        """Whether the keys come from a client's own data."""
+        """Whether the keys depend on a client's data."""
         return self.keys in _STRATEGIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectChoice:
-    """What clients select, and how it reaches them.
+    """What clients select and how the slices reach them.
 
     Args:
         delivery: "broadcast", "on-demand", "pre-generated" or "pir"; see
-            ``privpart.select.delivery``. Under shared keys slices are a broadcast anyway.
-        words: of ``word_lm``.
-        hidden: neurons of the feed-forward part of ``word_lm``.
-        filters: of the second convolution of ``small_cnn`` and its relatives.
-        neurons: of the first hidden layer of ``mcmahan_2nn``.
+            ``privpart.select.delivery``. Slices under shared keys are always broadcast.
+        words: keys of the words of ``word_lm``.
+        hidden: keys of the feed-forward neurons of ``word_lm``.
+        filters: keys of the second convolution's filters in ``small_cnn`` and its variants.
+        neurons: keys of the first hidden layer's neurons in ``mcmahan_2nn``.
     """
 
     delivery: DeliveryName
@@ -92,40 +92,40 @@ class SelectChoice:
     def __post_init__(self) -> None:
         checks.choice("delivery", self.delivery, get_args(DeliveryName))
         if not self.chosen:
-            raise ConfigError("say what to select: words, hidden, filters or neurons.")
+            raise ConfigError("select: name at least one of words, hidden, filters and neurons.")
         for name, choice in self.chosen.items():
             if choice.structured != (name == "words"):
                 raise ConfigError(
                     f"{name}.keys={choice.keys!r}: words are chosen from a client's own data, all "
-                    f"else at random. Use {' or '.join(_KINDS[name == 'words'])}."
+                    f"other keys at random. Use {' or '.join(_KINDS[name == 'words'])}."
                 )
 
     @property
     def chosen(self) -> dict[str, KeyChoice]:
-        """What is selected, by key space; words come first."""
+        """The choices that are set, by key space, words first."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self)[1:])
         return {name: choice for name, choice in named if choice is not None}
 
     @property
     def takes_turns(self) -> bool:
-        """Whether some slices train in rounds that public coins choose, and in no others."""
+        """Whether some slices train only in rounds that public coins draw (keys = "shared")."""
         return any(choice.keys == "shared" for choice in self.chosen.values())
 
     def fetch(self) -> Delivery:
-        """Return the delivery."""
+        """Return the function that delivers slices."""
         return _DELIVERIES[self.delivery]
 
     def spaces(self, network: nn.Module) -> list[KeySpace]:
-        """Return the key spaces of a network, in order.
+        """Return the chosen key spaces of ``network``, in the order of ``chosen``.
 
         Raises:
-            ConfigError: it has no such.
+            ConfigError: the network does not have a chosen key space.
         """
         known = key_spaces(network)
         for name in self.chosen:
             if name not in known:
                 raise ConfigError(
-                    f"select.{name}: this network has none; clients can select its "
+                    f"select.{name}: this network has none. Clients can select its "
                     f"{' and '.join(known) or 'nothing'}."
                 )
         return [known[name] for name in self.chosen]
@@ -138,16 +138,16 @@ class SelectChoice:
         always: Keys = (),
         data_seed: int = 0,
     ) -> list[KeyChooser]:
-        """Return what chooses the keys, per key space.
+        """Return one chooser of keys per key space.
 
         Args:
-            sizes: K of each.
-            counts: words of a client's data; None where only the public keys matter.
-            always: words that everyone takes.
-            data_seed: of the devices' draws.
+            sizes: number of keys K of each space.
+            counts: counts of words in a client's data; None if only public keys matter.
+            always: words that every client selects.
+            data_seed: seed of the devices' draws.
 
         Raises:
-            ConfigError: more keys than there are, or fewer than everyone takes.
+            ConfigError: m exceeds K, or is too small for the words of ``always``.
         """
         found: list[KeyChooser] = []
         for (name, choice), size in zip(self.chosen.items(), sizes, strict=True):

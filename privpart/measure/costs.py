@@ -1,15 +1,14 @@
-"""Costs: what one round takes from one client, in bytes, seconds, FLOPs and memory.
+"""Costs: bytes, seconds, FLOPs and memory that a round or a whole run takes from one client.
 
-Everything is measured on the messages and on one local step, nothing is estimated from parameter
-counts. FLOPs are those of convolutions and matrix products, two per multiply-add; the backward
-pass is counted as it runs, so a frozen layer above a trained one costs its input gradient only.
+All values are measured on encoded messages and on a local step that is run; none is estimated from
+parameter counts. FLOPs are those of convolutions and matrix products, two per multiply-add. The
+backward pass is counted as it runs, so a frozen layer above a trained one costs its input gradient
+only.
 
-Schedule costs: what a whole run takes from one client, partial rounds beside full ones.
-
-FedPart (Wang et al. 2024) counts the uplink only: of M groups a partial round sends one, so on
-average 1/M of a full round's bytes (its Eq. 5). Its Eq. 6 for computation lets every layer between
-the output and the trained one compute both gradients. Frozen layers need no weight gradient, so a
-real client does less: see ``run_costs``.
+FedPart (Wang et al. 2024) has formulas for partial rounds: ``uplink_share`` (Eq. 5) and
+``computation_share`` (Eq. 6). Eq. 6 lets every layer from the output down to the trained one
+compute both gradients. Frozen layers need no weight gradient, so a real client computes less: see
+``run_costs``.
 """
 
 import math
@@ -33,7 +32,7 @@ from privpart.wire import encode_model, encode_update
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bytes per second of a client; the defaults are Wang et al. 2021's for real phones."""
+    """Bytes per second of a client; the defaults are those of phones in Wang et al. 2021."""
 
     down: float = 0.75e6
     up: float = 0.25e6
@@ -45,15 +44,15 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Bytes that are alive together when the backward pass of a local step begins.
+    """Bytes in memory when the backward pass of a local step begins.
 
     Attributes:
-        parameters: trained and frozen, and buffers.
-        gradients: of the trained part.
-        before: the trained part as received, which the update is the difference to.
-        optimizer: its state.
-        activations: what the forward pass keeps for the backward pass, each storage once, without
-            parameters. Temporaries inside a single operation are not counted.
+        parameters: trainable and frozen parameters, and buffers.
+        gradients: gradients of the active parameters.
+        before: copy of the active parameters as received, from which the update is computed.
+        optimizer: state of the optimiser.
+        activations: tensors that the forward pass saves for the backward pass, each storage once,
+            without parameters. Temporaries inside a single operation are not counted.
     """
 
     parameters: int
@@ -64,7 +63,7 @@ class StepMemory:
 
     @property
     def total(self) -> int:
-        """Sum of all, in bytes."""
+        """Sum of all five, in bytes."""
         return self.parameters + self.gradients + self.before + self.optimizer + self.activations
 
 
@@ -75,12 +74,12 @@ class ClientCosts:
     Attributes:
         trained: numbers that train.
         numbers: numbers in all.
-        bytes_down: of the server's message; what a pretrained frozen part took to ship, once, is
-            not in it.
-        bytes_up: of the client's.
-        forward_flops: of all local steps of the round.
-        backward_flops: likewise.
-        memory: of one local step.
+        bytes_down: size of the server's message, without the one-time download of a pretrained
+            frozen part.
+        bytes_up: size of the client's message.
+        forward_flops: forward FLOPs of all local steps of the round.
+        backward_flops: backward FLOPs of all local steps of the round.
+        memory: memory of one local step.
     """
 
     trained: int
@@ -92,7 +91,7 @@ class ClientCosts:
     memory: StepMemory
 
     def to_dict(self, bandwidth: Bandwidth) -> dict[str, Any]:
-        """Return flat values for JSON and CSV, with the seconds that the messages take."""
+        """Return flat values for JSON and CSV, with the transfer times of the messages."""
         row = asdict(self)
         memory = row.pop("memory")
         row["seconds_down"] = self.bytes_down / bandwidth.down
@@ -113,16 +112,17 @@ def client_costs(
 ) -> ClientCosts:
     """Measure one local step on the batch ``x``, ``y`` and scale it to a round.
 
-    The step is FedAvg's; "moon" adds two forward passes to it.
+    The step is FedAvg's; "moon" would add two forward passes to it.
 
     Args:
-        model: left as it was.
-        x: one batch of ``local.batch_size`` examples; their values do not matter. Those beyond
-            ``examples`` are left out: no batch of the client is larger.
-        y: their classes.
-        local: how the client trains.
-        examples: that the client holds, >= 1.
-        active: groups that train in the round; None is all. Its downlink is still the whole part.
+        model: model to measure; it is left unchanged.
+        x: one batch of ``local.batch_size`` examples with arbitrary values. Examples beyond
+            ``examples`` are dropped, because no batch of the client is larger.
+        y: labels of the batch.
+        local: local training of the client.
+        examples: number of examples that the client holds, >= 1.
+        active: groups that train in the round; None means all. The server's message holds the whole
+            trainable part in either case.
     """
     model.train_only(active)
     update = torch.cat([model.flat[span] for span in model.spans(active)])
@@ -143,16 +143,16 @@ def client_costs(
 
 
 def _examples_seen(local: LocalTraining, examples: int) -> int:
-    """Examples that pass through the model in one round, repetitions included."""
+    """Return the examples that pass through the model in one round, with repetitions."""
     if local.steps is None:
         return local.epochs * examples
     per_pass = math.ceil(examples / local.batch_size)
-    passes, rest = divmod(local.steps, per_pass)
-    return passes * examples + rest * min(local.batch_size, examples)
+    passes, steps_left = divmod(local.steps, per_pass)
+    return passes * examples + steps_left * min(local.batch_size, examples)
 
 
 def _flops(model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining) -> tuple[int, int]:
-    """Forward and backward FLOPs of one batch."""
+    """Return the forward and backward FLOPs of one batch."""
     with (
         # FlopCounterMode counts nothing for the fused attention kernel of the CPU (torch 2.13)
         sdpa_kernel(SDPBackend.MATH),
@@ -208,15 +208,15 @@ def _optimizer_bytes(
 
 @dataclass(frozen=True, slots=True)
 class RunCosts:
-    """What all rounds that it takes part in take from one client.
+    """Costs of all rounds of a run in which one client takes part.
 
     Attributes:
-        rounds: that it takes part in.
-        bytes_up: of its messages.
-        bytes_down_whole: of the server's, if each holds the whole trainable part.
-        bytes_down_changed: if each holds only the groups that changed since the client's last
-            round; the first holds all.
-        flops: of its local steps, forward and backward, as they ran.
+        rounds: number of the client's rounds.
+        bytes_up: bytes of the client's messages.
+        bytes_down_whole: bytes of the server's messages if each holds all trainable parameters.
+        bytes_down_changed: bytes of the server's messages if each holds only the groups that
+            changed since the client's last round; the first holds all.
+        flops: forward and backward FLOPs of the local steps, as measured.
     """
 
     rounds: int
@@ -227,7 +227,7 @@ class RunCosts:
 
 
 def parameters_sent(rounds: Rounds, sizes: Sequence[int]) -> int:
-    """Return how many numbers a client sends that is in every round.
+    """Return how many parameters a client sends if it takes part in every round.
 
     >>> parameters_sent(((0, 1), (0,), (1,)), [10, 5])
     30
@@ -236,16 +236,16 @@ def parameters_sent(rounds: Rounds, sizes: Sequence[int]) -> int:
 
 
 def uplink_share(groups: int) -> float:
-    """Return a partial round's mean share of a full round's bytes, 1/M."""
+    """Return a partial round's mean share of a full round's uplink, 1/M (FedPart, Eq. 5)."""
     return 1 / checks.count("groups", groups)
 
 
 def computation_share(active: Sequence[int], groups: int) -> float:
-    """Return a round's share of a full round's computation by FedPart's model.
+    """Return a round's share of a full round's computation in FedPart's model.
 
-    All layers cost the same, backward twice as much as forward, and the backward pass runs from the
-    output, which is the last group, down to the lowest active one. The mean over all M groups is
-    Eq. 6: (2 M + 1) / (3 M), about 2/3.
+    The model assumes that all layers cost the same, that backward costs twice as much as forward,
+    and that the backward pass runs from the output, the last group, down to the lowest active
+    group. The mean over all M groups is Eq. 6: (2 M + 1) / (3 M), about 2/3.
 
     >>> sum(computation_share([g], 10) for g in range(10)) / 10
     0.7
@@ -255,10 +255,10 @@ def computation_share(active: Sequence[int], groups: int) -> float:
 
 
 def changed_groups(rounds: Rounds, since: int | None, now: int) -> tuple[int, ...]:
-    """Return the groups that a client lacks before round ``now`` if it last was in ``since``.
+    """Return the groups that changed before round ``now`` for a client whose last was ``since``.
 
-    It has what the server sent it then, so it lacks what was trained in ``since`` and after; None
-    is a client that is in its first round, and lacks all.
+    The client holds the model as sent in ``since``, so groups that trained in ``since`` or later
+    have changed. ``since`` is None in the client's first round, which needs all groups.
     """
     every = rounds if since is None else rounds[since:now]
     return tuple(sorted({group for active in every for group in active}))
@@ -274,29 +274,29 @@ def run_costs(
     examples: int,
     every: int = 1,
 ) -> RunCosts:
-    """Encode the messages of a run and run one local step of each kind of round, and add up.
+    """Return the costs of a run: encode its messages and run one local step per kind of round.
 
     Args:
-        model: with the groups of the schedule; left as it was.
-        rounds: see ``Schedule.rounds``.
-        x: one batch.
-        y: its classes.
-        local: how the client trains.
-        examples: that the client holds, >= 1.
-        every: rounds from one of the client's to the next, >= 1; its first is round 0.
+        model: model with the groups of the schedule; it is left unchanged.
+        rounds: active groups of each round, see ``Schedule.rounds``.
+        x: one batch of examples.
+        y: labels of the batch.
+        local: local training of the client.
+        examples: number of examples that the client holds, >= 1.
+        every: distance between the client's rounds, >= 1; the first is round 0.
     """
     own = range(0, len(rounds), checks.count("every", every))
     kinds = {
         active: client_costs(model, x, y, local=local, examples=examples, active=active)
         for active in dict.fromkeys(rounds[t] for t in own)
     }
-    lacks = [changed_groups(rounds, t - every if t else None, t) for t in own]
-    sizes = {groups: len(encode_model(model, active=groups)) for groups in dict.fromkeys(lacks)}
+    missing = [changed_groups(rounds, t - every if t else None, t) for t in own]
+    sizes = {groups: len(encode_model(model, active=groups)) for groups in dict.fromkeys(missing)}
     costs = [kinds[rounds[t]] for t in own]
     return RunCosts(
         rounds=len(own),
         bytes_up=sum(c.bytes_up for c in costs),
         bytes_down_whole=sum(c.bytes_down for c in costs),
-        bytes_down_changed=sum(sizes[groups] for groups in lacks),
+        bytes_down_changed=sum(sizes[groups] for groups in missing),
         flops=sum(c.forward_flops + c.backward_flops for c in costs),
     )

@@ -1,7 +1,7 @@
-"""Inspect: what partial rounds do to a network, by FedPart's own diagnostics (Wang et al. 2024).
+"""Inspect: FedPart's diagnostics of partial rounds (Wang et al. 2024).
 
-Everything here looks at data or at local steps, and none of it is covered by a run's guarantee: for
-simulations and public data.
+All of them look at data or at local steps, and no guarantee of a run covers them. Use them in
+simulations and on public data only.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,16 @@ def step_sizes(
 ) -> tuple[Tensor, list[float]]:
     """Return a client's update and the length ||dw|| of each of its steps (FedPart, Fig. 1).
 
+    The update is not clipped.
+
     Args:
-        model: see ``client_update``, as for all others.
-        start: the round's trained part, shape (d,).
+        model: model of the client.
+        start: trainable parameters at the start of the round, shape (d,).
         x: examples, shape (n, ...).
-        y: their classes.
-        local: how the client trains.
-        generator: order of the examples.
-        active: groups that train; None is all.
+        y: labels of the examples.
+        local: local training of the client.
+        generator: random generator of the order of examples.
+        active: groups that train; None means all.
     """
     sizes: list[float] = []
     before = start.clone()
@@ -64,10 +66,10 @@ def step_sizes(
 
 
 def jump_after_averaging(rounds: Sequence[Sequence[float]]) -> float:
-    """Return the mean ratio of a round's first step to the last step of the round before.
+    """Return the mean ratio of a round's first step size to the previous round's last.
 
     Args:
-        rounds: per round, the step sizes of one client, at least one each; two rounds or more.
+        rounds: step sizes of one client in each of two or more rounds, at least one per round.
     """
     ratios = [new[0] / old[-1] for old, new in pairwise(rounds) if old and new]
     if not ratios:
@@ -77,11 +79,11 @@ def jump_after_averaging(rounds: Sequence[Sequence[float]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MaskRatio:
-    """Assumption 3 of FedPart: how far apart masked gradients' deviations are; 1 is equal.
+    """Ratio k of FedPart's Assumption 3: how much the deviations of masked gradients differ.
 
     Attributes:
-        random: the largest ratio between random masks of 1/M of the numbers (its Table 13).
-        groups: the largest ratio between its masks, the layers.
+        random: largest ratio between random masks of 1/M of the parameters (FedPart, Table 13).
+        groups: largest ratio between the masks that FedPart uses, its layer groups.
         by_group: mean deviation of each group, E ||S (g - E g)||.
     """
 
@@ -93,18 +95,18 @@ class MaskRatio:
 def mask_ratio(
     model: PartialModel, x: Tensor, y: Tensor, *, masks: int, generator: torch.Generator
 ) -> MaskRatio:
-    """Estimate k by one gradient per example, shape (n, d) in memory.
+    """Estimate k of FedPart's Assumption 3 from per-example gradients, shape (n, d) in memory.
 
     Args:
-        model: with two groups or more.
+        model: model with two or more groups.
         x: examples, two or more.
-        y: their classes.
-        masks: random ones to try, >= 2.
-        generator: of the random masks.
+        y: labels of the examples.
+        masks: number of random masks, >= 2.
+        generator: random generator of the masks.
     """
     groups = len(model.group_sizes)
     if groups < 2 or len(x) < 2 or checks.count("masks", masks) < 2:
-        raise ConfigError("mask_ratio: needs two groups, two examples and two masks, or more.")
+        raise ConfigError("mask_ratio: needs at least two groups, examples and masks.")
     model.train_only()
     deviation = torch.empty(len(x), model.dim)
     for row, image, label in zip(deviation, x, y, strict=True):
@@ -126,15 +128,15 @@ def mask_ratio(
 def maximal_activation(
     module: nn.Module, layer: str, channel: int, start: Tensor, *, steps: int = 100
 ) -> Tensor:
-    """Return the image that excites one channel of a layer most (Erhan et al. 2009).
+    """Return the image that maximises the activation of one channel (Erhan et al. 2009).
 
     Args:
-        module: a network; left as it was.
+        module: network; it is left unchanged.
         layer: name of one of its layers.
-        channel: of the layer's output, whose mean is maximised.
-        start: image to begin with, shape (C, H, W), in [0, 1]. The same one for two networks that
-            are compared: from different ones the images differ by chance alone.
-        steps: of Adam, >= 1.
+        channel: channel of the layer's output; its mean is maximised.
+        start: start image, shape (C, H, W), in [0, 1]. To compare two networks, use the same image
+            for both: images from different starts differ by chance.
+        steps: number of Adam steps, >= 1.
 
     Returns:
         Shape (C, H, W), in [0, 1].
@@ -151,7 +153,7 @@ def maximal_activation(
             seen.clear()
             module(image[None])
             if not 0 <= channel < seen[0].shape[1]:
-                raise ConfigError(f"channel={channel}: {layer} has {seen[0].shape[1]}.")
+                raise ConfigError(f"channel={channel}: {layer} has {seen[0].shape[1]} channels.")
             (image.grad,) = torch.autograd.grad(-seen[0][0, channel].mean(), image)
             optimizer.step()
             image.data.clamp_(0, 1)
@@ -161,7 +163,7 @@ def maximal_activation(
 
 
 def first_kernels(module: nn.Module) -> Tensor:
-    """Return the kernels of the first convolution, each scaled to [0, 1]: (filters, C, k, k)."""
+    """Return the first convolution's kernels, each scaled to [0, 1], shape (filters, C, k, k)."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             kernels = layer.weight.detach()

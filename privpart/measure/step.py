@@ -1,10 +1,11 @@
-"""Measured step: seconds and peak memory of a client's local step, in a process of its own.
+"""Step: measured time and peak memory of a client's local step, in a separate process.
 
-Linux only, one thread. Memory is the rise of the resident set (VmHWM, reset once the model is built
-and has trained one step) over what the process held before, with its libraries already at work:
-parameters, gradients, optimiser state, activations and the workspaces that ``costs.StepMemory``
-leaves out. malloc is told to return large blocks at once, for otherwise it keeps what was freed;
-that costs time, so time is taken in another process.
+Linux only, one thread. Memory is the peak resident set during the step (VmHWM, reset after the
+model is built and has trained one step) minus the resident set before, when the libraries were
+loaded already. It includes parameters, gradients, optimiser state, activations and the workspaces
+that ``costs.StepMemory`` omits. malloc is configured to return large blocks to the system
+immediately, because freed blocks would count as resident otherwise. That takes time, so time is
+measured in another process.
 """
 
 import json
@@ -21,18 +22,19 @@ from typing import Any
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining
 
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_RETURN_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+_STATUS = Path("/proc/self/status")
+_RESET_PEAK = Path("/proc/self/clear_refs")
+_RETURN_FREED_BLOCKS = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """One local step as this machine ran it.
+    """One local step, as measured on this machine.
 
     Attributes:
-        seconds: of one processor, per repeat, so that other programs do not count: loading the
-            trained part, one batch, the optimiser, the clip.
-        peak_bytes: most resident memory during a step, over the process without a model.
+        seconds: processor time of each repeat, which other programs do not affect. It covers
+            loading the trainable part, one batch, the optimiser and the clip.
+        peak_bytes: peak resident memory during a step, minus that of the process without a model.
     """
 
     seconds: tuple[float, ...]
@@ -40,7 +42,7 @@ class MeasuredStep:
 
     @property
     def median_seconds(self) -> float:
-        """The middle one of the repeats."""
+        """Median over the repeats."""
         return median(self.seconds)
 
 
@@ -51,22 +53,22 @@ def measured_step(
     local: LocalTraining,
     repeats: int = 5,
 ) -> MeasuredStep:
-    """Run one batch of ``local.batch_size`` through the network of that name.
+    """Measure local steps of a named network on one batch of ``local.batch_size`` examples.
 
     Args:
-        name: of ``privpart.models.MODELS``, at the sizes of ``example_network``.
-        train: patterns.
-        local: optimiser and batch size; the loss is the network's own.
-        repeats: timed steps, after one that is not.
+        name: name in ``privpart.models.MODELS``; the sizes are those of ``example_network``.
+        train: patterns of trainable parameters.
+        local: optimiser and batch size; the loss is the network's.
+        repeats: number of timed steps, after one warm-up step.
 
     Raises:
-        ConfigError: not on Linux.
+        ConfigError: the system is not Linux.
     """
-    if not _RESET.exists():
-        raise ConfigError("measure=True: needs Linux, which alone resets a process's peak memory.")
+    if not _RESET_PEAK.exists():
+        raise ConfigError("measure=True: needs Linux, to reset a process's peak memory.")
     job = json.dumps([name, list(train), asdict(local), repeats])
     time = _child(job, os.environ)
-    memory = _child(job, os.environ | _RETURN_AT_ONCE)
+    memory = _child(job, os.environ | _RETURN_FREED_BLOCKS)
     return MeasuredStep(tuple(time["seconds"]), int(memory["peak_bytes"]))
 
 
@@ -80,7 +82,7 @@ def _child(job: str, environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _run(job: str) -> dict[str, Any]:
-    """Build, warm up, reset the peak, then train ``repeats`` times."""
+    """Build the model, warm up, reset the peak, then train ``repeats`` times."""
     import torch
 
     from privpart.client import client_update
@@ -109,11 +111,11 @@ def _run(job: str) -> dict[str, Any]:
 
         return step
 
-    build("small_cnn", ["*"], 2)()  # loads the libraries, which are no part of a model
+    build("small_cnn", ["*"], 2)()  # loads the libraries, which are not memory of the model
     empty = _resident("VmRSS")
     step = build(name, train, local.batch_size)
     step()
-    _RESET.write_text("5")
+    _RESET_PEAK.write_text("5")
     seconds = [step() for _ in range(repeats)]
     return {"seconds": seconds, "peak_bytes": _resident("VmHWM") - empty}
 

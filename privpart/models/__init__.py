@@ -1,6 +1,6 @@
-"""Models: the networks of the papers by name, each with what to freeze, as data.
+"""Models: the papers' networks by name, each with the parameters that the papers freeze.
 
-None uses batch statistics, unless asked to; all are float32 and fit for user-level DP.
+All are float32. By default none uses batch statistics, so all are fit for user-level DP.
 """
 
 import difflib
@@ -41,16 +41,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A network and the parts that papers train of it.
+    """A network and the parts of it that papers train.
 
     Attributes:
-        build: returns the module; its keywords are sizes.
-        ladder: name of a rung -> patterns of what trains, see ``privpart.patterns``. The first
-            rung trains everything, each later one freezes more.
-        groups: FedPart's layer groups #1, #2, ... in order, as patterns; together they cover the
-            network once. Empty where no paper defines them.
-        initializers: by pattern, where the default of ``PartialModel`` is not the network's.
-        loss: what it is trained with, see ``LocalTraining``.
+        build: returns the module; its keyword arguments are sizes.
+        ladder: name of a rung -> patterns of trainable parameters, see ``privpart.patterns``. The
+            first rung trains everything, each later one freezes more.
+        groups: FedPart's layer groups #1, #2, ... in order, as patterns that cover the network
+            once; empty if no paper defines them.
+        initializers: by pattern, where the network does not use ``PartialModel``'s defaults.
+        loss: training loss, see ``LocalTraining``.
     """
 
     build: Callable[..., nn.Module]
@@ -86,17 +86,17 @@ MODELS: Mapping[str, Architecture] = {
 
 
 def build_network(name: str, **sizes: Any) -> nn.Module:  # noqa: ANN401  every network has its own
-    """Return the network of that name.
+    """Return a new network by its name in ``MODELS``.
 
     Raises:
-        ConfigError: no such network, or a size that it does not have.
+        ConfigError: ``name`` is unknown, or a size is not valid for that network.
 
     >>> sum(p.numel() for p in build_network("emnist_cnn").parameters())
     1690174
     """
     if name not in MODELS:
         near = difflib.get_close_matches(str(name), MODELS, n=3, cutoff=0.3)
-        raise ConfigError(f"model {name!r}: unknown. Near it: {', '.join(near or MODELS)}.")
+        raise ConfigError(f"model {name!r}: unknown. Similar names: {', '.join(near or MODELS)}.")
     try:
         return MODELS[name].build(**sizes)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Conversion: a module with batch normalisation becomes one fit for user-level DP."""
+"""Conversion: make a module with batch normalisation fit for user-level DP."""
 
 import copy
 import math
@@ -12,17 +12,17 @@ from accounting.checks import ConfigError
 
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:
-    """Return a copy in which every BatchNorm, trained or not, is a GroupNorm.
+    """Return a copy in which every BatchNorm, trainable or not, is a GroupNorm.
 
-    It has gcd(32, channels) groups; a BatchNorm1d gets one group, for where it normalises (B, C)
-    a group of one number would always be zero. Then Opacus's ``ModuleValidator.fix`` exchanges
-    LSTM, GRU and MultiheadAttention for its own layers. Other layers keep their weights; a
-    GroupNorm starts at weight 1 and bias 0. What nobody can convert, for instance an InstanceNorm
-    that tracks statistics, ``PartialModel`` refuses.
+    A GroupNorm has gcd(32, channels) groups and starts at weight 1 and bias 0. In place of a
+    BatchNorm1d it has one group, because on (B, C) a group of one value would always be zero. Then
+    Opacus's ``ModuleValidator.fix`` replaces LSTM, GRU and MultiheadAttention by its own layers.
+    All other layers keep their weights. ``PartialModel`` refuses layers that cannot be converted,
+    for instance an InstanceNorm that tracks statistics.
 
     Raises:
-        ConfigError: a BatchNorm whose number of channels is not known yet, or a BatchNorm1d of one
-            feature, which normalised alone is constant.
+        ConfigError: the channels of a BatchNorm are not known yet, or a BatchNorm1d has a single
+            feature, which would become constant.
 
     >>> replace_batch_norm(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))[1].num_groups
     16
@@ -30,7 +30,7 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     from opacus.validators import ModuleValidator  # slow to import, and few networks need it
 
     norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-    # what deepcopy finds in its memo it takes for the copy
+    # deepcopy takes an object that is in its memo for a finished copy
     copied = copy.deepcopy(module, {id(layer): _group_norm(layer) for layer in norms})
     return cast("nn.Module", ModuleValidator.fix(copied))
 
@@ -38,9 +38,9 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
 def _group_norm(layer: _BatchNorm) -> nn.GroupNorm:
     channels = layer.num_features
     if isinstance(layer, LazyModuleMixin):
-        raise ConfigError(f"{layer}: its channels are not known yet. Run the module on a batch.")
+        raise ConfigError(f"{layer}: its channels are not known yet; run it on a batch first.")
     one_dimensional = isinstance(layer, nn.BatchNorm1d)
     if one_dimensional and channels == 1:
-        raise ConfigError(f"{layer}: one feature, normalised alone, is constant. Leave it out.")
+        raise ConfigError(f"{layer}: normalising one feature gives a constant; remove it.")
     groups = 1 if one_dimensional else math.gcd(32, channels)
     return nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)

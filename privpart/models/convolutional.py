@@ -1,4 +1,4 @@
-"""Convolutional networks: two convolutions, two dense layers, for one-channel images."""
+"""Convolutional networks: two convolutions and two dense layers for one-channel images."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from torch import nn
 from accounting import checks
 from accounting.checks import ConfigError
 
-# FedPT, section 4.1: the dense layer after the convolutions, kernel and bias, is 95 % of the model.
+# FedPT, section 4.1: the dense layer after the convolutions holds 95 % of the parameters.
 CNN_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-dense1": ("!dense1.*",),
@@ -24,15 +24,17 @@ def small_cnn(
     kernel: int = 3,
     groups: int = 2,
 ) -> nn.Module:
-    """Return conv1, conv2, norm, dense1, dense2; the first dense layer holds most parameters.
+    """Return a network of conv1, conv2, norm, dense1, dense2; dense1 holds most parameters.
+
+    Maps (B, 1, image_size, image_size) to logits (B, classes).
 
     Args:
-        channels: filters of conv1 and conv2; the latter a multiple of ``groups``.
+        channels: filters of conv1 and conv2; the latter is a multiple of ``groups``.
         hidden: width of dense1.
         image_size: height and width of the input, a multiple of 4.
         classes: number of outputs.
-        kernel: odd size of the filters.
-        groups: of the normalisation after conv2; 0 leaves it out.
+        kernel: height and width of the filters, odd.
+        groups: groups of the normalisation after conv2; 0 removes the normalisation.
     """
     first, second = (checks.count("channels", c) for c in channels)
     for name, value in {"hidden": hidden, "classes": classes, "kernel": kernel}.items():
@@ -61,8 +63,8 @@ def small_cnn(
 def emnist_cnn(*, classes: int = 62) -> nn.Module:
     """Return FedPT's EMNIST network (Sidahmed et al. 2022, Table 6): 1,690,174 parameters.
 
-    (B, 1, 28, 28) -> logits (B, classes). The paper does not say in how many groups it normalises;
-    32 is the default of the layer that its ResNet uses.
+    Maps (B, 1, 28, 28) to logits (B, classes). The paper does not state the number of groups; 32 is
+    the default of the normalisation layer that its ResNet uses.
     """
     return small_cnn(
         channels=(32, 64), hidden=512, image_size=28, classes=classes, kernel=5, groups=32
@@ -72,7 +74,7 @@ def emnist_cnn(*, classes: int = 62) -> nn.Module:
 def mcmahan_cnn(*, classes: int = 62) -> nn.Module:
     """Return the CNN of McMahan et al. 2017: 1,690,046 parameters, no normalisation.
 
-    (B, 1, 28, 28) -> logits (B, classes). Federated Select (Charles et al. 2022) uses it.
+    Maps (B, 1, 28, 28) to logits (B, classes). Federated Select (Charles et al. 2022) uses it.
     """
     return small_cnn(
         channels=(32, 64), hidden=512, image_size=28, classes=classes, kernel=5, groups=0

@@ -1,4 +1,4 @@
-"""Examples: a batch of the shape that each network takes, for measuring what it costs."""
+"""Examples: batches of the shape that each network takes, to measure its costs."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from accounting import checks
 from privpart.models import build_network
 
-# Sizes of one input. FedPT crops CIFAR-10 to 24 x 24 and cuts sentences to 20 words.
+# Shape of one input. FedPT crops CIFAR-10 to 24 x 24 and truncates sentences to 20 words.
 _SHAPES: dict[str, tuple[int, ...]] = {
     "small_cnn": (1, 8, 8),
     "emnist_cnn": (1, 28, 28),
@@ -22,17 +22,17 @@ _SHAPES: dict[str, tuple[int, ...]] = {
 
 
 def example_network(name: str) -> nn.Module:
-    """Return the named network at the papers' sizes; ``small_cnn`` at those of ``privpart demo``.
+    """Return a network at its paper's sizes; ``small_cnn`` has the sizes of ``privpart demo``.
 
     Raises:
-        ConfigError: no such network.
+        ConfigError: ``name`` is not in ``MODELS``.
     """
     sizes = {"channels": (16, 32), "hidden": 512, "image_size": 8} if name == "small_cnn" else {}
     return build_network(name, **sizes)
 
 
 def example_batch(name: str, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and classes, or tags, for ``example_network(name)``; values mean nothing.
+    """Return arbitrary inputs and labels of the right shapes for ``example_network(name)``.
 
     >>> x, y = example_batch("word_lm", 4)
     >>> x.shape, y.shape

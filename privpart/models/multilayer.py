@@ -1,4 +1,4 @@
-"""Dense networks: two hidden layers, and none."""
+"""Multilayer networks: McMahan's 2NN with two hidden layers, and logistic regression with none."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ BAG_OF_WORDS_LADDER: Mapping[str, tuple[str, ...]] = {"full": ("*",)}
 def mcmahan_2nn(*, inputs: int = 784, hidden: int = 200, classes: int = 62) -> nn.Module:
     """Return the "2NN" of McMahan et al. 2017: dense1, dense2, dense3 with ReLU between.
 
-    (B, ...) with ``inputs`` numbers each -> logits (B, classes); 209,662 parameters.
+    Maps (B, ...) with ``inputs`` values per example to logits (B, classes); 209,662 parameters.
     """
     for name, value in {"inputs": inputs, "hidden": hidden, "classes": classes}.items():
         checks.count(name, value)
@@ -34,10 +34,10 @@ def mcmahan_2nn(*, inputs: int = 784, hidden: int = 200, classes: int = 62) -> n
 
 
 def bag_of_words(*, words: int = 10_000, tags: int = 500) -> nn.Module:
-    """Return one-against-rest logistic regression: counts (B, words) -> logits (B, tags).
+    """Return one-versus-rest logistic regression: counts (B, words) -> logits (B, tags).
 
-    The tag prediction of Federated Select (Charles et al. 2022, section 5.2): 5,000,500 parameters.
-    Its loss is the binary cross-entropy of each tag: ``LocalTraining(loss=...)``.
+    It is Federated Select's tag prediction (Charles et al. 2022, section 5.2): 5,000,500
+    parameters. Its loss is each tag's binary cross-entropy, see ``LocalTraining(loss=...)``.
     """
     return nn.Sequential(
         OrderedDict(dense=nn.Linear(checks.count("words", words), checks.count("tags", tags)))

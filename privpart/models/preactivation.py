@@ -1,7 +1,7 @@
 """Pre-activation ResNet with group normalisation: the network of FedPT's CIFAR-10 rows.
 
-After ``create_resnet18`` of github.com/google-research/federated (He et al. 2016, ResNet v2). Its
-stages keep the resolution: only the stem reduces it, by 4 in each direction.
+It follows ``create_resnet18`` of github.com/google-research/federated (He et al. 2016, ResNet v2).
+The stages keep the resolution; only the stem reduces it, by 4 in each direction.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ RESNET18_GN_START: Mapping[str, Initializer] = {"head.weight": Normal(0.01)}
 def resnet18_gn(*, classes: int = 100) -> nn.Module:
     """Return FedPT's ResNet-18: (B, 3, H, W) -> logits (B, classes), 11,227,812 parameters.
 
-    The head has 100 outputs although CIFAR-10 has 10 classes: only so do the shares of FedPT's
-    Table 2 come out, and the published experiment's code sets it so.
+    The head has 100 outputs although CIFAR-10 has 10 classes, as in the code of the published
+    experiment; the shares of FedPT's Table 2 require it.
     """
     stages: list[nn.Module] = []
     width = 64
@@ -50,7 +50,7 @@ def resnet18_gn(*, classes: int = 100) -> nn.Module:
 
 
 class PreactivationBlock(nn.Module):
-    """Norm, ReLU, 3x3 convolution, twice, added to the input or to its 1x1 projection."""
+    """Twice norm, ReLU and 3x3 convolution, added to the input or to its 1x1 projection."""
 
     def __init__(self, inputs: int, outputs: int, *, normalize_input: bool = True) -> None:
         super().__init__()

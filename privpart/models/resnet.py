@@ -1,7 +1,7 @@
-"""ResNet after activation: the networks of FedPart (Wang et al. 2024), by layer groups.
+"""ResNet: the post-activation networks of FedPart (Wang et al. 2024) and their layer groups.
 
-After github.com/FLAIR-Community/Fling: 7x7 stem, basic blocks, one dense layer. Group
-normalisation stands in for their batch normalisation unless asked otherwise; counts are the same.
+They follow github.com/FLAIR-Community/Fling: 7x7 stem, basic blocks, one dense layer. Group
+normalisation replaces batch normalisation by default, with the same number of parameters.
 """
 
 import math
@@ -23,9 +23,10 @@ def resnet8(
 
     Args:
         classes: number of outputs.
-        width: filters of stem and first stage; they double from stage to stage.
-        channels: of the input, (B, channels, H, W).
-        norm: "batch" is the paper's; ``PartialModel`` refuses it, see ``replace_batch_norm``.
+        width: filters of the stem and of the first stage; each later stage has twice as many.
+        channels: channels of the input, (B, channels, H, W).
+        norm: "group", or "batch" as in the paper, which ``PartialModel`` refuses; see
+            ``replace_batch_norm``.
     """
     return _resnet((1, 1, 1), classes, width, channels, norm)
 
@@ -35,17 +36,13 @@ def resnet18(
 ) -> nn.Module:
     """Return FedPart's ResNet-18: four stages of two blocks; 11,181,642 parameters at 10 classes.
 
-    Arguments as for ``resnet8``.
+    The arguments are those of ``resnet8``.
     """
     return _resnet((2, 2, 2, 2), classes, width, channels, norm)
 
 
 def _layer_groups(blocks: Sequence[int]) -> tuple[tuple[str, ...], ...]:
-    """Return FedPart's groups #1, #2, ...: each convolution with its norm, then the dense layer.
-
-    Args:
-        blocks: number of blocks of each stage.
-    """
+    """Return FedPart's groups #1, #2, ...: each convolution with its norm, then the dense layer."""
     groups: list[tuple[str, ...]] = [("stem.*", "norm.*")]
     for stage, depth in enumerate(blocks):
         for block in range(depth):
@@ -58,7 +55,7 @@ def _layer_groups(blocks: Sequence[int]) -> tuple[tuple[str, ...], ...]:
 
 RESNET8_GROUPS = _layer_groups((1, 1, 1))
 RESNET18_GROUPS = _layer_groups((2, 2, 2, 2))
-# Largest group first; the norm of a frozen convolution keeps training, as in FedPT.
+# Freezes the largest group first; the norm of a frozen convolution trains, as in FedPT.
 RESNET8_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-8": ("!stages.2.0.conv2.*",),
@@ -66,7 +63,7 @@ RESNET8_LADDER: Mapping[str, tuple[str, ...]] = {
     "freeze-5-7-8": ("!stages.2.0.conv?.*", "!stages.1.0.conv2.*"),
     "freeze-4-5-7-8": ("!stages.[12].0.conv?.*",),
 }
-# As FedPT freezes its own ResNet-18: the 3x3 convolutions of a stage, the widest stage first.
+# Freezes 3x3 convolutions by stage, the widest stage first, as FedPT does in its own ResNet-18.
 RESNET18_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-0": ("!stages.3.*.conv?.weight",),
@@ -77,7 +74,7 @@ RESNET18_LADDER: Mapping[str, tuple[str, ...]] = {
 
 
 class ResidualBlock(nn.Module):
-    """3x3 convolution, norm, ReLU, convolution, norm, added to the input, ReLU."""
+    """3x3 convolution, norm, ReLU, convolution and norm, added to the input; then ReLU."""
 
     def __init__(self, inputs: int, outputs: int, *, norm: Norm) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Transformers: a language model and a text classifier on one encoder (Vaswani et al. 2017).
+"""Transformers: a language model and a text classifier with one encoder (Vaswani et al. 2017).
 
-No dropout: all randomness of a client comes from its own generator. Attention is written out in
-plain matrix products, so that vmap, Opacus and operation counters see every one of them.
+There is no dropout, because all randomness of a client must come from the client's generator.
+Attention consists of plain matrix products that vmap, Opacus and operation counters can see.
 """
 
 import math
@@ -15,7 +15,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.start_values import Constant, Glorot, Initializer, Uniform
 
-# FedPT, Table 11: the first dense layer, kernel and bias, of these encoder layers.
+# FedPT, Table 11: freezes the first dense layer of these encoder layers.
 LANGUAGE_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-2": ("!layers.2.linear1.*",),
@@ -38,18 +38,18 @@ CLASSIFIER_GROUPS: tuple[tuple[str, ...], ...] = (
     ),
     ("head.*",),
 )
-# Keras's defaults for Dense and Embedding, which the language model's code leaves as they are.
+# Keras's defaults for Dense and Embedding, which the language model's original code uses.
 LANGUAGE_START: Mapping[str, Initializer] = {
     "type:Linear": Glorot(uniform=True),
     "*.bias": Constant(0.0),
     "embedding.weight": Uniform(0.05),
 }
-_MOST_LAYERS = 1000
 CLASSIFIER_START: Mapping[str, Initializer] = {
     "type:Linear": Glorot(uniform=True),
     "*.bias": Constant(0.0),
     "embedding.weight": Uniform(0.1),
 }
+_MAX_LAYERS = 1000
 
 
 class EncoderLayer(nn.Module):
@@ -71,12 +71,13 @@ class EncoderLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with biases; causal: a position sees itself and those before."""
+    """Multi-head self-attention with biases; if causal, positions attend to no later ones."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
         _check_width(width, heads)
-        self.heads, self.causal = heads, causal
+        self.heads = heads
+        self.causal = causal
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
@@ -89,7 +90,9 @@ class Attention(nn.Module):
         def split(y: Tensor) -> Tensor:
             return y.reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
 
-        query, key, value = split(self.query(x)), split(self.key(x)), split(self.value(x))
+        query = split(self.query(x))
+        key = split(self.key(x))
+        value = split(self.value(x))
         scores = query @ key.transpose(2, 3) / math.sqrt(width // self.heads)
         if self.causal:
             later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
@@ -100,7 +103,7 @@ class Attention(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Next-word prediction: token ids (B, T) -> logits (B, T, vocabulary); see ``word_lm``."""
+    """Next-word prediction, token ids (B, T) -> logits (B, T, vocabulary); see ``word_lm``."""
 
     def __init__(self, vocabulary: int, width: int, heads: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -122,7 +125,7 @@ class LanguageModel(nn.Module):
 
 
 class TextClassifier(nn.Module):
-    """Class of a text: token ids (B, T) -> logits (B, classes); see ``text_transformer``."""
+    """Text classification, token ids (B, T) -> logits (B, classes); see ``text_transformer``."""
 
     def __init__(
         self, vocabulary: int, classes: int, width: int, heads: int, hidden: int, layers: int
@@ -155,16 +158,16 @@ def word_lm(
 ) -> nn.Module:
     """Return FedPT's Stack Overflow network: 2,277,984 parameters.
 
-    After fedopt_guide/stackoverflow_transformer of github.com/google-research/federated: output
-    tied to the embedding, without bias; a dense layer after the embedding and before the logits.
-    Its start values are ``LANGUAGE_START``, those of that code; its dropout is left out.
+    It follows fedopt_guide/stackoverflow_transformer of github.com/google-research/federated: the
+    output is tied to the embedding, without bias, and a dense layer follows the embedding and
+    precedes the logits. ``LANGUAGE_START`` has that code's start values; its dropout is left out.
 
     Args:
         vocabulary: 10,000 words, padding, begin, end, and one out-of-vocabulary token.
-        width: of embedding and encoder, a multiple of ``heads``.
-        heads: of the attention.
+        width: width of embedding and encoder, even and a multiple of ``heads``.
+        heads: number of attention heads.
         hidden: width of the feed-forward layers.
-        layers: encoder layers, 1 to 1000.
+        layers: number of encoder layers, 1 to 1000.
     """
     return LanguageModel(vocabulary, width, heads, hidden, layers)
 
@@ -180,16 +183,16 @@ def text_transformer(
 ) -> nn.Module:
     """Return FedPart's text classifier: 6,793,605 parameters (AG News), 15,775,405 (Sogou).
 
-    After github.com/FLAIR-Community/Fling, without its dropout. ``CLASSIFIER_START`` has that
-    code's embedding; dense layers start by Glorot, where that code has torch's defaults.
+    It follows github.com/FLAIR-Community/Fling, without dropout. ``CLASSIFIER_START`` has that
+    code's embedding; dense layers start with Glorot values instead of torch's defaults.
 
     Args:
         vocabulary: 30,333 tokens for AG News, 75,242 for Sogou.
-        classes: number of outputs; the paper's code has 5 for both.
-        width: of embedding and encoder, a multiple of ``heads``.
-        heads: of the attention.
+        classes: number of outputs; the paper's code uses 5 for both data sets.
+        width: width of embedding and encoder, even and a multiple of ``heads``.
+        heads: number of attention heads.
         hidden: width of the feed-forward layers.
-        layers: encoder layers, 1 to 1000.
+        layers: number of encoder layers, 1 to 1000.
     """
     return TextClassifier(vocabulary, classes, width, heads, hidden, layers)
 
@@ -197,7 +200,7 @@ def text_transformer(
 def _check(**sizes: int) -> None:
     for name, value in sizes.items():
         checks.count(name, value)
-    checks.count("layers", sizes["layers"], maximum=_MOST_LAYERS)
+    checks.count("layers", sizes["layers"], maximum=_MAX_LAYERS)
 
 
 def _check_width(width: int, heads: int) -> None:
@@ -206,7 +209,7 @@ def _check_width(width: int, heads: int) -> None:
 
 
 def _embed(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
-    """Embeddings times sqrt(width), plus sines and cosines of the position: (B, T, width)."""
+    """Return embeddings times sqrt(width), plus sinusoidal positions, shape (B, T, width)."""
     width = embedding.embedding_dim
     device = tokens.device
     position = torch.arange(tokens.shape[1], device=device).unsqueeze(1)

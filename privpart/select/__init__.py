@@ -1,4 +1,4 @@
-"""Federated Select: clients train only the slices of the model that they select.
+"""Federated Select: each client downloads and trains only the slices of the model that it selects.
 
 Charles, Bonawitz, Chiknavaryan, McMahan and Agüera y Arcas 2022, "Federated Select: A Primitive for
 Communication- and Memory-Efficient Federated Learning".

@@ -1,13 +1,14 @@
-"""Delivery: three ways to bring slices to clients, and a private one; one result, other ledgers.
+"""Delivery: how slices reach the clients, and what each way costs and reveals.
 
-Charles et al. 2022, section 3.2. All compute the same slices from the same matrix x, whose row k
-is what key k selects; they differ in bytes, in computations, and in who sees the keys:
+Charles et al. 2022, section 3.2, has the first three ways. All four deliver the same slices of a
+matrix x, whose row k is what key k selects. They differ in bytes, in computations, and in who sees
+the keys:
 
-    broadcast      x goes out whole, devices select; nobody sees keys
-    on_demand      the server selects what it is asked for, each slice once; it sees keys
-    pregenerated   all K slices lie ready at a store; the store sees keys, the server does not
-    private        as before at two stores, asked by ``private_retrieval``; nobody sees keys, if
-                   the stores do not collude; both see how many each client asks for
+    broadcast      the server sends all of x and the devices select; nobody sees keys
+    on_demand      the server computes the requested slices, each one once; the server sees keys
+    pregenerated   a store holds all K slices; the store sees keys, the server does not
+    private        two stores hold all K slices and answer queries of ``private_retrieval``; neither
+                   sees keys unless they collude, but both see how many each client requests
 """
 
 from collections.abc import Callable, Sequence
@@ -22,35 +23,36 @@ from privpart.select.disclosure import DeviceOnly, Party, SelectLedger
 from privpart.select.primitive import Keys
 
 KEY_BYTES = 4
-"""A key travels as a whole number below 2^32."""
+"""Size of a key on the wire: a whole number below 2^32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """What is selected from a matrix, and how a device reads it.
+    """Select function psi, and the decoder that a device applies to the slices it receives.
 
     Attributes:
-        slice_of: psi: (x of shape (K, width), key) -> tensor of one shape and type for all keys.
-        decode: m such slices, stacked -> float32, shape (m, width).
+        slice_of: psi: (x of shape (K, width), key) -> tensor; shape and dtype are the same for
+            all keys.
+        decode: m slices, stacked -> float32, shape (m, width).
     """
 
     slice_of: Callable[[Tensor, int], Tensor]
     decode: Callable[[Tensor], Tensor]
 
     def slices(self, x: Tensor, keys: Sequence[int]) -> Tensor:
-        """Return the slices of ``keys``, stacked, as they travel."""
+        """Return the slices of ``keys``, stacked, in the encoding that is sent."""
         return torch.stack([self.slice_of(x, key) for key in keys])
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One client that asks for slices of one key space.
+    """One client's request for slices of one key space.
 
     Attributes:
-        round: from 0.
-        client: who.
+        round: round number, from 0.
+        client: number of the client.
         space: name of the key space.
-        keys: stay on the device.
+        keys: selected keys; they stay on the device.
     """
 
     round: int
@@ -60,19 +62,25 @@ class Request:
 
 
 Fetch = Callable[[Request], Tensor]
-"""Answers a request with float32 slices, shape (m, width); they are on the device."""
+"""Return the requested slices as the device decodes them, float32, shape (m, width)."""
 
 
 class Delivery(Protocol):
-    """Opens a round: prepares x, shape (K, width), and returns what answers the clients."""
+    """Prepare the slices of one round for its clients."""
 
     def __call__(self, x: Tensor, select: Select, ledger: SelectLedger) -> Fetch:
-        """Return the answerer of one round."""
+        """Return the function that serves the round's requests.
+
+        Args:
+            x: matrix of all slices, shape (K, width).
+            select: computes and decodes slices.
+            ledger: receives bytes, computations, and what each party saw.
+        """
         ...
 
 
 def broadcast(x: Tensor, select: Select, ledger: SelectLedger) -> Fetch:
-    """Send x whole; each device selects for itself (option 1)."""
+    """Send all of x to every client; each device selects its rows (option 1)."""
 
     def fetch(request: Request) -> Tensor:
         keys = request.keys.for_training()
@@ -84,7 +92,7 @@ def broadcast(x: Tensor, select: Select, ledger: SelectLedger) -> Fetch:
 
 
 def on_demand(x: Tensor, select: Select, ledger: SelectLedger) -> Fetch:
-    """Let the server select what clients ask for, each key at most once a round (option 2)."""
+    """Compute each requested slice at the server, at most once per round (option 2)."""
     ready: dict[int, Tensor] = {}
 
     def fetch(request: Request) -> Tensor:
@@ -99,7 +107,7 @@ def on_demand(x: Tensor, select: Select, ledger: SelectLedger) -> Fetch:
 
 
 def on_demand_uncached(x: Tensor, select: Select, ledger: SelectLedger) -> Fetch:
-    """Select again for every client (option 2 as the paper first puts it)."""
+    """Compute every request afresh at the server (option 2 in the paper's first form)."""
 
     def fetch(request: Request) -> Tensor:
         keys = _show(request, ledger, "server")
@@ -110,7 +118,7 @@ def on_demand_uncached(x: Tensor, select: Select, ledger: SelectLedger) -> Fetch
 
 
 def pregenerated(x: Tensor, select: Select, ledger: SelectLedger) -> Fetch:
-    """Let a store hand out slices that were all made beforehand (option 3)."""
+    """Serve requests from a store in which all K slices are precomputed (option 3)."""
     store = _all_slices(x, select, ledger)
 
     def fetch(request: Request) -> Tensor:
@@ -121,7 +129,7 @@ def pregenerated(x: Tensor, select: Select, ledger: SelectLedger) -> Fetch:
 
 
 def private(x: Tensor, select: Select, ledger: SelectLedger) -> Fetch:
-    """Let two stores that do not collude hand out slices without learning which."""
+    """Serve requests from two stores; neither learns the keys unless the two collude."""
     store = _all_slices(x, select, ledger)
     records = store.reshape(len(x), -1).contiguous().view(torch.uint8).numpy()
 
@@ -164,25 +172,28 @@ def _deliver(slices: Tensor, request: Request, select: Select, ledger: SelectLed
 
 
 def quantize_row(x: Tensor, key: int) -> Tensor:
-    """Return row ``key`` in one byte per number: its least number and step, then codes.
+    """Return row ``key`` quantized to one byte per parameter.
 
-    Shape (8 + width,), uint8. An error of at most half a step, (max - min) / 510.
+    The error is at most half a step, (max - min) / 510.
+
+    Returns:
+        Shape (8 + width,), uint8: minimum and step as float32, then one code per parameter.
     """
     row = x[key].float()
     low, high = row.aminmax()
     step = (high - low) / 255
-    codes = ((row - low) / step).nan_to_num().round().to(torch.uint8)  # 0 / 0: a constant row
+    codes = ((row - low) / step).nan_to_num().round().to(torch.uint8)  # a constant row gives 0 / 0
     return torch.cat([torch.stack([low, step]).view(torch.uint8), codes])
 
 
 def dequantize_rows(slices: Tensor) -> Tensor:
-    """Return what ``quantize_row`` packed, shape (m, width), float32."""
+    """Decode rows from ``quantize_row``, shape (m, 8 + width), to float32, shape (m, width)."""
     low, step = slices[:, :8].flatten().clone().view(torch.float32).view(-1, 2).unbind(dim=1)
     return low.unsqueeze(1) + slices[:, 8:].float() * step.unsqueeze(1)
 
 
 ROWS = Select(lambda x, key: x[key], lambda slices: slices)
-"""Rows as they are."""
+"""Select rows unchanged."""
 
 QUANTIZED_ROWS = Select(quantize_row, dequantize_rows)
-"""Rows at a byte per number: a select function that transforms (section 4)."""
+"""Select rows quantized to one byte per parameter (section 4)."""

@@ -1,13 +1,12 @@
-"""Disclosure: three types for who may know a value, and the ledger of who came to know what.
+"""Disclosure: types that say who may know a value, a ledger of who saw what, and the report of it.
 
-``DeviceOnly``, ``ServerSees`` and ``Released`` cannot be mixed up: a function that publishes takes
-``Released`` and nothing else, for the type checker and when it runs. The only way from a device to
-a server or a store is ``DeviceOnly.show``, which writes it down.
+``DeviceOnly``, ``ServerSees`` and ``Released`` are not interchangeable: a function that publishes
+accepts only ``Released``, in the type checker and at run time. A value leaves its device for a
+server or a store only through ``DeviceOnly.show``, which records it in the ledger.
 
-Select report: two lines that must not be read as one.
-
-Differential privacy bounds what recipients of the model learn. It says nothing against the parties
-that deliver slices and add updates up: what those see in the clear, they know.
+``SelectReport`` keeps two claims apart. Differential privacy bounds what recipients of the model
+learn. It gives no protection against the parties that deliver slices and sum updates: they know
+everything that they see in the clear.
 """
 
 from collections import Counter
@@ -20,7 +19,7 @@ from accounting.checks import ConfigError
 from accounting.report import up
 
 Party = Literal["server", "store", "second store"]
-"""Who might look. Server: runs the rounds and adds the updates up. Store: hands out slices."""
+"""A party that may see data. The server runs the rounds and sums updates; stores serve slices."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -28,13 +27,13 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """That a party saw something of a client in a round, in the clear.
+    """Record that a party saw data of a client in the clear in some round.
 
     Attributes:
-        party: who.
-        round: from 0.
-        client: of whom.
-        what: for instance "keys"; never the value itself.
+        party: who saw it.
+        round: round number, from 0.
+        client: number of the client.
+        what: kind of data, for instance "words keys"; never the value itself.
     """
 
     party: Party
@@ -45,14 +44,16 @@ class Sighting:
 
 @dataclass(slots=True)
 class SelectLedger:
-    """What delivering slices took and revealed. For the operator: it is not covered, not released.
+    """Costs and disclosures of delivering slices.
+
+    For the operator only: no guarantee covers these values, and they must not be released.
 
     Attributes:
-        bytes_down: to each client.
-        bytes_up: from each client.
-        computed_by_server: evaluations of the select function before or while slices go out.
-        computed_on_devices: evaluations by clients.
-        sightings: what was seen in the clear.
+        bytes_down: bytes sent to each client.
+        bytes_up: bytes received from each client.
+        computed_by_server: evaluations of the select function by the server or a store.
+        computed_on_devices: evaluations of the select function by clients.
+        sightings: disclosures in the clear.
     """
 
     bytes_down: Counter[int] = field(default_factory=Counter)
@@ -62,12 +63,12 @@ class SelectLedger:
     sightings: set[Sighting] = field(default_factory=set)
 
     def seen_by(self, party: Party) -> tuple[str, ...]:
-        """Return the kinds of things that ``party`` saw of any client, sorted."""
+        """Return the kinds of data that ``party`` saw of any client, sorted."""
         return tuple(sorted({s.what for s in self.sightings if s.party == party}))
 
 
 class _Guarded(Generic[_T]):
-    """A value that neither prints nor pickles."""
+    """A value that cannot be printed or pickled by accident."""
 
     __slots__ = ("_value",)
 
@@ -78,38 +79,38 @@ class _Guarded(Generic[_T]):
         return f"{type(self).__name__}(<not for release>)"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError(f"{type(self).__name__}: does not leave this process.")
+        raise TypeError(f"{type(self).__name__}: must not leave this process.")
 
 
 class ServerSees(_Guarded[_T]):
-    """A value in the clear at a party that is trusted with it; it may not be released."""
+    """A value in the clear at a party that is trusted with it; it must not be released."""
 
     __slots__ = ()
 
     def at_party(self) -> _T:
-        """Return the value to the party that holds it."""
+        """Return the value, for code that runs at the party that received it."""
         return self._value
 
 
 class DeviceOnly(_Guarded[_T]):
-    """A value that stays on its device."""
+    """A value that must stay on its device."""
 
     __slots__ = ()
 
     def on_device(self, use: Callable[[_T], _R]) -> "DeviceOnly[_R]":
-        """Return what the device computes from it; that stays there as well."""
+        """Apply ``use`` on the device; the result must stay on the device as well."""
         return DeviceOnly(use(self._value))
 
     def show(
         self, ledger: SelectLedger, party: Party, *, round_: int, client: int, what: str
     ) -> ServerSees[_T]:
-        """Send the value to ``party`` in the clear, and write that down."""
+        """Send the value to ``party`` in the clear and record that in the ledger."""
         checks.choice("party", party, get_args(Party))
         ledger.sightings.add(Sighting(party, round_, client, what))
         return ServerSees(self._value)
 
     def for_training(self) -> _T:
-        """Return the value to code that runs on the device: local training, and its clipping."""
+        """Return the value, for code that runs on the device: local training and clipping."""
         return self._value
 
 
@@ -118,8 +119,8 @@ class Released(Generic[_T]):
     """A value that anyone may see.
 
     Attributes:
-        value: itself.
-        why: what it costs, or, in words, why it says nothing about any client.
+        value: the released value.
+        why: guarantee that the release spends, or the reason why it depends on no client.
     """
 
     value: _T
@@ -127,36 +128,36 @@ class Released(Generic[_T]):
 
     def __post_init__(self) -> None:
         if isinstance(self.value, _Guarded):
-            raise ConfigError(f"{type(self.value).__name__}: must not be wrapped for release.")
+            raise ConfigError(f"{type(self.value).__name__}: must not be wrapped in Released.")
         if not self.why:
-            raise ConfigError("why='': say what the release costs, or why it costs nothing.")
+            raise ConfigError("why='': give the guarantee, or say why no client matters.")
 
 
 def publish(value: Released[_T]) -> _T:
-    """Return the value, for a file or a screen.
+    """Return the released value, for a file or a screen.
 
     Raises:
-        ConfigError: anything but ``Released``.
+        ConfigError: ``value`` is not ``Released``.
     """
     if type(value) is not Released:
         raise ConfigError(
-            f"{type(value).__name__}: must not be released. Only what noise covers, or what "
-            "depends on no client, is Released."
+            f"{type(value).__name__}: must not be released. Publish only Released values: noised "
+            "ones, or ones that depend on no client."
         )
     return value.value
 
 
 SeenByParty = tuple[tuple[Party, tuple[str, ...]], ...]
-"""Per party, the kinds of things that it sees of clients in the clear."""
+"""Per party, the kinds of client data that it sees in the clear."""
 
 
 def seen_in(ledger: SelectLedger) -> SeenByParty:
-    """Return what a ledger says, by party."""
+    """Return the kinds of data that the ledger records, by party."""
     return tuple((party, ledger.seen_by(party)) for party in get_args(Party))
 
 
 def merge_seen(*seen: SeenByParty | None) -> SeenByParty | None:
-    """Return what several runs show, of the same model; None if none of them selects."""
+    """Return the union over several runs of one model; None if no run selects."""
     if not any(seen):
         return None
     kinds: dict[Party, set[str]] = {party: set() for party in get_args(Party)}
@@ -168,13 +169,13 @@ def merge_seen(*seen: SeenByParty | None) -> SeenByParty | None:
 
 @dataclass(frozen=True, slots=True)
 class SelectReport:
-    """What is claimed of a run with selection, and against whom.
+    """Claims about a run with selection: the guarantee, and what each party saw without one.
 
     Attributes:
-        guarantee: of everything released: model, and histograms of keys if there are any; None
-            where there is none, because the run had no noise or the noise was seeded.
-        delta: in (0, 1).
-        seen: per party, what it saw in the clear.
+        guarantee: covers everything released: the model, and key histograms if there are any. None
+            if the run had no noise or seeded noise.
+        delta: failure probability of the guarantee, in (0, 1).
+        seen: kinds of data that each party saw in the clear.
     """
 
     guarantee: Guarantee | None
@@ -186,11 +187,11 @@ class SelectReport:
 
     @classmethod
     def of(cls, guarantee: Guarantee | None, delta: float, ledger: SelectLedger) -> "SelectReport":
-        """Read off the ledger who saw what; only what kinds of things, so it may be printed."""
+        """Build the report from a ledger. It holds kinds of data, no values: it may be printed."""
         return cls(guarantee, delta, seen_in(ledger))
 
     def lines(self) -> tuple[str, str]:
-        """Return the line on recipients of the model, and the line on those who run the rounds."""
+        """Return one line on recipients of the model and one on the parties that run the rounds."""
         if self.guarantee is None:
             first = "against recipients of the model: no guarantee"
         else:

@@ -1,11 +1,11 @@
-"""Select engine: rounds in which every client trains only what it selected.
+"""Select engine: simulated clients that train only the slices that they selected.
 
-Algorithm 2 of Charles et al. 2022 behind the ordinary ``Server``: this engine hands over each
-update on the server's coordinates, with zeros where the client selected nothing. The update is
-clipped before, and deselecting keeps its norm, so the accountant has nothing new to know. The
-server adds noise to every coordinate, also of slices that nobody selected: with keys from private
-data, noise on the selected ones alone would show which they were. So selecting saves clients bytes
-and memory, and saves the model no noise. Public keys are the exception, see ``Turns``.
+Runs Algorithm 2 of Charles et al. 2022 with the ordinary ``Server``: each update is yielded in the
+server's coordinates, with zeros where the client selected nothing. Updates are clipped first and
+deselecting preserves their norm, so the accounting is unchanged. The server adds noise to every
+coordinate, including slices that nobody selected: if keys depend on private data, noise on the
+selected slices alone would reveal them. Selecting therefore saves clients bytes and memory but does
+not reduce the noise in the model. Public keys are the exception, see ``Turns``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,34 +30,33 @@ from privpart.select.primitive import Keys
 from privpart.select.turns import Turns
 
 Localize = Callable[[Tensor, Tensor, Sequence[Keys]], tuple[Tensor, Tensor]]
-"""Examples and classes, in terms of the client's smaller network; per key space, its keys."""
+"""Translate (x, y) to a client's smaller network, given the client's keys per key space."""
 
-_KEPT = 8  # client networks in memory: one per combination of numbers of keys
+_CACHED_NETWORKS = 8  # one per combination of numbers of keys
 
 
 class SelectEngine:
-    """Simulated clients that select, one after another, in this process.
+    """Run clients that select, one after another, in this process.
 
     Args:
-        server_model: the whole network; its ``flat`` is what the server trains.
-        spaces: what can be selected; everything else that trains is broadcast.
+        server_model: the whole network; the server trains its ``flat``.
+        spaces: key spaces to select from; all other trainable parameters are broadcast.
         client_model: builds a client's network from its number of keys per space, with the same
             train patterns and seed.
         users: the clients' data.
-        local: how each trains.
-        choosers: of keys, per space.
-        data_seed: order of examples, exactly as in ``EmbeddedEngine``.
-        delivery: how slices reach clients: ``broadcast``, ``on_demand``, ``pregenerated``,
-            ``private``.
-        select: the rows themselves, or transformed on the way.
-        localize: from examples to the smaller network's; None where inputs stay as they are.
-        ledger: what delivery took and revealed is added to it.
-        turns: of the slices under shared keys; the server's vector is then ``turns.order`` of the
-            model's. None: the server trains the model's vector, with noise on all of it.
+        local: local training of each client.
+        choosers: one chooser of keys per key space.
+        data_seed: seed of the order of examples, used exactly as in ``EmbeddedEngine``.
+        delivery: ``broadcast``, ``on_demand``, ``pregenerated`` or ``private``.
+        select: whether rows travel unchanged or transformed.
+        localize: translates examples to the smaller network; None if inputs do not change.
+        ledger: receives the costs and disclosures of the delivery.
+        turns: groups of slices under shared keys; the server's vector is then the model's at
+            ``turns.order``. None if the server trains, and adds noise to, the model's whole vector.
 
     Raises:
-        ConfigError: spaces that do not fit the model, not as many choosers, or a client that
-            remembers its last model.
+        ConfigError: the spaces do not fit the model, the number of choosers is wrong, or clients
+            keep a model of their own (MOON).
     """
 
     method = "one client after another"
@@ -81,7 +80,9 @@ class SelectEngine:
         if local.objective == "moon":
             raise ConfigError("objective='moon': clients that select keep no model of their own.")
         if len(choosers) != len(spaces):
-            raise ConfigError(f"{len(choosers)} choosers for {len(spaces)} key spaces: one each.")
+            raise ConfigError(
+                f"{len(choosers)} choosers for {len(spaces)} key spaces: give one each."
+            )
         self.layout = Layout.of(server_model, spaces)
         self.users = users
         self.local = local
@@ -93,12 +94,12 @@ class SelectEngine:
         self.ledger = SelectLedger() if ledger is None else ledger
         self.turns = turns
         self._first = server_model.flat.clone()
-        self._names = [  # as the ledger has them: random keys say nothing about anyone's data
+        self._names = [  # names in the ledger: random keys say nothing about anyone's data
             f"random {name}" if isinstance(choose, IndependentKeys) else name
             for name, choose in zip(self.layout.names, choosers, strict=True)
         ]
 
-        @lru_cache(maxsize=_KEPT)
+        @lru_cache(maxsize=_CACHED_NETWORKS)
         def network(counts: tuple[int, ...]) -> tuple[PartialModel, Layout]:
             model = client_model(*counts)
             return model, Layout.of(model, spaces)
@@ -109,16 +110,16 @@ class SelectEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to end: there are no other processes."""
+        """Do nothing: there are no other processes to stop."""
 
     def local_of(self, round_: int) -> LocalTraining:
-        """Return how clients train in a round."""
+        """Return the local training of a round; it is the same in all rounds."""
         return self.local
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, zero where it selected nothing.
 
-        Shape (d,), or, where slices take turns, that of what trains in the round.
+        An update has shape (d,); with ``turns``, it has the length of the round's active groups.
         """
         whole = start if self.turns is None else self.turns.whole(self._first, start)
         matrices = [whole[table] for table in self.layout.tables]
@@ -130,12 +131,13 @@ class SelectEngine:
             yield task.update(client, update)
 
     def rehearse(self) -> SelectLedger:
-        """Run client 0 through round 0, for nothing but what this would take and reveal.
+        """Return the costs and disclosures of client 0 in round 0, without effect on the run.
 
-        Every round of every client reveals the same kinds of things, so this is what a report says
-        of a run before it begins.
+        Every client reveals the same kinds of data in every round, so a report can state them
+        before the run begins.
         """
-        kept, self.ledger = self.ledger, SelectLedger()
+        kept = self.ledger
+        self.ledger = SelectLedger()
         active = None if self.turns is None else self.turns.schedule[0]
         start = self._first if self.turns is None else self._first[self.turns.order]
         try:
@@ -165,7 +167,7 @@ class SelectEngine:
         x, y = self.users.x[rows], self.users.y[rows]
         if self.localize is not None:
             x, y = self.localize(x, y, own)
-        delta = client_update(
+        update = client_update(
             model,
             assemble(layout, shared, slices),
             x,
@@ -174,8 +176,8 @@ class SelectEngine:
             clip_norm=task.clip_norm,
             generator=client_generator(self.data_seed, task.round, client),
         )
-        self._upload(task.round, client, delta, chosen)
-        return deselect(self.layout, layout, delta, own)
+        self._upload(task.round, client, update, chosen)
+        return deselect(self.layout, layout, update, own)
 
     def _receive(
         self,
@@ -186,7 +188,7 @@ class SelectEngine:
         x: Tensor,
         fetch: Fetch,
     ) -> Tensor:
-        """Slices of one key space; under public keys they are a broadcast like any other."""
+        """Return the slices of one key space; under public keys they arrive by broadcast."""
         if isinstance(keys, DeviceOnly):
             return fetch(Request(round_, client, space, keys))
         slices = self.select.slices(x, keys.value)
@@ -197,16 +199,16 @@ class SelectEngine:
         self,
         round_: int,
         client: int,
-        delta: Tensor,
+        update: Tensor,
         chosen: Sequence[DeviceOnly[Keys] | Released[Keys]],
     ) -> None:
-        """Enter what goes up: the small update, and the keys under which it is to be added.
+        """Record the upload: the client's update, and the keys of the slices that it updates.
 
-        Whoever adds updates up sees them one by one, and in each the slices that it fills: however
-        well the keys were hidden on the way down. Only secure aggregation or an enclave, neither of
-        which is here, would hide them from it.
+        The server sums updates one by one and sees which slices each of them fills, however well
+        the download hid the keys. Hiding them would take secure aggregation or an enclave, and
+        neither is implemented here.
         """
-        self.ledger.bytes_up[client] += delta.nbytes
+        self.ledger.bytes_up[client] += update.nbytes
         for space, keys in zip(self._names, chosen, strict=True):
             if isinstance(keys, DeviceOnly):
                 what = f"{space} keys, with the update"
@@ -215,37 +217,38 @@ class SelectEngine:
 
 
 def localize_bags(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor, Tensor]:
-    """Bags of word ids (B, L) in terms of the selected words; others become ``ABSENT``."""
+    """Translate word ids (B, L) to positions among the selected words; others become ``ABSENT``."""
     return positions(keys[0], x, missing=-1), y
 
 
 def localize_tokens(unknown: int = 0) -> Localize:
-    """Return what puts token ids (B, T) in terms of the selected words, for next-word prediction.
+    """Return a translation of token ids (B, T) to selected words, for next-word prediction.
 
     Args:
-        unknown: the key that stands for words that are not selected; every client must select it.
+        unknown: key that stands for words that are not selected; every client must select it.
 
     Returns:
-        Words that are not selected are read as ``unknown``; as targets they do not count: the
-        softmax is over the selected words only, decoys among them. Sentences without any that
-        counts are left out. A ConfigError where ``unknown`` is not selected.
+        Function from (x, y) and keys to (x, y). In x, words that are not selected become
+        ``unknown``. In y they are ignored: the softmax covers the selected words, decoys included.
+        Sentences with no label left are dropped. It raises ConfigError if ``unknown`` is not
+        selected.
     """
 
     def localize(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor, Tensor]:
         if unknown not in keys[0]:
             raise ConfigError(
-                f"key {unknown} stands for unknown words and is not selected: use always=(...)."
+                f"key {unknown} stands for unknown words and must be selected: use always=(...)."
             )
-        stands_for_them = keys[0].index(unknown)
-        classes = positions(keys[0], y, missing=-100)
-        known = (classes >= 0).any(dim=1)
-        return positions(keys[0], x[known], missing=stands_for_them), classes[known]
+        unknown_position = keys[0].index(unknown)
+        labels = positions(keys[0], y, missing=-100)
+        known = (labels >= 0).any(dim=1)
+        return positions(keys[0], x[known], missing=unknown_position), labels[known]
 
     return localize
 
 
 def positions(keys: Keys, ids: Tensor, *, missing: int) -> Tensor:
-    """Return where in ``keys``, ascending, each id stands; ``missing`` where it does not."""
+    """Return the index of each id in the ascending ``keys``, or ``missing`` if it is not there."""
     selected = torch.tensor(keys)
     place = torch.searchsorted(selected, ids).clamp(max=len(keys) - 1)
     return torch.where(selected[place] == ids, place, missing)

@@ -1,8 +1,8 @@
-"""Key histogram: how many clients selected each key, with noise, at a price.
+"""Key histogram: a differentially private count of the clients that selected each key.
 
-Cache hits, popular slices, dropping what nobody selects: all are functions of these counts, and the
-counts are functions of private data. One client changes at most m of them by 1 each, which is an L2
-sensitivity of sqrt(m).
+Cache statistics, popular slices and unused slices are all functions of these counts, and the counts
+depend on private data. One client changes at most m counts by 1 each, so the L2 sensitivity is
+sqrt(m).
 """
 
 import math
@@ -19,21 +19,21 @@ from privpart.select.layout import distinct_keys
 from privpart.select.primitive import Keys
 
 STREAM = 2**31
-"""Stream of draws of the histogram, away from those of the server's updates."""
+"""Stream of the histogram's draws, disjoint from the streams of the server's noise."""
 
 
 class KeyHistogram:
-    """One noised histogram of keys per round.
+    """Release one noised histogram of keys per round.
+
+    The state is not stored in a run folder. Do not create a second histogram when a run is resumed
+    under the same noise key: its draws would repeat those of round 0.
 
     Args:
-        size: K.
-        keys_per_client: most keys of one client that count, m, from 1 to K.
-        noise_multiplier: > 0; the noise has a standard deviation of this times sqrt(m).
-        participation: of the run; a client beyond its limits does not count.
-        source: the run's; ``SecretSource`` unless the run is a simulation.
-
-    Not kept in a run folder: a run that is resumed under the same key must not make another one,
-    for its noise would begin again with that of round 0.
+        size: number of keys, K.
+        keys_per_client: maximum number of keys that count for one client, m, from 1 to K.
+        noise_multiplier: > 0; the standard deviation of the noise is this value times sqrt(m).
+        participation: limits of the run; a client that exceeds them does not count.
+        source: noise source of the run, ``SecretSource`` unless the run is a simulation.
     """
 
     def __init__(
@@ -57,23 +57,23 @@ class KeyHistogram:
         self._counted: dict[int, list[int]] = {}
 
     def guarantee(self) -> Guarantee:
-        """Return what all histograms of the run together cost one client."""
+        """Return the guarantee of all histograms of the run."""
         rounds = Independent(self.participation.rounds)
         return guarantee(rounds, self.participation, noise_multiplier=self.noise_multiplier)
 
     def with_updates(self, updates: Guarantee) -> Guarantee:
-        """Return the guarantee of histograms and model together: mu^2 adds."""
+        """Return the guarantee of the histograms composed with that of the model: mu^2 adds."""
         return updates.compose(self.guarantee())
 
     def release(self, keys: Mapping[int, ServerSees[Keys]]) -> Released[Tensor]:
         """Return the noised counts of the next round, shape (K,), float32.
 
         Args:
-            keys: by client. Who sends more than m keys, one twice or one out of range does not
-                count, nor who took part as often as planned.
+            keys: keys of each client. A client does not count if it sends more than m keys, a
+                repeated or invalid key, or if it has reached its participation limits.
 
         Raises:
-            ConfigError: all planned rounds are done.
+            ConfigError: the histograms of all planned rounds are released.
         """
         if self.round >= self.participation.rounds:
             raise ConfigError(f"all {self.participation.rounds} planned histograms are released.")
@@ -89,7 +89,8 @@ class KeyHistogram:
         return Released(counts + noise, why)
 
     def _may_take_part(self, client: int) -> bool:
-        limits, rounds = self.participation, self._counted.get(client)
+        limits = self.participation
+        rounds = self._counted.get(client)
         if not rounds:
             return True
         far_enough = self.round - rounds[-1] >= limits.min_separation

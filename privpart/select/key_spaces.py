@@ -1,4 +1,4 @@
-"""Networks: which slices of the paper's four models clients select, and how a smaller one is built.
+"""Key spaces: which slices of the paper's four models clients select, and the smaller networks.
 
 Charles et al. 2022, section 5: rows of the logistic regression, filters of the CNN's second
 convolution, neurons of the 2NN's first layer, words and hidden neurons of the transformer.
@@ -16,15 +16,15 @@ from privpart.models.transformer import LanguageModel
 from privpart.select.layout import KeySpace, Part
 
 ABSENT = -1
-"""Fills a bag of words up to the length of the longest."""
+"""Padding of a bag of words."""
 
 
 def cnn_filters(image_size: int = 28, *, norm: bool = False) -> KeySpace:
-    """Filters of conv2 of ``small_cnn`` and its relatives, coupled with all that reads them.
+    """Return the filters of conv2 of ``small_cnn`` and its variants, with all that depends on them.
 
     Args:
-        image_size: height and width of the input; each filter leaves a map of a quarter of it.
-        norm: whether the network normalises behind conv2.
+        image_size: height and width of the input; conv2's output map has a quarter of each.
+        norm: whether a normalisation follows conv2.
     """
     pixels = (checks.count("image_size", image_size, minimum=4) // 4) ** 2
     parts = [Part("conv2.weight"), Part("conv2.bias")]
@@ -34,26 +34,26 @@ def cnn_filters(image_size: int = 28, *, norm: bool = False) -> KeySpace:
 
 
 def dense_neurons() -> KeySpace:
-    """Neurons of the first hidden layer of ``mcmahan_2nn``: its rows, and the columns behind."""
+    """Return the first layer's neurons of ``mcmahan_2nn``, with the columns that read them."""
     parts = (Part("dense1.weight"), Part("dense1.bias"), Part("dense2.weight", dim=1))
     return KeySpace("neurons", parts)
 
 
 def bag_words() -> KeySpace:
-    """Words of ``WordBag``."""
+    """Return the words of ``WordBag``."""
     return KeySpace("words", (Part("rows"),))
 
 
 def lm_words() -> KeySpace:
-    """Words of ``word_lm``, whose output rows are its embedding rows."""
+    """Return the words of ``word_lm``, whose output layer shares the embedding's rows."""
     return KeySpace("words", (Part("embedding.weight"),))
 
 
 def lm_hidden(*layers: int) -> KeySpace:
-    """Hidden neurons of the feed-forward part of ``word_lm``: key k is neuron k of every layer.
+    """Return the feed-forward neurons of ``word_lm``: key k selects neuron k of every layer.
 
     Args:
-        layers: of the encoder, from 0; none is the first.
+        layers: encoder layers, from 0; the first one if none is given.
     """
     parts: list[Part] = []
     for layer in layers or (0,):
@@ -64,7 +64,7 @@ def lm_hidden(*layers: int) -> KeySpace:
 
 
 def key_spaces(network: nn.Module) -> dict[str, KeySpace]:
-    """Return what clients can select of a network of ``privpart.models``, by name; {} if nothing.
+    """Return the key spaces of a network of ``privpart.models`` by name; {} if it has none.
 
     >>> from privpart.models import mcmahan_2nn, word_lm
     >>> list(key_spaces(mcmahan_2nn())), list(key_spaces(word_lm()))
@@ -75,7 +75,7 @@ def key_spaces(network: nn.Module) -> dict[str, KeySpace]:
     layers = dict(network.named_children())
     conv2, dense1 = layers.get("conv2"), layers.get("dense1")
     if isinstance(conv2, nn.Conv2d) and isinstance(dense1, nn.Linear):
-        pixels = dense1.in_features // conv2.out_channels  # of the map that a filter leaves
+        pixels = dense1.in_features // conv2.out_channels  # of one filter's output map
         size = 4 * round(pixels**0.5)
         return {"filters": cnn_filters(size, norm=isinstance(layers.get("norm"), nn.GroupNorm))}
     if isinstance(dense1, nn.Linear) and isinstance(layers.get("dense2"), nn.Linear):
@@ -84,12 +84,12 @@ def key_spaces(network: nn.Module) -> dict[str, KeySpace]:
 
 
 def shrunk(network: nn.Module, spaces: Sequence[KeySpace], counts: Sequence[int]) -> nn.Module:
-    """Cut off all slices but the first few of each space, in place, and return the network.
+    """Shrink ``network`` in place to the first ``count`` slices of each space, and return it.
 
-    The layers of ``key_spaces`` compute with whatever shape their weights have.
+    The layers of ``key_spaces`` compute with any shape of their weights.
 
     Raises:
-        ConfigError: a normalisation whose groups do not divide what is left.
+        ConfigError: the groups of a normalisation do not divide the remaining filters.
     """
     for space, count in zip(spaces, counts, strict=True):
         for part in space.parts:
@@ -98,7 +98,7 @@ def shrunk(network: nn.Module, spaces: Sequence[KeySpace], counts: Sequence[int]
             if isinstance(layer, nn.GroupNorm) and count % layer.num_groups:
                 raise ConfigError(
                     f"{count} {space.name}: must be a multiple of the {layer.num_groups} groups "
-                    f"of {owner!r}; or take a network without it."
+                    f"of {owner!r}. Use another number, or a network without it."
                 )
             kept = whole.detach().narrow(part.dim, 0, count * part.block).clone()
             setattr(layer, name, nn.Parameter(kept))
@@ -106,15 +106,15 @@ def shrunk(network: nn.Module, spaces: Sequence[KeySpace], counts: Sequence[int]
 
 
 class WordBag(nn.Module):
-    """Logistic regression on sparse bags of words, at the cost of the words that occur.
+    """Logistic regression on sparse bags of words; its cost depends only on the words that occur.
 
-    The same model as ``privpart.models.bag_of_words``, whose weight is ``rows`` transposed. It adds
-    the rows of the words in the order of the input, so that leaving absent words out of the model
-    changes no bit of what it computes.
+    Computes the same function as ``privpart.models.bag_of_words``, whose weight is the transpose of
+    ``rows``. It sums the words' rows in the order of the input, so removing absent words from the
+    model does not change a single bit of the result.
 
     Args:
-        words: n, >= 1.
-        tags: outputs, >= 1.
+        words: size of the vocabulary, n >= 1.
+        tags: number of outputs, >= 1.
     """
 
     def __init__(self, words: int, tags: int) -> None:
@@ -125,7 +125,7 @@ class WordBag(nn.Module):
         self.bias = nn.Parameter(torch.zeros(tags))
 
     def forward(self, bags: Tensor) -> Tensor:
-        """Map word ids (B, L), filled up with ``ABSENT``, to logits (B, tags)."""
+        """Map word ids (B, L), padded with ``ABSENT``, to logits (B, tags)."""
         present = (bags != ABSENT).to(self.rows.dtype)
         total: Tensor = embedding_bag(
             bags.clamp(min=0), self.rows, mode="sum", per_sample_weights=present

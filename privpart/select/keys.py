@@ -1,11 +1,12 @@
-"""Keys: how a client, or the round, chooses what to select.
+"""Keys: how each client, or the whole round, chooses what to select.
 
-Structured keys come from a client's own data and say something about it: they are ``DeviceOnly``.
-Random keys carry no data. Shared ones, equal for a whole round, are ``Released`` as soon as the
-seed is: then FEDSELECT is a broadcast of a smaller model (Charles et al. 2022, section 4.1.2).
+Structured keys are computed from a client's data and reveal something about it, so they are
+``DeviceOnly``. Random keys contain no client data. Shared keys are the same for all clients of a
+round and follow from a public seed, so they are ``Released``; FEDSELECT is then a broadcast of a
+smaller model (Charles et al. 2022, section 4.1.2).
 
-Keys come back in ascending order: a slice's place in the client's model does not depend on its
-rank, and with m = K the client's model is the server's, bit for bit.
+Keys are returned in ascending order, so the position of a slice in the client's model does not
+reveal its rank, and with m = K the client's model equals the server's bit for bit.
 """
 
 import hashlib
@@ -21,14 +22,14 @@ from privpart.select.disclosure import DeviceOnly, Released
 from privpart.select.primitive import Keys
 
 Counts = NDArray[np.int64]
-"""How often each key occurs in one client's data, shape (K,)."""
+"""Number of occurrences of each key in one client's data, shape (K,)."""
 
 Strategy = Callable[[Counts, int, np.random.Generator], Keys]
-"""Chooses at most m keys from a client's counts."""
+"""Choose at most m keys from a client's counts."""
 
 
 def top(counts: Counts, m: int, generator: np.random.Generator) -> Keys:
-    """Return the m most frequent keys that occur; of equals, the lower one.
+    """Return the m most frequent keys among those that occur; ties go to the lower key.
 
     >>> top(np.array([5, 0, 7, 1]), 2, np.random.default_rng(0))
     (0, 2)
@@ -38,23 +39,23 @@ def top(counts: Counts, m: int, generator: np.random.Generator) -> Keys:
 
 
 def random(counts: Counts, m: int, generator: np.random.Generator) -> Keys:
-    """Return m keys at random among those that occur."""
+    """Return m keys drawn at random from those that occur."""
     return _sample(_by_frequency(counts), m, generator)
 
 
 def random_top(counts: Counts, m: int, generator: np.random.Generator) -> Keys:
-    """Return m keys at random among the 2m most frequent that occur."""
+    """Return m keys drawn at random from the 2m most frequent ones."""
     return _sample(_by_frequency(counts)[: 2 * checks.count("m", m)], m, generator)
 
 
 def pad(keys: Keys, m: int, size: int, generator: np.random.Generator) -> Keys:
-    """Add random other keys until there are m, so that their number says nothing.
+    """Add random decoys up to m keys, so that the number of keys reveals nothing.
 
     Args:
-        keys: at most m, distinct.
-        m: at most size.
-        size: K.
-        generator: of this device.
+        keys: distinct keys, at most m.
+        m: number of keys to return, at most ``size``.
+        size: number of keys that exist, K.
+        generator: random generator of this device.
     """
     if not len(keys) <= checks.count("m", m) <= size:
         raise ConfigError(f"m={m}: must be at least the {len(keys)} keys and at most K={size}.")
@@ -65,14 +66,14 @@ def pad(keys: Keys, m: int, size: int, generator: np.random.Generator) -> Keys:
 
 @dataclass(frozen=True, slots=True)
 class StructuredKeys:
-    """Exactly m keys of a client's own data; decoys fill up where it has fewer.
+    """Choose exactly m keys from a client's own data, with decoys if it has fewer than m.
 
     Args:
-        counts: how often each key occurs in a client's data, by client.
-        m: keys of a client, by client if they differ; public, unrelated to what a device holds.
+        counts: returns the counts of keys in a client's data, given the client.
+        m: number of keys, or a function of the client; public and independent of private data.
         strategy: ``top``, ``random`` or ``random_top``.
-        data_seed: of a simulation's draws.
-        always: keys that every client takes, for instance padding and out-of-vocabulary tokens.
+        data_seed: seed of the simulated devices' draws.
+        always: keys that every client selects, for instance padding and out-of-vocabulary tokens.
     """
 
     counts: Callable[[int], Counts]
@@ -82,7 +83,7 @@ class StructuredKeys:
     always: Keys = ()
 
     def __call__(self, round_: int, client: int) -> DeviceOnly[Keys]:
-        """Return a client's keys in a round."""
+        """Return the keys of ``client`` in a round."""
         m = self.m if isinstance(self.m, int) else self.m(client)
         own = DeviceOnly(self.counts(client))
         return own.on_device(lambda counts: self._choose(counts, m, round_, client))
@@ -95,19 +96,19 @@ class StructuredKeys:
         room = m - len(self.always)
         generator = np.random.default_rng((self.data_seed, client, round_))
         chosen = self.strategy(left, room, generator) if room else ()
-        # decoys that changed from round to round would stand out against keys that stay
+        # the decoys stay the same: an observer could tell changing ones from the client's own keys
         decoys = np.random.default_rng((self.data_seed, client))
         return pad(tuple(sorted((*self.always, *chosen))), m, len(counts), decoys)
 
 
 @dataclass(frozen=True, slots=True)
 class IndependentKeys:
-    """Keys that each device draws by itself, anew in each round; they carry no data.
+    """Draw m random keys for each client in each round; they contain no client data.
 
     Args:
-        size: K.
-        m: keys of a client, by client if they differ; from 1 to K.
-        data_seed: of a simulation's draws.
+        size: number of keys that exist, K.
+        m: number of keys, or a function of the client; from 1 to K.
+        data_seed: seed of the simulated devices' draws.
     """
 
     size: int
@@ -115,7 +116,7 @@ class IndependentKeys:
     data_seed: int
 
     def __call__(self, round_: int, client: int) -> DeviceOnly[Keys]:
-        """Return a client's keys in a round."""
+        """Return the keys of ``client`` in a round."""
         m = self.m if isinstance(self.m, int) else self.m(client)
         if not m <= self.size:
             raise ConfigError(f"m={m}: must be at most K={self.size}.")
@@ -125,12 +126,12 @@ class IndependentKeys:
 
 @dataclass(frozen=True, slots=True)
 class SharedKeys:
-    """The same m random keys for everyone in a round: a function of public coins.
+    """Draw the same m random keys for all clients of a round, from public coins.
 
     Args:
-        size: K.
-        m: from 1 to K.
-        seed: public.
+        size: number of keys that exist, K.
+        m: number of keys, from 1 to K.
+        seed: public seed of the coins.
     """
 
     size: int
@@ -143,7 +144,7 @@ class SharedKeys:
         checks.count("seed", self.seed, minimum=0)
 
     def __call__(self, round_: int, client: int) -> Released[Keys]:
-        """Return the keys of a round, whoever asks; the same on every machine and version."""
+        """Return the keys of a round; they are equal for all clients, machines and versions."""
         coins = f"privpart keys|{self.seed}|{checks.count('round', round_, minimum=0)}|"
 
         def coin(key: int) -> bytes:
@@ -153,7 +154,7 @@ class SharedKeys:
         return Released(tuple(sorted(drawn)), "drawn from public coins")
 
     def rounds_of_keys(self, rounds: int) -> list[list[int]]:
-        """Return, per key, the rounds that draw it, ascending; what an accountant needs to know."""
+        """Return, per key, the rounds that draw it, ascending; the accountant needs these."""
         found: list[list[int]] = [[] for _ in range(self.size)]
         for number in range(checks.count("rounds", rounds)):
             for key in self(number, 0).value:
@@ -166,7 +167,7 @@ KeyChooser = StructuredKeys | IndependentKeys | SharedKeys
 
 def _by_frequency(counts: Counts) -> NDArray[np.int64]:
     if counts.ndim != 1 or not np.all(counts >= 0):
-        raise ConfigError(f"counts of shape {counts.shape}: must be (K,), and none below zero.")
+        raise ConfigError(f"counts of shape {counts.shape}: must be (K,), without negative counts.")
     order = np.argsort(-counts, kind="stable")
     return order[: np.count_nonzero(counts)]
 

@@ -1,9 +1,9 @@
-"""Layout: where each slice of a model lies in the one flat vector of its trainable part.
+"""Layout: the positions of each slice in the flat vector of a model's trainable parameters.
 
-A key space names a set of slices, for instance the filters of a convolution. One slice is coupled:
-filter k of conv2 takes with it its bias, its channel of the normalisation, and the columns of the
-dense layer that read it. A client's smaller network has the same key spaces, only shorter, so that
-selecting is one gather between two flat vectors and deselecting one scatter back.
+A key space is a set of slices, for instance the filters of a convolution. A slice spans several
+parameters: filter k of conv2 comes with its bias, its channel of the normalisation, and the columns
+of the dense layer that read it. A client's smaller network has the same key spaces with fewer keys,
+so selecting is one gather between two flat vectors, and deselecting is one scatter.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from privpart.select.primitive import Keys
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one slice takes from one parameter.
+    """The share of one parameter that belongs to a slice.
 
     Args:
-        parameter: its name; or a name with ``{key}`` in it for a module list, of which a slice
-            takes one member whole, for instance ``experts.{key}.weight``.
-        dim: the dimension along which slices lie.
-        block: how many consecutive indices of ``dim`` belong to one key; a channel of 7 x 7 pixels
-            is 49 columns of the dense layer behind it.
+        parameter: name of the parameter. A name with ``{key}`` in it refers to a module list, of
+            which a slice takes one whole member, for instance ``experts.{key}.weight``.
+        dim: dimension that the slices divide.
+        block: consecutive indices of ``dim`` per key: a channel of 7 x 7 pixels is 49 columns of
+            the dense layer that follows.
     """
 
     parameter: str
@@ -37,11 +37,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class KeySpace:
-    """A set of slices that are selected by the same keys.
+    """A set of slices that share one range of keys.
 
     Args:
-        name: for messages, for instance "filters".
-        parts: what each slice consists of, in this order.
+        name: name used in messages, for instance "filters".
+        parts: parts that a slice consists of, in this order.
     """
 
     name: str
@@ -50,11 +50,11 @@ class KeySpace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Positions in a flat vector of d numbers; every position belongs to one slice or is shared.
+    """Positions in a flat vector of d parameters; each belongs to exactly one slice or is shared.
 
     Attributes:
-        names: of the key spaces.
-        tables: per key space, positions of each slice, shape (K, width).
+        names: names of the key spaces.
+        tables: per key space, the positions of each slice, shape (K, width).
         shared: positions that every client receives, shape (b,).
     """
 
@@ -64,13 +64,14 @@ class Layout:
 
     @classmethod
     def of(cls, model: PartialModel, spaces: Sequence[KeySpace]) -> "Layout":
-        """Find the slices of ``model``.
+        """Find the positions of the slices of ``model``.
 
         Raises:
-            ConfigError: a part that the model does not train or that does not divide into slices,
-                parts that disagree on the number of keys, or one number in two slices.
+            ConfigError: a part is not trained or does not divide into slices, parts of one space
+                disagree on the number of keys, or two slices share a parameter.
         """
-        spans, tables = _positions(model), []
+        spans = _positions(model)
+        tables = []
         for space in spaces:
             columns = [_part(spans, part) for part in space.parts]
             if len(sizes := {len(c) for c in columns}) != 1:
@@ -81,8 +82,8 @@ class Layout:
             uses = torch.bincount(table.flatten(), minlength=model.dim)
             if not bool(free[table].all()) or int(uses.max()) > 1:
                 raise ConfigError(
-                    f"key space {space.name!r}: takes a number that belongs to another slice. A "
-                    "matrix can be cut along one dimension only; broadcast one of the two layers."
+                    f"key space {space.name!r}: overlaps another slice. A matrix can be cut along "
+                    "one dimension only; broadcast one of the two layers."
                 )
             free[table] = False
         return cls(tuple(s.name for s in spaces), tuple(tables), free.nonzero().squeeze(1))
@@ -94,41 +95,41 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of keys K of each space."""
+        """Number of keys K of each key space."""
         return tuple(len(t) for t in self.tables)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Numbers per slice of each space."""
+        """Parameters per slice of each key space."""
         return tuple(t.shape[1] for t in self.tables)
 
     def client_dim(self, counts: Sequence[int]) -> int:
-        """Return the numbers that a client with that many keys per space holds."""
+        """Return the number of parameters of a client that selects ``counts`` keys per space."""
         return len(self.shared) + sum(m * w for m, w in zip(counts, self.widths, strict=True))
 
-    def rows(self, keys: Sequence[Keys]) -> list[Tensor]:
-        """Return per space the positions of the selected slices, shape (m, width)."""
+    def selected(self, keys: Sequence[Keys]) -> list[Tensor]:
+        """Return, per key space, the positions of the selected slices, shape (m, width)."""
         return [t[list(z)] for t, z in zip(self.tables, keys, strict=True)]
 
 
 def assemble(client: Layout, shared: Tensor, slices: Sequence[Tensor]) -> Tensor:
-    """Return a client's flat vector, made from what it received.
+    """Return the flat vector of a client's network, from the values that the client received.
 
     Args:
-        client: layout of its smaller network.
-        shared: shape (b,).
-        slices: per key space, shape (m, width), in the order of its keys.
+        client: layout of the client's smaller network.
+        shared: values of the shared positions, shape (b,).
+        slices: per key space, the selected slices in the order of their keys, shape (m, width).
 
     Raises:
-        ConfigError: a network of another shape.
+        ConfigError: the values do not have the shapes of the client's network.
     """
     if shared.shape != client.shared.shape or any(
         s.shape != t.shape for s, t in zip(slices, client.tables, strict=True)
     ):
         raise ConfigError(
-            f"the client's network takes {client.sizes} slices of {client.widths} numbers and "
-            f"{len(client.shared)} shared ones; it was sent {[tuple(s.shape) for s in slices]} and "
-            f"{len(shared)}. Build it from as many keys as were selected, else unchanged."
+            f"the client's network has {client.sizes} slices of {client.widths} parameters and "
+            f"{len(client.shared)} shared ones; received {[tuple(s.shape) for s in slices]} and "
+            f"{len(shared)}. Build it for the number of selected keys, otherwise unchanged."
         )
     flat = shared.new_empty(client.dim)
     flat[client.shared] = shared
@@ -138,47 +139,54 @@ def assemble(client: Layout, shared: Tensor, slices: Sequence[Tensor]) -> Tensor
 
 
 def deselect(server: Layout, client: Layout, update: Tensor, keys: Sequence[Keys]) -> Tensor:
-    """Return a client's update on the server's coordinates, zero where it selected nothing.
+    """Return a client's update in the server's coordinates, zero where it selected nothing.
 
-    An isometry: the norm stays that of ``update``, because no key occurs twice. So an update that
-    was clipped before is clipped after, whatever the keys, and they may come from private data.
+    Deselecting is an isometry, because no key occurs twice: the result has the norm of ``update``.
+    A clipped update therefore stays clipped whatever the keys are, even if they depend on private
+    data.
 
     Args:
         server: layout of the whole model.
         client: layout of the client's network.
-        update: shape (client.dim,).
-        keys: per space.
+        update: the client's update, shape (client.dim,).
+        keys: selected keys per key space.
 
     Returns:
         Shape (server.dim,).
 
     Raises:
-        ConfigError: a key out of range or twice; with m copies of one key, additive deselection
-            would make one clipped update sqrt(m) times as long.
+        ConfigError: a key is out of range or repeated. With m copies of one key, additive
+            deselection would lengthen a clipped update by a factor of sqrt(m).
     """
     keys = [distinct_keys(z, size) for z, size in zip(keys, server.sizes, strict=True)]
     full = update.new_zeros(server.dim)
     full[server.shared] = update[client.shared]
-    for rows, own in zip(server.rows(keys), client.tables, strict=True):
+    for rows, own in zip(server.selected(keys), client.tables, strict=True):
         full[rows] = update[own]
     return full
 
 
 def distinct_keys(keys: Keys, size: int) -> Keys:
-    """Return ``keys`` if each is a whole number from 0 to size - 1 and none occurs twice."""
+    """Return ``keys`` as a tuple, checked.
+
+    Raises:
+        ConfigError: there are no keys, one is not a whole number from 0 to size - 1, or one is
+            repeated.
+    """
     found = tuple(checks.count("key", key, minimum=0) for key in keys)
     if not found or len(set(found)) != len(found) or max(found) >= size:
         raise ConfigError(
             f"{len(found)} keys: must be at least one, each below {size}, and none twice. A key "
-            "that occurs m times would let one client move its slice by sqrt(m) times the clip "
-            "norm."
+            "repeated m times would let one client move its slice by sqrt(m) times the clip norm."
         )
     return found
 
 
 def _positions(model: PartialModel) -> dict[str, Tensor]:
-    """Positions of each trained parameter, in its own shape."""
-    parameters, begin, found = dict(model.module.named_parameters()), 0, {}
+    """Return the positions of each trained parameter, in the parameter's shape."""
+    parameters = dict(model.module.named_parameters())
+    begin = 0
+    found = {}
     for name in model.trainable:
         shape = parameters[name].shape
         found[name] = torch.arange(begin, begin + shape.numel()).view(shape)
@@ -187,7 +195,7 @@ def _positions(model: PartialModel) -> dict[str, Tensor]:
 
 
 def _part(spans: dict[str, Tensor], part: Part) -> Tensor:
-    """Positions of the slices of one part, shape (K, width)."""
+    """Return the positions of the slices of one part, shape (K, width)."""
     if "{key}" in part.parameter:
         members: list[Tensor] = []
         while (name := part.parameter.format(key=len(members))) in spans:

