@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from accounting import ConfigError
 from attacks import LocalSteps, observe
 from attacks.networks import smooth_lenet
+from privpart.cli.audit.options import DefencesOptions, LeakageOptions
 from privpart.cli.audit.store import TrialFolder
 from privpart.cli.main import main
 from privpart.data.tasks import digits
@@ -95,6 +97,26 @@ def test_a_mistyped_option_does_not_occupy_the_folder(tmp_path):
     assert TrialFolder(tmp_path, {"view": ["dense1.*"]}, "0")["key"] == {}
 
 
+def test_folders_of_earlier_versions_are_still_resumed():
+    """The identity of an audit is text on people's disks: its names and values stay."""
+    options = LeakageOptions(model="lenet", data="digits", view=["full"], weights=Path("w"))
+    assert json.loads(json.dumps(options.identity())) == {
+        **{"model": "lenet", "data": "digits", "view": ["full"], "trials": 10, "batch": 1},
+        **{"weights": "w", "gradient": None, "data_dir": None, "schedule": None, "mode": "train"},
+        **{"local_steps": 0, "learning_rate": 0.1, "optimizer": "sgd", "momentum": 0.0},
+        **{"clip": None, "noise_multiplier": 0.0, "delta": 1e-5, "hide_labels": False},
+        **{"effort": "normal", "attack": None, "decoys": 50, "seed": 0},
+    }
+    sweep = DefencesOptions(model="lenet", data="digits", clip=[0.1], noise_multiplier=[1.0])
+    assert json.loads(json.dumps(sweep.identity())) == {
+        **{"model": "lenet", "data": "digits", "view": "full", "trials": 5, "batch": 1},
+        **{"weights": None, "gradient": None, "data_dir": None, "mode": "train"},
+        **{"local_steps": 0, "learning_rate": 0.1, "optimizer": "sgd", "momentum": 0.0},
+        **{"clip": [0.1], "noise_multiplier": [1.0], "delta": 1e-5, "hide_labels": False},
+        **{"effort": "normal", "attack": None, "decoys": 0, "seed": 0},
+    }
+
+
 def test_a_verdict_below_the_threshold_passes(privpart, tmp_path):
     command = ["audit", "leakage", *QUICK, "--view", "dense2.*", "--trials", "1"]
     ok = privpart(*command, "--out", str(tmp_path), "--fail-on", "recovered")
@@ -116,7 +138,7 @@ def test_interrupted_and_resumed_is_as_if_undisturbed(privpart, tmp_path):
         stdout, stderr = cut.communicate(timeout=60)
     assert cut.returncode == 130, stderr
     assert stdout == ""
-    assert "goes on from there" in stderr
+    assert "resumes from there" in stderr
     kept = {path: path.stat().st_mtime_ns for path in out.glob("trials/*.safetensors")}
     assert 0 < len(kept) < 12
     next(iter(kept)).write_bytes(b"torn")  # counts as not there

@@ -1,8 +1,8 @@
-"""Inputs of an audit: a model, images, views and an update, as people name them."""
+"""Audit inputs: the model, images and update that the options name, as tensors."""
 
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks import LocalSteps, networks, read_update
+from attacks import LocalSteps, networks, read_update, suite
+from attacks.suite import Attack
 from attacks.update import ready
+from privpart.cli.audit.options import BUDGETS, AuditOptions, Mode
+from privpart.cli.audit.store import TrialFolder
 from privpart.data.tasks import digits, fashion_mnist
 
 _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
@@ -48,73 +51,76 @@ class Inputs:
         return state.hexdigest()
 
 
-def load_inputs(typed: Mapping[str, Any]) -> Inputs:
+def prepare(options: AuditOptions, out: Path) -> tuple[Inputs, dict[str, Any]]:
+    """Return what is attacked, and the arguments that every audit passes to ``attacks``.
+
+    Among them is ``done``, the results so far in ``out``.
+
+    Raises:
+        ConfigError: an option that does not fit the model or the data, or a folder with the
+            results of other options.
+    """
+    torch.set_num_threads(1)  # so that the numbers do not depend on the machine's processors
+    attacks = _attacks(options)
+    local = _local_steps(options)
+    inputs = load_inputs(options)
+    inputs.model.train(options.mode is Mode.TRAIN)
+    return inputs, {
+        "attacks": attacks,
+        "batch": options.batch,
+        "local": local,
+        "delta": options.delta,
+        "dataset_mean": inputs.dataset_mean,
+        "class_means": inputs.class_means,
+        "decoys": inputs.decoys,
+        "reveal_labels": not options.hide_labels,
+        "seed": options.seed,
+        "done": TrialFolder(out, options.identity(), inputs.digest()),
+    }
+
+
+def load_inputs(options: AuditOptions) -> Inputs:
     """Return the model and the first images of the data, ``--trials`` batches of them."""
-    (x, y), (rest, labels) = _images(typed["data"], typed["data_dir"])
-    batch = checks.count("batch", typed["batch"])
-    wanted = batch * (1 if typed["gradient"] else typed["trials"])
+    (x, y), (rest, labels) = _images(options.data, options.data_dir)
+    wanted = options.batch * (1 if options.gradient else options.trials)
     if wanted > len(x):
-        raise ConfigError(f"trials={typed['trials']}: needs {wanted} images; there are {len(x)}.")
-    rest, labels = (rest, labels) if rest is not x else (x[wanted:], y[wanted:])
+        raise ConfigError(f"trials={options.trials}: needs {wanted} images; there are {len(x)}.")
+    if rest is x:  # a file: its public images are those that are not attacked
+        rest, labels = x[wanted:], y[wanted:]
     classes = int(torch.cat([y, labels]).max()) + 1
-    model = _model(typed["model"], x, max(classes, 10), typed["seed"])
-    if typed["weights"] is not None:
-        _load_weights(model, typed["weights"])
-    _check_fit(typed["model"], model, x[:2], classes)
-    count = min(typed["decoys"], len(rest))
+    model = _model(options.model, x, max(classes, 10), options.seed)
+    if options.weights is not None:
+        _load_weights(model, options.weights)
+    _check_fit(options.model, model, x[:2], classes)
+    count = min(options.decoys, len(rest))
     return Inputs(
         model=model,
         x=x[:wanted],
         y=y[:wanted],
-        batches=wanted // batch,
-        update=None if typed["gradient"] is None else read_update(typed["gradient"]),
+        batches=wanted // options.batch,
+        update=None if options.gradient is None else read_update(options.gradient),
         dataset_mean=rest.mean(0) if len(rest) else None,
         class_means=_class_means(rest, labels, y[:wanted]),
-        decoys=(rest[:count], labels[:count]) if count and batch == 1 else None,
+        decoys=(rest[:count], labels[:count]) if count and options.batch == 1 else None,
     )
 
 
-def views(typed: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return name -> patterns.
-
-    >>> views(["full", "dense1.*", "head=dense2.*,norm.*"])
-    {'full': ['*'], 'dense1.*': ['dense1.*'], 'head': ['dense2.*', 'norm.*']}
-    """
-    found: dict[str, Sequence[str]] = {}
-    for text in typed:
-        name, equals, patterns = text.partition("=")
-        if name in found:
-            raise ConfigError(f"view={text!r}: {name!r} is named twice.")
-        found[name] = patterns.split(",") if equals else ["*"] if text == "full" else [text]
-    return found
+def _attacks(options: AuditOptions) -> dict[str, Attack]:
+    budget: Any = BUDGETS[options.effort]
+    known = suite(**budget)
+    for name in options.attack or ():
+        checks.choice("attack", name, list(known))
+    return {name: a for name, a in known.items() if not options.attack or name in options.attack}
 
 
-def rounds(typed: str | None) -> list[str]:
-    """Return the view of each round.
-
-    >>> rounds("full:2,head:1")
-    ['full', 'full', 'head']
-    """
-    sent: list[str] = []
-    for part in typed.split(",") if typed else ():
-        view, colon, count = part.rpartition(":")
-        if not colon or not count.isdigit() or int(count) < 1:
-            raise ConfigError(f"schedule={part!r}: must be VIEW:ROUNDS, as full:5.")
-        sent += [view] * int(count)
-    return sent
-
-
-def local_steps(typed: Mapping[str, Any]) -> LocalSteps | None:
-    """Return how the client trains; None where it sends a gradient."""
-    if checks.count("local_steps", typed["local_steps"], minimum=0) == 0:
-        if typed["momentum"] or typed["optimizer"].value != "sgd":
-            raise ConfigError("local_steps=0: sends a gradient, without optimizer and momentum.")
+def _local_steps(options: AuditOptions) -> LocalSteps | None:
+    if options.local_steps == 0:
         return None
     return LocalSteps(
-        learning_rate=typed["learning_rate"],
-        steps=typed["local_steps"],
-        momentum=typed["momentum"],
-        optimizer=typed["optimizer"].value,
+        learning_rate=options.learning_rate,
+        steps=options.local_steps,
+        momentum=options.momentum,
+        optimizer=options.optimizer.value,
     )
 
 

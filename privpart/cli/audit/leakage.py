@@ -3,13 +3,12 @@
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting import checks
 from accounting.checks import ConfigError
-from privpart.cli.audit import options as opt
+from privpart.cli.audit.options import LeakageOptions, rounds, takes, views
 from privpart.cli.options import Format
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -19,54 +18,18 @@ THRESHOLD_PASSED = 4
 
 
 class FailOn(StrEnum):
-    """Verdicts from the most severe on."""
+    """Verdicts that can fail a job, the most severe first."""
 
     RECOVERED = "recovered"
     PARTIAL = "partial"
     AMBIGUOUS = "ambiguous"
 
 
+@takes(LeakageOptions)
 def leakage(
-    model: opt.Model,
-    data: opt.Data,
-    view: Annotated[
-        list[str],
-        typer.Option(help="'full', a pattern as 'dense1.*', or NAME=PATTERN,PATTERN; repeatable."),
-    ],
+    options: LeakageOptions,
+    *,
     out: Annotated[Path, typer.Option(help="Folder for report.json, leakage.png and trials/.")],
-    trials: opt.Trials = 10,
-    batch: opt.Batch = 1,
-    weights: opt.Weights = None,
-    gradient: Annotated[
-        Path | None,
-        typer.Option(help=".safetensors with an update of your own, of the first --batch images."),
-    ] = None,
-    data_dir: opt.DataDir = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="Rounds by view, as 'full:5,head:20'; reports the worst.")
-    ] = None,
-    mode: opt.ModeOption = opt.Mode.TRAIN,
-    local_steps: opt.LocalStepsCount = 0,
-    learning_rate: opt.LearningRate = 0.1,
-    optimizer: opt.OptimizerOption = opt.Optimizer.SGD,
-    momentum: opt.Momentum = 0.0,
-    clip: Annotated[
-        float | None, typer.Option(help="Joint L2 bound on the update.", rich_help_panel=opt.CLIENT)
-    ] = None,
-    noise_multiplier: Annotated[
-        float,
-        typer.Option(
-            help="Noise standard deviation / clip; 0 is none.", rich_help_panel=opt.CLIENT
-        ),
-    ] = 0.0,
-    delta: opt.Delta = 1e-5,
-    hide_labels: opt.HideLabels = False,
-    effort: opt.EffortOption = opt.Effort.NORMAL,
-    attack: opt.Only = None,
-    decoys: Annotated[
-        int, typer.Option(help="Images to hide the truth among.", rich_help_panel=opt.ATTACK)
-    ] = 50,
-    seed: opt.Seed = 0,
     fail_on: Annotated[
         FailOn | None, typer.Option(help="Exit with 4 at this verdict or a more severe one.")
     ] = None,
@@ -74,41 +37,37 @@ def leakage(
 ) -> None:
     """Attack the update of each batch, per view, and say what may be concluded.
 
-    Interrupted with Ctrl-C, the same command goes on where it stopped.
+    After Ctrl-C, the same command resumes.
     """
-    checks.count("trials", trials)
-    checks.count("decoys", decoys, minimum=0)
     if form is Format.CSV:
         raise ConfigError("format=csv: the report is nested; use table or json.")
-    typed = {k: v for k, v in locals().items() if k not in ("out", "form", "fail_on")}
-    report = _run(out, typed)
+    report = _run(options, out)
     _write(report, out, form)
     if fail_on is not None and _at_least(report, fail_on):
         typer.echo(f"privpart: {report.verdict}: threshold {fail_on.value} passed.", err=True)
         raise typer.Exit(THRESHOLD_PASSED)
 
 
-def _run(out: Path, typed: dict[str, Any]) -> "LeakageReport":
+def _run(options: LeakageOptions, out: Path) -> "LeakageReport":
     import attacks
-    from privpart.cli.audit.inputs import rounds, views
-    from privpart.cli.audit.run import prepared, resumable
+    from privpart.cli.audit.inputs import prepare
+    from privpart.cli.audit.store import resumable
 
-    inputs, options, done = prepared(out, typed)
-    shown = views(typed["view"])
-    adversaries = 2 if typed["noise_multiplier"] else 1
-    with resumable(done, adversaries * len(shown) * inputs.batches) as progress:
+    inputs, shared = prepare(options, out)
+    shown = views(options.view)
+    adversaries = 2 if options.noise_multiplier else 1
+    with resumable(shared["done"], adversaries * len(shown) * inputs.batches) as progress:
         return attacks.leakage(
             inputs.model,
             inputs.x,
             inputs.y,
             views=shown,
             update=inputs.update,
-            clip=typed["clip"],
-            noise_multiplier=typed["noise_multiplier"],
-            schedule=rounds(typed["schedule"]),
-            done=done,
+            clip=options.clip,
+            noise_multiplier=options.noise_multiplier,
+            schedule=rounds(options.schedule),
             progress=progress,
-            **options,
+            **shared,
         )
 
 

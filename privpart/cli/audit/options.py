@@ -1,12 +1,23 @@
-"""Options that the audits share: what is attacked, how the client trains, how hard one tries."""
+"""Options of the audits: a frozen dataclass per command, whose fields are the CLI's options.
 
+``takes`` makes a command's options out of the fields, so an option is declared, checked, shown by
+--help and made part of a folder's identity in one place. Nothing here imports torch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import StrEnum
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 import typer
 
-CLIENT, ATTACK = "The client's training", "The attack"
+from accounting import checks
+from accounting.checks import ConfigError
+
+_CLIENT = "The client's training"
+_ATTACK = "The attack"
 
 
 class Effort(StrEnum):
@@ -25,7 +36,7 @@ class Mode(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """Of the local steps."""
+    """Optimizer of the local steps."""
 
     SGD = "sgd"
     ADAM = "adam"
@@ -37,37 +48,229 @@ BUDGETS: dict[Effort, dict[str, float]] = {
     Effort.LONG: {"restarts": 4, "max_evaluations": 3000, "newton_steps": 30, "steps": 6000},
 }
 
-Model = Annotated[
-    str, typer.Option(help="lenet, relu-lenet, mlp, resnet8, or MODULE:FUNCTION of your own.")
-]
-Data = Annotated[
-    str, typer.Option(help="digits, fashion-mnist, or a .safetensors file with x and y.")
-]
-Trials = Annotated[int, typer.Option(help="Updates to attack, each of --batch images.")]
-Batch = Annotated[int, typer.Option(help="Images per update.")]
-Weights = Annotated[
-    Path | None, typer.Option(help=".safetensors of the weights; by default untrained.")
-]
-DataDir = Annotated[Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files.")]
-ModeOption = Annotated[
-    Mode, typer.Option("--mode", help="Mode of the model's layers.", rich_help_panel=CLIENT)
-]
-LocalStepsCount = Annotated[
-    int, typer.Option(help="Local steps; 0 sends a gradient.", rich_help_panel=CLIENT)
-]
-LearningRate = Annotated[float, typer.Option(help="Of the local steps.", rich_help_panel=CLIENT)]
-OptimizerOption = Annotated[
-    Optimizer, typer.Option("--optimizer", help="Of the local steps.", rich_help_panel=CLIENT)
-]
-Momentum = Annotated[float, typer.Option(help="Of sgd, in [0, 1).", rich_help_panel=CLIENT)]
-Delta = Annotated[float, typer.Option(help="Of the accountant's epsilon.", rich_help_panel=CLIENT)]
-HideLabels = Annotated[
-    bool, typer.Option("--hide-labels", help="Infer labels.", rich_help_panel=ATTACK)
-]
-EffortOption = Annotated[
-    Effort, typer.Option("--effort", help="Budget of each attack.", rich_help_panel=ATTACK)
-]
-Only = Annotated[
-    list[str] | None, typer.Option(help="Only this one; repeatable.", rich_help_panel=ATTACK)
-]
-Seed = Annotated[int, typer.Option(help="Of weights, starting points and noise.")]
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """Options that both audits have: what is attacked, how the client trains, how hard to try.
+
+    Raises:
+        ConfigError: a value out of range, or two that contradict each other.
+    """
+
+    model: Annotated[
+        str, typer.Option(help="lenet, relu-lenet, mlp, resnet8, or MODULE:FUNCTION of your own.")
+    ]
+    data: Annotated[
+        str, typer.Option(help="digits, fashion-mnist, or a .safetensors file with x and y.")
+    ]
+    trials: Annotated[int, typer.Option(help="Updates to attack, each of --batch images.")] = 10
+    batch: Annotated[int, typer.Option(help="Images per update.")] = 1
+    weights: Annotated[
+        Path | None, typer.Option(help=".safetensors of the weights; by default untrained.")
+    ] = None
+    gradient: Annotated[
+        Path | None,
+        typer.Option(help=".safetensors with an update of your own, of the first --batch images."),
+    ] = None
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files.")
+    ] = None
+    mode: Annotated[
+        Mode, typer.Option(help="Mode of the model's layers.", rich_help_panel=_CLIENT)
+    ] = Mode.TRAIN
+    local_steps: Annotated[
+        int, typer.Option(help="Local steps; 0 sends a gradient.", rich_help_panel=_CLIENT)
+    ] = 0
+    learning_rate: Annotated[
+        float, typer.Option(help="Learning rate of the local steps.", rich_help_panel=_CLIENT)
+    ] = 0.1
+    optimizer: Annotated[
+        Optimizer, typer.Option(help="Optimizer of the local steps.", rich_help_panel=_CLIENT)
+    ] = Optimizer.SGD
+    momentum: Annotated[
+        float, typer.Option(help="Momentum of sgd, in [0, 1).", rich_help_panel=_CLIENT)
+    ] = 0.0
+    delta: Annotated[
+        float, typer.Option(help="Delta of the accountant's epsilon.", rich_help_panel=_CLIENT)
+    ] = 1e-5
+    hide_labels: Annotated[
+        bool,
+        typer.Option("--hide-labels", help="Infer the labels.", rich_help_panel=_ATTACK),
+    ] = False
+    effort: Annotated[
+        Effort, typer.Option(help="Budget of each attack.", rich_help_panel=_ATTACK)
+    ] = Effort.NORMAL
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="Run only this attack; repeatable.", rich_help_panel=_ATTACK),
+    ] = None
+    decoys: Annotated[
+        int, typer.Option(help="Images to hide the truth among.", rich_help_panel=_ATTACK)
+    ] = 50
+    seed: Annotated[int, typer.Option(help="Seed of weights, starting points and noise.")] = 0
+
+    def __post_init__(self) -> None:
+        self.refuse()
+
+    def refuse(self) -> None:
+        """Raise a ConfigError for options with which no audit is possible."""
+        checks.count("trials", self.trials)
+        checks.count("batch", self.batch)
+        checks.count("decoys", self.decoys, minimum=0)
+        checks.count("seed", self.seed, minimum=0)
+        checks.probability("delta", self.delta)
+        if checks.count("local_steps", self.local_steps, minimum=0) > 0:
+            return  # LocalSteps checks the others
+        if self.momentum or self.optimizer is not Optimizer.SGD:
+            raise ConfigError(
+                "local_steps=0: sends a gradient, without optimizer and momentum; set local_steps, "
+                "or leave them out."
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """Return every field by name as JSON types: what the results in a folder depend on.
+
+        A folder keeps this text, so a renamed or a new field makes folders of older versions
+        refuse to resume.
+        """
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
+
+    def typed(self) -> dict[str, Any]:
+        """Return ``identity`` without the fields that are not options of this command."""
+        options = {option.name for option in fields(self) if option.init}
+        return {name: value for name, value in self.identity().items() if name in options}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakageOptions(AuditOptions):
+    """Options of ``privpart audit leakage``."""
+
+    view: Annotated[
+        list[str],
+        typer.Option(help="'full', a pattern as 'dense1.*', or NAME=PATTERN,PATTERN; repeatable."),
+    ]
+    schedule: Annotated[
+        str | None, typer.Option(help="Rounds by view, as 'full:5,head:20'; reports the worst.")
+    ] = None
+    clip: Annotated[
+        float | None, typer.Option(help="Joint L2 bound on the update.", rich_help_panel=_CLIENT)
+    ] = None
+    noise_multiplier: Annotated[
+        float,
+        typer.Option(help="Noise standard deviation / clip; 0 is none.", rich_help_panel=_CLIENT),
+    ] = 0.0
+
+    def refuse(self) -> None:
+        """Raise a ConfigError for options with which no audit is possible."""
+        super().refuse()
+        views(self.view)
+        rounds(self.schedule)
+        if self.clip is not None:
+            checks.positive("clip", self.clip)
+        checks.nonnegative("noise_multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefencesOptions(AuditOptions):
+    """Options of ``privpart audit defences``: it sweeps over updates of its own, without decoys."""
+
+    clip: Annotated[list[float], typer.Option(help="Joint L2 bound on the update; repeatable.")]
+    noise_multiplier: Annotated[
+        list[float], typer.Option(help="Noise standard deviation / clip; repeatable.")
+    ] = field(default_factory=lambda: [0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
+    view: Annotated[
+        str, typer.Option(help="'full', a pattern as 'dense1.*', or NAME=PATTERN,PATTERN.")
+    ] = "full"
+    trials: Annotated[int, typer.Option(help="Updates to attack, each of --batch images.")] = 5
+    gradient: None = field(default=None, init=False)
+    decoys: int = field(default=0, init=False)
+
+    def refuse(self) -> None:
+        """Raise a ConfigError for options with which no sweep is possible."""
+        super().refuse()
+        views([self.view])
+        for clip in self.clip:
+            checks.positive("clip", clip)
+        for z in self.noise_multiplier:
+            checks.nonnegative("noise_multiplier", z)
+
+
+def views(typed: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return name -> patterns.
+
+    >>> views(["full", "dense1.*", "head=dense2.*,norm.*"])
+    {'full': ['*'], 'dense1.*': ['dense1.*'], 'head': ['dense2.*', 'norm.*']}
+    """
+    found: dict[str, Sequence[str]] = {}
+    for text in typed:
+        name, equals, patterns = text.partition("=")
+        if name in found:
+            raise ConfigError(f"view={text!r}: {name!r} is named twice.")
+        found[name] = patterns.split(",") if equals else ["*"] if text == "full" else [text]
+    return found
+
+
+def rounds(typed: str | None) -> list[str]:
+    """Return the view of each round.
+
+    >>> rounds("full:2,head:1")
+    ['full', 'full', 'head']
+    """
+    sent: list[str] = []
+    for part in typed.split(",") if typed else ():
+        view, colon, count = part.rpartition(":")
+        if not colon or not count.isdigit() or int(count) < 1:
+            raise ConfigError(f"schedule={part!r}: must be VIEW:ROUNDS, as full:5.")
+        sent += [view] * int(count)
+    return sent
+
+
+_Options = TypeVar("_Options", bound=AuditOptions)
+_Own = ParamSpec("_Own")
+
+
+def takes(
+    kind: type[_Options],
+) -> Callable[[Callable[Concatenate[_Options, _Own], None]], Callable[..., None]]:
+    """Return a decorator that gives a command the fields of ``kind`` as its CLI options.
+
+    The command receives them as one ``kind``, its first argument; its other parameters stay
+    options of the command itself.
+    """
+
+    def decorate(
+        command: Callable[Concatenate[_Options, _Own], None],
+    ) -> Callable[..., None]:
+        own = list(signature(command).parameters.values())[1:]
+        made = list(_parameters(kind))
+
+        def run(**typed: Any) -> None:  # noqa: ANN401 - typer passes each option by its type
+            options = kind(**{option.name: typed.pop(option.name) for option in made})
+            command(options, **typed)  # type: ignore[call-arg]
+
+        run.__name__ = command.__name__
+        run.__doc__ = command.__doc__
+        required_first = sorted([*made, *own], key=lambda p: p.default is not Parameter.empty)
+        run.__signature__ = Signature(required_first)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _parameters(kind: type[AuditOptions]) -> Iterator[Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    for option in fields(kind):
+        if option.init:
+            yield Parameter(
+                option.name,
+                Parameter.KEYWORD_ONLY,
+                annotation=hints[option.name],
+                default=_default(option),
+            )
+
+
+def _default(option: Field[Any]) -> Any:  # noqa: ANN401 - whatever the option holds
+    if option.default_factory is not MISSING:
+        return option.default_factory()
+    return Parameter.empty if option.default is MISSING else option.default

@@ -1,14 +1,19 @@
-"""Trial folder: what an audit found so far, so that one that was cut off can go on."""
+"""Trial folder: what an audit has found so far, so that an interrupted audit can resume."""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
@@ -16,6 +21,7 @@ from accounting.checks import ConfigError
 from attacks import Reconstruction
 
 Found = dict[str, Reconstruction]
+INTERRUPTED = 130  # exit code: the same command resumes
 
 
 class TrialFolder(MutableMapping[str, Found]):
@@ -29,10 +35,10 @@ class TrialFolder(MutableMapping[str, Found]):
         ConfigError: the folder holds an audit with other options, data or weights.
     """
 
-    def __init__(self, out: Path, typed: Mapping[str, Any], digest: str) -> None:
+    def __init__(self, out: Path, identity: Mapping[str, Any], digest: str) -> None:
         self.folder = out / "trials"
         text = json.dumps(
-            {"options": {k: _plain(v) for k, v in typed.items()}, "inputs": digest}
+            {"options": identity, "inputs": digest}
             | {"version": version("privpart"), "torch": torch.__version__},
             indent=2,
             sort_keys=True,
@@ -96,11 +102,36 @@ class TrialFolder(MutableMapping[str, Found]):
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
 
 
+@contextmanager
+def resumable(done: TrialFolder, total: int) -> Iterator[Callable[[str], None]]:
+    """Show progress up to ``total`` batches; on Ctrl-C say how to resume, and exit with 130."""
+    try:
+        with _counted(total) as progress:
+            yield progress
+    except KeyboardInterrupt:
+        typer.echo(
+            f"privpart: interrupted; {len(done)} results are kept in {done.folder.parent}. "
+            "The same command resumes from there.",
+            err=True,
+        )
+        sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _counted(total: int) -> Iterator[Callable[[str], None]]:
+    """Show a bar on standard error that moves with each new batch of each view."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("audit", total=total)
+        seen: set[str] = set()
+
+        def step(message: str) -> None:
+            seen.add(message.partition(":")[0])
+            progress.update(bar, completed=min(len(seen) - 1, total), description=message)
+
+        yield step
+
+
 def _write(path: Path, content: bytes) -> None:
     beside = path.with_suffix(".part")
     beside.write_bytes(content)
     os.replace(beside, path)  # noqa: PTH105 - atomic by the standard's own word
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever an option holds
-    return str(value) if isinstance(value, Path) else value

@@ -1,14 +1,12 @@
-"""The audit's table, its warnings, and its progress on standard error."""
+"""Audit tables: a report and a sweep as text, and what a reader of one number would miss."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from statistics import median
 from textwrap import fill
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from accounting.report import up
@@ -72,20 +70,6 @@ def warnings(report: LeakageReport) -> list[str]:
             "these images, weights, mode and loss."
         )
     return found
-
-
-@contextmanager
-def counted(total: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar on standard error that moves with each new batch of each view."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("audit", total=total)
-        seen: set[str] = set()
-
-        def step(message: str) -> None:
-            seen.add(message.partition(":")[0])
-            progress.update(bar, completed=min(len(seen) - 1, total), description=message)
-
-        yield step
 
 
 def _baselines(report: LeakageReport) -> Table:
