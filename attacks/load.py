@@ -16,7 +16,10 @@ _WRAPPERS = ("_module.", "module.", "_orig_mod.")  # Opacus, DataParallel, torch
 
 
 def read_update(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a .safetensors file by name; such a file cannot run code.
+    """Return the tensors of a .safetensors file by name, in the order of the names.
+
+    Such a file cannot run code. Its own order is that of a hash table, another one at each reading:
+    sums over an update, and hashes of it, would differ from run to run.
 
     Raises:
         ConfigError: no such file, or not of that format.
@@ -27,7 +30,7 @@ def read_update(path: Path) -> dict[str, Tensor]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
     except SafetensorError as error:
         raise ConfigError(f"{path}: is no .safetensors file: {error}.") from None
-    return unwrapped(tensors)
+    return unwrapped(dict(sorted(tensors.items())))
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
