@@ -1,4 +1,4 @@
-"""What a differentially private release costs: participation, mechanisms, epsilon and delta.
+"""Accounting: what a differentially private release costs, as participation, epsilon and delta.
 
 Unit: one client. Adjacency: zero-out (that client's updates are replaced by zero; cohort, schedule
 and divisor stay). ``noise_multiplier`` is the standard deviation of one i.i.d. Gaussian coordinate

@@ -1,10 +1,10 @@
-"""Accountants: dp-accounting's PLD, RDP and zCDP, with its holes closed.
+"""Accountants: PLD, RDP and zCDP by dp-accounting, guarded where it fails silently.
 
 They reproduce papers, cross-check the exact Gaussian trade-off, and account for Poisson sampling.
-dp-accounting clamps with ``max(0, x)``, which turns NaN into an epsilon of 0, and takes a Renyi
-divergence that was rounded to 0 for perfect privacy; both are errors here.
+dp-accounting clamps with ``max(0, x)``, which turns NaN into an epsilon of 0, and it reads a Renyi
+divergence that was rounded to 0 as perfect privacy. Both are errors here.
 
-``zcdp`` hands rho = mu^2 / 2 to dp-accounting, which converts (alpha, rho alpha)-RDP to epsilon
+``zcdp`` passes rho = mu^2 / 2 to dp-accounting, which converts (alpha, rho alpha)-RDP to epsilon
 with Proposition 12 of Canonne, Kamath and Steinke (2020). A Gaussian's Renyi divergence *is*
 rho alpha, so for it ``zcdp`` and ``rdp`` agree.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from accounting.checks import ConfigError
 
-if TYPE_CHECKING:  # imported late: dp-accounting takes longer to load than all else here
+if TYPE_CHECKING:  # imported late: dp-accounting takes longer to load than everything else here
     from dp_accounting import DpEvent, PrivacyAccountant
 
 Accountant = Literal["pld", "rdp", "zcdp"]
@@ -25,7 +25,7 @@ GRID = 1e-4
 
 
 def gaussian_event(mu: float) -> "DpEvent":
-    """One Gaussian release of noise multiplier 1/mu, rounded down."""
+    """Return one Gaussian release with noise multiplier 1/mu, rounded down."""
     from dp_accounting import GaussianDpEvent
 
     return GaussianDpEvent(math.nextafter(1 / mu, 0.0))
@@ -33,7 +33,7 @@ def gaussian_event(mu: float) -> "DpEvent":
 
 @lru_cache(maxsize=16)
 def one_gaussian(method: Accountant, mu: float) -> "PrivacyAccountant":
-    """Return an accountant that has seen one mu-GDP Gaussian under zero-out adjacency."""
+    """Return an accountant of one mu-GDP Gaussian under zero-out adjacency."""
     from dp_accounting import ZCDpEvent
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
@@ -70,7 +70,7 @@ def sampled_gaussians(
 
 
 def _sampled_grid(noise_multiplier: float, probability: float, steps: int) -> float:
-    """GRID times the spread of the total loss, or coarser where one step's range is far wider."""
+    """Return GRID times the spread of the total loss, or more if one step's range is far wider."""
     spread = math.sqrt(steps) * probability / noise_multiplier
     hit = 10 / noise_multiplier + 0.5 / noise_multiplier**2  # ten deviations, if sampled
     widest = hit if hit > 500 else math.log1p(probability * math.expm1(hit))
@@ -78,7 +78,7 @@ def _sampled_grid(noise_multiplier: float, probability: float, steps: int) -> fl
 
 
 def sampled_event(noise_multiplier: float, probability: float, steps: int) -> "DpEvent":
-    """Steps of a Gaussian on a Poisson sample, as dp-accounting's event."""
+    """Return ``steps`` Gaussian steps on Poisson samples as dp-accounting's event."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
     step = PoissonSampledDpEvent(probability, GaussianDpEvent(noise_multiplier))
@@ -86,30 +86,30 @@ def sampled_event(noise_multiplier: float, probability: float, steps: int) -> "D
 
 
 def epsilon(accountant: "PrivacyAccountant", delta: float) -> float:
-    """Return the accountant's epsilon, a finite number, or refuse."""
+    """Return the accountant's epsilon, or raise ``ConfigError`` if it is not finite."""
     return _figure("delta", delta, float(accountant.get_epsilon(delta)))
 
 
 def delta(accountant: "PrivacyAccountant", epsilon: float) -> float:
-    """Return the accountant's delta, at most 1, or refuse."""
-    # A discretised loss may have a little more than all its mass.
+    """Return the accountant's delta, at most 1, or raise ``ConfigError`` if it is not finite."""
+    # The masses of a discretised loss may add up to slightly more than 1.
     return min(1.0, _figure("epsilon", epsilon, float(accountant.get_delta(epsilon))))
 
 
 def _figure(name: str, value: float, answer: float) -> float:
     if not 0 <= answer < math.inf:
         raise ConfigError(
-            f"{name}={value:g}: this accountant has no figure there (it says {answer}). "
-            'Use method="exact", or "rdp" where sampling leaves no exact one.'
+            f"{name}={value:g}: this accountant has no finite answer (it says {answer}). "
+            'Use method="exact", or "rdp" if the run is sampled.'
         )
     return answer
 
 
 def _usable(accountant: "PrivacyAccountant") -> "PrivacyAccountant":
-    """Refuse a Renyi curve that was lost to rounding before it becomes an epsilon of 0."""
+    """Refuse a Renyi curve that was lost to rounding: its epsilon would be 0."""
     if not all(divergence > 0 for divergence in accountant.rdp):
         raise ConfigError(
-            "the Renyi divergence of this release is lost to rounding, and would count as 0. "
+            "the Renyi divergence of this release is lost to rounding and would count as 0. "
             'Use method="exact" or "pld".'
         )
     return accountant

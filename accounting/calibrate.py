@@ -1,10 +1,9 @@
-"""Calibration: the least noise, or the most rounds, that meet a target; never beyond it.
+"""Calibration: the least noise, or the most rounds, that meet a target without exceeding it.
 
-Whole numbers are found by bisection between one that meets the target and one that does not, and
-only a number that was tried is ever returned: the answer is safe for every mechanism. It is also
-the greatest (or least) one as far as the sensitivity is monotone. That it grows with
-``max_participations`` and shrinks with ``min_separation`` holds for every exact sensitivity, since
-the admissible patterns are nested.
+Whole numbers are found by bisection between one that meets the target and one that does not. Only
+a number that was tried is returned, so the answer is safe for every mechanism. It is also the
+greatest (or least) such number where the sensitivity is monotone. Every exact sensitivity grows
+with ``max_participations`` and shrinks with ``min_separation``: the admissible patterns are nested.
 """
 
 import math
@@ -54,13 +53,13 @@ def calibrate(
     def epsilon(noise_multiplier: float) -> float:
         return Guarantee(mu_upper(squared, noise_multiplier), method).epsilon(delta)
 
-    # Exact by inversion; the other methods are never tighter, so that is where to start.
+    # "exact" is inverted directly; the other methods are never tighter, so the search starts there.
     noise = math.sqrt(squared) / gaussian.mu(target, delta)
     step = noise * 2.0**-48
     if method != "exact":
         noise = _search(epsilon, target, start=noise)
         step = noise * 1e-10
-    while epsilon(noise) > target:  # the last roundings
+    while epsilon(noise) > target:  # until the last roundings are covered
         noise, step = noise + step, 2 * step
     return noise
 
@@ -83,20 +82,20 @@ def most_rounds(
         noise_multiplier: as in ``guarantee``, > 0.
         target_epsilon: the budget, > 0.
         delta: in (0, 1).
-        max_participations: most rounds of one client, where so many fit; None is as many as fit.
+        max_participations: most rounds of one client, where that many fit; None for all that fit.
         min_separation: rounds from one participation to the next, >= 1.
-        at_most: where to stop looking, 1 to a million: with one participation some mechanisms cost
-            the same for ever.
+        at_most: where to stop the search, 1 to a million: with one participation the cost of some
+            mechanisms does not depend on the rounds.
         method: how epsilon is computed, see ``Guarantee``.
 
     Guarantees:
         The result meets the target, and one round more does not (or is beyond ``at_most``). It is
-        the greatest such number where more rounds never cost less: for a fixed mechanism whose
-        encoder of n rounds is the corner of the encoder of n + 1, but not for one that is fitted
-        anew to each n.
+        the greatest such number where more rounds never cost less. That holds for a mechanism whose
+        encoder of n rounds is the corner of its encoder of n + 1 rounds, but not for one that is
+        fitted again for each n.
 
     Raises:
-        ConfigError: a value out of range, or not even one round meets the target.
+        ConfigError: a value is out of range, or even one round exceeds the target.
 
     >>> from accounting import BinaryTree
     >>> most_rounds(BinaryTree, noise_multiplier=7.0, target_epsilon=2.0, delta=1e-6)
@@ -129,8 +128,8 @@ def most_participations(
 ) -> int:
     """Return the greatest max_participations that the target allows.
 
-    Arguments, guarantees and errors as for ``most_rounds``; the most that can be asked for is
-    what fits into the mechanism's rounds.
+    Arguments, guarantees and errors are those of ``most_rounds``; the largest possible result is
+    the number of participations that fit into the mechanism's rounds.
 
     >>> from accounting import BinaryTree
     >>> run = {"noise_multiplier": 40.0, "target_epsilon": 2.0, "delta": 1e-6}
@@ -157,7 +156,7 @@ def least_separation(
 ) -> int:
     """Return the least min_separation that meets the target with that many participations.
 
-    Arguments, guarantees and errors as for ``most_rounds``; the widest that can be asked for is
+    Arguments, guarantees and errors are those of ``most_rounds``; the largest possible result is
     (rounds - 1) // (max_participations - 1).
 
     >>> from accounting import BinaryTree
@@ -188,7 +187,7 @@ def _target(epsilon: float, delta: float, method: Method) -> tuple[float, float]
 def _budget(
     noise_multiplier: float, target_epsilon: float, delta: float, method: Method
 ) -> Callable[[Mechanism, Participation], bool]:
-    """Return the test of whether a run stays within the target, its figures checked once."""
+    """Return a predicate, whether a run meets the target, after checking the figures once."""
     z = checks.positive("noise_multiplier", noise_multiplier)
     target, delta = _target(target_epsilon, delta, method)
 
@@ -200,7 +199,7 @@ def _budget(
 
 
 def _greatest(meets: Callable[[int], bool], limit: int, name: str) -> int:
-    """Return a number that meets the target while the next does not, or ``limit``."""
+    """Return a number that meets the target and whose successor does not, or ``limit``."""
     if not meets(1):
         raise ConfigError(
             f"target_epsilon: no {name} meets it with this noise. Use more noise (see calibrate)."
@@ -219,15 +218,15 @@ def _greatest(meets: Callable[[int], bool], limit: int, name: str) -> int:
 
 
 def _search(epsilon: Callable[[float], float], target: float, *, start: float) -> float:
-    """Return where the decreasing ``epsilon`` crosses ``target``, from ``start`` upwards."""
+    """Return the noise, from ``start`` up, at which the decreasing ``epsilon`` meets ``target``."""
     if epsilon(start) <= target:
         return start
     low, high = start, 2 * start
     while epsilon(high) > target:
         low, high = high, 2 * high
-        if high > 16 * start:  # its orders end there: epsilon stops falling
+        if high > 16 * start:  # the accountant has no further orders: epsilon stops falling
             raise ConfigError(
-                f"target_epsilon={target:g}: this method cannot go that low at this delta. "
+                f"target_epsilon={target:g}: this method cannot reach it at this delta. "
                 'Use method="exact".'
             )
     return float(brentq(lambda z: epsilon(z) - target, low, high, rtol=1e-10))

@@ -1,7 +1,7 @@
-"""Arguments: a value in its range, or an error that says what would be.
+"""Checks: return an argument that is in its range, or raise an error that states the range.
 
 Every test is written positively (``if not x > 0``): each comparison with NaN is false, so a test
-written the other way round lets NaN through, and NaN then becomes a plausible epsilon.
+written the other way round accepts NaN, which then becomes a plausible epsilon.
 """
 
 import math
@@ -11,13 +11,13 @@ from typing import SupportsFloat, SupportsIndex
 
 
 class ConfigError(ValueError):
-    """An argument out of range: what was passed, what is allowed, what to do."""
+    """Invalid argument; the message says what was passed, what is allowed and what to do."""
 
 
 _GOOGOL = 10**100
-"""Still a float, and so is its square; Python does not even print some thousands of digits."""
+"""As a float, this number and its square are finite. Python refuses to print very long integers."""
 MOST_ROUNDS = 1_000_000
-"""Sensitivities take seconds here for few participations, minutes for as many as rounds."""
+"""Sensitivities of this many rounds take seconds with few participations, minutes with the most."""
 
 
 def count(
@@ -28,7 +28,7 @@ def count(
     maximum: int = _GOOGOL,
     hint: str = "",
 ) -> int:
-    """Return ``value`` as an int from ``minimum`` to ``maximum``; no booleans, no floats."""
+    """Return ``value`` as an int from ``minimum`` to ``maximum``; refuse booleans and floats."""
     if isinstance(value, bool):
         raise ConfigError(f"{name}={value}: must be a whole number, not a truth value.")
     try:
@@ -36,10 +36,10 @@ def count(
     except TypeError:
         raise ConfigError(f"{name}={value!r}: must be a whole number.") from None
     if not number >= minimum:
-        fault = f"{name}={_told(number)}: must be at least {minimum}"
+        fault = f"{name}={_shown(number)}: must be at least {minimum}"
         raise ConfigError(_sentence(fault, hint))
     if number > maximum:
-        fault = f"{name}={_told(number)}: must be at most {_told(maximum)}"
+        fault = f"{name}={_shown(number)}: must be at most {_shown(maximum)}"
         raise ConfigError(_sentence(fault, hint))
     return number
 
@@ -58,7 +58,7 @@ def positive(name: str, value: SupportsFloat, *, hint: str = "") -> float:
 
 
 def nonnegative(name: str, value: SupportsFloat, *, hint: str = "") -> float:
-    """Return ``value`` as a finite float of at least zero."""
+    """Return ``value`` as a finite float, zero or above."""
     number = _real(name, value)
     if not 0 <= number < math.inf:
         raise ConfigError(_sentence(f"{name}={number:g}: must be zero or more, and finite", hint))
@@ -94,7 +94,7 @@ def choice(name: str, value: str, allowed: Sequence[str]) -> str:
     return value
 
 
-def _told(number: int) -> str:
+def _shown(number: int) -> str:
     if number == _GOOGOL:
         return "10^100"
     return str(number) if abs(number) < _GOOGOL else "(more than 100 digits)"

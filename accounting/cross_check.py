@@ -1,4 +1,4 @@
-"""Cross-check: the headline epsilon beside a second accountant's."""
+"""Cross-check: compare the reported epsilon with that of a second accountant."""
 
 import math
 from dataclasses import dataclass
@@ -6,21 +6,22 @@ from dataclasses import dataclass
 from accounting import checks
 
 TOLERANCE = 1e-3
-"""How far two accountants of the same curve may differ; PLD's grid costs 1e-9 of it."""
+"""Relative difference allowed between two accountants of the same curve (PLD's grid costs 1e-9)."""
 LOOSE = ("rdp", "zcdp")
-"""Upper bounds that lie several per cent above the curve."""
+"""Methods whose bounds lie several per cent above the exact curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrossCheck:
-    """What a second accountant says.
+    """The epsilon of a second accountant, compared with the reported one.
 
     Attributes:
-        method: the second accountant.
-        epsilon: its figure at the same delta.
-        agree_to: relative difference between the two.
-        consistent: False if the two contradict each other: accountants of the same curve differ by
-            more than 1e-3 (and 1e-12), or an upper bound lies below the curve that it bounds.
+        method: name of the second accountant.
+        epsilon: its epsilon at the same delta.
+        agree_to: relative difference between the two epsilons.
+        consistent: False if the two contradict each other: two accountants of the same curve differ
+            by more than 1e-3 relatively and 1e-12 absolutely, or an upper bound lies below the
+            curve that it bounds.
     """
 
     method: str

@@ -1,12 +1,12 @@
-r"""Gaussian mechanism: the exact trade between epsilon and delta at a given mu.
+r"""Gaussian mechanism: the exact trade-off between epsilon and delta at a given mu.
 
 One release of a query of sensitivity s with noise N(0, sigma^2) is mu-GDP with mu = s / sigma, and
 
     delta(epsilon) = Phi(-x) - e^epsilon Phi(-y),    x = epsilon/mu - mu/2,   y = epsilon/mu + mu/2
 
 (Balle and Wang 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 2.13). Since y^2 - x^2 is
-2 epsilon, both terms carry the factor exp(-x^2/2); with erfcx(t) = e^(t^2) erfc(t) it comes out,
-so that no exponential overflows and nothing cancels but the difference itself:
+2 epsilon, both terms carry the factor exp(-x^2/2). With erfcx(t) = e^(t^2) erfc(t) it can be taken
+out, so that no exponential overflows and the difference itself is the only cancellation:
 
     delta(epsilon) = exp(-x^2/2) / 2 * (erfcx(x / sqrt 2) - erfcx(y / sqrt 2)).
 
@@ -23,7 +23,7 @@ from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 _UNIT_ROUNDOFF = 2.0**-53
 _SQRT2 = math.sqrt(2.0)
 _FAR = 1e6
-"""Standard deviations beyond which no float can hold the tail's mass."""
+"""Standard deviations beyond which the mass of the tail is smaller than any float."""
 
 
 def log_delta(mu: float, epsilon: float) -> float:
@@ -42,16 +42,16 @@ def log_delta(mu: float, epsilon: float) -> float:
     )
     log_second = math.log(float(erfcx(y / _SQRT2)) / 2) - x * x / 2
     ratio = math.exp(log_second - log_first)
-    # Each term is off by at most `each`, relatively: rounding of x enters through x^2/2 (|x| y),
-    # through erfcx (y / |x|), and the functions themselves are good to a few units.
+    # The relative error of each term is at most `each`: rounding of x enters through x^2/2 (|x| y)
+    # and through erfcx (y / |x|), and the functions themselves are accurate to a few units.
     each = 16 * _UNIT_ROUNDOFF * (4 + abs(x) * y + y / max(abs(x), 1.0))
     difference = -math.expm1(log_second - log_first)
     return log_first + math.log(difference + each * (1 + ratio))
 
 
 def delta(mu: float, epsilon: float) -> float:
-    """The privacy profile: delta at this epsilon, rounded up; in (0, 1]."""
-    # The last step up also covers results below 1e-308, where a float keeps few digits.
+    """Return the privacy profile, delta at this epsilon, rounded up; in (0, 1]."""
+    # nextafter also covers results below 1e-308, where a float has few digits.
     return min(1.0, math.nextafter(math.exp(log_delta(mu, epsilon)) * (1 + 1e-15), 1.0))
 
 
@@ -64,7 +64,7 @@ def epsilon(mu: float, delta: float) -> float:
 
     if excess(0.0) <= 0:
         return 0.0
-    # zCDP gives an epsilon that is always enough (Bun and Steinke 2016, Proposition 1.3).
+    # zCDP gives an epsilon that is always sufficient (Bun and Steinke 2016, Proposition 1.3).
     enough = mu * mu / 2 + mu * math.sqrt(-2 * target)
     return _safe_root(excess, infeasible=0.0, feasible=enough * (1 + 1e-9))
 
@@ -77,7 +77,7 @@ def mu(epsilon: float, delta: float) -> float:
         return log_delta(candidate, epsilon) - target
 
     feasible = delta  # since delta(epsilon) <= delta(0) < 0.4 mu
-    while excess(feasible) > 0:  # up to the rounding that log_delta allows for
+    while excess(feasible) > 0:  # only because of the rounding that log_delta allows for
         feasible /= 2
     infeasible = 2 * feasible
     while excess(infeasible) <= 0:
@@ -86,7 +86,7 @@ def mu(epsilon: float, delta: float) -> float:
 
 
 def true_positive_rate(mu: float, false_positive_rate: float) -> float:
-    """Most that a test with this false-positive rate can detect, rounded up; in (0, 1].
+    """Return the highest true-positive rate at this false-positive rate, rounded up; in (0, 1].
 
     Phi(Phi^-1(fpr) + mu) (Dong, Roth and Su 2022, Definition 2.6).
     """
@@ -99,7 +99,7 @@ def true_positive_rate(mu: float, false_positive_rate: float) -> float:
 
 
 def _safe_root(excess: Callable[[float], float], *, infeasible: float, feasible: float) -> float:
-    """Return a point of the feasible side, within a few units of where ``excess`` changes sign."""
+    """Return a feasible point within a few units of the root of ``excess``."""
     root = float(brentq(excess, infeasible, feasible, xtol=1e-300, rtol=4 * 2.0**-52))
     step = abs(root) * 2.0**-50 * (1 if feasible > infeasible else -1)
     while excess(root) > 0:

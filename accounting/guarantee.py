@@ -1,9 +1,9 @@
 """Guarantee: what a release promises, with mu as the currency.
 
-Every unamplified mechanism here is one Gaussian: mu = sensitivity / noise_multiplier says all
-there is to say, and mu^2 adds under composition (Dong, Roth and Su 2022, Corollary 3.3). Epsilon,
-delta, rho, the Renyi curve and the attacker's odds are read off it. The methods other than
-``"exact"`` are there to reproduce papers and to cross-check: they are never tighter.
+Every mechanism without amplification is one Gaussian, described completely by
+mu = sensitivity / noise_multiplier, and mu^2 adds under composition (Dong, Roth and Su 2022,
+Corollary 3.3). Epsilon, delta, rho, the Renyi curve and the attacker's success follow from it. The
+methods other than ``"exact"`` reproduce papers and serve as cross-checks; they are never tighter.
 """
 
 import math
@@ -42,14 +42,14 @@ class Guarantee:
 
     Args:
         mu: sensitivity / noise standard deviation, > 0; smaller is more private.
-        method: how epsilon and delta are computed from it: "exact" (the Gaussian trade-off);
-            through dp-accounting, and never below exact: "pld" (privacy loss distribution on a
-            grid), "rdp" (Renyi DP at its orders, with its improved conversion), "zcdp" (rho with
+        method: how epsilon and delta are computed from mu: "exact" (the Gaussian trade-off), or by
+            dp-accounting and never below exact: "pld" (privacy loss distribution on a grid), "rdp"
+            (Renyi DP at dp-accounting's orders, with its improved conversion) or "zcdp" (rho with
             the same conversion; equal to "rdp" for a Gaussian).
         adjacency: "zero-out" (a client's updates are replaced by zero; cohort, schedule and
-            divisor stay), which is what mechanisms give, or "replace-one" (by another client's),
-            see ``replace_one``. Add-or-remove is not claimed.
-        clients: how many clients it protects jointly, >= 1; see ``group``.
+            divisor stay), which is what mechanisms give, or "replace-one" (they are replaced by
+            another client's), see ``replace_one``. Add-or-remove is not claimed.
+        clients: number of clients that are protected jointly, >= 1; see ``group``.
 
     >>> Guarantee(mu=1.0).epsilon(delta=1e-5)  # doctest: +ELLIPSIS
     4.37717...
@@ -96,7 +96,9 @@ class Guarantee:
         return max(exact, accountants.delta(accountant, epsilon))
 
     def rdp_curve(self, orders: Sequence[float]) -> NDArray[np.float64]:
-        """Renyi divergence alpha mu^2 / 2 at each order alpha > 1 (Mironov 2017), rounded up.
+        """Return alpha mu^2 / 2, rounded up: the Renyi divergence at each order alpha > 1.
+
+        See Mironov 2017.
 
         >>> Guarantee(mu=1.0).rdp_curve([2, 64]).round(9)
         array([ 1., 32.])
@@ -107,11 +109,11 @@ class Guarantee:
         return np.nextafter(np.array(orders, dtype=np.float64) * self.rho, np.inf)
 
     def advantage(self) -> float:
-        """Most that true-positive rate minus false-positive rate of any membership test can be."""
+        """Return the greatest true-positive minus false-positive rate of any membership test."""
         return gaussian.delta(self.mu, 0.0)
 
     def tpr_at_fpr(self, fpr: float) -> float:
-        """Most that the true-positive rate of a membership test can be, rounded up.
+        """Return the greatest true-positive rate of any membership test, rounded up.
 
         Args:
             fpr: the false-positive rate of the test, in (0, 1).
@@ -125,7 +127,7 @@ class Guarantee:
         """Return the guarantee of both releases together: mu^2 adds.
 
         Raises:
-            ConfigError: the two protect different units; neither bounds the other.
+            ConfigError: the two guarantees protect different units, so neither bounds the other.
 
         >>> Guarantee(mu=3.0).compose(Guarantee(mu=4.0)).mu
         5.000000000000001
@@ -133,33 +135,33 @@ class Guarantee:
         if (self.adjacency, self.clients) != (other.adjacency, other.clients):
             raise ConfigError(
                 f"{self.adjacency} for {self.clients} and {other.adjacency} for {other.clients} "
-                "clients do not compose. Bring both to the same with replace_one() and group()."
+                "clients do not compose. Use replace_one() and group() to make both the same."
             )
         total = math.nextafter(math.hypot(self.mu, other.mu), math.inf)
         loosest = max(self.method, other.method, key=METHODS.index)
         return replace(self, mu=total, method=loosest)
 
     def group(self, size: int) -> "Guarantee":
-        """Return what this promises to ``size`` clients jointly: mu times size.
+        """Return the guarantee for ``size`` clients jointly: mu times size.
 
-        Zeroing them one after the other moves the encoded stream by at most that many
-        sensitivities (Dong, Roth and Su 2022, Theorem 2.14). Tight if they take part in the same
-        rounds.
+        Replacing the clients' updates by zero, one client after another, moves the encoded stream
+        by at most ``size`` sensitivities (Dong, Roth and Su 2022, Theorem 2.14). Tight if all of
+        them take part in the same rounds.
         """
         size = checks.count("size", size)
         return replace(self, mu=_up(self.mu * size), clients=self.clients * size)
 
     def replace_one(self) -> "Guarantee":
-        """Return the same for replace-one adjacency: mu doubles.
+        """Return the guarantee under replace-one adjacency: mu doubles.
 
-        Replacing an update is zeroing it and putting in another: twice the sensitivity.
+        Replacing an update by another is removing one and adding one: twice the sensitivity.
         """
         if self.adjacency != "zero-out":
-            raise ConfigError("adjacency is replace-one already.")
+            raise ConfigError("adjacency is already replace-one.")
         return replace(self, mu=_up(self.mu * 2), adjacency="replace-one")
 
     def to_dp_event(self) -> "DpEvent":
-        """Return dp-accounting's GaussianDpEvent of the same mu, to go on with any accountant."""
+        """Return dp-accounting's GaussianDpEvent of the same mu, for use with any accountant."""
         return accountants.gaussian_event(self.mu)
 
     def cross_check(self, delta: float, second: Second = "quadrature") -> CrossCheck:
@@ -168,7 +170,7 @@ class Guarantee:
         Args:
             delta: in (0, 1).
             second: "quadrature" integrates the definition of delta, in a millisecond;
-                "dp-accounting" asks its PLD (its RDP, where delta is too small for PLD's grid).
+                "dp-accounting" uses its PLD, or its RDP if delta is too small for the PLD's grid.
         """
         epsilon = self.epsilon(delta)
         if checks.choice("second", second, get_args(Second)) == "quadrature":
@@ -201,7 +203,7 @@ def guarantee(
         method: see ``Guarantee``.
 
     Raises:
-        ConfigError: a value out of range, or rounds that differ.
+        ConfigError: a value is out of range, or mechanism and participation differ in rounds.
 
     >>> from accounting import BinaryTree
     >>> run = guarantee(BinaryTree(1600), Participation(1600), noise_multiplier=1.13)
@@ -214,7 +216,7 @@ def guarantee(
 
 
 def mu_upper(sensitivity_squared: float, noise_multiplier: float) -> float:
-    """Return sqrt(sensitivity_squared) / noise_multiplier; two roundings, so two units up."""
+    """Return sqrt(sensitivity_squared) / noise_multiplier, rounded up after each operation."""
     z = checks.positive(
         "noise_multiplier", noise_multiplier, hint="Without noise there is no guarantee to report."
     )

@@ -1,7 +1,7 @@
 """Participation: how often, and how close together, one client may take part.
 
-This is the adversary's choice in the sensitivity of every mechanism: a participation pattern is a
-set of at most ``max_participations`` rounds, any two of them at least ``min_separation`` apart,
+The sensitivity of every mechanism is a maximum over participation patterns. A pattern is a set of
+at most ``max_participations`` rounds, any two of them at least ``min_separation`` apart,
 |i - j| >= b (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", section 2).
 """
 
@@ -16,16 +16,16 @@ from accounting.checks import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Participation:
-    """Who may take part in which rounds.
+    """Limits on the rounds in which one client takes part.
 
     Args:
         rounds: number of rounds n, 1 to a million.
         max_participations: most rounds k that one client takes part in, >= 1.
         min_separation: least distance b = |i - j| between two of them, >= 1; 1 allows consecutive
-            rounds. TF-Privacy counts the rounds strictly between: use ``from_tf_privacy``.
+            rounds. TF-Privacy counts the rounds strictly in between: use ``from_tf_privacy``.
 
     Raises:
-        ConfigError: a value is out of range, or k participations that far apart do not fit.
+        ConfigError: a value is out of range, or k participations do not fit at that distance.
 
     >>> Participation(rounds=1600)
     Participation(rounds=1600, max_participations=1, min_separation=1)
@@ -47,7 +47,7 @@ class Participation:
         for name, value in zip(
             ("rounds", "max_participations", "min_separation"), (n, k, b), strict=True
         ):
-            object.__setattr__(self, name, value)  # plain ints: numpy's small ones overflow
+            object.__setattr__(self, name, value)  # plain ints: small integers of numpy overflow
         most = -(-n // b)
         if k > most:
             widest = (n - 1) // (k - 1)
@@ -63,7 +63,7 @@ class Participation:
     def from_tf_privacy(
         cls, *, rounds: int, max_participations: int, min_separation: int
     ) -> "Participation":
-        """Convert TF-Privacy's convention, which counts the rounds strictly in between.
+        """Return the participation of TF-Privacy's convention: rounds strictly in between, plus 1.
 
         >>> Participation.from_tf_privacy(rounds=8, max_participations=2, min_separation=3)
         Participation(rounds=8, max_participations=2, min_separation=4)
@@ -77,9 +77,9 @@ class Participation:
     ) -> "Participation":
         """Return the realised worst case of a finished (or stopped) run.
 
-        k is the most rounds of any client, b the least distance between two rounds of any one
-        client (1 if no client took part twice). Both depend on who took part, so they are facts
-        about this log: a promise made beforehand needs limits that the server enforces.
+        k is the largest number of rounds of any client, b the least distance between two rounds of
+        one client (1 if no client took part twice). Both are facts about this log only: a guarantee
+        that is stated beforehand needs limits that the server enforces.
 
         Args:
             rounds: number of rounds n of the mechanism, 1 to a million; rounds count from 0.
@@ -103,7 +103,7 @@ class Participation:
         return cls(rounds, max(map(len, histories), default=0) or 1, min(gaps, default=1))
 
     def patterns(self) -> Iterator[tuple[int, ...]]:
-        """Every maximal-or-smaller admissible set of rounds, for brute force on small n."""
+        """Yield every admissible set of 1 to k rounds, for brute force on small n."""
         for size in range(1, self.max_participations + 1):
             for pattern in combinations(range(self.rounds), size):
                 if all(
@@ -113,7 +113,7 @@ class Participation:
 
 
 def _history(client: object, taken: Iterable[int], rounds: int) -> list[int]:
-    """One client's rounds in order, each inside the run and none twice."""
+    """Return one client's rounds in order; refuse rounds outside the run and duplicates."""
     if not isinstance(taken, Iterable):
         raise ConfigError(f"client {client!r}: {taken!r} must be a sequence of rounds.")
     history = sorted(checks.count(f"round of client {client!r}", r, minimum=0) for r in taken)
@@ -125,7 +125,7 @@ def _history(client: object, taken: Iterable[int], rounds: int) -> list[int]:
     for earlier, later in pairwise(history):
         if earlier == later:
             raise ConfigError(
-                f"client {client!r} is listed twice in round {earlier}: one client's updates of a "
-                "round must be summed and clipped together, then listed once."
+                f"client {client!r} is listed twice in round {earlier}: sum and clip all its "
+                "updates of the round jointly, and list the client once."
             )
     return history

@@ -1,8 +1,8 @@
-"""Poisson sampling: amplified baselines, by dp-accounting's privacy loss distributions.
+"""Poisson sampling: baselines amplified by sampling, accounted for by dp-accounting.
 
-Hiding who took part shrinks epsilon, but only if every step really samples each member on its own
-with the stated probability, unseen by the adversary. Federated systems rarely can; so sampling is
-something that the caller states, as a ``PoissonSampling``, and never a default.
+Hiding who took part reduces epsilon, but only if every step samples each member independently with
+the stated probability, hidden from the adversary. Federated systems rarely can, so the caller must
+state the sampling as a ``PoissonSampling``; it is never a default.
 
 Adjacency here is add-or-remove: a member is in the population or not. It is not the zero-out of
 ``Guarantee``, and the two types do not compose.
@@ -28,12 +28,12 @@ SampledMethod = Literal["pld", "rdp"]
 
 @dataclass(frozen=True, slots=True)
 class PoissonSampling:
-    """Each member joins a step on its own, with the same probability, unseen by the adversary.
+    """Each member joins a step independently, with one probability, hidden from the adversary.
 
     Args:
-        expected_batch: expected members per step, > 0 and at most ``population``; the public
-            constant that sums are divided by.
-        population: members to sample from, >= 1; public.
+        expected_batch: expected number of members per step, > 0 and at most ``population``; the
+            public constant that sums are divided by.
+        population: number of members to sample from, >= 1; public.
     """
 
     expected_batch: float
@@ -45,7 +45,7 @@ class PoissonSampling:
         self.probability()
 
     def probability(self, groups: int = 1) -> float:
-        """Sampling probability, rounded up, with the population dealt into ``groups``."""
+        """Return the sampling probability, rounded up, of a population divided into ``groups``."""
         groups = checks.count("groups", groups)
         exact = self.expected_batch * groups / self.population
         if not exact <= 1:
@@ -59,15 +59,15 @@ class PoissonSampling:
 
 @dataclass(frozen=True, slots=True)
 class SampledGuarantee:
-    """What ``steps`` Gaussian steps on Poisson samples promise, under add-or-remove adjacency.
+    """The guarantee of ``steps`` Gaussian steps on Poisson samples, under add-or-remove adjacency.
 
-    Epsilon and delta are upper bounds in real arithmetic; dp-accounting does not round its floating
-    point one-sidedly, which may cost some 1e-9 of them.
+    Epsilon and delta are upper bounds in real arithmetic. dp-accounting does not round in one
+    direction, so they may be too low by a relative 1e-9 or so.
 
     Args:
         noise_multiplier: noise standard deviation / sensitivity of one step, 1e-3 to 1e5.
-        probability: that a member is in the sample of a step, in (0, 1].
-        steps: steps in which one member may be sampled, 1 to a million.
+        probability: probability that a step samples a given member, in (0, 1].
+        steps: number of steps in which one member may be sampled, 1 to a million.
         method: "pld", or "rdp" (looser).
 
     >>> run = dp_sgd(noise_multiplier=3.0, sampling=PoissonSampling(100, 1000), steps=512)
@@ -96,7 +96,7 @@ class SampledGuarantee:
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """What the amplification rests on, besides clipping and secret noise."""
+        """The conditions of the amplification, besides clipping and secret noise."""
         return (
             Assumption(
                 "poisson-sampling",
@@ -119,15 +119,15 @@ class SampledGuarantee:
         )
 
     def epsilon(self, delta: float) -> float:
-        """Return an epsilon that holds with ``delta`` in (0, 1); an upper bound."""
+        """Return an upper bound on epsilon at ``delta`` in (0, 1)."""
         return accountants.epsilon(self._accountant(), checks.probability("delta", delta))
 
     def delta(self, epsilon: float) -> float:
-        """Return a delta that holds with ``epsilon`` >= 0; an upper bound."""
+        """Return an upper bound on delta at ``epsilon`` >= 0."""
         return accountants.delta(self._accountant(), checks.nonnegative("epsilon", epsilon))
 
     def to_dp_event(self) -> "DpEvent":
-        """Return dp-accounting's event, to go on with any accountant."""
+        """Return dp-accounting's event, for use with any accountant."""
         return accountants.sampled_event(self.noise_multiplier, self.probability, self.steps)
 
     def _accountant(self) -> "PrivacyAccountant":
@@ -147,12 +147,12 @@ def dp_sgd(
 
     Args:
         noise_multiplier: noise standard deviation on the sum / clip_norm, > 0.
-        sampling: how a step's batch is drawn.
+        sampling: how the batch of a step is sampled.
         steps: number of steps, 1 to a million.
         method: "pld" or "rdp".
 
     Raises:
-        ConfigError: a value out of range, or ``sampling`` left unsaid.
+        ConfigError: a value is out of range, or ``sampling`` is not stated.
     """
     return SampledGuarantee(noise_multiplier, _stated(sampling).probability(), steps, method)
 
@@ -167,20 +167,21 @@ def amplified(
 ) -> SampledGuarantee:
     """Return the guarantee of a banded mechanism whose groups of members take turns.
 
-    The population is dealt into ``bands`` groups without looking at the data; round i samples from
-    group i mod bands only, each member with probability expected_batch * bands / population. Then
-    a member's rounds never share noise, and the whole is DP-SGD with ceil(rounds / bands) steps
+    The population is divided into ``bands`` groups independently of the data. Round i samples from
+    group i mod bands only, each member with probability expected_batch * bands / population. A
+    member's rounds then never share noise, and the run is DP-SGD with ceil(rounds / bands) steps
     (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4).
 
     Args:
         mechanism: a lower-triangular encoder with at most ``bands`` non-zero diagonals.
         bands: number of groups, >= 1.
         noise_multiplier: as in ``guarantee``, > 0; never relative to the sensitivity.
-        sampling: how many of the population a round samples.
+        sampling: how a round samples the population.
         method: "pld" or "rdp".
 
     Raises:
-        ConfigError: a value out of range, an encoder with more bands, or ``sampling`` left unsaid.
+        ConfigError: a value is out of range, the encoder has more bands, or ``sampling`` is not
+            stated.
     """
     bands = checks.count("bands", bands)
     z = checks.positive("noise_multiplier", noise_multiplier)
@@ -195,7 +196,7 @@ def _stated(sampling: PoissonSampling) -> PoissonSampling:
     if not isinstance(sampling, PoissonSampling):
         raise ConfigError(
             f"sampling={sampling!r}: there is no amplification without PoissonSampling(...). For "
-            "any other way to choose a cohort use guarantee(), which assumes nothing about it."
+            "any other choice of cohorts use guarantee(), which assumes nothing about them."
         )
     return sampling
 

@@ -174,7 +174,7 @@ def test_replace_one_doubles():
     run = Guarantee(0.5, "rdp").replace_one()
     assert (run.adjacency, run.method) == ("replace-one", "rdp")
     assert 1.0 <= run.mu <= 1.0 + 1e-15
-    with pytest.raises(ConfigError, match=r"^adjacency is replace-one already\.$"):
+    with pytest.raises(ConfigError, match=r"^adjacency is already replace-one\.$"):
         run.replace_one()
 
 
