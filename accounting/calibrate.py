@@ -187,7 +187,7 @@ def _target(epsilon: float, delta: float, method: Method) -> tuple[float, float]
 def _budget(
     noise_multiplier: float, target_epsilon: float, delta: float, method: Method
 ) -> Callable[[Mechanism, Participation], bool]:
-    """Return a predicate, whether a run meets the target, after checking the figures once."""
+    """Check the figures, and return a predicate: does a run meet the target?"""
     z = checks.positive("noise_multiplier", noise_multiplier)
     target, delta = _target(target_epsilon, delta, method)
 

@@ -184,7 +184,7 @@ def test_different_units_do_not_compose(other):
         Guarantee(1.0).compose(other)
     assert str(error.value) == (
         f"zero-out for 1 and {other.adjacency} for {other.clients} clients do not compose. "
-        "Bring both to the same with replace_one() and group()."
+        "Use replace_one() and group() to make both the same."
     )
     with pytest.raises(ConfigError, match="do not compose"):
         other.compose(Guarantee(1.0))
