@@ -1,4 +1,4 @@
-"""``privpart costs``: what one round takes from one client, full and partial side by side."""
+"""``privpart costs``: the costs of one round for one client, full and partial training compared."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,27 +14,29 @@ from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
-if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from rich.table import Table
 
     from privpart.client import LocalTraining
     from privpart.measure.costs import Bandwidth
 
 _Cell = Callable[[dict[str, Any]], str]
-_WORK, _LINK = "Local training", "Network"
-_MEGA, _GIGA = 1e6, 1e9
+_WORK = "Local training"
+_LINK = "Network"
+_MEGA = 1e6
+_GIGA = 1e9
 _LARGEST_BATCH = 65_536
 
 
 def costs(
-    model: Annotated[str, typer.Argument(help="Network, for instance emnist_cnn.")],
+    model: Annotated[str, typer.Argument(help="Name of a network, for instance emnist_cnn.")],
     train: Annotated[
         list[str] | None,
-        typer.Option(help="Pattern of parameters that train; may be given several times."),
+        typer.Option(help="Pattern of trainable parameters; may be repeated."),
     ] = None,
     ladder: Annotated[
         bool,
-        typer.Option("--ladder", help="All named freeze steps; the default without --train."),
+        typer.Option("--ladder", help="All steps of the freeze ladder; default without --train."),
     ] = False,
     examples: Annotated[
         int, typer.Option(help="Examples that a client holds.", rich_help_panel=_WORK)
@@ -44,30 +46,30 @@ def costs(
         int, typer.Option(help="Examples per local step.", rich_help_panel=_WORK)
     ] = 16,
     optimizer: Annotated[
-        Literal["sgd", "adam"], typer.Option(help="The client's.", rich_help_panel=_WORK)
+        Literal["sgd", "adam"], typer.Option(help="Optimizer of the client.", rich_help_panel=_WORK)
     ] = "sgd",
-    momentum: Annotated[float, typer.Option(help="Of sgd.", rich_help_panel=_WORK)] = 0.0,
+    momentum: Annotated[float, typer.Option(help="Momentum of sgd.", rich_help_panel=_WORK)] = 0.0,
     down: Annotated[
         float,
         typer.Option(
-            help="Download in MB/s; this and the next from Wang et al. 2021.", rich_help_panel=_LINK
+            help="Download in MB/s; both defaults are from Wang et al. 2021.", rich_help_panel=_LINK
         ),
     ] = 0.75,
     up: Annotated[float, typer.Option(help="Upload in MB/s.", rich_help_panel=_LINK)] = 0.25,
     measure: Annotated[
         bool,
         typer.Option(
-            "--measure", help="Also time a local step and its resident memory, on this machine."
+            "--measure", help="Also measure time and memory of a local step on this machine."
         ),
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw bars into this picture (.png, .svg, .pdf).")
+        Path | None, typer.Option(help="Also write a bar chart to this file (.png, .svg, .pdf).")
     ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Report bytes, seconds, FLOPs and memory of one client in one round.
 
-    Bytes are those of encoded messages, FLOPs and memory those of a local step that is run.
+    Bytes are measured on encoded messages, FLOPs and memory on a local step that is run.
     Example: privpart costs emnist_cnn --train '!dense1.*'
     """
     from privpart.client import LocalTraining
@@ -129,12 +131,12 @@ def _memory_for(batch_size: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # torch's allocator has no type of its own for this
+        # torch's allocator raises no specific type
         if not isinstance(error, MemoryError) and "allocate" not in str(error):
             raise
         raise ConfigError(
-            f"batch_size={batch_size}: a step on that many examples does not fit into this "
-            "machine's memory. Use fewer."
+            f"batch_size={batch_size}: a step on that many examples does not fit into memory. Use "
+            "a smaller batch."
         ) from None
 
 
@@ -148,7 +150,7 @@ def _rows(
     *,
     measure: bool,
 ) -> list[dict[str, Any]]:
-    """One row per trained part; the first is full training."""
+    """Return one row per trained part; the first is full training."""
     from privpart.measure.costs import client_costs
     from privpart.measure.step import measured_step
     from privpart.model import PartialModel

@@ -1,4 +1,4 @@
-"""``privpart inspect``: FedPart's diagnostics of a run, or of two, and its pictures."""
+"""``privpart inspect``: FedPart's diagnostics of one run or of two, with pictures."""
 
 import json
 from pathlib import Path
@@ -12,51 +12,50 @@ from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
-if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from torch import Tensor
 
     from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.training import Training
 
-    Features = dict[str, list[Tensor]]  # by layer, an image per channel
+    Features = dict[str, list[Tensor]]  # layer -> one image per channel
 
-_EXAMPLES, _MASKS = 64, 40
+_EXAMPLES = 64
+_MASKS = 40
 
 
 def inspect(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
-    out: Annotated[Path, typer.Option(help="Folder for the pictures; made if missing.")],
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[Path, typer.Option(help="Folder for the pictures; created if missing.")],
     rounds: Annotated[
-        int, typer.Option(help="Rounds of one client to watch the step sizes of.")
+        int, typer.Option(help="Rounds in which to measure one client's step sizes.")
     ] = 6,
-    channels: Annotated[int, typer.Option(help="Channels per layer to draw features of.")] = 4,
+    channels: Annotated[int, typer.Option(help="Channels per layer whose features are drawn.")] = 4,
     against: Annotated[
         Path | None,
-        typer.Option(
-            help="Another run from the same start weights: compare what excites the channels."
-        ),
+        typer.Option(help="Another run with the same start values, whose features are compared."),
     ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
-    """Look into a run's model: step sizes around averaging, gradient masks, features, kernels.
+    """Diagnose a run's model: step sizes around averaging, gradient masks, features, kernels.
 
-    With --against, the similarity (SSIM) of the features of two runs, layer by layer, as in
-    FedPart's Table 8. Reads test images and simulated clients; nothing of it is covered by the
-    run's guarantee.
+    With --against, also print the similarity (SSIM) of two runs' features by layer, as in FedPart's
+    Table 8. The command reads test images and clients' data; the run's guarantee does not cover its
+    results.
 
     Example: privpart inspect run --out pictures
     """
     if checks.count("rounds", rounds) < 2:
-        raise ConfigError(f"rounds={rounds}: must be at least 2, with averaging in between.")
+        raise ConfigError(f"rounds={rounds}: must be at least 2, to see the effect of averaging.")
     checks.count("channels", channels)
     plan, setup, parameters = _opened(run)
     if not setup.test_x.is_floating_point():
-        raise ConfigError(f"{run}: trains on words; inspect draws images, and has none of these.")
+        raise ConfigError(f"{run}: trains on text; inspect needs a run that trains on images.")
     other = None if against is None else _comparable(against, plan, setup)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"out={out}: cannot be made: {error}.") from None
+        raise ConfigError(f"out={out}: cannot be created: {error}.") from None
     start = setup.model.flat.clone()
     setup.model.load(parameters)
     steps = _steps(setup, parameters, rounds)
@@ -77,26 +76,26 @@ def inspect(
     else:
         lines = [f"  {row['name']:<44} {row['value']:.4g}" for row in rows]
         lines += [_TABLE_8] if other is not None else []
-        lines += [f"  pictures in {out}; not covered by the run's guarantee"]
+        lines += [f"  pictures in {out}; the run's guarantee does not cover them"]
         typer.echo("\n".join(lines))
 
 
 _TABLE_8 = """
-  SSIM: of the images that most excite a channel, mean over the first channels of each layer, from
-  the same start image. FedPart's Table 8 compares so FedAvg after 100 rounds with FedPart, layers
-  #1 and #10 of ResNet-8 on CIFAR-100. "untrained" is the control: how like the run's images are to
-  those of the weights that both runs began with."""
+  SSIM compares the images that maximise a channel's activation, from one start image; mean over the
+  first channels of each layer. FedPart's Table 8 does so for FedAvg after 100 rounds and FedPart,
+  layers #1 and #10 of ResNet-8 on CIFAR-100. The control "untrained" compares the run's images with
+  those of the start values of both runs."""
 
 
 def _comparable(run: Path, plan: "PlanFile", setup: "Training") -> "Training":
-    """The other run's network, trained; its channels must be those of the first."""
+    """Return the trained network of another run; refuse one whose channels do not correspond."""
     theirs, other, parameters = _opened(run)
     keys = ("name", "sizes", "seed")
     ours, found = ([getattr(p.model, key) for key in keys] for p in (plan, theirs))
     if ours != found or setup.test_x.shape[1:] != other.test_x.shape[1:]:
         raise ConfigError(
-            f"against={run}: has another network, other start weights (model.seed) or images of "
-            "another shape, so its channels do not correspond. Compare runs that agree in these."
+            f"against={run}: differs in network, start values (model.seed) or shape of images, so "
+            "its channels do not correspond. Compare runs that agree in these."
         )
     other.model.load(parameters)
     return other
@@ -143,7 +142,7 @@ def _draw(
 
 
 def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
-    """A run's plan, its set-up, and the trained part of its newest state; changes nothing."""
+    """Return a run's plan, training and newest parameters, without changing the run."""
     from privpart.experiment.plan_file import parse
     from privpart.experiment.training import training
     from privpart.run.files import read_state
@@ -152,21 +151,22 @@ def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
 
     ledger = Ledger(run / "ledger.sqlite", read_only=True)
     try:
-        text, rows = ledger.facts.get("plan_file"), ledger.rows()
+        text = ledger.facts.get("plan_file")
+        rows = ledger.rows()
     finally:
         ledger.close()
     if text is None:
-        raise ConfigError(f"{run}: was not begun by a plan file, so its network is not known.")
+        raise ConfigError(f"{run}: was not started from a plan file, so its network is unknown.")
     plan = parse(text, name=f"the plan of {run}")
     if not rows:
-        raise ConfigError(f"{run}: no round of it was committed yet.")
+        raise ConfigError(f"{run}: has no committed round yet.")
     tensors, _ = read_state(run / state_name(len(rows)), rows[-1].state)
     setup = training(plan)
     return plan, setup, setup.whole(tensors["parameters"])
 
 
 def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, list[list[float]]]:
-    """Step sizes of the first clients when all train, and when the groups take turns."""
+    """Return the first client's step sizes when all groups train, and when they take turns."""
     from privpart.engines.methods import client_generator
     from privpart.measure.inspect import step_sizes
 
@@ -177,12 +177,12 @@ def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, li
         turns["partial"] = [(r // 2 % groups,) for r in range(rounds)]
     found: dict[str, list[list[float]]] = {}
     for name, actives in turns.items():
-        now, found[name] = parameters.clone(), []
+        now = parameters.clone()
+        found[name] = []
         for number, active in enumerate(actives):
-            spans, total = setup.model.spans(active), 0
-            deltas = []
+            updates = []
             for client in cohort:
-                delta, sizes = step_sizes(
+                update, sizes = step_sizes(
                     setup.model,
                     now,
                     *setup.engine.users.examples(client),
@@ -190,12 +190,15 @@ def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, li
                     generator=client_generator(setup.engine.data_seed, number, client),
                     active=active,
                 )
-                deltas.append(delta)
-                found[name] += [sizes] if len(deltas) == 1 else []
-            mean = sum(deltas[1:], deltas[0]) / len(deltas)
-            for span in spans:
-                now[span] += mean[total : total + span.stop - span.start]
-                total += span.stop - span.start
+                updates.append(update)
+                if client == cohort[0]:
+                    found[name].append(sizes)
+            mean = sum(updates[1:], updates[0]) / len(updates)
+            begin = 0
+            for span in setup.model.spans(active):
+                length = span.stop - span.start
+                now[span] += mean[begin : begin + length]
+                begin += length
     setup.model.load(parameters)
     return found
 
@@ -208,7 +211,7 @@ def _figures(
     from privpart.measure.inspect import jump_after_averaging, mask_ratio
 
     rows = [
-        # two rounds of the same layers: from one group to the next there is nothing to compare
+        # pairs of rounds that train the same group: steps of different groups are not comparable
         {
             "name": f"first step / last step before, {name}",
             "value": fmean(
@@ -233,7 +236,7 @@ def _figures(
 
 
 def _kernels(setup: "Training") -> "list[Tensor] | None":
-    """The first ones: in colour if the images are, else the mean over the inputs."""
+    """Return the first kernels, in colour for colour images, else as means over the inputs."""
     from privpart.measure.inspect import first_kernels
 
     try:
@@ -244,12 +247,13 @@ def _kernels(setup: "Training") -> "list[Tensor] | None":
 
 
 def _features(setup: "Training", channels: int) -> "Features":
-    """Per weight layer, the images that excite its first channels, from one grey start."""
+    """Return, per weight layer, the images that maximise its first channels."""
     import torch
     from torch import nn
 
     from privpart.measure.inspect import maximal_activation
 
+    # one grey start for all: images from different starts differ by chance
     start = torch.full_like(setup.test_x[0], 0.5)
     start += 0.01 * torch.randn(start.shape, generator=torch.Generator().manual_seed(0))
     found: dict[str, list[torch.Tensor]] = {}

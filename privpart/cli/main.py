@@ -1,8 +1,12 @@
-"""``privpart``: the commands, and what becomes of an error.
+"""``privpart``: the command line and its exit codes.
 
-Exit codes: 0 ok, 2 bad input, 3 budget exceeded, 4 audit threshold passed, 6 a run left its plan,
-70 the disk refused, 130 interrupted and resumable. Standard output carries the result only;
-progress, warnings and errors go to standard error.
+    0    ok                            6    the run left its plan
+    2    bad input                     7    an optional extra is missing (reserved)
+    3    budget exceeded               70   a fault of the machine, for instance a full disk
+    4    audit threshold passed        130  interrupted; the run can be resumed
+    5    unsound or unsupported combination (reserved; 2 today)
+
+Standard output carries only the result; progress, warnings and errors go to standard error.
 """
 
 import sys
@@ -66,38 +70,35 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; turn an argument out of range into one sentence and exit code 2."""
+    """Run the command line; print expected errors as one sentence, with the exit codes above."""
     try:
         app()
     except ConfigError as error:
         typer.echo(f"privpart: {_as_option(str(error))}", err=True)
         sys.exit(2)
     except RuntimeError as error:
-        if "allocate memory" in str(error):  # torch's allocator has no type of its own for this
+        if "allocate memory" in str(error):  # torch's allocator raises no specific type
             _refuse_for_memory()
-        if type(error).__name__ not in _SAYS_ALL:
+        if type(error).__name__ not in _EXPECTED_FAULTS:
             raise
         typer.echo(f"privpart: {error}", err=True)
-        sys.exit(_REFUSED)
+        sys.exit(_FAULT)
     except MemoryError:
         _refuse_for_memory()
 
 
 def _refuse_for_memory() -> NoReturn:
     typer.echo(
-        "privpart: not enough memory for that many rounds (a tree needs little), or for a network "
-        "that large.",
+        "privpart: not enough memory. Use fewer rounds (a tree needs little memory) or a smaller "
+        "network.",
         err=True,
     )
     sys.exit(2)
 
 
-_SAYS_ALL = (
-    "StorageError",
-    "CohortTooSmallError",
-    "WorkerError",
-)  # by name: their modules import torch
-_REFUSED = 70
+# Errors whose message suffices without a traceback; by name, because their modules import torch.
+_EXPECTED_FAULTS = ("StorageError", "CohortTooSmallError", "WorkerError")
+_FAULT = 70
 _OPTIONS = {
     name
     for command in (*_COMMANDS, sweep.run, audit.leakage.leakage, audit.defences.defences)
@@ -106,7 +107,7 @@ _OPTIONS = {
 
 
 def _as_option(message: str) -> str:
-    """Name the option as it was typed: ``max_epsilon=0: ...`` becomes ``--max-epsilon 0: ...``."""
+    """Write the option as it is typed: ``max_epsilon=0: ...`` becomes ``--max-epsilon 0: ...``."""
     name, equals, rest = message.partition("=")
     if equals and name in _OPTIONS:
         return f"--{name.replace('_', '-')} {rest}"

@@ -1,4 +1,4 @@
-"""Results on standard output, as a table for people or as JSON or CSV for programs."""
+"""Output: results on standard output, as text for people or as JSON or CSV for programs."""
 
 import csv
 import io
@@ -19,12 +19,12 @@ _WIDTH = 96
 def print_report(
     report: PrivacyReport, form: Format, *, beside: Sequence[tuple[str, str]] = ()
 ) -> None:
-    """Print one guarantee; its warnings go to standard error.
+    """Print one guarantee, and its warnings on standard error.
 
     Args:
-        report: the guarantee.
-        form: how.
-        beside: lines for people alone, name and value, below the sensitivity.
+        report: guarantee to print.
+        form: text, JSON or CSV.
+        beside: extra lines (name, value) of the text form, below the sensitivity.
     """
     if form is Format.JSON:
         typer.echo(json.dumps(report.to_dict(), indent=2, allow_nan=False))
@@ -37,7 +37,7 @@ def print_report(
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows of equal keys as CSV with a header line."""
+    """Return rows with equal keys as CSV with a header line."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -46,7 +46,7 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def report_row(report: PrivacyReport) -> dict[str, Any]:
-    """The single values, and the codes of the assumptions."""
+    """Return the scalar values of a report and the codes of its assumptions."""
     values = report.to_dict()
     row = {k: v for k, v in values.items() if not isinstance(v, list | dict)}
     return row | {"assumptions": " ".join(a.code for a in report.assumptions)}

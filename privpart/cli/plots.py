@@ -1,13 +1,4 @@
-"""The demo's pictures.
-
-A picture of epsilon against noise, rounds or participations, with the planned run marked.
-
-A picture of costs: one group of bars per resource, each a share of what full training takes.
-
-The pictures of ``privpart inspect``.
-
-A sweep's pictures: accuracy against noise, and against epsilon.
-"""
+"""Plots: the pictures that the commands draw, with matplotlib and without torch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,19 +13,33 @@ from accounting import guarantee as guarantee_of
 from privpart.cli.options import Against
 from privpart.mechanism_choice import MechanismChoice, MechanismName
 
-if TYPE_CHECKING:  # imported where used: a budget's picture must not pay for torch
+if TYPE_CHECKING:  # only for annotations: a budget's picture must not import torch
     from torch import Tensor
 
     from privpart.cli.demo_tables import Accuracy
     from privpart.experiment.sweep_store import Point
 
 _PART_COLOURS = {"full": "#b3552c", "partial": "#1f6f8b"}
+_RESOURCES = {
+    "bytes down": "bytes_down",
+    "bytes up": "bytes_up",
+    "forward FLOPs": "forward_flops",
+    "backward FLOPs": "backward_flops",
+    "memory": "memory_bytes",
+}
+_COLOURS = ("#b3552c", "#1f6f8b", "#5b8c5a", "#c9a227", "#7a5195", "#888888")
+_POINTS = 25
+_AXES = {
+    Against.NOISE: "noise multiplier",
+    Against.ROUNDS: "rounds",
+    Against.PARTICIPATIONS: "participations of one client, at most",
+}
 
 
 def draw_accuracy(
     accuracies: Sequence["Accuracy"], budgets: Sequence[PrivacyReport], path: Path
 ) -> None:
-    """Draw accuracy against noise, with one standard deviation as a band and epsilon beneath."""
+    """Draw accuracy against noise, with a band of one standard deviation and epsilon below."""
     levels = list(dict.fromkeys(a.noise_multiplier for a in accuracies))
     epsilon = {b.noise_multiplier: f"ε = {b.epsilon:.3g}" for b in budgets}
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
@@ -66,18 +71,10 @@ def draw_accuracy(
     figure.savefig(path, dpi=150)
 
 
-_POINTS = 25
-_AXES = {
-    Against.NOISE: "noise multiplier",
-    Against.ROUNDS: "rounds",
-    Against.PARTICIPATIONS: "participations of one client, at most",
-}
-
-
 def draw_budget(
     choice: MechanismChoice, report: PrivacyReport, *, against: Against, path: Path
 ) -> None:
-    """Draw the curve through ``report`` into ``path``; the format follows its suffix."""
+    """Draw epsilon along one axis through the run of ``report``; the suffix sets the format."""
     points = _curve(choice, report, against)
     here = {
         Against.NOISE: report.noise_multiplier,
@@ -112,8 +109,7 @@ def draw_budget(
 def _curve(
     choice: MechanismChoice, report: PrivacyReport, against: Against
 ) -> list[tuple[float, float]]:
-    n, k, b = report.rounds, report.max_participations, report.min_separation
-    run = Participation(n, k, b)
+    run = Participation(report.rounds, report.max_participations, report.min_separation)
     if against is Against.NOISE:
         mechanism = choice.build(run)
         noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
@@ -128,8 +124,8 @@ def _curve(
         ]
     if choice.name is MechanismName.BLT:
         raise ConfigError(
-            f"plot_against={against}: a BLT is fitted anew to each participation, so the noise "
-            "multiplier does not mean the same along the curve. Plot against noise."
+            f"plot_against={against}: a BLT is fitted to each participation, so one noise "
+            "multiplier means different noise along the curve. Plot against noise."
         )
     runs = _runs(run, against)
     return [
@@ -144,7 +140,7 @@ def _curve(
 
 
 def _runs(run: Participation, against: Against) -> list[Participation]:
-    """Participations along the curve, through the planned one."""
+    """Return the participations along the curve, the planned one among them."""
     n, k, b = run.rounds, run.max_participations, run.min_separation
     if against is Against.ROUNDS:
         lengths = sorted({max(1, round(n * 10 ** (i / 12 - 1))) for i in range(_POINTS)} | {n})
@@ -154,18 +150,8 @@ def _runs(run: Participation, against: Against) -> list[Participation]:
     return [Participation(n, m, b) for m in counts]
 
 
-_RESOURCES = {
-    "bytes down": "bytes_down",
-    "bytes up": "bytes_up",
-    "forward FLOPs": "forward_flops",
-    "backward FLOPs": "backward_flops",
-    "memory": "memory_bytes",
-}
-_COLOURS = ("#b3552c", "#1f6f8b", "#5b8c5a", "#c9a227", "#7a5195", "#888888")
-
-
 def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> None:
-    """Draw ``rows``, the first of which is full training, into ``path``; its suffix decides how."""
+    """Draw the costs in ``rows`` as shares of the first row, full training."""
     figure = Figure(figsize=(7.2, 3.8), layout="constrained")
     axes = figure.add_subplot()
     width = 0.8 / len(rows)
@@ -186,7 +172,7 @@ def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> Non
 
 
 def draw_steps(found: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
-    """Draw one client's step sizes, a line per way of training, a tick where averaging happened."""
+    """Draw one client's step sizes, a line per way of training and a tick at each averaging."""
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")
     axes = figure.add_subplot()
     for name, rounds in found.items():
@@ -204,7 +190,7 @@ def draw_steps(found: Mapping[str, Sequence[Sequence[float]]], path: Path) -> No
 
 
 def draw_rows(found: Mapping[str, Sequence["Tensor"]], path: Path) -> None:
-    """Draw a row of images per name, each of shape (C, H, W) with values in [0, 1]."""
+    """Draw a row of images per name, each image of shape (C, H, W) in [0, 1]."""
     columns = max(len(images) for images in found.values())
     figure = Figure(figsize=(columns + 1.5, len(found)), layout="constrained")
     cells = figure.subplots(len(found), columns, squeeze=False)
@@ -218,7 +204,7 @@ def draw_rows(found: Mapping[str, Sequence["Tensor"]], path: Path) -> None:
 
 
 def draw_grid(images: Sequence["Tensor"], path: Path, columns: int = 8) -> None:
-    """Draw images of shape (H, W) or (C, H, W) with values in [0, 1], eight in a row."""
+    """Draw images of shape (H, W) or (C, H, W) in [0, 1], ``columns`` per row."""
     rows = math.ceil(len(images) / columns)
     figure = Figure(figsize=(columns, rows + 0.2), layout="constrained")
     cells = figure.subplots(rows, columns, squeeze=False).flatten()
@@ -237,7 +223,7 @@ def _show(cell: Axes, image: "Tensor") -> None:
 def draw_sweep(
     points: Sequence["Point"], axes: Sequence[str], noise_axes: Sequence[str], out: Path
 ) -> None:
-    """Write ``accuracy-noise.png`` and ``accuracy-epsilon.png``; bands are a deviation wide."""
+    """Write ``accuracy-noise.png`` and ``accuracy-epsilon.png``; bands show a deviation."""
     other = [axis for axis in axes if axis not in noise_axes]
     lines: dict[str, list[Point]] = {}
     for point in points:

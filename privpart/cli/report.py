@@ -1,4 +1,4 @@
-"""``privpart report``: what a run cost, derived again from its ledger."""
+"""``privpart report``: the guarantee of a run, derived again from its ledger."""
 
 import json
 from pathlib import Path
@@ -16,42 +16,44 @@ from privpart.cli.output import as_csv, report_row
 if TYPE_CHECKING:
     from privpart.run.report import RunReport
 
-_EXCEEDED, _LEFT_ITS_PLAN = 3, 6
+_EXCEEDED = 3
+_LEFT_ITS_PLAN = 6
 _WIDTH = 96
 _VERDICTS = {
-    "holds": "HOLDS: all that it rests on was enforced, verified or vouched for",
-    "conditional": "CONDITIONAL: it holds if what is listed as not checked is true",
+    "holds": "HOLDS: every assumption was enforced, verified or vouched for",
+    "conditional": "CONDITIONAL: it holds if the assumptions listed as not checked are true",
     "does-not-hold": "DOES NOT HOLD",
-    "not-private": "NOT PRIVATE: the noise can be computed again from a seed",
+    "not-private": "NOT PRIVATE: the noise can be recomputed from a seed",
 }
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     delta: Annotated[
-        float | None, typer.Option(help="Delta; by default the plan's.", show_default=False)
+        float | None,
+        typer.Option(help="Delta; default: the plan's.", show_default=False),
     ] = None,
     vouch: Annotated[
         list[str] | None,
         typer.Option(
-            help="Code of an assumption that you answer for, such as 'choices'; may be repeated. "
-            "The report says that you vouched."
+            help="Code of an assumption that you vouch for, such as 'choices'; may be repeated. "
+            "The report says so."
         ),
     ] = None,
     max_epsilon: options.MaxEpsilon = None,
     statement: Annotated[
-        bool, typer.Option("--statement", help="Print the report in plain English instead.")
+        bool, typer.Option("--statement", help="Print the report as prose.")
     ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
-    """Say whether the guarantee of a run holds, and what it is, from its ledger alone.
+    """Report the guarantee of a run and whether it holds, from the run's ledger.
 
-    Works while the run goes on. Exit code 6 if the run left its plan, 3 above --max-epsilon.
+    Works while the run continues. Exit code 6 if the run left its plan, 3 above --max-epsilon.
     """
     from privpart.run.report import run_report, vouched
 
     if statement and form is not Format.TABLE:
-        raise ConfigError(f"statement=True: is prose; leave out --format {form}.")
+        raise ConfigError(f"statement=True: prints prose; leave out --format {form}.")
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     found = run_report(run, delta=delta)
     for code in vouch or ():
@@ -67,9 +69,9 @@ def report(
 
 
 def _within(found: PrivacyReport, limit: float) -> None:
-    """Exit with 3 unless there is a guarantee, and it is within the limit."""
+    """Exit with code 3 unless the guarantee is private and within ``limit``."""
     if found.status == "not-private":
-        typer.echo("privpart: the run is not private, so no limit on epsilon is kept.", err=True)
+        typer.echo("privpart: the run is not private, so no limit on epsilon holds.", err=True)
     elif found.epsilon > limit:
         typer.echo(f"privpart: epsilon {up(found.epsilon)} exceeds {limit:g}.", err=True)
     else:
@@ -78,7 +80,7 @@ def _within(found: PrivacyReport, limit: float) -> None:
 
 
 def print_run(found: "RunReport", form: Format) -> None:
-    """Print a run's report; its warnings go to standard error."""
+    """Print the report of a run, and its warnings on standard error."""
     if form is Format.JSON:
         typer.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
     elif form is Format.CSV:
@@ -98,7 +100,7 @@ def _sentences(found: "RunReport") -> list[str]:
 
 def _as_text(found: "RunReport") -> str:
     g, real = found.guarantee, found.realised
-    seen = "nobody took part yet"
+    seen = "no client took part yet"
     if real is not None:
         seen = f"a client in at most {real.max_participations}"
         if real.max_participations > 1:
@@ -124,7 +126,7 @@ def _as_text(found: "RunReport") -> str:
         ("asserted", "Not checked"),
         ("enforced", "Enforced by the code that ran"),
         ("verified", "Verified in the ledger"),
-        ("vouched", "Vouched for by whoever asked for this report"),
+        ("vouched", "Vouched for by the user of this report"),
     ):
         chosen = [a for a in g.assumptions if a.status == status]
         if chosen:

@@ -1,4 +1,4 @@
-"""``privpart schedule``: who trains when under a plan, and what that takes from a client."""
+"""``privpart schedule``: which groups train in which round, and the costs for a client."""
 
 import json
 from pathlib import Path
@@ -11,22 +11,23 @@ from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
-if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.training import Training
     from privpart.plan import Rounds
 
-_MEGA, _GIGA = 1e6, 1e9
+_MEGA = 1e6
+_GIGA = 1e9
 
 
 def schedule(
     plan: Annotated[Path, typer.Option(help="Plan file with a table [schedule].")],
     every: Annotated[
-        int, typer.Option(help="Rounds from one of the client's rounds to its next.")
+        int, typer.Option(help="Distance between the rounds in which the client takes part.")
     ] = 1,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
-    """Draw a plan's schedule and measure a client's bytes and passes, beside full training.
+    """Show a plan's schedule and measure a client's bytes and FLOPs, compared with full training.
 
     Example: privpart schedule --plan examples/fedpart_digits.toml
     """
@@ -36,7 +37,7 @@ def schedule(
 
     chosen = read(plan)
     if chosen.schedule is None:
-        raise ConfigError(f"plan={plan}: has no table [schedule]; all of the model trains always.")
+        raise ConfigError(f"plan={plan}: has no table [schedule]; every round trains everything.")
     setup = training(chosen)
     sizes = setup.model.group_sizes
     rounds = chosen.schedule.rounds(len(sizes))
@@ -62,7 +63,7 @@ def schedule(
 
 
 def _layers(names: tuple[str, ...]) -> list[str]:
-    """Parameters by layer: conv1.weight and conv1.bias are conv1."""
+    """Return the layers of parameters: conv1.weight and conv1.bias give conv1."""
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
 
 
@@ -113,7 +114,7 @@ def _print(
     console = Console(width=100, highlight=False)
     typer.echo(strip_chart(rounds, width=90) + "\n")
     layers = Table("group", "layers", box=SIMPLE_HEAD)
-    layers.add_column("numbers", justify="right")
+    layers.add_column("parameters", justify="right")
     layers.add_column("active rounds", justify="right")
     for row in groups:
         layers.add_row(

@@ -194,7 +194,7 @@ def test_inspect_compares_two_runs_channel_by_channel(privpart, small, tmp_path,
     assert min(same["untrained"]) < 0.9
     assert (tmp_path / "pictures" / "kernels-against.png").exists()
     table = privpart("inspect", run, "--against", other, *fields).stdout
-    assert "Table 8 compares so FedAvg after 100 rounds with FedPart" in table
+    assert "Table 8 does so for FedAvg after 100 rounds and FedPart" in table
     stranger = trained("three", "seed = 7", "seed = 8")
     with pytest.raises(ConfigError, match="its channels do not correspond"):
         privpart("inspect", run, "--against", stranger, *fields)
