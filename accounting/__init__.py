@@ -9,18 +9,19 @@ from accounting.calibrate import calibrate, least_separation, most_participation
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck
 from accounting.error import PrefixError, error
-from accounting.footprint import Footprint, footprint
 from accounting.guarantee import Guarantee, guarantee
 from accounting.mechanisms import (
     BinaryTree,
     BufferedToeplitz,
     Dense,
+    Footprint,
     Grouped,
     Independent,
     Mechanism,
     PrunedTree,
     Toeplitz,
     fingerprint,
+    footprint,
     mechanism_from_dict,
 )
 from accounting.optimize import optimize

@@ -4,7 +4,7 @@ from accounting.mechanisms.buffered_toeplitz import BufferedToeplitz
 from accounting.mechanisms.dense import Dense
 from accounting.mechanisms.grouped import Grouped
 from accounting.mechanisms.independent import Independent
-from accounting.mechanisms.mechanism import Mechanism
+from accounting.mechanisms.mechanism import Footprint, Mechanism, footprint, noise_matrix
 from accounting.mechanisms.pruned_tree import PrunedTree
 from accounting.mechanisms.serialized import fingerprint, mechanism_from_dict
 from accounting.mechanisms.toeplitz import Toeplitz
@@ -14,11 +14,14 @@ __all__ = [
     "BinaryTree",
     "BufferedToeplitz",
     "Dense",
+    "Footprint",
     "Grouped",
     "Independent",
     "Mechanism",
     "PrunedTree",
     "Toeplitz",
     "fingerprint",
+    "footprint",
     "mechanism_from_dict",
+    "noise_matrix",
 ]

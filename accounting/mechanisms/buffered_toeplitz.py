@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import record
+from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.mechanisms.toeplitz import (
     Array,
     Loss,
@@ -39,10 +40,6 @@ class BufferedToeplitz:
         scale: omega_i >= 0, as many; if they sum to at most 1 the coefficients never rise, and
             the sensitivity is exact.
 
-    Streaming noise, with buffers s_i = 0 at first: y_t = z_t - sum_i omega_i s_i, then
-    s_i <- theta_i s_i + y_t. Add y_t to the round's sum; the running sum of y is the noise of the
-    prefix sum.
-
     Coefficients are rounded down to float32, in which the server's noise is made: a decay that the
     noise rounds otherwise than the accountant is off by 6e-8, and its n-th power by n times that.
 
@@ -56,6 +53,9 @@ class BufferedToeplitz:
     rounds: int
     decay: tuple[float, ...]
     scale: tuple[float, ...]
+
+    name = "blt"
+    groups = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
@@ -72,11 +72,6 @@ class BufferedToeplitz:
             )
         object.__setattr__(self, "decay", _float32_down(decay))
         object.__setattr__(self, "scale", _float32_down(scale))
-
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        return "blt"
 
     @property
     def buffers(self) -> int:
@@ -103,6 +98,16 @@ class BufferedToeplitz:
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """Of its coefficients: exact if they never rise, else a labelled upper bound."""
         return self.toeplitz().sensitivity(participation)
+
+    def noise_program(self) -> NoiseProgram:
+        """y_t = z_t - sum_i omega_i s_i, then s_i <- theta_i s_i + y_t; s_i is 0 at first."""
+        noise = [(i, -omega) for i, omega in enumerate(self.scale)]
+        buffers = [Op(i, [(OUT, 1.0), (i, theta)]) for i, theta in enumerate(self.decay)]
+        return NoiseProgram(
+            self.rounds,
+            ops=lambda t: [Op(OUT, noise, [(t, 1.0)]), *buffers],
+            rows=lambda rounds: self.buffers if rounds else 0,
+        )
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """Of its coefficients, in O(n^2)."""

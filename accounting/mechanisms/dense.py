@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import prefix_sums, record
+from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.mechanisms.toeplitz import Array
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity, gram_sensitivity, same_rounds
@@ -31,8 +32,6 @@ class Dense:
         matrix: C, shape (n, n), finite, lower triangular (so that the guarantee holds when rounds
             depend on earlier releases) with a positive diagonal. Copied, and read-only after.
 
-    Streaming noise of round t: y_t = (z_t - sum_{j<t} C_tj y_j) / C_tt, from all earlier y.
-
     Raises:
         ConfigError: not such a matrix.
 
@@ -41,6 +40,9 @@ class Dense:
     """
 
     matrix: NDArray[np.float64]
+
+    name = "dense"
+    groups = None
 
     def __init__(self, matrix: ArrayLike) -> None:
         copied = _lower_triangular(matrix)
@@ -52,11 +54,6 @@ class Dense:
 
     def __hash__(self) -> int:
         return hash((self.rounds, self.matrix.tobytes()))
-
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        return "dense"
 
     @property
     def rounds(self) -> int:
@@ -84,6 +81,19 @@ class Dense:
         """By the rules for any Gram matrix: exact where they are, else an upper bound."""
         same_rounds(self.rounds, participation)
         return gram_sensitivity(self.matrix.T @ self.matrix, participation)
+
+    def noise_program(self) -> NoiseProgram:
+        """y_t = (z_t - sum_{j<t} C_tj y_j) / C_tt, from all earlier y."""
+
+        def ops(t: int) -> list[Op]:
+            *past, own = self.matrix[t, : t + 1].tolist()
+            round_ = [
+                Op(OUT, ((j, -c) for j, c in enumerate(past)), [(t, 1.0)]),
+                Op(OUT, [(OUT, 1 / own)]),
+            ]
+            return [*round_, Op(t, [(OUT, 1.0)])] if t < self.rounds - 1 else round_
+
+        return NoiseProgram(self.rounds, ops, rows=lambda rounds: min(rounds, self.rounds - 1))
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """Squared row norms of B."""

@@ -23,7 +23,7 @@ shorter run: 28 steps instead of 100 for FedPart's ResNet-8 in four cycles.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,8 +109,8 @@ class Grouped:
     group were clipped to 1 on its own, a round with M groups would be worth the sum of the groups
     and not their maximum, up to M times as much: divide the clip norm by sqrt(M), or clip jointly.
 
-    Streaming noise: each group streams its own mechanism's noise, from draws of its own, in its
-    active rounds; elsewhere its prefix sum and its noise stay as they are.
+    Each group streams its own mechanism's noise, from draws of its own, in its active rounds;
+    elsewhere its prefix sum and its noise stay as they are.
 
     Raises:
         ConfigError: a group that is never active, a mechanism of another length, sizes that do not
@@ -126,10 +126,12 @@ class Grouped:
     mechanisms: tuple[Mechanism, ...]
     sizes: tuple[int, ...]
 
+    name = "grouped"
+
     def __post_init__(self) -> None:
         mechanisms = _sequence("mechanisms", self.mechanisms)
         for mechanism in mechanisms:
-            if isinstance(mechanism, Grouped) or not hasattr(mechanism, "prefix_variance"):
+            if not isinstance(mechanism, Mechanism) or mechanism.groups is not None:
                 raise ConfigError(f"mechanisms: {mechanism!r}: one ungrouped mechanism per group.")
         sizes = _sequence("sizes", self.sizes)
         sizes = tuple(checks.count(f"sizes[{g}]", size) for g, size in enumerate(sizes))
@@ -152,9 +154,9 @@ class Grouped:
                 )
 
     @property
-    def name(self) -> str:
-        """Short name."""
-        return "grouped"
+    def groups(self) -> "Grouped":
+        """The groups are this mechanism's own fields."""
+        return self
 
     @property
     def rounds(self) -> int:
@@ -247,6 +249,10 @@ class Grouped:
             steps = np.cumsum(np.bincount(own, minlength=self.rounds))
             variance[:, g] = np.concatenate([[0.0], mechanism.prefix_variance()])[steps]
         return variance
+
+    def noise_program(self) -> NoReturn:
+        """Each group's mechanism has a program; there is none for all groups together."""
+        raise ConfigError("mechanism=grouped: its noise is a GroupedNoise, a stream per group.")
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """Noise variance of a parameter's prefix sum after each round, shape (n,).

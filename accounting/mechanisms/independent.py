@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.mechanisms.mechanism import prefix_sums, record
+from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity, same_rounds
 
@@ -16,21 +17,17 @@ from accounting.sensitivity import Sensitivity, same_rounds
 class Independent:
     """Fresh noise in every round; its error on the t-th prefix sum grows as sqrt(t).
 
-    Streaming noise: the noise of the prefix sum is the running sum of fresh draws z_t.
-
     >>> Independent(3).prefix_variance()
     array([1., 2., 3.])
     """
 
     rounds: int
 
+    name = "independent"
+    groups = None
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
-
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        return "independent"
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, for JSON; see ``mechanism_from_dict``."""
@@ -49,6 +46,12 @@ class Independent:
         same_rounds(self.rounds, participation)
         return Sensitivity(
             float(participation.max_participations), exact=True, rule="one unit per participation"
+        )
+
+    def noise_program(self) -> NoiseProgram:
+        """y_t = z_t: a fresh draw per round."""
+        return NoiseProgram(
+            self.rounds, ops=lambda t: [Op(OUT, draws=[(t, 1.0)])], rows=lambda _: 0
         )
 
     def prefix_variance(self) -> NDArray[np.float64]:

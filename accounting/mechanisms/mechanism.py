@@ -6,12 +6,15 @@ decoder, sets the noise. Lower-triangular streams keep this guarantee when round
 releases (Denisov et al. 2022, Theorem 2.1).
 """
 
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Protocol
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accounting.mechanisms.program import NoiseProgram
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity
 
@@ -21,12 +24,18 @@ if TYPE_CHECKING:
 SCHEMA = "privpart/mechanism/1"
 
 
+@runtime_checkable
 class Mechanism(Protocol):
     """What the accountant and the server's noise stream both read."""
 
     @property
     def name(self) -> str:
         """Short name, as on the command line."""
+        ...
+
+    @property
+    def groups(self) -> "Groups | None":
+        """Groups of parameters with a noise stream each; None: one stream for all parameters."""
         ...
 
     @property
@@ -50,9 +59,95 @@ class Mechanism(Protocol):
         """Diagonal of B B^T, shape (n,): noise variance of each prefix sum at z = clip_norm = 1."""
         ...
 
+    def noise_program(self) -> NoiseProgram:
+        """The noise of each round's sum, as a linear program over draws.
+
+        Raises:
+            ConfigError: there are groups; each group's mechanism has its own program.
+        """
+        ...
+
     def to_dict(self) -> dict[str, Any]:
         """Schema, name and every field, for JSON; ``mechanism_from_dict`` reads it back."""
         ...
+
+
+class Groups(Protocol):
+    """Groups of parameters that train in turns; see ``Grouped``."""
+
+    @property
+    def schedule(self) -> Sequence[tuple[int, ...]]:
+        """Per round, the groups that train in it, ascending, from 0."""
+        ...
+
+    @property
+    def mechanisms(self) -> Sequence[Mechanism]:
+        """Per group, a mechanism over the rounds in which the group trains."""
+        ...
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Per group, its number of parameters."""
+        ...
+
+    def active_rounds(self) -> list[list[int]]:
+        """Per group, the rounds in which it trains, ascending."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Cost of streaming the noise: what its program keeps and draws.
+
+    Attributes:
+        state_vectors: most vectors of length d kept between two rounds, for the next round's noise.
+        draws_per_round: vectors of length d drawn per round, on average over the run.
+    """
+
+    state_vectors: int
+    draws_per_round: float
+
+
+def footprint(mechanism: Mechanism) -> Footprint:
+    """Return the cost of streaming the mechanism's noise, in vectors of the model's length.
+
+    Of groups, each keeps and draws its own part of a vector; the state is rounded up.
+
+    >>> from accounting import BinaryTree
+    >>> footprint(BinaryTree(1600))
+    Footprint(state_vectors=10, draws_per_round=1.0)
+    """
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(f"{type(mechanism).__name__} is not a mechanism of this package.")
+    groups = mechanism.groups
+    if groups is None:
+        program = mechanism.noise_program()
+        return Footprint(program.state_rows(), program.draws() / program.rounds)
+    programs = [own.noise_program() for own in groups.mechanisms]
+    own = list(zip(groups.sizes, programs, strict=True))
+    d = sum(groups.sizes)
+    state = sum(size * program.state_rows() for size, program in own)
+    drawn = sum(size * program.draws() for size, program in own)
+    return Footprint(math.ceil(state / d), drawn / (d * mechanism.rounds))
+
+
+def noise_matrix(mechanism: Mechanism) -> NDArray[np.float64]:
+    """Return N: the noise of the rounds' sums is N z, with z the draws. For tests and small n.
+
+    Shape (n, draws). Of groups, (cells, draws): a row per active group of each round, in order,
+    for one parameter per group, and the draws of group 0, then those of group 1, and so on.
+    """
+    groups = mechanism.groups
+    if groups is None:
+        return mechanism.noise_program().matrix()
+    own = [noise_matrix(part) for part in groups.mechanisms]
+    cells = [g for active in groups.schedule for g in active]
+    columns = []
+    for g, matrix in enumerate(own):
+        block = np.zeros((len(cells), matrix.shape[1]))
+        block[np.array(cells) == g] = matrix
+        columns.append(block)
+    return np.concatenate(columns, axis=1)
 
 
 def prefix_sums(rounds: int) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import record
+from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.mechanisms.tree import Block, forest
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity, gram_sensitivity, same_rounds
@@ -32,9 +33,6 @@ class PrunedTree:
         span: rounds of the whole run, 1 to a million.
         active: the group's rounds, ascending, from 0 to span - 1; they are its steps 0, 1, ...
 
-    Streaming noise of step i: the prefix sum adds the nodes of ``prefix_nodes(i)``; those that were
-    in ``prefix_nodes(i - 1)`` keep their noise, the others get a new draw, in order.
-
     Raises:
         ConfigError: no active round, or one out of range or order.
 
@@ -44,6 +42,9 @@ class PrunedTree:
 
     span: int
     active: tuple[int, ...]
+
+    name = "pruned tree"
+    groups = None
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -57,11 +58,6 @@ class PrunedTree:
                 f"active={list(active)}: must be rounds from 0 to {self.span - 1}, ascending."
             )
         object.__setattr__(self, "active", active)
-
-    @property
-    def name(self) -> str:
-        """Short name."""
-        return "pruned tree"
 
     @property
     def rounds(self) -> int:
@@ -121,6 +117,28 @@ class PrunedTree:
         same_rounds(self.rounds, participation)
         encoder = self.encoder()
         return gram_sensitivity(encoder.T @ encoder, participation)
+
+    def noise_program(self) -> NoiseProgram:
+        """Keep the noise of the nodes of the prefix sum on a stack, a draw per node.
+
+        A step's last node is the only new one: of the others, two that the step before had apart
+        would have been one there already, since ``prefix_nodes`` takes the fewest. What the stack's
+        sum gains is the step's noise.
+        """
+
+        def ops(t: int) -> list[Op]:
+            before = len(self.prefix_nodes(t - 1)) if t else 0
+            last = len(self.prefix_nodes(t)) - 1
+            return [
+                Op(OUT, [(dropped, -1.0) for dropped in range(last, before)]),
+                Op(last, draws=[(t, 1.0)]),
+                Op(OUT, [(OUT, 1.0), (last, 1.0)]),
+            ]
+
+        def rows(rounds: int) -> int:
+            return len(self.prefix_nodes(rounds - 1)) if rounds else 0
+
+        return NoiseProgram(self.rounds, ops, rows)
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """Nodes in each prefix sum."""

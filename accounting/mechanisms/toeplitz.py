@@ -13,8 +13,7 @@ worst pattern need not be the earliest.
 
 Toeplitz: C_ij = c_{i-j}, the same filter in every round (Fichtenberger et al. 2023).
 
-With p coefficients C is p-banded. Noise is the recurrence that inverts the filter, so its cost is
-p - 1 past vectors: y_t = (z_t - sum_{j=1}^{p-1} c_j y_{t-j}) / c_0.
+With p coefficients C is p-banded, and its noise keeps p - 1 past vectors.
 
 Loss: squared error of the prefix sums at equal cost, and its gradient in the coefficients.
 
@@ -41,6 +40,7 @@ from numpy.typing import NDArray
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import record
+from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity, gram_sensitivity, rounded_up, row_bound, same_rounds
 
@@ -137,10 +137,6 @@ class Toeplitz:
         normalize_columns: divide each column by its norm, so that every round weighs the same:
             C D with D = diag(1 / norms) (jax_privacy's ColumnNormalizedBanded). Less error.
 
-    Streaming noise of round t (from 0): y_t = (z_t - sum_{1 <= j <= min(t, p-1)} c_j y_{t-j}) / c_0
-    in a ring of p - 1 past y; add y_t to the round's sum (times the norm of column t of C if
-    ``normalize_columns``, after y_t entered the ring). The running sum is the prefix sum's noise.
-
     Raises:
         ConfigError: a value is out of range.
 
@@ -152,6 +148,9 @@ class Toeplitz:
     rounds: int
     coefficients: tuple[float, ...]
     normalize_columns: bool = False
+
+    name = "toeplitz"
+    groups = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
@@ -184,14 +183,9 @@ class Toeplitz:
         return cls(rounds, (1.0, *np.cumprod(ratios)), normalize_columns)
 
     @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        return "toeplitz"
-
-    @property
     def bands(self) -> int:
         """Number of diagonals up to the last one that is not zero."""
-        return 1 + int(np.flatnonzero(self.coefficients)[-1])
+        return next(p for p in range(len(self.coefficients), 0, -1) if self.coefficients[p - 1])
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, for JSON; see ``mechanism_from_dict``."""
@@ -221,6 +215,26 @@ class Toeplitz:
         same_rounds(self.rounds, participation)
         rule = normalized_sensitivity if self.normalize_columns else toeplitz_sensitivity
         return rule(self._column(), participation)
+
+    def noise_program(self) -> NoiseProgram:
+        """x_t = z_t - sum_{j=1}^{p-1} (c_j / c_0) x_{t-j}, and y_t = x_t w_t / c_0.
+
+        w_t is the norm of column t of C if ``normalize_columns``, else 1. The last p - 1 vectors x
+        are kept in a ring.
+        """
+        first, ring = self.coefficients[0], self.bands - 1
+        past = [-c / first for c in self.coefficients[1 : self.bands]]
+        norms = self.column_norms() if self.normalize_columns else np.ones(self.rounds)
+        weights = (norms / first).tolist()
+
+        def ops(t: int) -> list[Op]:
+            lags = (((t - j) % ring, c) for j, c in enumerate(past[:t], start=1))
+            round_ = [Op(OUT, lags, [(t, 1.0)])]
+            if ring:
+                round_.append(Op(t % ring, [(OUT, 1.0)]))
+            return round_ if weights[t] == 1 else [*round_, Op(OUT, [(OUT, weights[t])])]
+
+        return NoiseProgram(self.rounds, ops, rows=lambda rounds: min(rounds, ring))
 
     def prefix_variance(self) -> Array:
         """Squared row norms of B, in O(n p) without matrices (O(n^2) if normalised)."""

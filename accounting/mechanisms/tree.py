@@ -51,6 +51,7 @@ from numpy.typing import NDArray
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import prefix_sums, record
+from accounting.mechanisms.program import OUT, SCRATCH, NoiseProgram, Op
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity, gram_sensitivity, rounded_up, same_rounds
 
@@ -89,6 +90,55 @@ def _digits(start: int, length: int) -> Iterator[Block]:
         if length >> height & 1:
             yield Block(start, 2**height, height)
             start += 2**height
+
+
+_NODE = SCRATCH
+_VIRTUAL = SCRATCH - 1
+_VIRTUAL_STACK = SCRATCH - 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Estimates of the nodes that make up the prefix sum, one per binary digit 1 of the rounds.
+
+    A node's estimate is v z + (1 - v)(left + right), where left and right are the estimates of its
+    children and v its variance (Honaker 2015). For vanilla v = 1, and the node takes the place and
+    the draw of its last leaf. A pushed leaf merges as a binary counter carries. Draws are numbered
+    as leaves (vanilla) or nodes (online) complete.
+
+    Attributes:
+        leaves: of each tree but the last, virtual ones included.
+        kept: registers that keep their value between rounds; the virtual rounds may need more.
+        online: the estimator.
+    """
+
+    leaves: int
+    kept: int
+    online: bool
+
+    def push(self, tree: int, leaf: int) -> list[Op]:
+        """Complete a leaf and the nodes that end with it; OUT <- what the stack's sum gains."""
+        merges = (leaf + 1 & -(leaf + 1)).bit_length() - 1
+        bottom = leaf.bit_count() - merges
+        lefts = [self._register(bottom + i) for i in reversed(range(merges))]
+        first = self._draws_before(tree, leaf)
+        if not lefts:
+            return [Op(OUT, draws=[(first, 1.0)]), Op(self._register(bottom), [(OUT, 1.0)])]
+        ops = [Op(_NODE, draws=[(first, 1.0)])]
+        for height, left in enumerate(lefts if self.online else (), start=1):
+            v = node_variance(height, "online")
+            ops.append(Op(_NODE, [(_NODE, 1.0), (left, 1.0)]))
+            ops.append(Op(_NODE, [(_NODE, 1 - v)], [(first + height, v)]))
+        gain = [(_NODE, 1.0), *((left, -1.0) for left in lefts)]
+        return [*ops, Op(OUT, gain), Op(self._register(bottom), [(_NODE, 1.0)])]
+
+    def _register(self, place: int) -> int:
+        return place if place < self.kept else _VIRTUAL_STACK - place
+
+    def _draws_before(self, tree: int, leaf: int) -> int:
+        if not self.online:
+            return tree * self.leaves + leaf
+        return tree * (2 * self.leaves - self.leaves.bit_count()) + 2 * leaf - leaf.bit_count()
 
 
 Array = NDArray[np.float64]
@@ -319,14 +369,6 @@ class BinaryTree:
             and its squared sensitivity is max_u u^T A^T (B B^T)^-1 A u: 9/5 instead of 2 for two
             rounds with the online estimator.
 
-    Streaming noise, for each round (then for each virtual one, if the tree is completed): draw the
-    leaf's z; while the top of the stack has the same height h as the current node, pop it, draw a
-    z for the parent, and set u = z + (u_left + u_right) / 2 (online) or u = z (vanilla) at height
-    h + 1; push. The noise of the prefix sum is ``base`` + the sum of v_h u over the stack, with
-    v_h = 1 / (2 - 2^-h) (online) or 1 (vanilla). When a tree ends, that becomes the next ``base``.
-    Draws come in the order of ``nodes()``. With ``release="prefix"`` this is the same noise: its
-    covariance is ``decoder() @ decoder().T``, though it takes more draws than L has columns.
-
     Raises:
         ConfigError: a value is out of range.
 
@@ -344,6 +386,9 @@ class BinaryTree:
     completed: bool = field(default=False, kw_only=True)
     release: Literal["nodes", "prefix"] = field(default="nodes", kw_only=True)
 
+    name = "tree"
+    groups = None
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
         if self.restart_every is not None:
@@ -353,11 +398,6 @@ class BinaryTree:
         checks.choice("release", self.release, ("nodes", "prefix"))
         if not isinstance(self.completed, bool):
             raise ConfigError(f"completed={self.completed!r}: must be True or False.")
-
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        return "tree"
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, for JSON; see ``mechanism_from_dict``."""
@@ -411,6 +451,34 @@ class BinaryTree:
         squared = forest_sensitivity_squared(blocks, participation, prefix_only=prefix_only)
         rule = "levels of the tree" if participation.max_participations == 1 else "exact recursion"
         return Sensitivity(float(squared), exact=True, rule=f"binary tree: {rule}")
+
+    def noise_program(self) -> NoiseProgram:
+        """Keep the estimates of the nodes of the prefix sum on a stack; see ``_Stack``.
+
+        What the stack's sum gains is the round's noise, so the trees before a restart, whose sum
+        stays, need not be kept. Virtual rounds of a completed tree add to the next real round. With
+        ``release="prefix"`` the noise is the same: its covariance is ``decoder() @ decoder().T``,
+        though it takes more draws than L has columns.
+        """
+        length = min(self.restart_every or self.rounds, self.rounds)
+        leaves = 2 ** (length - 1).bit_length() if self.completed else length
+        kept = (length + 1).bit_length() - 1
+        stack = _Stack(leaves, kept, online=self.estimator == "online")
+
+        def ops(t: int) -> list[Op]:
+            tree, leaf = divmod(t, length)
+            if not tree or leaf or leaves == length:
+                return stack.push(tree, leaf)
+            completed = [Op(_VIRTUAL)]
+            for virtual in range(length, leaves):
+                pushed = stack.push(tree - 1, virtual)
+                completed += [*pushed, Op(_VIRTUAL, [(_VIRTUAL, 1.0), (OUT, 1.0)])]
+            return [*completed, *stack.push(tree, 0), Op(OUT, [(OUT, 1.0), (_VIRTUAL, 1.0)])]
+
+        def rows(rounds: int) -> int:
+            return ((rounds - 1) % length + 1).bit_count() if rounds else 0
+
+        return NoiseProgram(self.rounds, ops, rows)
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """Node variances over t's binary expansion, plus what the earlier trees ended with."""

@@ -82,7 +82,7 @@ def full_float32(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
+def one_thread(wanted: bool = True) -> Iterator[None]:
     """Compute on one thread in this context, and then on as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if wanted else before)

@@ -20,8 +20,6 @@ bit for bit only on the same kind of machine with the same torch.
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NoReturn, Protocol
 
 import torch
@@ -30,6 +28,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.engines.device import one_thread
 
 BLOCK = 2**15
 """Coordinates that are computed together: 128 KiB of float32."""
@@ -176,17 +175,6 @@ class SeededSource:
         return f"SeededSource({self.seed})"
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread: its vectors are too short here to gain from more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _normal(
     key: bytes,
     index: int,
@@ -201,7 +189,7 @@ def _normal(
     start = checks.count("start", start, minimum=0)
     stddev = checked_stddev(stddev)
     out = torch.empty(count) if out is None else _writable(out, count)
-    with one_thread():
+    with one_thread():  # the vectors are too short to gain from more
         for first in range(start - start % BLOCK, start + count, BLOCK):
             low, high = max(first, start), min(first + BLOCK, start + count)
             piece = out[low - start : high - start]

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accounting import BinaryTree, Grouped, Independent, Mechanism, checks, fingerprint
+from accounting import Mechanism, checks, fingerprint
 from accounting.checks import ConfigError
-from privpart.noise.recurrence import Draw, recurrence
-from privpart.noise.source import BLOCK, NoiseSource, checked_stddev, one_thread
+from privpart.engines.device import one_thread
+from privpart.noise.executor import Draw, execute
+from privpart.noise.source import BLOCK, NoiseSource, checked_stddev
 
 SCHEMA = "privpart/noise/1"
 _MOST = 1e30
@@ -68,8 +69,12 @@ class NoiseStream:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        if not isinstance(mechanism, Mechanism):
+            raise ConfigError(
+                f"mechanism={mechanism!r}: must be a mechanism of the accounting package."
+            )
         self.mechanism = mechanism
-        self._recurrence = recurrence(mechanism)
+        self._program = mechanism.noise_program()
         self.dim = checks.count("dim", dim)
         self.stddev = checked_stddev(stddev)
         _check_bounded(mechanism, self.stddev)
@@ -82,7 +87,7 @@ class NoiseStream:
         self.round = 0
         self._history = source.identity
         self._interrupted = False
-        self._state = self._zeros(self._recurrence.vectors, self.dim)
+        self._state = self._zeros(self._program.state_rows(), self.dim)
 
     @property
     def state_vectors(self) -> int:
@@ -110,9 +115,9 @@ class NoiseStream:
         self._check_writable(noise)
         self._interrupted = True
         with one_thread():
+            ops = self._program.round(self.round)
             for piece in self._pieces():
-                draw = self._draw_from(piece.start)
-                self._recurrence.step(self.round, draw, self._state[:, piece], noise[piece])
+                execute(ops, self._draw_from(piece.start), self._state[:, piece], noise[piece])
         self._interrupted = False
         self.round += 1
         return noise
@@ -136,10 +141,11 @@ class NoiseStream:
         with one_thread():
             for piece in self._pieces():
                 part = total[piece]
-                state = self._zeros(self._recurrence.vectors, len(part))
+                state = self._zeros(len(self._state), len(part))
                 noise = self._zeros(len(part))
+                draw = self._draw_from(piece.start)
                 for t in range(self.round):
-                    self._recurrence.step(t, self._draw_from(piece.start), state, noise)
+                    execute(self._program.round(t), draw, state, noise)
                     part += noise
         return total.to(self.dtype)
 
@@ -150,7 +156,7 @@ class NoiseStream:
         Keep it as secret as the noise.
         """
         self._check_whole()
-        kept = self._recurrence.kept(self.round)
+        kept = self._program.rows(self.round)
         return {
             **self._identity(),
             "round": self.round,
@@ -176,7 +182,7 @@ class NoiseStream:
                 "their noise. Load into a new stream."
             )
         rounds = self._checked_round(state)
-        kept = _checked_tensor(state["state"], (self._recurrence.kept(rounds), self.dim))
+        kept = _checked_tensor(state["state"], (self._program.rows(rounds), self.dim))
         if kept.dtype is not self.dtype:
             raise ConfigError(f"state['state']: has {kept.dtype}; this stream has {self.dtype}.")
         self._state[: len(kept)].copy_(kept)
@@ -257,9 +263,7 @@ class NoiseStream:
 
 
 def _check_bounded(mechanism: Mechanism, stddev: float) -> None:
-    """Refuse a filter whose inverse grows too far; nodes and fresh draws cannot."""
-    if isinstance(mechanism, BinaryTree | Independent):
-        return
+    """Refuse a filter whose inverse grows too far."""
     with np.errstate(over="ignore", invalid="ignore"):
         largest = stddev * float(np.sqrt(mechanism.prefix_variance().max()))
     if not largest < _MOST:
@@ -301,7 +305,7 @@ class GroupedNoise:
     Raises:
         ConfigError: as ``NoiseStream``.
 
-    >>> from accounting import Independent
+    >>> from accounting import Grouped, Independent
     >>> from privpart import SeededSource
     >>> mechanism = Grouped([[0, 1], [1]], [Independent(1), Independent(2)], [3, 2])
     >>> noise = GroupedNoise(mechanism, stddev=1.0, source=SeededSource(0))
@@ -311,18 +315,22 @@ class GroupedNoise:
 
     def __init__(
         self,
-        mechanism: Grouped,
+        mechanism: Mechanism,
         *,
         stddev: float,
         source: NoiseSource,
         stream: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        groups = mechanism.groups
+        if groups is None:
+            raise ConfigError(f"mechanism={mechanism.name}: has no groups; use a NoiseStream.")
         self.mechanism = mechanism
+        self._planned = groups
         first = checks.count("stream", stream, minimum=0)
         self.groups = [
             NoiseStream(own, dim=size, stddev=stddev, source=source, stream=first + g, dtype=dtype)
-            for g, (own, size) in enumerate(zip(mechanism.mechanisms, mechanism.sizes, strict=True))
+            for g, (own, size) in enumerate(zip(groups.mechanisms, groups.sizes, strict=True))
         ]
         self.round = 0
         self._interrupted = False
@@ -340,7 +348,7 @@ class GroupedNoise:
             )
         self._check_whole()
         self._interrupted = True
-        parts = [self.groups[g].next() for g in self.mechanism.schedule[self.round]]
+        parts = [self.groups[g].next() for g in self._planned.schedule[self.round]]
         self._interrupted = False
         self.round += 1
         return torch.cat(parts)
@@ -375,7 +383,7 @@ class GroupedNoise:
             if not (dot and number.isdecimal() and int(number) < len(parts)):
                 raise ConfigError(f"state: unknown {key}.")
             parts[int(number)][name] = value
-        for g, (part, rounds) in enumerate(zip(parts, self.mechanism.active_rounds(), strict=True)):
+        for g, (part, rounds) in enumerate(zip(parts, self._planned.active_rounds(), strict=True)):
             expected = sum(t < done for t in rounds)
             if str(part.get("round")) != str(expected):
                 raise ConfigError(
@@ -417,6 +425,6 @@ def noise_stream(
     """
     if stddev == 0:
         return None
-    if isinstance(mechanism, Grouped):
+    if mechanism.groups is not None:
         return GroupedNoise(mechanism, stddev=stddev, source=source, stream=stream + 2)
     return NoiseStream(mechanism, dim=dim, stddev=stddev, source=source, stream=stream)

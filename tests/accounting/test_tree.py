@@ -87,7 +87,7 @@ def test_completion_carries_one_node_into_the_next_tree():
 
 
 def streamed(tree):
-    """The recurrence of BinaryTree's docstring, fed with unit vectors: rows of B."""
+    """Honaker's estimates on a stack, written out on their own: rows of B."""
     draws = iter(np.eye(len(tree.nodes())))
     online = tree.estimator == "online"
     rows, base = [], 0.0

@@ -19,6 +19,7 @@ from accounting import (
     brute_force,
     footprint,
 )
+from accounting.mechanisms import noise_matrix
 from accounting.mechanisms.mechanism import prefix_sums
 from privpart import NoiseStream, SecretSource, SeededSource
 from privpart.noise.source import BLOCK
@@ -56,6 +57,11 @@ def noising_matrix(mechanism, stddev=1.0, dtype=torch.float64) -> np.ndarray:
     matrix = np.stack([stream.next().double().numpy() for _ in range(mechanism.rounds)])
     assert source.asked == list(range(dim))  # each draw once, in order, and no more than claimed
     return matrix
+
+
+def test_the_stream_is_the_matrix_of_the_program(mechanism):
+    """The executor on tensors and the accountant's run on unit vectors do the same."""
+    np.testing.assert_allclose(noising_matrix(mechanism), noise_matrix(mechanism), atol=1e-12)
 
 
 def encoder_of_the_draws(mechanism) -> np.ndarray:

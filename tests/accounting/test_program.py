@@ -1,0 +1,176 @@
+"""Noise programs: the matrix that each one makes, against the encoder that the accountant reads."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from accounting import (
+    BinaryTree,
+    BufferedToeplitz,
+    ConfigError,
+    Dense,
+    Grouped,
+    Independent,
+    Participation,
+    PrunedTree,
+    Toeplitz,
+    brute_force,
+    footprint,
+)
+from accounting.mechanisms import noise_matrix
+from accounting.mechanisms.mechanism import prefix_sums
+
+FILTERS = [
+    Independent(1),
+    Independent(7),
+    Toeplitz.square_root(1),
+    Toeplitz.square_root(9),
+    Toeplitz.square_root(9, bands=9),
+    Toeplitz.square_root(9, bands=3, normalize_columns=True),
+    Toeplitz(6, (2.0, 0.5, 0.0)),
+    Toeplitz(8, (1.0, 0.25, -0.5)),
+    Toeplitz(8, (1.0, 0.0, 0.5), normalize_columns=True),
+    BufferedToeplitz(1, (0.9,), (0.3,)),
+    BufferedToeplitz(9, (0.0, 0.5, 1.0), (0.5, 0.25, 0.125)),
+    Dense([[2.0]]),
+    Dense([[2.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.5, 0.25, 3.0]]),
+]
+TREES = [
+    *(
+        BinaryTree(n, every, estimator=estimator, completed=completed, release=release)
+        for n, every in ((1, None), (2, None), (9, None), (8, 1), (9, 3), (9, 4), (8, 5), (6, 9))
+        for estimator in ("vanilla", "online")
+        for completed in (False, True)
+        for release in ("nodes", "prefix")
+    ),
+    PrunedTree(1, (0,)),
+    PrunedTree(16, (0, 1, 2, 3, 9, 12)),
+    PrunedTree(100, (3, 4, 8, 31, 32, 64, 70, 99)),
+]
+GROUPED = Grouped(
+    [(0, 1), (0,), (1,), (0, 1)],
+    [BinaryTree(3, estimator="online"), Toeplitz.square_root(3)],
+    [2, 5],
+)
+short = {"ids": lambda mechanism: repr(mechanism)[:100].replace("\n", "")}
+
+
+def noises_of_the_sums(mechanism, matrix):
+    """A N: how the draws enter each prefix sum."""
+    return prefix_sums(mechanism.rounds) @ matrix
+
+
+def agrees(mechanism, matrix):
+    """Whether the prefix sums' noise has the covariance that the accountant assumes."""
+    noise, decoder = noises_of_the_sums(mechanism, matrix), mechanism.decoder()
+    return np.allclose(noise @ noise.T, decoder @ decoder.T, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("mechanism", FILTERS, **short)
+def test_the_program_inverts_the_encoder(mechanism):
+    """N C = I: the released sums are N (C x + z), so they are post-processing of C x + z."""
+    product = noise_matrix(mechanism) @ mechanism.encoder()
+    np.testing.assert_allclose(product, np.eye(mechanism.rounds), atol=1e-12)
+
+
+@pytest.mark.parametrize("mechanism", FILTERS + TREES, **short)
+def test_the_program_has_the_covariance_and_the_variance_of_the_decoder(mechanism):
+    matrix = noise_matrix(mechanism)
+    assert agrees(mechanism, matrix)
+    variance = (noises_of_the_sums(mechanism, matrix) ** 2).sum(axis=1)
+    np.testing.assert_allclose(variance, mechanism.prefix_variance(), rtol=1e-9)
+
+
+def test_the_program_of_groups_inverts_their_joint_encoder():
+    matrix, cells = noise_matrix(GROUPED), GROUPED.cells()
+    before = [[float(g == h and s <= t) for s, h in cells] for t, g in cells]
+    noise, decoder = np.array(before) @ matrix, GROUPED.decoder()
+    np.testing.assert_allclose(noise @ noise.T, decoder @ decoder.T, atol=1e-12)
+    with pytest.raises(ConfigError, match="a stream per group"):
+        GROUPED.noise_program()
+
+
+@pytest.mark.parametrize("mechanism", FILTERS + TREES, **short)
+def test_the_encoder_behind_the_program_is_no_more_sensitive_than_the_claim(mechanism):
+    """N z = L w in law, with L lower triangular, so the release is L^-1 x + w."""
+    matrix, n = noise_matrix(mechanism), mechanism.rounds
+    encoder = np.linalg.inv(np.linalg.cholesky(matrix @ matrix.T))
+    if mechanism in FILTERS:
+        norms = [np.linalg.norm(c, axis=0) for c in (encoder, mechanism.encoder())]
+        np.testing.assert_allclose(*norms, rtol=1e-9)
+    for k, b in ((1, 1), (2, 1), (3, 2), (2, 4)):
+        if n > (k - 1) * b:
+            claimed = mechanism.sensitivity(Participation(n, k, b))
+            found = brute_force(encoder, Participation(n, k, b))
+            attained = (encoder.T @ encoder > -1e-9).all()  # else brute force only bounds it
+            assert found <= claimed.squared * (1 + 1e-9) or not attained
+            if claimed.exact and mechanism in FILTERS:
+                assert found == pytest.approx(claimed.squared, rel=1e-9)
+
+
+def mutated(program, wrong, factor):
+    """The program with the coefficients of one round multiplied."""
+
+    def ops(t):
+        by = factor if t == wrong else 1.0
+        for op in program.round(t):
+            terms, draws = ([(r, c * by) for r, c in pairs] for pairs in (op.terms, op.draws))
+            yield op._replace(terms=terms, draws=draws)
+
+    return dataclasses.replace(program, ops=ops)
+
+
+@pytest.mark.parametrize("mechanism", FILTERS + TREES, **short)
+def test_a_wrong_coefficient_is_seen(mechanism):
+    program = mechanism.noise_program()
+    for t in range(mechanism.rounds):
+        assert agrees(mechanism, mutated(program, t, 1.0).matrix())
+        assert not agrees(mechanism, mutated(program, t, 1.001).matrix())
+
+
+def live_rows(program):
+    """State registers that a later round reads before it writes them, after 0, 1, ... rounds."""
+    live, after = set(), [set()]
+    for t in reversed(range(1, program.rounds)):
+        for target, terms, _ in reversed(program.round(t)):
+            if target in live:
+                live.remove(target)
+            elif target >= 0:
+                continue
+            live |= {r for r, _ in terms if r >= 0}
+        after.append(set(live))
+    return [set(), *reversed(after)]
+
+
+@pytest.mark.parametrize("mechanism", FILTERS + TREES, **short)
+def test_every_row_that_a_later_round_reads_is_kept(mechanism):
+    program = mechanism.noise_program()
+    assert program.rows(0) == 0
+    for rounds, live in enumerate(live_rows(program)):
+        assert live <= set(range(program.rows(rounds)))
+        assert program.rows(rounds) <= program.state_rows()
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [m for m in FILTERS if m.rounds > 1] + [BinaryTree(16), BinaryTree(16, estimator="online")],
+    **short,
+)
+def test_no_row_is_kept_in_vain(mechanism):
+    program = mechanism.noise_program()
+    for rounds, live in list(enumerate(live_rows(program)))[1 : program.rounds]:
+        assert live == set(range(program.rows(rounds)))
+
+
+@pytest.mark.parametrize("mechanism", FILTERS + TREES, **short)
+def test_every_draw_is_made_once_and_in_order(mechanism):
+    program = mechanism.noise_program()
+    made = [i for t in range(program.rounds) for op in program.ops(t) for i, _ in op.draws]
+    assert made == list(range(program.draws()))
+    assert footprint(mechanism).draws_per_round == len(made) / program.rounds
+
+
+def test_counting_draws_reads_no_coefficient():
+    """So the footprint of a filter with ten thousand bands takes no hundred million steps."""
+    assert footprint(Toeplitz.square_root(10_000)).state_vectors == 9_999
