@@ -68,7 +68,7 @@ def test_long_runs_fall_back_to_the_majorant():
 
 
 def streamed_toeplitz(mechanism):
-    """The recurrence of Toeplitz.noise_program's docstring, fed with unit vectors: the noise per round."""
+    """The recurrence of Toeplitz.noise_program, fed with unit vectors: the noise per round."""
     c, n = mechanism.coefficients, mechanism.rounds
     norms = mechanism.column_norms() if mechanism.normalize_columns else np.ones(n)
     y = []
@@ -79,7 +79,7 @@ def streamed_toeplitz(mechanism):
 
 
 def streamed_blt(mechanism):
-    """The recurrence of BufferedToeplitz.noise_program's docstring, fed with unit vectors."""
+    """The recurrence of BufferedToeplitz.noise_program, fed with unit vectors."""
     buffers = np.zeros((mechanism.buffers, mechanism.rounds))
     rows = []
     for z in np.eye(mechanism.rounds):
@@ -89,7 +89,7 @@ def streamed_blt(mechanism):
 
 
 def streamed_dense(mechanism):
-    """The recurrence of Dense.noise_program's docstring, fed with unit vectors."""
+    """The recurrence of Dense.noise_program, fed with unit vectors."""
     rows = []
     for t, z in enumerate(np.eye(mechanism.rounds)):
         past = sum(mechanism.matrix[t, j] * rows[j] for j in range(t))
