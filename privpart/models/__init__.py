@@ -96,7 +96,7 @@ def build_network(name: str, **sizes: Any) -> nn.Module:  # noqa: ANN401  every 
     """
     if name not in MODELS:
         near = difflib.get_close_matches(str(name), MODELS, n=3, cutoff=0.3)
-        raise ConfigError(f"model {name!r}: unknown. Similar names: {', '.join(near or MODELS)}.")
+        raise ConfigError(f"model {name!r}: unknown. Near it: {', '.join(near or MODELS)}.")
     try:
         return MODELS[name].build(**sizes)
     except ConfigError:

@@ -74,7 +74,7 @@ def test_a_whole_run_with_its_report(done, privpart):
 def test_report_as_text_prose_csv_and_ci_gate(done, privpart):
     out, _ = done
     text = privpart("report", str(out), "--vouch", "choices", "--vouch", "floating-point")
-    assert "HOLDS: all that it rests on was enforced, verified or vouched for" in text.stdout
+    assert "HOLDS: every assumption was enforced, verified or vouched for" in text.stdout
     assert "8 rounds (complete), a client in at most 1" in text.stdout
     assert "Vouched for by whoever asked for this report" in text.stdout
     prose = privpart("report", str(out), "--statement", "--vouch", "choices").stdout
@@ -211,4 +211,4 @@ def test_too_little_memory_is_one_sentence(work, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("privpart: not enough memory for that many rounds")
+    assert capsys.readouterr().err.startswith("privpart: not enough memory. Use fewer rounds")
