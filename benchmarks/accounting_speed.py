@@ -1,13 +1,13 @@
-"""Accounting speed: an exact epsilon beside dp-accounting and Opacus doing the nearest job.
+"""Accounting speed: an exact epsilon compared with dp-accounting and Opacus on the closest task.
 
 Run: ``python benchmarks/accounting_speed.py``; writes benchmarks/results/accounting.json.
 
-Everything is timed in one run, so that the ratios mean something on a machine that others use
-too; each figure is the least of several, in seconds.
+All timings come from one run, so the ratios are meaningful on a shared machine; each is the minimum
+of several repeats, in seconds.
 
-The nearest job of the others is one Gaussian at the same mu: none of them knows a tree with
-several participations (dp-accounting has a tree event with one). Opacus takes the noise multiplier
-of one step at sampling rate 1, which is the same Gaussian.
+The closest task of the other libraries is one Gaussian with the same mu: none supports a tree with
+several participations (dp-accounting has a tree event with one). For Opacus it is the noise
+multiplier of one step at sampling rate 1, which is the same Gaussian.
 """
 
 import json
@@ -55,7 +55,7 @@ COLD_OPACUS = (
 
 
 def least(job: Callable[[], Any], repeats: int) -> float:
-    """Least wall-clock time of ``job`` over ``repeats`` runs, after one that is not counted."""
+    """Return the least wall-clock time of ``job`` over ``repeats`` runs, after a warm-up run."""
     job()
     times = []
     for _ in range(repeats):
@@ -66,13 +66,13 @@ def least(job: Callable[[], Any], repeats: int) -> float:
 
 
 def cold(code: str) -> float:
-    """Least wall-clock time of a fresh interpreter that runs ``code``."""
+    """Return the least wall-clock time of a fresh interpreter that runs ``code``."""
     command = [sys.executable, "-c", code]
     return least(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), 5)
 
 
 def opacus_epsilon(noise_multiplier: float) -> float:
-    """Opacus's RDP epsilon of one unsampled step."""
+    """Return Opacus's RDP epsilon of one unsampled step."""
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
@@ -81,7 +81,7 @@ def opacus_epsilon(noise_multiplier: float) -> float:
 
 
 def measure() -> dict[str, dict[str, float | None]]:
-    """Every job with its time and, where it has one, its epsilon."""
+    """Return the time of every job and, where it has one, its epsilon."""
     run = guarantee(TREE, ONCE, noise_multiplier=NOISE)
     sigma = run.effective_noise_multiplier
 
@@ -124,7 +124,7 @@ def measure() -> dict[str, dict[str, float | None]]:
 
 def main() -> None:
     """Measure, print and write."""
-    warnings.simplefilter("ignore")  # Opacus warns that its best order is the last one
+    warnings.simplefilter("ignore")  # Opacus warns that its optimal order is the last one
     facts = machine("dp-accounting", "numpy", "opacus", "scipy", "torch")
     rows = measure()
     print(

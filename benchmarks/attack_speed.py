@@ -1,13 +1,13 @@
-"""Attack speed: an iteration beside plain PyTorch autograd, and what one more restart costs.
+"""Attack speed: one iteration compared with plain PyTorch autograd, and the cost of restarts.
 
 Run: ``python benchmarks/attack_speed.py``; writes benchmarks/results/attacks.json.
 
 Milliseconds of processor time per iteration, single thread, float32 for Adam and float64 for
-L-BFGS-B. "Plain" is the loop that one would write by hand: the same objective, prior and optimiser
-on the module itself, with ``torch.autograd.grad(..., create_graph=True)``. Ours counts whole, with
-its checks, its copy of the model and the residual that it reports. The jobs take turns of half a
-second or more, so that a busy machine is busy for each of them. A ratio is given of the least
-times, of the medians, and of the two times of each turn, least and greatest.
+L-BFGS-B. "Plain" is a hand-written loop: the same objective, prior and optimiser on the module
+itself, with ``torch.autograd.grad(..., create_graph=True)``. Our time includes the checks, the copy
+of the model and the reported residual. The jobs take turns of half a second or more, so that other
+load affects all of them alike. Ratios are those of the least times, of the medians, and the least
+and greatest over the turns.
 """
 
 import json
@@ -36,12 +36,12 @@ TURN = 0.6  # seconds
 
 
 def generator() -> torch.Generator:
-    """The same draws for every row."""
+    """Return a generator with the same draws for every row."""
     return torch.Generator().manual_seed(0)
 
 
 def plain_adam(model: nn.Module, seen: Observation, steps: int) -> Tensor:
-    """Cosine matching with a total variation prior, as written by hand."""
+    """Run hand-written cosine matching with a total variation prior."""
     weights = list(model.parameters())
     target = [seen.update[name].float() for name, _ in model.named_parameters()]
     x = torch.rand(seen.shape, generator=generator()).requires_grad_(True)
@@ -63,7 +63,7 @@ def plain_adam(model: nn.Module, seen: Observation, steps: int) -> Tensor:
 
 
 def plain_match(model: nn.Module, seen: Observation) -> Callable[[], Any]:
-    """One evaluation of the matching loss and its slope, as written by hand, in float64."""
+    """Return one hand-written evaluation of the matching loss and its gradient, in float64."""
     twin, x = model.double(), torch.rand(seen.shape, dtype=torch.float64, generator=generator())
     weights, target = list(twin.parameters()), list(seen.update.values())
     scale = sum(float(g.square().sum()) for g in target)
@@ -80,7 +80,7 @@ def plain_match(model: nn.Module, seen: Observation) -> Callable[[], Any]:
 
 
 def our_match(model: nn.Module, seen: Observation) -> Callable[[], Any]:
-    """One evaluation of ``dlg``'s objective."""
+    """Return one evaluation of ``dlg``'s objective and its gradient."""
     loss = matching_loss(model, seen, seen.labels)
     x = torch.rand(seen.shape, dtype=torch.float64, generator=generator())
 
@@ -94,7 +94,7 @@ def our_match(model: nn.Module, seen: Observation) -> Callable[[], Any]:
 def jobs(
     build: Callable[[], nn.Module], shape: tuple[int, ...], restarts: tuple[int, ...]
 ) -> dict[str, tuple[Callable[[int], Any], int]]:
-    """Name -> (steps -> job, restarts in it)."""
+    """Return name -> (function of the number of steps, restarts in it)."""
     model = build().eval()
     x, y = torch.rand(shape, generator=generator()), torch.tensor([3])
     seen = observe(model, x, y)
@@ -113,7 +113,7 @@ def jobs(
 
 
 def measured(found: dict[str, tuple[Callable[[int], Any], int]]) -> dict[str, list[float]]:
-    """Milliseconds per iteration of one restart of each job, in each turn."""
+    """Return milliseconds per iteration and restart of each job in each turn."""
     steps = dict.fromkeys(found, 20)
     times: dict[str, list[float]] = {name: [] for name in found}
     for repeat in range(REPEATS + 1):
@@ -123,13 +123,13 @@ def measured(found: dict[str, tuple[Callable[[int], Any], int]]) -> dict[str, li
             seconds = time.process_time() - start
             if repeat:
                 times[name].append(1e3 * seconds / steps[name] / restarts)
-            else:  # warms up, and says how many steps make a turn
+            else:  # the warm-up determines the steps per turn
                 steps[name] = max(20, round(TURN / seconds * steps[name]))
     return times
 
 
 def ratio(times: dict[str, list[float]], above: str, below: str) -> dict[str, float]:
-    """Of least times, of medians, and of each turn."""
+    """Return the ratio of the least times, of the medians, and of each turn."""
     turns = [a / b for a, b in zip(times[above], times[below], strict=True)]
     return {
         "least": min(times[above]) / min(times[below]),
@@ -141,7 +141,7 @@ def ratio(times: dict[str, list[float]], above: str, below: str) -> dict[str, fl
 
 
 def ratios(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Below 1 is faster than plain; a restart among N costs 1 / so much of one alone."""
+    """Return all ratios. Ours / plain below 1 is faster; one restart / one of N is its saving."""
     one = "cosine_tv, restarts=1"
     found = {
         "cosine_tv / plain": ratio(times, one, "plain autograd, cosine"),
@@ -152,7 +152,7 @@ def ratios(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure and write the results."""
     torch.set_num_threads(1)
     cases = {
         "LeNet, 28x28": jobs(lambda: smooth_lenet(generator(), size=28), (1, 1, 28, 28), MANY),

@@ -1,17 +1,17 @@
-"""Engine speed: rounds of simulated clients, beside the plain loop that people write in PyTorch.
+"""Engine speed: rounds of simulated clients compared with a plain PyTorch loop.
 
 Run: ``python benchmarks/engine_speed.py``; writes benchmarks/results/engine.json.
 
-All ways of a case are measured in one run and in turns, so that other programs on the machine meet
-all of them. A round is: train each client of the cohort from the same start, clip its update, add
-it up. The plain loop is one process with the parameters copied in, ``torch.optim.SGD`` and
-``cross_entropy``, frozen parameters without gradients, once on one thread and once on two. The
-engine is measured in one process and with two workers of one thread each, after the round that
-builds models, probes and caches.
+All ways of a case take turns in one run, so that other load affects all of them alike. A round
+trains each client of the cohort from the same start, clips its update, and sums the updates. The
+plain loop is one process that copies the parameters in and uses ``torch.optim.SGD`` and
+``cross_entropy``, with frozen parameters without gradients, on one thread and on two. The engine
+runs in one process and with two workers of one thread each, after a first round that builds models,
+probes and caches.
 
-Seconds are of the wall and, because the machine may be shared, also of the processors: of all
-processes of the way together. ``ratio_cpu`` compares processor seconds of one thread each: what the
-way of computing gives by itself, without what the second processor adds.
+Times are wall-clock seconds and, because the machine may be shared, processor seconds of all
+processes of a way. ``ratio_cpu`` compares processor seconds on one thread each: the effect of the
+way of computing, without that of the second processor.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _BATCH = 16
 
 @dataclass(frozen=True)
 class Case:
-    """A network, what trains, and a cohort; ``target`` is what the engine is meant to reach."""
+    """A network, its trainable part and a cohort; ``target`` is the intended speed-up."""
 
     network: Callable[[], nn.Module]
     train: str
@@ -55,18 +55,18 @@ class Case:
     words: bool = False
 
     def model(self) -> PartialModel:
-        """Return the network, and which part of it trains."""
+        """Return the network with its trainable part."""
         initializers = MODELS["word_lm"].initializers if self.words else None
         return PartialModel(self.network, train=[self.train], seed=0, initializers=initializers)
 
     def local(self) -> LocalTraining:
-        """Return how clients train: one epoch, which may be one step."""
+        """Return the local training: one epoch, which may be a single step."""
         if self.examples > _BATCH:
             return LocalTraining(self.rate, batch_size=_BATCH)
         return LocalTraining(self.rate, batch_size=self.examples, steps=1)
 
     def users(self) -> Users:
-        """Return images, or sequences of 20 words, drawn at random: only their shape matters."""
+        """Return images, or sequences of 20 words, drawn at random; only their shape matters."""
         n = self.clients * self.examples
         rows = torch.arange(n).split(self.examples)
         if self.words:
@@ -101,7 +101,7 @@ CASES = {
 
 
 class Plain:
-    """The loop as people write it."""
+    """A plain PyTorch loop over the clients."""
 
     def __init__(self, case: Case, users: Users, clients: Sequence[int], threads: int) -> None:
         model = case.model()
@@ -130,11 +130,11 @@ class Plain:
                 cross_entropy(logits.flatten(0, -2), y[batch].flatten()).backward()
                 optimizer.step()
             with torch.no_grad():
-                deltas = [p - s for p, s in zip(self.trained, self.start, strict=True)]
-                norm = torch.stack([d.norm() for d in deltas]).norm()
+                updates = [p - s for p, s in zip(self.trained, self.start, strict=True)]
+                norm = torch.stack([d.norm() for d in updates]).norm()
                 factor = min(1.0, CLIP / float(norm))
-                for into, delta in zip(total, deltas, strict=True):
-                    into.add_(factor * delta)
+                for into, update in zip(total, updates, strict=True):
+                    into.add_(factor * update)
         torch.set_num_threads(1)
         return torch.cat([t.flatten() for t in total])
 
@@ -143,11 +143,11 @@ class Plain:
         return time.process_time()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no workers."""
 
 
 class Engine:
-    """The same work by the engine."""
+    """The same work with the engine."""
 
     def __init__(self, case: Case, users: Users, clients: Sequence[int], workers: int) -> None:
         model = case.model()
@@ -194,7 +194,7 @@ def _cpu_of(pid: int) -> float:
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
-    """Measure all ways of a case, in turns."""
+    """Measure all ways of a case in turns."""
     users = case.users()
     clients = range(case.clients)
     ways: dict[str, Plain | Engine] = {
@@ -242,9 +242,9 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
 
 
 def _turn(way: Plain | Engine) -> tuple[float, float]:
-    """Seconds and processor seconds of a round: the mean over half a second of them, one at least.
+    """Return wall-clock and processor seconds of a round, the mean over at least half a second.
 
-    One more before them is not counted: threads of the way before may still spin.
+    A first round is not counted, because threads of the previous way may still be spinning.
     """
     way.round()
     began, began_cpu, rounds = time.perf_counter(), way.cpu(), 0

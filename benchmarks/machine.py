@@ -1,4 +1,4 @@
-"""Machine: what a reader needs to judge a benchmark's figures."""
+"""Machine: the facts that a reader needs to judge a benchmark's figures."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def machine(*packages: str) -> dict[str, Any]:
-    """Processor, load and versions of Python and the packages."""
+    """Return processor, load, and versions of Python and the packages."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -1,12 +1,12 @@
-"""Noise speed: draws beside torch.randn, and each mechanism's own work beside its draws.
+"""Noise speed: draws compared with torch.randn, and each mechanism's work relative to its draws.
 
 Run: ``python benchmarks/noise_speed.py``; writes benchmarks/results/noise.json.
 
-Everything is timed in one run and in turns, so that the ratios mean something on a machine that
-others use too. Draws: nanoseconds per number of a vector of 10^7, least and median of several.
-torch.randn appears twice: into a fresh vector, for which the system hands out new pages, and into
-one that is reused, as all of ours are. Mechanisms: the time of ``next()`` over that of its draws
-alone, minus 1, from the sums over 16 rounds in the middle of a run; least, median and largest.
+All jobs take turns in one run, so the ratios are meaningful on a shared machine. Draws are measured
+in nanoseconds per value of a vector of 10^7, minimum and median of several repeats. torch.randn
+appears twice: into a new vector, for which the system allocates pages, and into a reused one, as in
+all of our rows. Mechanisms are measured by the time of ``next()`` divided by that of its draws,
+minus 1, over 16 rounds in the middle of a run; minimum, median and maximum.
 """
 
 import json
@@ -52,14 +52,14 @@ MECHANISMS: dict[str, Mechanism] = {
 
 
 def seconds(job: Callable[[], object]) -> float:
-    """Wall-clock time of one run of ``job``."""
+    """Return the wall-clock time of one run of ``job``."""
     start = time.perf_counter()
     job()
     return time.perf_counter() - start
 
 
 def draws() -> dict[str, dict[str, float]]:
-    """Nanoseconds per number of each generator."""
+    """Return nanoseconds per value of each generator."""
     out = torch.empty(DIM)
     secret, seeded = SecretSource(), SeededSource(0)
     jobs: dict[str, Callable[[], object]] = {
@@ -79,7 +79,7 @@ def draws() -> dict[str, dict[str, float]]:
 
 
 def streams() -> dict[str, dict[str, float]]:
-    """Own work of each mechanism as a share of its draws, and its state in vectors."""
+    """Return each mechanism's work as a share of its draws, and its state in vectors."""
     shares: dict[str, list[float]] = {name: [] for name in MECHANISMS}
     for _ in range(STREAM_REPEATS):
         for name, mechanism in MECHANISMS.items():
@@ -91,7 +91,7 @@ def streams() -> dict[str, dict[str, float]]:
 
 
 def own_work(mechanism: Mechanism) -> float:
-    """Time of 16 rounds over that of as many draws as they make, taken in turns, minus 1."""
+    """Return the time of 16 rounds divided by that of their draws alone, minus 1."""
     source, out = SeededSource(0), torch.empty(DIM)
     stream = NoiseStream(mechanism, dim=DIM, stddev=1.0, source=source)
     for _ in range(WARM):
@@ -106,12 +106,12 @@ def own_work(mechanism: Mechanism) -> float:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Least, median and largest."""
+    """Return minimum, median and maximum."""
     return {"least": min(values), "median": statistics.median(values), "most": max(values)}
 
 
 def machine() -> dict[str, Any]:
-    """What a reader needs to judge the figures."""
+    """Return the facts about the machine that a reader needs to judge the figures."""
     packages = ("cryptography", "numpy", "torch")
     return {
         "processor": _processor(),
@@ -134,7 +134,7 @@ def _processor() -> str:
 
 
 def measured(threads: int) -> dict[str, Any]:
-    """This script's figures from a fresh interpreter with that many threads."""
+    """Run this script in a fresh interpreter with that many threads; return its figures."""
     variables = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     command = [sys.executable, __file__, "--measure"] + (["--streams"] if threads == 1 else [])
     done = subprocess.run(

@@ -1,13 +1,12 @@
-"""Partial training: peak memory and time of a client step, ResNet-18 with blocks frozen or not.
+"""Partial training: peak memory and time of a client step, ResNet-18, frozen blocks or none.
 
 Run: ``python benchmarks/partial_training.py``; writes benchmarks/results/partial_training.json.
 
 FedPT's ResNet-18 (Sidahmed et al. 2022, Tables 2, 4 and 10) with group normalisation, one batch of
-CIFAR size, SGD with momentum. Both figures of a row come from this one run, each from processes of
-their own, on one thread (see ``privpart.measure.step``): memory is the rise of the resident set
-over a process with its libraries loaded but without the model; time is processor time, so that
-other programs on the machine count as little as they can. Beside them stands what
-``privpart costs`` computes.
+CIFAR size, SGD with momentum. Both figures of a row come from this run, each from separate
+processes on one thread (see ``privpart.measure.step``). Memory is the resident set minus that of a
+process with the libraries loaded but without the model. Time is processor time, which other
+programs affect least. Each row also has the values that ``privpart costs`` computes.
 """
 
 import argparse

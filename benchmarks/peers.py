@@ -1,13 +1,13 @@
-"""Peers: rounds of the engine beside pfl-research and Flower's simulation.
+"""Peers: rounds of the engine compared with pfl-research and Flower's simulation.
 
 Run: ``python benchmarks/peers.py --peers pfl flower --rounds 5``; writes results/peers.json. The
-first run makes an environment of its own for each peer under .peers/ (2.5 GB); a peer that
-cannot be installed or run is in the result with the reason. ``--no-two-threads`` leaves out the
-sides of one process and two threads, which take minutes on a busy machine.
+first run creates an environment for each peer under .peers/ (2.5 GB); the result names the reason
+for a peer that cannot be installed or run. ``--no-two-threads`` leaves out the sides of one process
+and two threads, which take minutes on a busy machine.
 
-All sides are alive at once and take turns at rounds of the same work: FedPT's EMNIST network on
+All sides run concurrently and take turns at rounds of the same work: FedPT's EMNIST network on
 Fashion-MNIST, 20 clients of 100 images, one epoch of batches of 16, SGD 0.05, every update clipped
-to 1 and added up. That the work is the same is checked, see ``SAME``.
+to 1 and summed. The script checks that the work is the same, see ``SAME``.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def peer_sides(name: str, env: Environment, case: Path, folder: Path) -> dict[st
 
 
 def export(path: Path, case: Case, task: Task, plain: Plain) -> None:
-    """Write the case for the peers: the start, what trains, the images of the cohort."""
+    """Write the case for the peers: start values, trainable part, images of the cohort."""
     shape, count = (case.clients, case.examples), case.clients * case.examples
     parameters = dict(plain.module.named_parameters())
     trained = [n for n, p in parameters.items() if any(p is q for q in plain.trained)]
@@ -99,7 +99,7 @@ def measure(
     folder: Path,
     two_threads: bool,
 ) -> dict[str, Any]:
-    """Measure all sides of a case, in turns."""
+    """Measure all sides of a case in turns."""
     clients = range(case.clients)
     rows = torch.arange(case.clients * case.examples).split(case.examples)
     users = Users(task.train_x, task.train_y, rows)
@@ -187,7 +187,7 @@ def _spread(name: str, values: list[float]) -> dict[str, float]:
 
 
 def _idle(cpu: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """Processor seconds per second of each side while none has its turn."""
+    """Return each side's processor seconds per second while no side has its turn."""
     time.sleep(1)
     before = {name: read_cpu() for name, read_cpu in cpu.items()}
     time.sleep(3)
@@ -198,7 +198,7 @@ def _same_work(total: torch.Tensor, reference: torch.Tensor, peer: bool) -> dict
     """Compare a first sum with the plain loop's; see ``SAME``.
 
     Raises:
-        DiedError: it is not the same work.
+        DiedError: the sums differ.
     """
     if total.shape != reference.shape:
         raise DiedError(f"not the same work: {len(total)} trained parameters")
@@ -244,7 +244,7 @@ def main() -> None:
 
 
 def method(rounds: int) -> dict[str, Any]:
-    """Return what was measured, and what is not equal between the sides."""
+    """Return a description of the measurement and of the differences between the sides."""
     return {
         "seconds": f"least, median and most of {rounds} turns of each side, all in one run; a "
         "turn is half a second of rounds, one at least, after one that is not counted; cpu is "

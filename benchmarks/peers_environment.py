@@ -1,6 +1,6 @@
-"""Environments of the peers: one virtual environment each, made once, apart from the project's.
+"""Environments of the peers: one virtual environment each, created once, outside the project's.
 
-torch and numpy are held to the versions that run the benchmark.
+torch and numpy have the versions that run the benchmark.
 """
 
 import json
@@ -23,7 +23,7 @@ _ASK = (
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a peer runs: its Python, the versions that matter, and what was odd about it."""
+    """Environment of a peer: its Python, the relevant versions, and remarks."""
 
     python: Path
     versions: dict[str, str]
@@ -31,14 +31,14 @@ class Environment:
 
 
 class NotInstalledError(Exception):
-    """pip's last words."""
+    """Installation failed; the message is the end of pip's output."""
 
 
 def environment(peer: str) -> Environment:
-    """Return the environment of "pfl" or "flower", made if it is not there.
+    """Return the environment of "pfl" or "flower", created if it does not exist.
 
     Raises:
-        NotInstalledError: pip could not.
+        NotInstalledError: pip failed.
     """
     folder = FOLDER / peer
     python, stamp = folder / "bin" / "python", folder / "ready.json"
@@ -60,7 +60,7 @@ def environment(peer: str) -> Environment:
 
 
 def _flower(pip: list[str], python: Path) -> str:
-    """Install Flower; where its certifi is newer than any that the registry has, with that one."""
+    """Install Flower; if the registry lacks its version of certifi, with the newest one there."""
     try:
         _run([*pip, "torch", f"flwr[simulation]=={FLOWER}"])
     except NotInstalledError as error:

@@ -1,8 +1,8 @@
 """Flower's side of ``peers.py``: FedAvg and Flower's own clipping, simulated on two Ray actors.
 
 Run by ``peers.py`` in an environment with flwr: ``python peers_flower.py CASE.npz SUM.npz``. One
-simulated node is one client, as Flower's own examples have it; only the trained parameters travel.
-Every round begins at the same parameters.
+simulated node is one client, as in Flower's own examples; only trainable parameters are sent. Every
+round begins with the same parameters.
 """
 
 import sys
@@ -24,11 +24,11 @@ _MANY = 10**9
 
 
 class _EnoughError(Exception):
-    """The benchmark has all rounds that it wants."""
+    """The benchmark needs no more rounds."""
 
 
 class Turns(FedAvg):
-    """FedAvg that waits for the benchmark before every round and never moves the model."""
+    """FedAvg that waits for the benchmark before every round and never updates the model."""
 
     def __init__(self, work: Work, result: Path) -> None:
         super().__init__(fraction_evaluate=0.0, min_available_nodes=len(work.y))
@@ -37,7 +37,7 @@ class Turns(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Wait for the turn, then do as FedAvg does."""
+        """Wait for the turn, then configure the round as FedAvg does."""
         if not next_round():
             raise _EnoughError
         return super().configure_train(server_round, arrays, config, grid)
@@ -59,7 +59,7 @@ class Turns(FedAvg):
 
 
 def client_app(case: Path) -> ClientApp:
-    """Return the app of a node: train, then Flower's clipping of the change."""
+    """Return the app of a node: it trains and applies Flower's clipping to the update."""
     app = ClientApp(mods=[fixedclipping_mod])
 
     @app.train()
@@ -75,7 +75,7 @@ def client_app(case: Path) -> ClientApp:
 
 
 def server_app(work: Work, result: Path) -> ServerApp:
-    """Return the app of the server: rounds until the benchmark has enough."""
+    """Return the app of the server: it runs rounds until the benchmark needs no more."""
     app = ServerApp()
 
     @app.main()

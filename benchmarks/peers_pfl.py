@@ -1,8 +1,8 @@
 """pfl-research's side of ``peers.py``: FederatedAveraging on its SimulatedBackend.
 
 Run by ``peers.py`` in an environment with pfl: ``python peers_pfl.py CASE.npz SUM.npz THREADS``, or
-by torchrun, which splits the cohort over its processes. The central optimiser's rate is 0, so that
-every round begins at the same parameters.
+by torchrun, which splits the cohort over its processes. The central optimiser's rate is 0, so
+every round begins with the same parameters.
 """
 
 import sys
@@ -31,7 +31,7 @@ _MANY = 10**9
 
 
 class Module(nn.Module):
-    """The network with the two methods that pfl asks for."""
+    """The network with the two methods that pfl requires."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Module(nn.Module):
         return cross_entropy(self.inner(x), y)
 
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Weighted]:
-        """Return the loss as a metric; only the first round, which is not timed, asks for it."""
+        """Return the loss as a metric; only the first round, which is not timed, uses it."""
         return {"loss": Weighted(float(self.loss(x, y)) * len(y), len(y))}
 
 
@@ -69,7 +69,7 @@ class Turns(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        """Save the sum of the first round: pfl leaves minus the mean where gradients are kept."""
+        """Save the sum of the first round: pfl stores minus the mean in the gradients."""
         if central_iteration == 0 and get_framework_module().distributed.global_rank == 0:
             trained = model.variable_map.items()
             total = {name.removeprefix("inner."): -self.clients * v.grad for name, v in trained}
@@ -78,7 +78,7 @@ class Turns(TrainingProcessCallback):
 
 
 def run(work: Work, result: Path) -> None:
-    """Run rounds until the benchmark has enough."""
+    """Run rounds until the benchmark needs no more."""
     clients = len(work.y)
 
     def user(client: int) -> PyTorchTensorDataset:

@@ -1,6 +1,6 @@
-"""Peer process: rounds on demand in another environment, and the processor seconds that they take.
+"""Peer process: rounds on demand in another environment, and their processor seconds.
 
-A line "go" asks for a round; the peer prints "@done" when it is ready and after every round.
+A line "go" requests a round; the peer prints "@done" when it is ready and after every round.
 """
 
 import os
@@ -19,7 +19,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class _Stat(NamedTuple):
-    """Parent, processor seconds, and when it began; of a process that is gone, none."""
+    """Parent, processor seconds and start time of a process."""
 
     parent: int
     cpu: float
@@ -27,11 +27,11 @@ class _Stat(NamedTuple):
 
 
 class DiedError(Exception):
-    """The peer ended, hung, or did other work; what it said last."""
+    """The peer ended, hung, or did other work; the message is the end of its output."""
 
 
 class Peer:
-    """A peer's script; it starts at once and ``round`` waits until it is ready."""
+    """A peer's script; it starts immediately, and ``round`` waits until it is ready."""
 
     def __init__(
         self, command: list[str], case: Path, folder: Path, *more: str, threads: int
@@ -60,10 +60,10 @@ class Peer:
         self.ready = False
 
     def round(self) -> Tensor:
-        """Do a round; return the sum of the clipped updates of the first one.
+        """Run a round; return the sum of the clipped updates of the first one.
 
         Raises:
-            DiedError: no answer.
+            DiedError: the peer does not answer.
         """
         if not self.ready:
             self._wait()
@@ -77,11 +77,11 @@ class Peer:
         return self.total
 
     def cpu(self) -> float:
-        """Return the processor seconds so far of the process and all below it."""
+        """Return the processor seconds so far of the process and all its descendants."""
         return sum(_stat(pid).cpu for pid in _family(self.process.pid))
 
     def close(self) -> None:
-        """End the process and all below it."""
+        """End the process and all its descendants."""
         born = {pid: _stat(pid).born for pid in _family(self.process.pid)}
         self._say("stop")
         try:
@@ -89,7 +89,7 @@ class Peer:
         except subprocess.TimeoutExpired:
             born |= {pid: _stat(pid).born for pid in _family(self.process.pid)}
         for pid, when in born.items():
-            if when == _stat(pid).born:  # else the number is another program's by now
+            if when == _stat(pid).born:  # otherwise the id belongs to another program
                 _kill(pid)
         self.process.wait()
 
@@ -123,7 +123,7 @@ def _kill(pid: int) -> None:
 
 
 def _family(pid: int) -> list[int]:
-    """The process and all below it."""
+    """Return the process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

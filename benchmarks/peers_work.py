@@ -1,7 +1,7 @@
 """Work of a round, for environments that have torch and numpy but not privpart.
 
-``peers.py`` writes a case to a file; its own process and the peers' read the same file, so that
-all start from the same parameters and see the same images of the same clients.
+``peers.py`` writes a case to a file. Its own process and the peers read that file, so all start
+with the same parameters and see the same images of the same clients.
 """
 
 import sys
@@ -21,14 +21,14 @@ CLIP = 1.0
 
 @dataclass(frozen=True)
 class Work:
-    """A network at its start, what trains of it, and a cohort.
+    """A network with its start values, its trainable part, and a cohort.
 
     Args:
-        module: holds the start; frozen parameters have no gradient.
-        start: the trained parameters by name.
+        module: network with its start values; frozen parameters have no gradient.
+        start: start values of the trainable parameters by name.
         x: images, shape (clients, examples, 1, 28, 28).
-        y: classes, shape (clients, examples).
-        rate: of the clients' SGD.
+        y: labels, shape (clients, examples).
+        rate: learning rate of the clients' SGD.
     """
 
     module: nn.Module
@@ -39,7 +39,7 @@ class Work:
 
 
 def network() -> nn.Module:
-    """Return FedPT's EMNIST network for ten classes, as privpart.models.emnist_cnn builds it."""
+    """Return FedPT's EMNIST network for ten classes, equal to privpart.models.emnist_cnn."""
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(1, 32, 5, padding="same"),
         "pool1": nn.MaxPool2d(2),
@@ -58,7 +58,7 @@ def network() -> nn.Module:
 
 @cache
 def read(path: Path) -> Work:
-    """Return what the file says, kept for the life of the process."""
+    """Return the case of a file, cached for the life of the process."""
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: torch.from_numpy(file[name]) for name in file.files if name != "trained"}
         trained = [str(name) for name in file["trained"]]
@@ -71,9 +71,9 @@ def read(path: Path) -> Work:
 
 
 def train(work: Work, start: dict[str, Tensor], client: int) -> dict[str, Tensor]:
-    """Train from ``start`` for one epoch in the order of the file; return what trained, not copied.
+    """Train from ``start`` for one epoch in the order of the file; return the trained parameters.
 
-    The loop as people write it; the next call overwrites the result.
+    A plain PyTorch loop. The result is not copied: the next call overwrites it.
     """
     parameters = dict(work.module.named_parameters())
     trained = {name: parameters[name] for name in start}
@@ -95,14 +95,14 @@ def expected_sum(work: Work) -> dict[str, Tensor]:
     total = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in work.start.items()}
     for client in range(len(work.y)):
         after = train(work, work.start, client)
-        deltas = {name: (after[name] - start).double() for name, start in work.start.items()}
-        norm = float(torch.stack([d.norm() for d in deltas.values()]).norm())
-        for name, delta in deltas.items():
-            total[name] += min(1.0, CLIP / norm) * delta
+        updates = {name: (after[name] - start).double() for name, start in work.start.items()}
+        norm = float(torch.stack([d.norm() for d in updates.values()]).norm())
+        for name, update in updates.items():
+            total[name] += min(1.0, CLIP / norm) * update
     return total
 
 
 def next_round() -> bool:
-    """Say that all is ready or that a round has ended; wait, and return whether another follows."""
+    """Report readiness or the end of a round; wait, and return whether another round follows."""
     print("@done", flush=True)
     return sys.stdin.readline().strip() == "go"

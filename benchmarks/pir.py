@@ -1,12 +1,12 @@
-"""Private retrieval: bytes and time against the number of slices and their size.
+"""Private retrieval: bytes and time as functions of the number of slices and their size.
 
 Run: ``python benchmarks/pir.py``; writes benchmarks/results/pir.json.
 
-The question that Federated Select leaves open (Charles et al. 2022, section 6): what hiding the
-keys from the stores costs. Per key, on one thread: a client's making of queries, one store's
-answer, a client's decoding; least, median and largest of several. Bytes are those of the arrays
-that travel. Beside them what sending everything takes, and for how many keys retrieval takes less.
-The stores must not collude; two of them do the work of ``answer`` each.
+Federated Select leaves open what hiding the keys from the stores costs (Charles et al. 2022,
+section 6). This script measures, per key and on one thread, a client's queries, one store's answer
+and a client's decoding; minimum, median and maximum of several repeats. Bytes are those of the
+arrays that are sent, compared with a broadcast of everything. The stores must not collude; each of
+the two computes an answer.
 """
 
 import json
@@ -34,7 +34,7 @@ REPEATS, KEYS = 7, 16
 
 
 def spread(job: Callable[[], object], per: int) -> dict[str, float]:
-    """Microseconds of one run of ``job``, over ``per`` keys."""
+    """Return microseconds per key of one run of ``job`` on ``per`` keys."""
     times = []
     for _ in range(REPEATS + 1):
         start = time.perf_counter()
@@ -44,7 +44,7 @@ def spread(job: Callable[[], object], per: int) -> dict[str, float]:
 
 
 def measure(count: int, size: int, rng: np.random.Generator) -> dict[str, Any]:
-    """One store of ``count`` records of ``size`` bytes."""
+    """Measure one store of ``count`` records of ``size`` bytes."""
     records = rng.integers(256, size=(count, size), dtype=np.uint8)
     keys = rng.integers(count, size=KEYS).tolist()
     one, two = private_retrieval.queries(keys, count)

@@ -1,10 +1,10 @@
-"""Ratios: one table of what the benchmarks found, beside what was aimed at.
+"""Ratios: one table of the benchmarks' results and their targets.
 
 Run: ``python benchmarks/ratios.py``, after the others; writes benchmarks/results/ratios.md.
 
 It measures nothing: every figure comes from a file of benchmarks/results, with the load of the
-machine when that file was made. "Least" compares the fastest repeat of both sides, which is what
-other programs disturb least; "median" the middle one.
+machine when that file was written. "Least" compares the fastest repeats of both sides, which other
+programs disturb least; "median" compares the medians.
 """
 
 import json
@@ -14,11 +14,11 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 Row = tuple[str, str, float, float | None, str]
-"""What, beside what, the ratio of the least, of the medians, what was aimed at."""
+"""Subject, what it is compared with, ratio of the least times, of the medians, target."""
 
 
 def accounting(found: dict[str, Any]) -> Iterator[Row]:
-    """Seconds of the others over ours."""
+    """Yield seconds of the other libraries over ours."""
     rows = {name: row["seconds"] for name, row in found["rows"].items()}
     ours, cold = rows["exact epsilon of a tree, warm"], rows["privpart epsilon, whole command"]
     for name in ("dp-accounting RDP, one Gaussian, warm", "dp-accounting PLD, one Gaussian, warm"):
@@ -28,7 +28,7 @@ def accounting(found: dict[str, Any]) -> Iterator[Row]:
 
 
 def engine(found: dict[str, Any]) -> Iterator[Row]:
-    """Seconds of the plain loop over the engine's."""
+    """Yield seconds of the plain loop over the engine's."""
     for name, case in found["cases"].items():
         rows = {row["way"]: row for row in case["rows"]}
         plain, ours = rows["plain, 2 threads"], rows["engine, 2 workers"]
@@ -42,7 +42,7 @@ def engine(found: dict[str, Any]) -> Iterator[Row]:
 
 
 def noise(found: dict[str, Any]) -> Iterator[Row]:
-    """Nanoseconds of torch.randn over ours; a mechanism's own work over its draws."""
+    """Yield nanoseconds of torch.randn over ours, and a mechanism's work over its draws."""
     one = found["runs"]["1 threads"]
     yield from _draws(one["draws"])
     for name, row in one["streams"].items():
@@ -59,7 +59,7 @@ def _draws(rows: dict[str, dict[str, float]]) -> Iterator[Row]:
 
 
 def partial_training(found: dict[str, Any]) -> Iterator[Row]:
-    """The full network's figures over the partial ones'."""
+    """Yield the figures of full training over those of partial training."""
     full, *parts = found["rows"]
     for row in parts:
         seconds = [full[k] / row[k] for k in ("seconds_least", "seconds_median")]
@@ -69,7 +69,7 @@ def partial_training(found: dict[str, Any]) -> Iterator[Row]:
 
 
 def attacks(found: dict[str, Any]) -> Iterator[Row]:
-    """Time of an iteration of plain autograd, or of one restart, over ours."""
+    """Yield the time of plain autograd, or of one restart, over ours."""
     for network, ratios in found["ratios"].items():
         for name, row in ratios.items():
             if name.endswith("/ plain"):
@@ -82,7 +82,7 @@ def attacks(found: dict[str, Any]) -> Iterator[Row]:
 
 
 def peers(found: dict[str, Any]) -> Iterator[Row]:
-    """Seconds of other simulators over ours."""
+    """Yield seconds of other simulators over ours."""
     for name, case in found["cases"].items():
         for side, ratios in case["seconds_of_the_side_per_second_of_ours"].items():
             least, median = ratios["of_least"], ratios["of_median"]

@@ -1,11 +1,11 @@
-"""Seeded parameters' speed: the frozen weights of FedPT's ResNet-18 beside torch.randn's.
+"""Seeded parameters' speed: the frozen weights of FedPT's ResNet-18 compared with torch.randn.
 
 Run: ``python benchmarks/seeded_speed.py``; writes benchmarks/results/seeded.json.
 
-The job: 10,985,472 Gaussian float32 numbers in 16 tensors, the 3x3 convolutions that FedPT's Table
-10 freezes. All rows are timed in turns in one run, on one thread, so that a machine that others use
-too slows them alike. ``torch.randn`` gives other bits on other processors, so it could not replace
-the frozen part; it is here as the measure of what a random tensor costs.
+The task: 10,985,472 Gaussian float32 parameters in 16 tensors, the 3x3 convolutions that FedPT's
+Table 10 freezes. All rows take turns in one run, on one thread, so other load slows them alike.
+``torch.randn`` gives different bits on different processors, so it could not generate the frozen
+part; it shows what a random tensor costs at least.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ FREEZE_ALL = MODELS["resnet18_gn"].ladder["freeze-0-1-2-3"]
 
 
 def in_turns(jobs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Seconds of every job, REPEATS times each, after one turn that is not counted."""
+    """Return the seconds of every job, REPEATS times each, after a warm-up turn."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(REPEATS + 1):
         for name, job in jobs.items():
@@ -43,13 +43,13 @@ def in_turns(jobs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
 
 
 def shake(name: str, shape: torch.Size, table: "np.ndarray[Any, Any]") -> Tensor:
-    """Generator version 1, for comparison: words from SHAKE-128, one gather."""
+    """Return a tensor of generator version 1, for comparison: SHAKE-128 words and one gather."""
     words = np.frombuffer(hashlib.shake_128(name.encode()).digest(2 * shape.numel()), "<u2")
     return torch.from_numpy(table[words] * np.float32(0.1)).reshape(shape)
 
 
 def measure() -> tuple[int, dict[str, list[float]]]:
-    """Return how many numbers were generated, and the seconds of every row."""
+    """Return how many parameters were generated, and the seconds of every row."""
     model = PartialModel(MODELS["resnet18_gn"].build, train=FREEZE_ALL, seed=1)
     parameters = dict(model.module.named_parameters())
     frozen = {name: parameters[name] for name in model.frozen}

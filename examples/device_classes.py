@@ -1,4 +1,4 @@
-"""Weak devices train less than strong ones, in the same rounds, at the same guarantee.
+"""Weak devices train fewer parameters than strong ones in the same rounds, with one guarantee.
 
 Run: python examples/device_classes.py
 """
@@ -29,7 +29,7 @@ PARTS = {"strong": ["*"], "weak": ["conv*", "norm.*", "dense2.*"]}
 
 
 def class_of(client: int) -> int:
-    """Two of three devices are weak; public, and unrelated to what a device holds."""
+    """Return the class of a client: public and independent of its data; two of three are weak."""
     return min(client % 3, 1)
 
 
@@ -86,8 +86,8 @@ def main() -> None:
         if record.metric is not None:
             print(f"round {record.round + 1:>2}: test accuracy {record.metric:.1%}")
     report = server.report(DELTA)
-    print(f"\nepsilon {report.epsilon:.3f} at delta {DELTA:g}, as if all devices were equal:")
-    print("zeros do not lengthen an update, and the divisor is one public constant everywhere.")
+    print(f"\nepsilon {report.epsilon:.3f} at delta {DELTA:g}, the same as for equal devices:")
+    print("zeros do not lengthen an update, and one public constant divides the sum everywhere.")
 
 
 if __name__ == "__main__":

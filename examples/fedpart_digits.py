@@ -1,12 +1,12 @@
-"""FedPart on digits: full against partial rounds, ablations, heterogeneity; then with DP.
+"""FedPart on digits: full and partial rounds, ablations, heterogeneity; then all with DP.
 
-Without noise: a network trained in full rounds, for as many rounds and for as many uplink bytes as
-FedPart's schedule; rounds per layer, order and warm-up, each alone; label skew; client sampling.
-With noise, every user once and every row at the same epsilon: full rounds, FedPT, and FedPart under
-one tree over everything, one pruned tree, and a tree per group of layers.
+Without noise: full training with as many rounds, or as many uplink bytes, as FedPart's schedule;
+ablations of rounds per layer, order and warm-up; label skew; client sampling. With noise, where
+every user takes part once and every row has the same epsilon: full rounds, FedPT, and FedPart with
+one tree over everything, one pruned tree, or a tree per group of layers.
 
-docs/fedpart.md has the tables of a run, and says what they show. 1,437 users give no meaningful
-epsilon at a useful accuracy. 70 processor seconds per seed on an AMD EPYC.
+docs/fedpart.md has the tables of a run and discusses them. 1,437 users are too few for a meaningful
+epsilon at a useful accuracy. Takes 70 processor seconds per seed on an AMD EPYC.
 
 Run: python examples/fedpart_digits.py
      python examples/fedpart_digits.py --only dp --seeds 5
@@ -44,12 +44,12 @@ DELTA, GROUPS = 1e-5, 4
 PART_STREAMS = ("one tree", "one tree, pruned", "a tree per group")
 FEDPT = ("!dense1.*",)  # the largest layer is frozen
 SCHEDULE = Schedule(cycles=4, rounds_per_group=3, warm_up=12, between=4)
-ALONE = Schedule(cycles=4, rounds_per_group=3, warm_up=12, between=0)  # as Tables 5 to 7
+ALONE = Schedule(cycles=4, rounds_per_group=3, warm_up=12, between=0)  # as in Tables 5 to 7
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: what trains when, who trains, and under which noise."""
+    """One row of a table: schedule, clients and noise."""
 
     rounds: Rounds
     users: int = 12
@@ -61,7 +61,7 @@ class Case:
     server: float = 1.0
 
     def local(self) -> LocalTraining:
-        """Two steps of the twelve clients' 120 examples; twice the user's only one."""
+        """Return two steps on 120 examples, or, with noise, two epochs on a user's single one."""
         return LocalTraining(0.05, steps=2) if self.epsilon is None else LocalTraining(0.1, 2)
 
 
@@ -77,9 +77,9 @@ def network(case: Case, seed: int) -> PartialModel:
 
 
 def mechanism(case: Case, sizes: tuple[int, ...]) -> Grouped:
-    """A stream per group: over its own rounds, or over all, or the nodes of one tree it needs."""
+    """Return a stream per group: over its own rounds, over all, or over the tree nodes it needs."""
     rounds = case.rounds
-    if case.streams == "one tree":  # dense: everything gets noise in every round
+    if case.streams == "one tree":  # all parameters get noise in every round
         rounds = full(rounds, len(sizes))
     build = {
         "a tree per group": lambda own: BinaryTree(len(own)),
@@ -91,13 +91,14 @@ def mechanism(case: Case, sizes: tuple[int, ...]) -> Grouped:
 
 
 class Padded:
-    """Clients that train what the schedule says and send zeros for all else, to one dense tree."""
+    """Clients that train the scheduled groups and send zeros for all others, for one dense tree."""
 
     def __init__(self, engine: EmbeddedEngine, rounds: Rounds) -> None:
-        self.engine, self.rounds = engine, rounds
+        self.engine = engine
+        self.rounds = rounds
 
     def run(self, task, start) -> Iterator:
-        """As ``EmbeddedEngine.run``; updates have shape (d,)."""
+        """Yield updates as ``EmbeddedEngine.run`` does, padded to shape (d,)."""
         model, active = self.engine.model, self.rounds[task.round]
         for update in self.engine.run(replace(task, active=active), start):
             padded, parts = torch.zeros(model.dim), model.spans(active)
@@ -114,7 +115,7 @@ def held(case: Case, y: torch.Tensor, seed: int) -> list[torch.Tensor]:
 
 
 def train(case: Case, seed: int, weights: int | None = None) -> tuple[torch.nn.Module, float]:
-    """Return the network and its test accuracy, in [0, 1]; start weights of another seed or its."""
+    """Return the trained network and its test accuracy in [0, 1]; ``weights`` seeds the start."""
     torch.set_num_threads(1)
     model = network(case, seed if weights is None else weights)
     task, private = digits(), case.epsilon is not None
@@ -142,7 +143,7 @@ def train(case: Case, seed: int, weights: int | None = None) -> tuple[torch.nn.M
 
 
 def costs(case: Case) -> tuple[float, float]:
-    """Return MB up and GFLOP of one client of every round, all rounds together."""
+    """Return total MB of uplink and GFLOP of a client that takes part in every round."""
     model, task = network(case, 0), digits()
     batch = min(16, len(task.train_y) // case.users)
     found = run_costs(
@@ -157,7 +158,7 @@ def costs(case: Case) -> tuple[float, float]:
 
 
 def against_full(**who) -> dict[str, Case]:
-    """Equal rounds and equal bytes."""
+    """Return FedPart and full training with equal rounds and with equal bytes."""
     part = Case(SCHEDULE.rounds(GROUPS), **who)
     sizes = network(part, 0).group_sizes
     affordable = round(parameters_sent(part.rounds, sizes) / sum(sizes))
@@ -175,7 +176,7 @@ def ablation(name: str, **changes: Schedule) -> dict[str, Case]:
 def with_noise(epsilon: float, server: float, users: int) -> dict[str, Case]:
     rounds = SCHEDULE.rounds(GROUPS)
     part = Case(rounds, users, users // len(rounds), epsilon=epsilon, server=server)
-    # where all groups train in every round, a tree per group and one tree are the same
+    # if all groups train in every round, a tree per group and one tree are the same
     always = replace(part, rounds=full(rounds), streams="one tree")
     return {
         "full, one tree": always,
@@ -187,7 +188,7 @@ def with_noise(epsilon: float, server: float, users: int) -> dict[str, Case]:
 
 
 def sections(chosen: argparse.Namespace) -> dict[str, dict[str, dict[str, Case]]]:
-    """Per experiment, its tables: name -> rows. The first row is what the others compare with."""
+    """Return the tables of each experiment, name -> rows; the first row is the baseline."""
     lengths = {1: 12, 2: 6, 3: 4, 6: 2, 12: 1}
     per_layer = {
         f"{r}, {c} cycles": replace(ALONE, rounds_per_group=r, cycles=c) for r, c in lengths.items()

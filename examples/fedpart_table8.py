@@ -1,13 +1,13 @@
-"""FedPart's Table 8 again: do partial rounds learn the features that full rounds learn?
+"""FedPart's Table 8 on digits: do partial rounds learn the features that full rounds learn?
 
-FedPart (Wang et al. 2024) draws the images that most excite channels of layers #1 and #10 of
-ResNet-8 on CIFAR-100, and compares those of FedAvg after 100 rounds with those of FedPart: without
-warm-up after one cycle, with warm-up after one, and after five. SSIM is 0.680, 0.863, 0.865 in #1
-and 0.896, 0.955, 0.980 in #10. Here it is a small network on digits, with two rows that the paper
-lacks: weights that never trained, and FedAvg once more on the same start weights with the examples
-dealt and ordered otherwise. A row says something only where it stands out from these two.
+FedPart (Wang et al. 2024) draws the images that maximise the activation of channels in layers #1
+and #10 of ResNet-8 on CIFAR-100. It compares FedAvg after 100 rounds with FedPart after one cycle
+without warm-up, after one cycle with warm-up, and after five. SSIM is 0.680, 0.863, 0.865 in #1 and
+0.896, 0.955, 0.980 in #10. This example uses a small network on digits and adds two controls:
+untrained weights, and FedAvg with the same start values and another partition and order of the
+examples. A row is meaningful only where it differs from both controls.
 
-All images of a channel begin as the same one. 16 processor seconds per seed on an AMD EPYC.
+All images of a channel have the same start. Takes 16 processor seconds per seed on an AMD EPYC.
 
 Run: python examples/fedpart_table8.py
 """
@@ -27,14 +27,14 @@ LAYERS = {"#1": "conv1", "#4": "dense2"}
 
 
 def features(module: nn.Module, layer: str, channels: int) -> Tensor:
-    """(channels, 1, 8, 8), from one grey start."""
+    """Return the images of the first channels, shape (channels, 1, 8, 8), from one grey start."""
     noise = torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(0))
     start = (0.5 + 0.01 * noise).clamp(0, 1)
     return torch.stack([maximal_activation(module, layer, c, start) for c in range(channels)])
 
 
 def networks(seed: int, rounds: int, cycles: int) -> dict[str, nn.Module]:
-    """All from the same start weights."""
+    """Return the networks to compare, all with the same start values."""
     many = Case(full(range(rounds)))
 
     def after(schedule: Schedule) -> nn.Module:

@@ -1,8 +1,8 @@
-"""FedPT without noise: the paper's EMNIST network, full and with its large dense layer frozen.
+"""FedPT without noise: the paper's EMNIST network, whole and with its large dense layer frozen.
 
-Sidahmed et al. 2022, Table 1, on another data set: Fashion-MNIST, from Debian's package
-dataset-fashion-mnist or from --data-dir. Same rounds, clients, rates and seeds for both; every
-client takes part once. Some minutes on two processors.
+Repeats Sidahmed et al. 2022, Table 1, on another data set: Fashion-MNIST, from Debian's package
+dataset-fashion-mnist or from --data-dir. Rounds, clients, rates and seeds are the same for both;
+every client takes part once. Takes some minutes on two processors.
 
 Run: python examples/fedpt_fashion_mnist.py
 """

@@ -1,4 +1,4 @@
-"""Which noise meets epsilon = 2, and what does each mechanism make of it?
+"""Noise for a budget: how much noise meets epsilon = 2 with each mechanism.
 
 Run: python examples/noise_for_a_budget.py
 """
@@ -17,8 +17,8 @@ ROUNDS, DELTA, TARGET = 512, 1e-6, 2.0
 
 
 def main() -> None:
-    # Every client at most 4 times, at least 128 rounds apart: enforced by timers on the devices,
-    # or by the server's ledger.
+    # Every client takes part at most 4 times, at least 128 rounds apart. Timers on the devices or
+    # the server's ledger must enforce this.
     clients = Participation(ROUNDS, max_participations=4, min_separation=128)
     candidates = {
         "tree": BinaryTree(ROUNDS),
@@ -30,7 +30,7 @@ def main() -> None:
         z = calibrate(mechanism, clients, target_epsilon=TARGET, delta=DELTA)
         run = guarantee(mechanism, clients, noise_multiplier=z)
         noise = error(mechanism, clients).rmse / run.mu
-        print(f"{name:<24} noise multiplier {z:7.3f}   noise of the model {noise:6.2f} x clip norm")
+        print(f"{name:<24} noise multiplier {z:7.3f}   noise in the model {noise:6.2f} x clip norm")
 
     tree = candidates["tree"]
     z = calibrate(tree, clients, target_epsilon=TARGET, delta=DELTA)

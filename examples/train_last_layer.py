@@ -30,7 +30,7 @@ ROUNDS, USERS, DELTA = 72, 1437, 1e-5
 def main() -> None:
     torch.set_num_threads(1)
     task = digits()
-    # The large dense layer stays what the seed made it; clients rebuild it and never send it.
+    # The large dense layer keeps its seeded start values; clients rebuild it and never send it.
     model = PartialModel(
         lambda: small_cnn(channels=(16, 32), hidden=512, image_size=8),
         train=["conv*", "norm.*", "dense2.*"],
@@ -47,7 +47,7 @@ def main() -> None:
         noise_multiplier=1.0,
         report_goal=USERS // ROUNDS,
     )
-    # Noise from a secret key: these numbers differ from run to run, as they must.
+    # The noise comes from a secret key, so the results differ from run to run.
     optimizer = ServerOptimizer(learning_rate=0.3, momentum=0.9)
     server = Server(plan, model.flat, source=SecretSource(), optimizer=optimizer)
     engine = EmbeddedEngine(
