@@ -1,12 +1,11 @@
 """Clip: the one place where the length of a client's update is bounded.
 
 For every input the result is finite and at most ``clip_norm`` long; the sensitivity of everything
-downstream rests on this line.
+downstream rests on this.
 
-Double precision: sums over float32 vectors, a part at a time.
-
-torch widens a whole float32 vector before it adds it up in float64. Part by part the wide copy
-stays in the cache: the norm of 10 million numbers then takes a seventh of the time.
+Norms and sums are computed in float64, a part of the vector at a time. torch widens a whole float32
+vector before it sums it in float64; part by part, the wide copy stays in the cache, and the norm of
+10 million entries takes a seventh of the time.
 """
 
 import math
@@ -17,11 +16,11 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 
-_LEAST = 1e-30
+_LEAST_CLIP_NORM = 1e-30
 # Scaling rounds each coordinate, and the factor itself, by up to 2^-24 relatively in float32.
 _MARGIN = 1 - 2.0**-22
+# Below 2^-126 float32 would round the factor itself by far more, and updates would be too long.
 _LEAST_FACTOR = 2.0**-100
-"""Below 2^-126 float32 rounds the factor itself by far more, and updates came out too long."""
 
 
 def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tensor:
@@ -30,7 +29,7 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
     Args:
         update: shape (d,), floating point.
         clip_norm: >= 1e-30 and finite.
-        out: memory that the result may be written to; may be ``update`` itself.
+        out: tensor that the result may be written to; may be ``update`` itself.
 
     Returns:
         Shape (d,), float64 if ``update`` is, else float32.
@@ -57,20 +56,21 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
     if not clip_norm / norm >= _LEAST_FACTOR:
         if not bool(torch.isfinite(update).all()):
             return torch.zeros_like(update)
+        # Too long for one factor: shorten it first to coordinates of at most 1.
         update = update / update.abs().max()
         norm = l2_norm(update)
     return torch.mul(update, clip_norm / norm * _MARGIN, out=out)
 
 
 def factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """Return what ``clip`` would multiply vectors by, for those that are never written out.
+    """Return the factors by which ``clip`` would multiply k vectors, from their norms alone.
 
     Args:
-        norms: not less than the true ones, shape (k,), float64.
+        norms: upper bounds on the vectors' norms, shape (k,), float64.
         clip_norm: as for ``clip``.
 
     Returns:
-        Shape (k,), float64: zero where a norm is NaN or infinite.
+        Shape (k,), float64; zero where a norm is NaN or infinite.
 
     Guarantees:
         ``factors(norms, c) * norms <= c``, with room for the rounding of float64 sums.
@@ -81,9 +81,13 @@ def factors(norms: Tensor, clip_norm: float) -> Tensor:
 
 
 def at_least_tiny(clip_norm: float) -> float:
-    """Return a clip norm large enough that scaling to it keeps float32's relative precision."""
-    if not checks.positive("clip_norm", clip_norm) >= _LEAST:
-        raise ConfigError(f"clip_norm={clip_norm:g}: must be at least {_LEAST:g}.")
+    """Return ``clip_norm`` if scaling to it keeps float32's relative precision.
+
+    Raises:
+        ConfigError: it is below 1e-30, or not finite.
+    """
+    if not checks.positive("clip_norm", clip_norm) >= _LEAST_CLIP_NORM:
+        raise ConfigError(f"clip_norm={clip_norm:g}: must be at least {_LEAST_CLIP_NORM:g}.")
     return float(clip_norm)
 
 
@@ -91,12 +95,12 @@ _PART = 2**16
 
 
 def l2_norm(vector: Tensor) -> float:
-    """Return the L2 norm of a vector, shape (d,); NaN or infinity if a number is."""
+    """Return the L2 norm of a vector, shape (d,); NaN or infinity if an entry is."""
     norms = (torch.linalg.vector_norm(p, dtype=torch.float64) for p in torch.split(vector, _PART))
     return math.hypot(*map(float, norms))
 
 
 def add_in_place(total: Tensor, vector: Tensor) -> None:
-    """Add a vector to a float64 one, both of shape (d,)."""
+    """Add a vector to a float64 total, both of shape (d,)."""
     for to, part in zip(torch.split(total, _PART), torch.split(vector, _PART), strict=True):
         to.add_(part)

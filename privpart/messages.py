@@ -1,8 +1,6 @@
-"""Messages: what the server asks of a round's cohort, and what comes back.
+"""Messages: the task of a round, the answers to it, and the tests that admit an answer.
 
-Admission: which messages are updates at all, and whose client may still take part.
-
-Whatever arrives, nothing is raised.
+The tests return False for anything that is not a well-formed answer; they raise nothing.
 """
 
 from collections.abc import Container, Sequence
@@ -17,13 +15,13 @@ from accounting import Participation
 
 @dataclass(frozen=True, slots=True)
 class RoundTask:
-    """What one round asks of its clients.
+    """The task that the server gives to the clients of one round.
 
     Attributes:
-        round: from 0.
+        round: number of the round, from 0.
         clients: ids of the cohort; chosen without looking at data.
-        clip_norm: bound on the L2 norm of each update, this round.
-        plan: hash of the plan; it comes back in every update.
+        clip_norm: bound on the L2 norm of each update in this round.
+        plan: hash of the plan; every update repeats it.
         active: groups of parameters that train in this round, by the plan's public schedule; None
             if the model has no groups.
     """
@@ -35,23 +33,23 @@ class RoundTask:
     active: tuple[int, ...] | None = None
 
     def update(self, client: int, update: Tensor) -> "ClientUpdate":
-        """Return a client's answer to this task."""
+        """Return the answer of one client to this task."""
         return ClientUpdate(client, update, self.round, self.plan)
 
     def sum_of(self, clients: Sequence[int], total: Tensor, unclipped: int) -> "CohortSum":
-        """Return the answer of several clients to this task."""
+        """Return the joint answer of several simulated clients to this task."""
         return CohortSum(tuple(clients), total, unclipped, self.clip_norm, self.round, self.plan)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientUpdate:
-    """What one client sends: its id and the change of the part that was active, shape (c,).
+    """The answer of one client: its id and the change of the c active parameters.
 
     Attributes:
-        client: whole number; who it is must come from whoever authenticates the client.
-        update: parameters after local training - before, shape (c,).
-        round: the round that it answers; an old answer sent again is refused.
-        plan: hash of the plan under which the client trained; another plan's is refused.
+        client: id of the client, a whole number; it must come from an authenticated channel.
+        update: parameters after local training minus those before, shape (c,).
+        round: round of the task; the server refuses an answer to an earlier round.
+        plan: hash of the plan under which the client trained; the server refuses another plan's.
     """
 
     client: int
@@ -62,17 +60,18 @@ class ClientUpdate:
 
 @dataclass(frozen=True, slots=True)
 class CohortSum:
-    """The sum of some clients' clipped updates: what simulated clients may answer in place of each.
+    """The sum of the clipped updates of several clients that the operator simulates.
 
-    The server cannot clip what it does not see, so this is no message of a client's, and none that
-    comes over a network becomes one: it is the word of code that the operator runs.
+    The server cannot clip updates that it does not see, so it trusts whoever made the sum. A sum is
+    therefore never a client's message, and nothing that arrives over a network becomes one: only
+    code that the operator runs makes it.
 
     Attributes:
-        clients: whose updates are in it, each once; those with nothing to add count too.
-        total: sum of after - before, each clipped to ``clip_norm``; shape (c,), float64.
-        unclipped: how many were no longer than the clip norm; those with nothing to add are not.
-        clip_norm: that of the task.
-        round: the round that it answers.
+        clients: ids of the clients in the sum, each once, including those whose update is zero.
+        total: sum of the updates, each clipped to ``clip_norm``; shape (c,), float64.
+        unclipped: number of clients whose update was nonzero and no longer than the clip norm.
+        clip_norm: clip norm of the task.
+        round: round of the task.
         plan: hash of the plan.
     """
 
@@ -86,18 +85,18 @@ class CohortSum:
 
 _ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _FIELDS = [field.name for field in fields(ClientUpdate)]
+# Client ids must fit the ledger's integer column.
 _IDS = 2**63
-"""Client ids are whole numbers that a database column holds."""
 
 
 def well_formed(
     update: object, round_: int, plan: str, shape: torch.Size
 ) -> TypeGuard[ClientUpdate]:
-    """Whether ``update`` answers this round of this plan with a vector of this shape.
+    """Return whether ``update`` answers this round of this plan with a vector of this shape.
 
-    Exact types only: a subclass may run code of its own when it is looked at. Numbers that are not
-    finite are no fault of form: the clip turns them into zeros, so that whether a round is released
-    does not depend on them.
+    Types must match exactly: a subclass could run its own code when it is inspected. NaN and
+    infinity are well formed, because the clip turns such an update into zeros; whether a round is
+    released then does not depend on them.
     """
     if type(update) is not ClientUpdate or not all(hasattr(update, name) for name in _FIELDS):
         return False
@@ -111,9 +110,9 @@ def well_formed(
 
 
 def well_formed_sum(part: object, task: RoundTask, shape: torch.Size) -> TypeGuard[CohortSum]:
-    """Whether a sum answers the task and is no longer than one of clipped updates can be.
+    """Return whether a sum answers the task and is no longer than clipped updates allow.
 
-    Whoever made it is trusted with its clipping: this finds mistakes.
+    This finds mistakes only: the maker of the sum is trusted to have clipped each update.
     """
     if type(part) is not CohortSum or type(part.clients) is not tuple:
         return False
@@ -127,11 +126,11 @@ def well_formed_sum(part: object, task: RoundTask, shape: torch.Size) -> TypeGua
         return False
     if not _is_vector(part.total, {torch.float64}, shape):
         return False
-    return bool(part.total.norm() <= clients * task.clip_norm * (1 + 1e-9))  # not if it is NaN
+    return bool(part.total.norm() <= clients * task.clip_norm * (1 + 1e-9))  # False if NaN
 
 
 def may_take_part(limits: Participation, rounds: Sequence[int], round_: int) -> bool:
-    """Whether a client that took part in ``rounds``, ascending, may do so in ``round_`` as well."""
+    """Return whether a client that took part in ``rounds``, ascending, may in ``round_``."""
     if not rounds:
         return True
     far_enough = round_ - rounds[-1] >= limits.min_separation
@@ -147,10 +146,10 @@ def _is_vector(vector: object, types: Container[torch.dtype], shape: torch.Size)
         return False
     if vector.layout is not torch.strided or vector.device.type != "cpu":
         return False
-    return vector.shape == shape and _has_its_numbers(vector)
+    return vector.shape == shape and _fits_its_memory(vector)
 
 
-def _has_its_numbers(vector: Tensor) -> bool:
-    """Whether the memory of a vector is as long as it says: reading beyond it would crash."""
+def _fits_its_memory(vector: Tensor) -> bool:
+    """Return whether the vector's storage is long enough; reading beyond it would crash."""
     last = vector.storage_offset() + (vector.numel() - 1) * vector.stride(0)
     return (last + 1) * vector.element_size() <= vector.untyped_storage().nbytes()

@@ -1,13 +1,12 @@
-"""Patterns: strings that a person types to say which parameters of a module are meant.
+"""Patterns: strings that name parameters of a module, and groups of parameters.
 
 - ``conv*``, ``*.bias``, ``dense[12].weight``: parameters by name; ``*`` crosses dots.
 - ``type:GroupNorm``, ``type:*Norm*``: parameters held directly by layers of that class or a
   subclass of it.
-- ``!conv1.*``, ``!type:Conv2d``: all but these. It wins over every other pattern; a list of such
-  patterns alone means all the others.
+- ``!conv1.*``, ``!type:Conv2d``: all parameters except these. An exclusion wins over every other
+  pattern; a list of exclusions alone means all the other parameters.
 
-Groups: the layers of a model that train together, each parameter in exactly one.
-
+A group is a set of parameters that train in the same rounds; each parameter is in exactly one.
 FedPart groups every convolution or dense layer with the normalisation that follows it.
 """
 
@@ -23,13 +22,13 @@ from accounting.checks import ConfigError
 
 
 def matching_parameters(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the parameters that the patterns mean, in the module's order.
+    """Return the names of the parameters that match the patterns, in the module's order.
 
-    A tied parameter goes by its first name, and any of its names may match.
+    A tied parameter is returned under its first name; a pattern may match any of its names.
 
     Raises:
-        ConfigError: a pattern that matches nothing (a typo must not freeze a layer silently), no
-            pattern at all, or nothing left.
+        ConfigError: a pattern matches nothing (a typo must not freeze a layer silently), there is
+            no pattern, or the exclusions leave no parameter.
 
     >>> network = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
     >>> matching_parameters(network, ["!0.*"])
@@ -46,21 +45,22 @@ def matching_parameters(module: nn.Module, patterns: Sequence[str]) -> tuple[str
         name for p in patterns if p.startswith("!") for name in _matches(module, p[1:], own_names)
     }
     if not wanted - unwanted:
-        raise ConfigError(f"train={list(patterns)}: leaves no parameter of the model.")
+        raise ConfigError(f"train={list(patterns)}: excludes every parameter of the model.")
     return tuple(n for n, _ in module.named_parameters() if n in wanted - unwanted)
 
 
 def freeze_ladder(module: nn.Module, blocks: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-    """Return what trains when the largest blocks freeze, one more per rung (FedPT, section 3.1).
+    """Return patterns that freeze the largest blocks, one more at each rung (FedPT, section 3.1).
 
     Args:
         module: any module.
-        blocks: one pattern each, for instance ``stages.3.*``; left out, every layer is one but
-            the normalisation layers, which FedPT always trains, and the last, the head, with
-            whatever is tied to it. A weight that only ``forward`` uses twice is not seen as tied.
+        blocks: one pattern per block, for instance ``stages.3.*``. By default every layer is a
+            block, except normalisation layers, which FedPT always trains, and the last layer (the
+            head) with everything tied to it. A weight that ``forward`` merely uses twice does not
+            count as tied.
 
     Returns:
-        By name, from "full" on: patterns for ``PartialModel(train=...)``.
+        Patterns for ``PartialModel(train=...)`` by the rung's name; the first rung is "full".
 
     >>> network = nn.Sequential(nn.Linear(4, 9), nn.LayerNorm(9), nn.Linear(9, 9), nn.Linear(9, 2))
     >>> list(freeze_ladder(network))
@@ -75,7 +75,7 @@ def freeze_ladder(module: nn.Module, blocks: Sequence[str] = ()) -> dict[str, tu
     still: set[str] = set()
     for block in largest:
         if names[block] <= still:
-            continue  # within a larger block
+            continue  # part of a larger block that is frozen already
         still |= names[block]
         frozen.append(block)
         patterns = [f"!{pattern}" for one in frozen for pattern in found[one]]
@@ -84,9 +84,9 @@ def freeze_ladder(module: nn.Module, blocks: Sequence[str] = ()) -> dict[str, tu
 
 
 def parameters_by_layer(module: nn.Module) -> dict[str, list[str]]:
-    """Return the parameters that each layer holds itself, by the layer's name; "" is the module.
+    """Return the names of each layer's own parameters, by the layer's name; "" is the module.
 
-    A tied parameter is its first layer's.
+    A tied parameter belongs to the first layer that holds it.
     """
     found: dict[str, list[str]] = {}
     for name, _ in module.named_parameters():
@@ -95,7 +95,7 @@ def parameters_by_layer(module: nn.Module) -> dict[str, list[str]]:
 
 
 def _layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Patterns of each layer's own parameters, but normalisation and what the last layer holds."""
+    """Return patterns of each layer's own parameters, without normalisation layers and the head."""
     last = [
         layer
         for layer in module.modules()
@@ -111,13 +111,13 @@ def _layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
         whole = f"{prefix}.*"
         if prefix and matching_parameters(module, [whole]) == tuple(names):
             found[whole] = (whole,)
-        else:  # the layer holds further layers, or tied parameters that are another's
+        else:  # the layer holds other layers, or a tied parameter that belongs to another layer
             found[prefix or ", ".join(names)] = tuple(names)
     return found
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
-    """Every name of every parameter -> the name that the parameter goes by."""
+    """Return, for every name of every parameter, the first name of that parameter."""
     first = {id(p): name for name, p in module.named_parameters()}
     return {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
 
@@ -143,7 +143,7 @@ def _matches(module: nn.Module, pattern: str, own_names: dict[str, str]) -> set[
 
 
 def _names_by_type(module: nn.Module) -> dict[str, list[str]]:
-    """Name of a parameter -> names of the classes of the layer that holds it."""
+    """Return, for each parameter name, the class names of its layer and of that class's bases."""
     return {
         name: [kind.__name__ for kind in type(layer).__mro__]
         for prefix, layer in module.named_modules(remove_duplicate=False)
@@ -152,10 +152,10 @@ def _names_by_type(module: nn.Module) -> dict[str, list[str]]:
 
 
 def layer_groups(module: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Return one group of parameter names per weight layer, with its normalisation, in order.
+    """Return a group of parameter names for each weight layer and its normalisation, in order.
 
-    A layer whose type has "Norm" in its name joins the layer before it; one that comes first joins
-    the layer after it. A tied parameter belongs where it first appears.
+    A layer whose type has "Norm" in its name joins the group of the layer before it, or of the
+    layer after it if it comes first. A tied parameter belongs to the layer where it first appears.
 
     >>> layer_groups(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2)))
     (('0.weight', '0.bias', '1.weight', '1.bias'), ('2.weight', '2.bias'))
@@ -182,44 +182,47 @@ def layer_groups(module: nn.Module) -> tuple[tuple[str, ...], ...]:
 def trained_groups(
     module: nn.Module, groups: Sequence[Sequence[str]], trainable: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the trainable parameters of each group, by name.
+    """Return the names of the trainable parameters in each group.
 
     Args:
         module: any module.
-        groups: per group, patterns as for ``PartialModel``.
-        trainable: names of the parameters that train at all. A group without any is left out, and
-            the others move up.
+        groups: patterns of each group, as for ``PartialModel``.
+        trainable: names of the parameters that train at all. A group without any of them is
+            dropped, and later groups move up by one.
 
     Raises:
-        ConfigError: an empty group, a parameter in two groups, or a trainable one in none.
+        ConfigError: a group is empty, a parameter is in two groups, or a trainable parameter is in
+            none.
     """
     home: dict[str, int] = {}
     for number, patterns in enumerate(groups):
         if not patterns:
-            raise ConfigError(f"groups: number {number + 1} is empty; leave it out.")
+            raise ConfigError(f"groups: group {number + 1} is empty. Leave it out.")
         for name in matching_parameters(module, patterns):
             if home.setdefault(name, number) != number:
                 raise ConfigError(
-                    f"parameter {name!r} is in groups {home[name] + 1} and {number + 1}: each "
-                    "belongs to one."
+                    f"parameter {name!r} is in groups {home[name] + 1} and {number + 1}: it must "
+                    "be in exactly one."
                 )
     if lost := [name for name in trainable if name not in home]:
-        raise ConfigError(f"no group has {', '.join(lost)}: every trainable parameter needs one.")
+        raise ConfigError(
+            f"no group contains {', '.join(lost)}: every trainable parameter must be in one."
+        )
     own = (tuple(n for n in trainable if home[n] == number) for number in range(len(groups)))
     return tuple(names for names in own if names)
 
 
 def parts_of(mechanism: Mechanism, flat: Tensor) -> list[Tensor]:
-    """Return one view of ``flat``, shape (d,), per group that may be stepped alone.
+    """Return a view of ``flat``, shape (d,), for each group that may take a step on its own.
 
     Raises:
-        ConfigError: the groups of the mechanism are not of that length together.
+        ConfigError: the mechanism's groups do not have d parameters in all.
     """
     if not isinstance(mechanism, Grouped):
         return [flat]
     if sum(mechanism.sizes) != flat.numel():
         raise ConfigError(
-            f"start: {flat.numel()} parameters, but the plan's groups have "
+            f"start has {flat.numel()} parameters, the plan's groups have "
             f"{sum(mechanism.sizes)}. Build the model with the groups of the plan."
         )
     return list(torch.split(flat, list(mechanism.sizes)))

@@ -1,24 +1,20 @@
-"""Schedule: which groups of parameters train in which round (FedPart, Wang et al. 2024).
+"""Privacy plan: everything that the guarantee of a run depends on, fixed before it starts.
 
-A function of public numbers alone. It sees neither data nor updates, so who trains what costs no
-privacy; and the mechanism of the run, ``accounting.Grouped``, is built from what it returns.
+``PrivacyPlan`` is the promise. Two of its parts are public rules of their own:
 
-Warm-up rounds train everything, then a cycle trains one group after the other, each for a few
-rounds; between two cycles come full rounds again. FedPart's Tables 1 to 3 have warm_up = between =
-5 and 2 rounds per group, its ablations (Tables 5 to 7) between = 0.
+Schedule: which groups of parameters train in which round (FedPart, Wang et al. 2024). Warm-up
+rounds train everything; then a cycle trains one group after the other, each for a few rounds; full
+rounds come again between two cycles. FedPart's Tables 1 to 3 have warm_up = between = 5 and 2
+rounds per group; its ablations (Tables 5 to 7) have between = 0. A schedule is a function of public
+numbers alone, so it costs no privacy, and ``accounting.Grouped`` is built from what it returns.
 
-Adaptive clipping: a clip norm that follows a quantile of the update norms, privately.
-
-Andrew et al. (2021, "Differentially Private Learning with Adaptive Clipping"): every client adds a
-bit, whether its update was no longer than the clip norm; the noised share of such bits moves the
-clip norm by a factor. A client whose update is replaced by zeros changes its bit from "longer" to
-"no longer", so it moves the sum of bits by up to 1 under our adjacency. (Andrew et al. centre the
-bits and charge 1/2, for clients that are absent altogether.)
-
-The clip norm changes only where a tree restarts: inside a tree it would change the sensitivity of
-sums that were noised for another one.
-
-Privacy plan: everything that the guarantee of a run depends on, fixed before it starts.
+Adaptive clipping: a clip norm that follows a quantile of the update norms, privately (Andrew et al.
+2021, "Differentially Private Learning with Adaptive Clipping"). Every client adds a bit that says
+whether its update was no longer than the clip norm; the noised share of such bits moves the clip
+norm by a factor. Replacing a client's update by zeros changes its bit from "longer" to "no longer",
+so it moves the sum of bits by up to 1 under our adjacency. (Andrew et al. centre the bits and
+charge 1/2, for clients that are absent altogether.) The clip norm changes only where a tree
+restarts: inside a tree it would change the sensitivity of sums that were already noised.
 """
 
 import hashlib
@@ -46,21 +42,161 @@ from privpart.clip import at_least_tiny
 
 Order = Literal["sequential", "reverse", "random"]
 Rounds = tuple[tuple[int, ...], ...]
-"""Per round, the groups that train in it, ascending."""
+"""The groups that train in each round, ascending."""
+
+_MOST_CLIENTS = 2**53
+"""Largest whole number up to which every one is exactly a float64."""
+_CLIP_NORM_RANGE = 1e4
+"""An adaptive clip norm stays within this factor of the first one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyPlan:
+    """The promise to one client, independent of who trains and on what data.
+
+    Args:
+        mechanism: its encoder sets the cost, its decoder the noise.
+        participation: how often one client may take part; the server enforces it.
+        clip_norm: bound on the joint L2 norm of one client's update in one round, > 0; the first
+            such bound if there is ``adaptive_clipping``.
+        noise_multiplier: standard deviation of one i.i.d. coordinate that enters the mechanism /
+            clip_norm, on the scale of the sum, >= 0; 0 trains without noise and without guarantee.
+        report_goal: public constant that the noised sum is divided by, 1 to 2^53.
+        minimum_cohort: a round with fewer well-formed updates releases nothing, >= 1.
+        adaptive_clipping: lets the clip norm follow the clients' updates at no additional cost.
+        context: hash of everything else that was fixed beforehand (model, data, optimisers, seeds).
+
+    Raises:
+        ConfigError: a value out of range, a mechanism and a participation of different numbers of
+            rounds, or adaptive clipping that the mechanism or the noise does not allow.
+    """
+
+    mechanism: Mechanism
+    participation: Participation
+    clip_norm: float
+    noise_multiplier: float
+    report_goal: int
+    minimum_cohort: int = 1
+    adaptive_clipping: "AdaptiveClipping | None" = None
+    context: str = ""
+
+    def __post_init__(self) -> None:
+        at_least_tiny(self.clip_norm)
+        checks.nonnegative("noise_multiplier", self.noise_multiplier)
+        checks.count("report_goal", self.report_goal, maximum=_MOST_CLIENTS)
+        checks.count("minimum_cohort", self.minimum_cohort)
+        if self.mechanism.rounds != self.participation.rounds:
+            raise ConfigError(
+                f"the mechanism has rounds={self.mechanism.rounds}, the participation "
+                f"rounds={self.participation.rounds}: both must describe the same run."
+            )
+        if self.adaptive_clipping is not None:
+            restarts(self.mechanism)
+            self.adaptive_clipping.update_noise_multiplier(self.noise_multiplier)
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds that the guarantee covers."""
+        return self.mechanism.rounds
+
+    def active(self, round_: int) -> tuple[int, ...] | None:
+        """Return the groups of parameters that train in a round, or None if there are no groups.
+
+        No group trains after the last round.
+        """
+        if not isinstance(self.mechanism, Grouped):
+            return None
+        return self.mechanism.schedule[round_] if round_ < self.rounds else ()
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """Noise multiplier of the updates: larger if noised bits are released with them."""
+        if self.adaptive_clipping is None:
+            return self.noise_multiplier
+        return self.adaptive_clipping.update_noise_multiplier(self.noise_multiplier)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256, in hex, of everything in the plan; every message names it."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values, ready for JSON."""
+        adaptive = self.adaptive_clipping
+        return {
+            "mechanism": self.mechanism.to_dict(),
+            "participation": asdict(self.participation),
+            "clip_norm": float(self.clip_norm),
+            "noise_multiplier": float(self.noise_multiplier),
+            "report_goal": self.report_goal,
+            "minimum_cohort": self.minimum_cohort,
+            "adaptive_clipping": None if adaptive is None else asdict(adaptive),
+            "context": self.context,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "PrivacyPlan":
+        """Return the plan that ``to_dict`` wrote.
+
+        Raises:
+            ConfigError: missing or unknown fields, or values out of range.
+        """
+        try:
+            own = dict(values)
+            own["mechanism"] = mechanism_from_dict(own["mechanism"])
+            own["participation"] = Participation(**own["participation"])
+            if (adaptive := own["adaptive_clipping"]) is not None:
+                own["adaptive_clipping"] = AdaptiveClipping(**adaptive)
+            return cls(**own)
+        except (TypeError, KeyError, ValueError) as error:
+            raise ConfigError(f"not a valid privacy plan: {error}.") from None
+
+    def guarantee(self) -> Guarantee:
+        """Return the exact guarantee.
+
+        Raises:
+            ConfigError: the plan adds no noise.
+        """
+        return guarantee(self.mechanism, self.participation, noise_multiplier=self.noise_multiplier)
+
+    def report(
+        self,
+        delta: float,
+        *,
+        noise_source: NoiseOrigin = "unstated",
+        earlier: Guarantee | None = None,
+    ) -> PrivacyReport:
+        """Return the guarantee at ``delta`` in (0, 1) and the assumptions that it rests on.
+
+        Args:
+            delta: in (0, 1).
+            noise_source: "seeded" if the noise came from a ``SeededSource``, which is not private.
+                ``Server.report`` fills this in.
+            earlier: guarantee of an earlier run on the same clients, to be added.
+        """
+        return PrivacyReport.of(
+            self.mechanism,
+            self.participation,
+            noise_multiplier=self.noise_multiplier,
+            delta=delta,
+            noise_source=noise_source,
+            earlier=earlier,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Full and partial rounds, alternating.
+    """Full rounds, in which everything trains, and cycles of partial rounds.
 
     Args:
         cycles: passes over all groups, >= 1.
         rounds_per_group: consecutive rounds of each group in a cycle, >= 1 (the paper's R/L).
         warm_up: full rounds before the first cycle, >= 0.
         between: full rounds before each later cycle, >= 0.
-        order: of the groups in a cycle: "sequential" from the input on, "reverse", or "random",
-            shuffled anew in each cycle by public coins.
-        seed: of the coins of "random", >= 0; public.
+        order: order of the groups in a cycle: "sequential" (from the input to the output),
+            "reverse", or "random" (shuffled in each cycle by public coins).
+        seed: public seed of the coins of "random", >= 0.
 
     >>> Schedule(cycles=2, rounds_per_group=1, warm_up=1, between=1).rounds(2)
     ((0, 1), (0,), (1,), (0, 1), (0,), (1,))
@@ -80,15 +216,15 @@ class Schedule:
         checks.count("between", self.between, minimum=0)
         checks.choice("order", self.order, get_args(Order))
         if checks.count("seed", self.seed, minimum=0) and self.order != "random":
-            raise ConfigError(f"seed={self.seed}: only for order='random'; leave it out.")
+            raise ConfigError(f"seed={self.seed}: only for order='random'. Leave it out.")
 
     def length(self, groups: int) -> int:
-        """Number of rounds with so many groups."""
+        """Return the number of rounds for a model of this many groups, >= 1."""
         partial = self.cycles * self.rounds_per_group * checks.count("groups", groups)
         return self.warm_up + (self.cycles - 1) * self.between + partial
 
     def rounds(self, groups: int) -> Rounds:
-        """Return, per round, which of the groups 0, 1, ... train."""
+        """Return the groups that train in each round, out of 0 to ``groups`` - 1."""
         everything = tuple(range(checks.count("groups", groups)))
         rounds: list[tuple[int, ...]] = []
         for cycle in range(self.cycles):
@@ -103,25 +239,25 @@ class Schedule:
         if self.order == "reverse":
             return range(groups)[::-1]
 
-        def coin(group: int) -> bytes:  # the same on every machine and with every version
+        def coin(group: int) -> bytes:  # the same on every machine and in every version
             return hashlib.sha256(f"privpart order|{self.seed}|{cycle}|{group}".encode()).digest()
 
         return sorted(range(groups), key=coin)
 
 
 def active_rounds(rounds: Rounds) -> list[list[int]]:
-    """Return, per group, the rounds in which it trains."""
+    """Return the rounds in which each group trains."""
     groups = 1 + max(group for active in rounds for group in active)
     return [[t for t, active in enumerate(rounds) if group in active] for group in range(groups)]
 
 
 def strip_chart(rounds: Rounds, *, names: Sequence[str] | None = None, width: int = 100) -> str:
-    """Return a chart: a row per group, a column per round, # where the group trains.
+    """Return a chart with a row per group, a column per round, and # where the group trains.
 
     Args:
-        rounds: see ``Schedule.rounds``.
-        names: of the groups; None numbers them #1, #2, ... as FedPart does.
-        width: most rounds beside each other; the others follow below.
+        rounds: as ``Schedule.rounds`` returns them.
+        names: names of the groups; None numbers them #1, #2, ... as FedPart does.
+        width: largest number of rounds in a line, >= 1; later rounds follow below.
 
     >>> print(strip_chart(Schedule(cycles=1, warm_up=2, rounds_per_group=1).rounds(3)))
            0
@@ -143,16 +279,13 @@ def strip_chart(rounds: Rounds, *, names: Sequence[str] | None = None, width: in
     return "\n".join(lines)
 
 
-_RANGE = 1e4
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveClipping:
-    """How the clip norm follows the clients.
+    """The rule by which the clip norm follows the clients' updates.
 
     Args:
         quantile: share of updates that should stay unclipped, in (0, 1).
-        rate: of the geometric step, > 0; Andrew et al. use 0.2.
+        rate: rate of the geometric step, in (0, 10]; Andrew et al. use 0.2.
         bit_noise_multiplier: standard deviation of the i.i.d. noise on the sum of bits, > 0;
             a twentieth of the cohort is customary.
     """
@@ -168,7 +301,7 @@ class AdaptiveClipping:
         checks.positive("bit_noise_multiplier", self.bit_noise_multiplier)
 
     def update_noise_multiplier(self, noise_multiplier: float) -> float:
-        """Return the noise multiplier left to the updates, rounded up.
+        """Return the noise multiplier that the updates need beside the noised bits, rounded up.
 
         Sum and bits go through the same mechanism and are released together, so with noise
         multipliers z_u and z_b their mu is at most sens * sqrt(1/z_u^2 + 1/z_b^2): that of the
@@ -181,26 +314,26 @@ class AdaptiveClipping:
         if not bits > z * (1 + 1e-9):
             raise ConfigError(
                 f"bit_noise_multiplier={bits:g}: must be above the noise multiplier {z:g}, or the "
-                "bits alone cost more than the plan. A twentieth of the cohort is customary."
+                "bits alone cost more than the plan allows. A twentieth of the cohort is customary."
             )
         return z / math.sqrt((1 - z / bits) * (1 + z / bits)) * (1 + 1e-14)
 
     def next_clip_norm(self, clip_norm: float, unclipped: float, *, first: float) -> float:
-        """Return the clip norm after a tree in which this noised share stayed unclipped.
+        """Return the clip norm that follows a tree in which this noised share stayed unclipped.
 
-        It stays within a factor of 10,000 of the ``first``: clients that send zeros, or a hostile
-        majority, must not drive it out of the range of floats.
+        The result stays within a factor of 10,000 of ``first``, so that neither clients that send
+        zeros nor a hostile majority can drive it out of the range of floats.
         """
         share = min(1.0, max(0.0, unclipped))
         wanted = clip_norm * math.exp(-self.rate * (share - self.quantile))
-        return min(first * _RANGE, max(first / _RANGE, wanted))
+        return min(first * _CLIP_NORM_RANGE, max(first / _CLIP_NORM_RANGE, wanted))
 
 
 def restarts(mechanism: Mechanism) -> frozenset[int]:
-    """Return the rounds at which the clip norm may change: where nothing earlier is correlated.
+    """Return the rounds at which the clip norm may change: later noise is independent of earlier.
 
     Raises:
-        ConfigError: a mechanism whose noise is correlated over all rounds.
+        ConfigError: the mechanism correlates its noise over all rounds.
     """
     if isinstance(mechanism, Independent):
         return frozenset(range(1, mechanism.rounds))
@@ -208,133 +341,5 @@ def restarts(mechanism: Mechanism) -> frozenset[int]:
         return frozenset(range(mechanism.restart_every, mechanism.rounds, mechanism.restart_every))
     raise ConfigError(
         f"adaptive clipping with {mechanism.name}: the clip norm may change only where the noise "
-        "starts anew. Use a BinaryTree with restart_every, or Independent."
+        "restarts. Use a BinaryTree with restart_every, or Independent."
     )
-
-
-_MOST_CLIENTS = 2**53
-"""Whole numbers up to here are floats."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivacyPlan:
-    """What is promised to one client, whoever trains and on whatever data.
-
-    Args:
-        mechanism: its encoder sets the cost, its decoder the noise.
-        participation: how often one client may take part; the server enforces it.
-        clip_norm: bound on the joint L2 norm of one client's update in one round, > 0; with
-            ``adaptive_clipping`` the one to begin with.
-        noise_multiplier: standard deviation of one i.i.d. coordinate that enters the mechanism /
-            clip_norm, on the scale of the sum; 0 trains without noise and without guarantee.
-        report_goal: the public constant that the noised sum is divided by, 1 to 2^53.
-        minimum_cohort: a round with fewer well-formed updates releases nothing, >= 1.
-        adaptive_clipping: lets the clip norm follow the clients, at no more than the same cost.
-        context: hash of all else that was fixed beforehand (model, data, optimisers, seeds).
-    """
-
-    mechanism: Mechanism
-    participation: Participation
-    clip_norm: float
-    noise_multiplier: float
-    report_goal: int
-    minimum_cohort: int = 1
-    adaptive_clipping: AdaptiveClipping | None = None
-    context: str = ""
-
-    def __post_init__(self) -> None:
-        at_least_tiny(self.clip_norm)
-        checks.nonnegative("noise_multiplier", self.noise_multiplier)
-        checks.count("report_goal", self.report_goal, maximum=_MOST_CLIENTS)
-        checks.count("minimum_cohort", self.minimum_cohort)
-        if self.mechanism.rounds != self.participation.rounds:
-            raise ConfigError(
-                f"the mechanism has rounds={self.mechanism.rounds} but the participation "
-                f"rounds={self.participation.rounds}: both must describe the same run."
-            )
-        if self.adaptive_clipping is not None:
-            restarts(self.mechanism)
-            self.adaptive_clipping.update_noise_multiplier(self.noise_multiplier)
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that the guarantee covers."""
-        return self.mechanism.rounds
-
-    def active(self, round_: int) -> tuple[int, ...] | None:
-        """Return the groups of parameters that train in a round; None: there are no groups.
-
-        After the last round none train.
-        """
-        if not isinstance(self.mechanism, Grouped):
-            return None
-        return self.mechanism.schedule[round_] if round_ < self.rounds else ()
-
-    @property
-    def update_noise_multiplier(self) -> float:
-        """Noise multiplier of the updates: a little more if noised bits are released beside."""
-        if self.adaptive_clipping is None:
-            return self.noise_multiplier
-        return self.adaptive_clipping.update_noise_multiplier(self.noise_multiplier)
-
-    @property
-    def hash(self) -> str:
-        """SHA-256, in hex, of everything in the plan; in every message and ledger row."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        adaptive = self.adaptive_clipping
-        return {
-            "mechanism": self.mechanism.to_dict(),
-            "participation": asdict(self.participation),
-            "clip_norm": float(self.clip_norm),
-            "noise_multiplier": float(self.noise_multiplier),
-            "report_goal": self.report_goal,
-            "minimum_cohort": self.minimum_cohort,
-            "adaptive_clipping": None if adaptive is None else asdict(adaptive),
-            "context": self.context,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "PrivacyPlan":
-        """Read what ``to_dict`` wrote.
-
-        Raises:
-            ConfigError: missing or unknown fields, or values out of range.
-        """
-        try:
-            own = dict(values)
-            own["mechanism"] = mechanism_from_dict(own["mechanism"])
-            own["participation"] = Participation(**own["participation"])
-            if (adaptive := own["adaptive_clipping"]) is not None:
-                own["adaptive_clipping"] = AdaptiveClipping(**adaptive)
-            return cls(**own)
-        except (TypeError, KeyError, ValueError) as error:
-            raise ConfigError(f"not a privacy plan: {error}.") from None
-
-    def guarantee(self) -> Guarantee:
-        """Return the exact guarantee; an error if the plan adds no noise."""
-        return guarantee(self.mechanism, self.participation, noise_multiplier=self.noise_multiplier)
-
-    def report(
-        self,
-        delta: float,
-        *,
-        noise_source: NoiseOrigin = "unstated",
-        earlier: Guarantee | None = None,
-    ) -> PrivacyReport:
-        """Return the guarantee with its assumptions, at ``delta`` in (0, 1).
-
-        A run whose noise came from a ``SeededSource`` must say "seeded": not private. A server
-        says it by itself: ``Server.report``.
-        """
-        return PrivacyReport.of(
-            self.mechanism,
-            self.participation,
-            noise_multiplier=self.noise_multiplier,
-            delta=delta,
-            noise_source=noise_source,
-            earlier=earlier,
-        )

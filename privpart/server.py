@@ -1,14 +1,13 @@
-"""Server optimiser: how the noised mean update moves the model.
+"""Server: sums clipped updates, adds noise, divides by a public constant, and takes a step.
 
-Round sum: what a round's clients sent, refused or clipped and added up.
+In ``Server.run_round``, a ``RoundSum`` admits the updates of a round: it refuses malformed ones and
+clips every other again, since nothing that a client sends is trusted. An update that is not finite
+counts as zeros. A client counts once per round and at most as often as the plan allows. Only the
+operator's own simulation may hand over sums that it clipped; they have an argument of their own.
 
-Server: sum of clipped updates, plus noise, divided by a public constant, then a step.
-
-Nothing that a client sends is trusted: malformed updates are refused, every other is clipped again
-(one that is not finite counts as zeros), a client counts once per round and at most as often as the
-plan allows; only sums of simulated clients, by a door of their own, are taken at their word. The
-divisor is the plan's ``report_goal``, never the number of clients that came (that number is
-private, and dividing by it would let one client weigh more than accounted).
+The noise is added to the sum, and the result is divided by the plan's ``report_goal``, never by the
+number of clients that came: that number is private, and dividing by it would let one client weigh
+more than the accountant assumes. A ``ServerOptimizer`` moves the model by this noised mean.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,156 +33,18 @@ from privpart.noise.stream import GroupedNoise, NoiseStream, noise_stream
 from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan, restarts
 
-Kind = Literal["sgd", "adam", "adagrad"]
-_KINDS: dict[Kind, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adagrad": torch.optim.Adagrad,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptimizer:
-    """Settings of ``torch.optim`` on the one flat vector (Reddi et al. 2021, Algorithm 2).
-
-    All of them only see noised sums, so none of them costs privacy.
-
-    Args:
-        kind: "sgd" (1.0 without momentum is plain averaging), "adam" or "adagrad".
-        learning_rate: > 0.
-        momentum: of "sgd", in [0, 1).
-        adaptivity: of "adam" and "adagrad": what is added to the root of the second moment, > 0.
-    """
-
-    kind: Kind = "sgd"
-    learning_rate: float = 1.0
-    momentum: float = 0.0
-    adaptivity: float = 1e-3
-
-    def __post_init__(self) -> None:
-        checks.choice("kind", self.kind, get_args(Kind))
-        checks.positive("learning_rate", self.learning_rate)
-        checks.positive("adaptivity", self.adaptivity)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
-        if self.momentum and self.kind != "sgd":
-            raise ConfigError(f"momentum={self.momentum}: only for sgd; {self.kind} has its own.")
-
-    def set(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimiser that ``of`` made go on with these settings, and with its state.
-
-        Raises:
-            ConfigError: it is of another kind.
-        """
-        if type(optimizer) is not _KINDS[self.kind]:
-            raise ConfigError(
-                f"kind={self.kind!r}: a schedule may change all settings of the server's optimiser "
-                "but its kind."
-            )
-        for group in optimizer.param_groups:
-            group.update(self._options)
-
-    def of(self, *groups: Tensor) -> torch.optim.Optimizer:
-        """Return the optimiser of vectors; one without a gradient stays, and so does its state."""
-        return _KINDS[self.kind](groups, **self._options)
-
-    @property
-    def _options(self) -> dict[str, float]:
-        own = {"momentum": self.momentum} if self.kind == "sgd" else {"eps": self.adaptivity}
-        return {"lr": self.learning_rate, **own}
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state as "group.name"; a group has none before its first step."""
-    return {
-        f"{group}.{name}": value
-        for group, state in optimizer.state_dict()["state"].items()
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what ``optimizer_tensors`` returned."""
-    whole = optimizer.state_dict()
-    whole["state"] = {}
-    for key, value in tensors.items():
-        group, _, name = key.partition(".")
-        whole["state"].setdefault(int(group), {})[name] = value
-    optimizer.load_state_dict(whole)
-
-
-_UNCLIPPED = 1 - 1e-5
-"""A client clips in float32: its update is then this close to the clip norm, or closer."""
-
-
-class RoundSum:
-    """The sum of one round, and who is in it.
-
-    Args:
-        task: what the round asked.
-        dim: numbers in an update.
-        may_take_part: whether the limits allow a client in this round.
-        bits: whether to count the updates that were not clipped, for adaptive clipping.
-
-    Attributes:
-        total: shape (dim,), float64.
-        came: ids of the clients that are in it.
-        received: updates of any kind.
-        summed: clients that came in sums.
-        bits: +1/2 for each that was not clipped, -1/2 for each other.
-
-    Guarantees:
-        Whatever comes as an update, nothing is raised for it, and leaving one client out changes
-        the sum by at most the clip norm.
-    """
-
-    def __init__(
-        self, task: RoundTask, dim: int, may_take_part: Callable[[int], bool], *, bits: bool
-    ) -> None:
-        self.total = torch.zeros(dim, dtype=torch.float64)
-        self.came: set[int] = set()
-        self.received, self.summed, self.bits = 0, 0, 0.0
-        self._task, self._may_take_part, self._count_bits = task, may_take_part, bits
-
-    def add(self, update: object) -> None:
-        """Clip and add an update from whomever, or refuse it."""
-        self.received += 1
-        task, shape = self._task, self.total.shape
-        if not well_formed(update, task.round, task.plan, shape) or update.client in self.came:
-            return
-        if not self._may_take_part(update.client):
-            return
-        clipped = clip(update.update.detach(), task.clip_norm)  # zeros if not finite
-        if self._count_bits:
-            self.bits += 0.5 if clipped.norm() <= task.clip_norm * _UNCLIPPED else -0.5
-        add_in_place(self.total, clipped)
-        self.came.add(update.client)
-
-    def add_sum(self, part: object) -> None:
-        """Add a sum whose maker is trusted, or refuse it: there is no half of it."""
-        self.received += len(part.clients) if isinstance(part, CohortSum) else 1
-        if not well_formed_sum(part, self._task, self.total.shape):
-            return
-        clients = part.clients
-        if not self.came.isdisjoint(clients) or not all(map(self._may_take_part, clients)):
-            return
-        self.bits += part.unclipped - 0.5 * len(clients)
-        self.total += part.total
-        self.summed += len(clients)
-        self.came.update(clients)
-
 
 @dataclass(frozen=True, slots=True)
 class RoundCounts:
-    """What happened in a round. Not covered by the guarantee: for the operator, not for release.
+    """Numbers of updates in a round. The guarantee does not cover them: never release them.
 
     Attributes:
-        received: updates, of any kind.
+        received: updates of any kind.
         counted: updates that entered the sum.
-        refused: malformed, replayed, of another plan, twice in the round, or beyond the limits.
-        summed: of the counted, those that the engine clipped and added up in the server's place.
-        released: False if too few were well formed: then nothing has changed.
+        refused: updates that were malformed, replayed, of another plan, from a client already
+            counted in the round, or beyond the participation limits.
+        summed: counted updates that the engine clipped and summed in the server's place.
+        released: False if too few updates were well formed; the server has then not changed.
     """
 
     received: int
@@ -194,22 +55,25 @@ class RoundCounts:
 
 
 class Server:
-    """The trainable part under DP-FTRL.
+    """The trainable part of a model under DP-FTRL.
 
     Args:
-        plan: what is promised; fixes clip norm, noise, divisor, rounds, participation.
-        start: trainable part before the first round, shape (d,); public.
-        source: of the noise; ``SecretSource()`` unless the run is a simulation.
-        optimizer: of the noised mean update, or a schedule: from the round, from 0, to its
-            settings; plain averaging unless said otherwise. It must not look at data.
+        plan: the promise; fixes clip norm, noise, divisor, rounds and participation.
+        start: trainable part before the first round, shape (d,), float32; public.
+        source: source of the noise; ``SecretSource()`` unless the run is a simulation.
+        optimizer: settings of the step on the noised mean, or a schedule: a function from the
+            round, counted from 0, to settings. It must not look at data. None is plain averaging.
 
     Attributes:
-        parameters: the trainable part, shape (d,): what the next round's clients receive.
-        plan_hash: of the plan, computed once.
+        parameters: the trainable part, shape (d,), which the next round's clients receive.
+        plan_hash: hash of the plan, computed once.
         round: the next round, from 0; equal to ``plan.rounds`` when the run is complete.
-        clip_norm: of the next round.
-        cohort: ids whose updates entered the last sum, ascending; not for release.
-        last_clip_norm: of the last round.
+        clip_norm: clip norm of the next round.
+        cohort: ids of the clients whose updates entered the last sum, ascending; not for release.
+        last_clip_norm: clip norm of the last round.
+
+    Raises:
+        ConfigError: ``start`` is not float32, or its length is not that of the plan's groups.
     """
 
     def __init__(
@@ -218,7 +82,7 @@ class Server:
         start: Tensor,
         *,
         source: NoiseSource,
-        optimizer: ServerOptimizer | Callable[[int], ServerOptimizer] | None = None,
+        optimizer: "ServerOptimizer | Callable[[int], ServerOptimizer] | None" = None,
     ) -> None:
         if start.dtype is not torch.float32:
             raise ConfigError(
@@ -235,7 +99,8 @@ class Server:
         constant = optimizer or ServerOptimizer()
         self._settings = constant if callable(constant) else lambda _: constant
         self._optimizer = self._settings(0).of(*self._groups)
-        z = plan.update_noise_multiplier  # in units of the clip norm, which trees may change
+        # In units of the clip norm, which adaptive clipping may change.
+        z = plan.update_noise_multiplier
         self._noise = noise_stream(plan.mechanism, start.numel(), z, source, 0)
         self._restarts: frozenset[int] = frozenset()
         self._bit_noise: NoiseStream | GroupedNoise | None = None
@@ -254,22 +119,22 @@ class Server:
 
     @property
     def private(self) -> bool:
-        """Whether the plan's guarantee may be claimed: there is noise, and it is secret."""
+        """Whether the plan's guarantee may be claimed: the run adds noise, from a secret key."""
         return self._noise is not None and self.source.private
 
     def report(self, delta: float) -> PrivacyReport:
-        """Return the plan's guarantee at ``delta`` in (0, 1), saying where its noise came from."""
+        """Return the plan's guarantee at ``delta`` in (0, 1); it names the source of the noise."""
         return self.plan.report(delta, noise_source="os" if self.source.private else "seeded")
 
     def eligible(self, clients: Iterable[int]) -> list[int]:
-        """Return those of ``clients`` that the plan still allows in the next round, in order."""
+        """Return the ``clients`` that the plan still allows in the next round, in their order."""
         return [client for client in clients if self._may_take_part(client)]
 
     def task(self, clients: Sequence[int]) -> RoundTask:
-        """Return what the next round asks of a cohort.
+        """Return the task of the next round for a cohort.
 
         Raises:
-            ConfigError: the server was halted: its model must not be seen.
+            ConfigError: the server was halted, so nobody may see its model.
         """
         self._check_running()
         active = self.plan.active(self.round)
@@ -278,26 +143,26 @@ class Server:
     def run_round(
         self, updates: Iterable[ClientUpdate], *, sums: Iterable[CohortSum] = ()
     ) -> RoundCounts:
-        """Aggregate one round of updates and step; return what was counted.
+        """Aggregate one round of updates, take a step, and return what was counted.
 
         Args:
-            updates: whatever came, from whomever.
-            sums: of updates that code of the operator's clipped and added up; taken at its word.
+            updates: objects of any kind, from any sender.
+            sums: sums of updates that the operator's own code clipped; their clipping is trusted.
 
         Guarantees:
-            Whatever the updates hold, nothing is raised for them, and leaving one client out
-            changes the sum by at most ``clip_norm``. Who a client is must come from whoever
-            authenticates it: the limits count ids, and a client that picks its own evades them.
-            Below the minimum cohort nothing changes: no step, no noise drawn, no participation.
+            No content of ``updates`` raises an error, and leaving one client out changes the sum
+            by at most ``clip_norm``. Client ids must come from an authenticated channel: the
+            limits count ids, so a client that chose its own id could evade them. Below the minimum
+            cohort nothing changes: no step, no noise drawn, no participation counted.
 
         Raises:
-            ConfigError: all planned rounds are done.
+            ConfigError: the server was halted, or all planned rounds are done.
         """
         self._check_running()
         if self.round >= self.plan.rounds:
             raise ConfigError(
-                f"all {self.plan.rounds} planned rounds are done: another one is not "
-                "covered by the guarantee. Plan more rounds from the start."
+                f"all {self.plan.rounds} planned rounds are done, and the guarantee covers no "
+                "further one. Plan more rounds from the start."
             )
         self._settings(self.round).set(self._optimizer)
         dim = sum(self._groups[group].numel() for group in self._active())
@@ -309,12 +174,16 @@ class Server:
         came, received = found.came, found.received
         if len(came) < self.plan.minimum_cohort:
             return RoundCounts(received, 0, received, released=False)
-        self.halt("a round was interrupted between drawing its noise and ending")
-        self.cohort, self.last_clip_norm = tuple(sorted(came)), self.clip_norm
+        # From here on the round's noise is drawn. If anything fails before the end, a second try
+        # would add the same noise to another sum, so the server stays halted.
+        self.halt("a round was interrupted after its noise was drawn")
+        self.cohort = tuple(sorted(came))
+        self.last_clip_norm = self.clip_norm
         for client in came:
             self._participations.setdefault(client, []).append(self.round)
         if self._noise is not None:
             found.total += self._noise.next() * self.clip_norm
+        # A public constant: dividing by the number of clients that came would release it.
         self._step(found.total / self.plan.report_goal)
         self.round += 1
         self._adapt(found.bits)
@@ -322,13 +191,13 @@ class Server:
         return RoundCounts(received, len(came), received - len(came), found.summed)
 
     def halt(self, reason: str) -> None:
-        """Refuse all further rounds: the last one was drawn, and may not have been committed."""
+        """Refuse all further rounds, since the last one's noise was drawn but not committed."""
         self._halted = reason
 
     def _check_running(self) -> None:
         if self._halted:
             raise ConfigError(
-                f"this server is halted: {self._halted}. Its model may not be seen; make a new "
+                f"this server is halted: {self._halted}. Nobody may see its model. Make a new "
                 "server and restore the last committed round."
             )
 
@@ -337,7 +206,7 @@ class Server:
         return may_take_part(self.plan.participation, rounds, self.round)
 
     def _step(self, mean: Tensor) -> None:
-        """Step the active groups; the others have no gradient, so that not even momentum acts."""
+        # An inactive group has no gradient rather than a zero one, so that its momentum rests too.
         self._optimizer.zero_grad(set_to_none=True)
         active = [self._groups[group] for group in self._active()]
         for part, own in zip(active, torch.split(mean, [len(p) for p in active]), strict=True):
@@ -345,33 +214,40 @@ class Server:
         self._optimizer.step()
 
     def _adapt(self, bits: float) -> None:
-        """Add the round's bits, noised; at a restart, let them move the clip norm."""
+        """Add the round's noised bits; at a restart of the noise, let them move the clip norm."""
         adaptive = self.plan.adaptive_clipping
         if adaptive is None or self._bit_noise is None:
             return
         self._bits += bits + float(self._bit_noise.next())
         if self.round in self._restarts:
             began = max((r for r in self._restarts if r < self.round), default=0)
+            # The bits are +1/2 and -1/2: their mean over the public cohort size, plus 1/2, is the
+            # noised share of unclipped updates.
             share = 0.5 + self._bits / (self.plan.report_goal * (self.round - began))
             first = float(self.plan.clip_norm)
             self.clip_norm = adaptive.next_clip_norm(self.clip_norm, share, first=first)
             self._bits = 0.0
 
     def load_start(self, parameters: Tensor) -> None:
-        """Begin with another trainable part, shape (d,), before the first round."""
+        """Replace the start of the trainable part, shape (d,), before the first round.
+
+        Raises:
+            ConfigError: another shape, or a round was run already.
+        """
         if self.round or parameters.shape != self.parameters.shape:
             raise ConfigError(
-                f"start: {parameters.numel()} parameters for a model of {self.parameters.numel()} "
-                f"after {self.round} rounds; a start belongs before the first."
+                f"start has {parameters.numel()} parameters, the model has "
+                f"{self.parameters.numel()} after {self.round} rounds: a start must have as many, "
+                "and be loaded before the first round."
             )
         self.parameters.copy_(parameters)
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return all that the next round depends on but plan, key and participations.
+        """Return everything that the next round depends on, except plan, key and participations.
 
         Returns:
-            Tensors by name, and plain values, ready for JSON. A run that is complete keeps no
-            noise: nothing needs it any more, and it would undo the guarantee.
+            Tensors by name, and plain values, ready for JSON. The state of a complete run holds no
+            noise: nothing needs it any more, and whoever read it could subtract it.
         """
         tensors = {"parameters": self.parameters.detach()}
         for name, tensor in optimizer_tensors(self._optimizer).items():
@@ -394,10 +270,15 @@ class Server:
         values: dict[str, Any],
         participations: dict[int, list[int]],
     ) -> None:
-        """Continue where ``state_dict`` was taken; bit for bit, given the same key.
+        """Continue where ``state_dict`` was called; bit for bit, given the same key.
+
+        Args:
+            tensors: as ``state_dict`` returned them.
+            values: as ``state_dict`` returned them.
+            participations: rounds in which each client took part, ascending.
 
         Raises:
-            ConfigError: state of another plan or model.
+            ConfigError: the state belongs to another plan or model.
         """
         if values["plan"] != self.plan_hash:
             raise ConfigError(
@@ -409,7 +290,8 @@ class Server:
                 f"the model {self.parameters.numel()}."
             )
         self.parameters.copy_(tensors["parameters"])
-        self.round, self.clip_norm = values["round"], values["clip_norm"]
+        self.round = values["round"]
+        self.clip_norm = values["clip_norm"]
         self._bits = values["bits"]
         self._participations = participations
         load_optimizer_tensors(self._optimizer, _under("optimizer", tensors))
@@ -419,6 +301,151 @@ class Server:
     def _streams(self) -> list[tuple[str, NoiseStream | GroupedNoise]]:
         both = (("noise", self._noise), ("bit_noise", self._bit_noise))
         return [(name, stream) for name, stream in both if stream is not None]
+
+
+_UNCLIPPED = 1 - 1e-5
+"""Above this fraction of the clip norm an update counts as clipped: clients clip in float32."""
+
+
+class RoundSum:
+    """The sum of one round's updates, and the clients that are in it.
+
+    Args:
+        task: the task of the round.
+        dim: length of an update.
+        may_take_part: whether the participation limits allow a client in this round.
+        bits: whether to count the updates that were not clipped, for adaptive clipping.
+
+    Attributes:
+        total: sum of the clipped updates, shape (dim,), float64.
+        came: ids of the clients in the sum.
+        received: number of updates received, of any kind.
+        summed: number of clients whose updates came as part of a trusted sum.
+        bits: +1/2 for each update that was not clipped, -1/2 for each that was.
+
+    Guarantees:
+        ``add`` raises nothing, whatever it is given, and leaving one client out changes the sum by
+        at most the clip norm.
+    """
+
+    def __init__(
+        self, task: RoundTask, dim: int, may_take_part: Callable[[int], bool], *, bits: bool
+    ) -> None:
+        self.total = torch.zeros(dim, dtype=torch.float64)
+        self.came: set[int] = set()
+        self.received = 0
+        self.summed = 0
+        self.bits = 0.0
+        self._task = task
+        self._may_take_part = may_take_part
+        self._count_bits = bits
+
+    def add(self, update: object) -> None:
+        """Clip and add an update from any sender, or refuse it."""
+        self.received += 1
+        task, shape = self._task, self.total.shape
+        if not well_formed(update, task.round, task.plan, shape) or update.client in self.came:
+            return
+        if not self._may_take_part(update.client):
+            return
+        clipped = clip(update.update.detach(), task.clip_norm)  # zeros if not finite
+        if self._count_bits:
+            self.bits += 0.5 if clipped.norm() <= task.clip_norm * _UNCLIPPED else -0.5
+        add_in_place(self.total, clipped)
+        self.came.add(update.client)
+
+    def add_sum(self, part: object) -> None:
+        """Add a sum of a trusted engine, or refuse all of it."""
+        self.received += len(part.clients) if isinstance(part, CohortSum) else 1
+        if not well_formed_sum(part, self._task, self.total.shape):
+            return
+        clients = part.clients
+        if not self.came.isdisjoint(clients) or not all(map(self._may_take_part, clients)):
+            return
+        self.bits += part.unclipped - 0.5 * len(clients)
+        self.total += part.total
+        self.summed += len(clients)
+        self.came.update(clients)
+
+
+Kind = Literal["sgd", "adam", "adagrad"]
+_KINDS: dict[Kind, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adagrad": torch.optim.Adagrad,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptimizer:
+    """Settings of a ``torch.optim`` optimiser of the flat vector (Reddi et al. 2021, Algorithm 2).
+
+    An optimiser sees only noised sums, so its choice costs no privacy.
+
+    Args:
+        kind: "sgd", "adam" or "adagrad".
+        learning_rate: > 0; 1.0 with "sgd" and no momentum is plain averaging.
+        momentum: for "sgd" only, in [0, 1).
+        adaptivity: for "adam" and "adagrad": the constant added to the root of the second moment,
+            > 0.
+    """
+
+    kind: Kind = "sgd"
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+    adaptivity: float = 1e-3
+
+    def __post_init__(self) -> None:
+        checks.choice("kind", self.kind, get_args(Kind))
+        checks.positive("learning_rate", self.learning_rate)
+        checks.positive("adaptivity", self.adaptivity)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
+        if self.momentum and self.kind != "sgd":
+            raise ConfigError(f"momentum={self.momentum}: only for sgd. Leave it out.")
+
+    def set(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give these settings to an optimiser that ``of`` made; its state stays.
+
+        Raises:
+            ConfigError: the optimiser is of another kind.
+        """
+        if type(optimizer) is not _KINDS[self.kind]:
+            raise ConfigError(
+                f"kind={self.kind!r}: a schedule may change every setting of the server's "
+                "optimiser except its kind."
+            )
+        for group in optimizer.param_groups:
+            group.update(self._options)
+
+    def of(self, *groups: Tensor) -> torch.optim.Optimizer:
+        """Return an optimiser of these vectors; it skips a vector without a gradient."""
+        return _KINDS[self.kind](groups, **self._options)
+
+    @property
+    def _options(self) -> dict[str, float]:
+        own = {"momentum": self.momentum} if self.kind == "sgd" else {"eps": self.adaptivity}
+        return {"lr": self.learning_rate, **own}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimiser's state by "group.name"; a group has none before its first step."""
+    return {
+        f"{group}.{name}": value
+        for group, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Restore the state that ``optimizer_tensors`` returned."""
+    whole = optimizer.state_dict()
+    whole["state"] = {}
+    for key, value in tensors.items():
+        group, _, name = key.partition(".")
+        whole["state"].setdefault(int(group), {})[name] = value
+    optimizer.load_state_dict(whole)
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,22 +1,22 @@
-"""Wire: the two messages of a round, as bytes; never pickle.
+"""Wire: the two messages of a round as bytes, without pickle.
 
-The server sends the trainable part and the seed, a client returns the change of the trainable part
-(FedPT, Algorithm 1, lines 3 and 10). Each message is a header of 64 bytes, then one float32 vector
-as safetensors:
+The server sends the trainable part and the seed; a client returns the change of the trainable part
+(FedPT, Algorithm 1, lines 3 and 10). Each message is a header of 64 bytes, followed by one float32
+vector as safetensors:
 
     offset  size  content
          0     3  b"PPM"
          3     1  version of this layout, 1
          4     1  direction: 0 from the server, 1 from a client
-         5     1  generator of the frozen part (``seeded.GENERATOR``); 0: pretrained, no seed
+         5     1  generator of the frozen part (``start_values.GENERATOR``); 0: pretrained, no seed
          6    10  trainable hash: which parameters the vector holds
         16    16  seed, big-endian
         32    16  fingerprint of the frozen part
         48    12  plan: the first 24 digits of ``PrivacyPlan.hash``, zeros if none
         60     4  round, from 0
 
-A header protects against mistakes, not against forgery: transport security is the network's job,
-and whatever a client sends is clipped.
+The header protects against mistakes, not against forgery: use a secure transport. The server clips
+whatever a client sends.
 """
 
 import re
@@ -39,23 +39,25 @@ Direction = Literal["from server", "from client"]
 
 HEADER_BYTES = 64
 _LAYOUT = struct.Struct("!3sBBB10s16s16s12sI")
-_MAGIC, _VERSION, _NAME = b"PPM", 1, "trainable"
+_MAGIC = b"PPM"
+_VERSION = 1
+_NAME = "trainable"
 _NO_PLAN = "0" * 24
-_SAFETENSORS_OVERHEAD = 128  # its own header names one tensor: 72 to 88 bytes, by number of digits
+_SAFETENSORS_OVERHEAD = 128  # its header of one tensor takes 72 to 88 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a message says about the model that its vector belongs to.
+    """The header of a message: the model, plan and round that its vector belongs to.
 
     Attributes:
-        direction: who sent it.
-        seed: of the frozen part; None for a pretrained model.
+        direction: the sender.
+        seed: seed of the frozen part; None for a pretrained model.
         trainable_hash: 20 hex digits, ``PartialModel.trainable_hash``.
         fingerprint: 32 hex digits, ``PartialModel.fingerprint``.
-        plan: 24 hex digits, the beginning of ``PrivacyPlan.hash``; zeros if there is none.
-        round: from 0. Decoding does not judge it: a server that gets an update of another round
-            refuses it as replayed.
+        plan: 24 hex digits, the beginning of ``PrivacyPlan.hash``; zeros if there is no plan.
+        round: round, from 0. Decoding does not check it: the server refuses an update of another
+            round as replayed.
     """
 
     direction: Direction
@@ -76,10 +78,13 @@ def encode_model(
     """Return the server's message: header and trainable part, 4 d + 64 + about 80 bytes.
 
     Args:
-        model: whose ``flat`` is sent.
+        model: the model whose ``flat`` is sent.
         plan: ``PrivacyPlan.hash``.
         round_number: 0 <= round_number < 2^32.
-        active: only these groups of the model, as to a client that has the others; None is all.
+        active: groups to send, for a client that has the others; None is all groups.
+
+    Raises:
+        ConfigError: ``plan`` is not a hash, or ``round_number`` is out of range.
 
     >>> from torch import nn
     >>> message = encode_model(PartialModel(nn.Linear(9, 1), seed=7))
@@ -98,9 +103,18 @@ def encode_update(
     round_number: int = 0,
     active: Sequence[int] | None = None,
 ) -> bytes:
-    """Return a client's message: its change of the active part, shape (c,), as float32.
+    """Return a client's message: header and update of the active part.
 
-    Arguments as for ``encode_model``.
+    Args:
+        model: the client's model.
+        update: change of the c active parameters, shape (c,); sent as float32.
+        plan: ``PrivacyPlan.hash``.
+        round_number: 0 <= round_number < 2^32.
+        active: groups that trained; None is all groups.
+
+    Raises:
+        ConfigError: ``update`` has another shape, ``plan`` is not a hash, or ``round_number`` is
+            out of range.
     """
     if update.shape != (dim := _dim(model, active),):
         raise ConfigError(f"update of shape {tuple(update.shape)}: must be ({dim},).")
@@ -114,20 +128,20 @@ def decode_model(
     plan: str = _NO_PLAN,
     active: Sequence[int] | None = None,
 ) -> Tensor:
-    """Return the part that the server sent, shape (c,), or (d,) for all groups; all finite.
+    """Return the finite vector that the server sent, shape (c,), or (d,) for all groups.
 
     Args:
-        message: untrusted bytes. Nothing in them is ever executed.
-        model: the client's own, rebuilt from ``read_header(message).seed``.
+        message: untrusted bytes; nothing in them is ever executed.
+        model: the client's model, rebuilt from ``read_header(message).seed``.
         plan: hash of the plan that the client agreed to.
-        active: groups that must be in it.
+        active: groups that the message must hold; None is all groups.
 
     Raises:
-        ConfigError: the bytes are no such message, or belong to another model, plan or groups.
+        ConfigError: the bytes are not a valid message, or belong to another model, plan or groups.
     """
     vector = _decode(message, model, _header(model, "from server", plan, 0, active), active)
     if not vector.isfinite().all():
-        raise ConfigError("message from the server holds NaN or infinity: must be finite.")
+        raise ConfigError("the message from the server holds NaN or infinity: it must be finite.")
     return vector
 
 
@@ -138,28 +152,30 @@ def decode_update(
     plan: str = _NO_PLAN,
     active: Sequence[int] | None = None,
 ) -> Tensor:
-    """Return the update that a client sent, shape (c,); NaN passes, and counts as zero in a clip.
+    """Return the update that a client sent, shape (c,).
+
+    NaN and infinity pass: the server's clip turns such an update into zeros.
 
     Args:
-        message: untrusted bytes. Nothing in them is ever executed.
-        model: the server's own.
-        plan: hash of the plan of the run.
-        active: groups of the round.
+        message: untrusted bytes; nothing in them is ever executed.
+        model: the server's model.
+        plan: hash of the run's plan.
+        active: groups that train in the round; None is all groups.
 
     Raises:
-        ConfigError: the bytes are no such message, or belong to another model, plan or groups.
+        ConfigError: the bytes are not a valid message, or belong to another model, plan or groups.
     """
     return _decode(message, model, _header(model, "from client", plan, 0, active), active)
 
 
 def read_header(message: bytes) -> Header:
-    """Return the header of an untrusted message: what a client needs to rebuild the model.
+    """Return the header of an untrusted message, from which a client rebuilds the model.
 
     Raises:
-        ConfigError: the first 64 bytes are no header of this version and generator.
+        ConfigError: the first 64 bytes are not a header of this version and generator.
     """
     if not isinstance(message, bytes) or len(message) < HEADER_BYTES:
-        raise ConfigError(f"message: must be bytes, at least {HEADER_BYTES} of them.")
+        raise ConfigError(f"message: must be at least {HEADER_BYTES} bytes.")
     fields = _LAYOUT.unpack(message[:HEADER_BYTES])
     magic, version, direction, generator, trainable, seed, fingerprint, plan, round_number = fields
     if (magic, version) != (_MAGIC, _VERSION) or direction >= len(get_args(Direction)):
@@ -167,7 +183,8 @@ def read_header(message: bytes) -> Header:
     if generator not in (0, GENERATOR) or (generator == 0 and any(seed)):
         raise ConfigError(
             f"message has generator {generator}: this version rebuilds frozen parameters with "
-            f"generator {GENERATOR}, or has them shipped (0, no seed). Use the same version."
+            f"generator {GENERATOR}, or takes shipped ones (0, no seed). Use the same version on "
+            "both sides."
         )
     return Header(
         direction=get_args(Direction)[direction],
@@ -225,15 +242,18 @@ def _pack(header: Header) -> bytes:
 def _decode(
     message: bytes, model: PartialModel, expected: Header, active: Sequence[int] | None
 ) -> Tensor:
-    found, dim = read_header(message), _dim(model, active)
+    found = read_header(message)
+    dim = _dim(model, active)
     for field in ("direction", "seed", "trainable_hash", "fingerprint", "plan"):
         if (has := getattr(found, field)) != (wants := getattr(expected, field)):
             raise ConfigError(
                 f"message has {field} {has}, expected {wants}: it belongs to another model, "
-                "round trip or plan."
+                "direction or plan."
             )
     if len(message) > HEADER_BYTES + 4 * dim + _SAFETENSORS_OVERHEAD:
-        raise ConfigError(f"message of {len(message)} bytes: too long for {dim} trainable numbers.")
+        raise ConfigError(
+            f"message of {len(message)} bytes: too long for {dim} trainable parameters."
+        )
     try:
         tensors = load(message[HEADER_BYTES:])
     except (
@@ -251,6 +271,6 @@ def _decode(
     if vector.shape != (dim,) or vector.dtype != torch.float32:
         raise ConfigError(
             f"message holds {vector.dtype} of shape {tuple(vector.shape)}; "
-            f"this model has float32 of shape ({dim},)."
+            f"this model needs float32 of shape ({dim},)."
         )
     return vector

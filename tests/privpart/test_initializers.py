@@ -22,7 +22,7 @@ def test_scales_are_torch_s(shape):
 
 @pytest.mark.parametrize("initializer", [He(), Glorot()])
 def test_a_bias_has_no_fan(initializer):
-    with pytest.raises(ConfigError, match=r"shape \(3,\): needs a weight"):
+    with pytest.raises(ConfigError, match=r"shape \(3,\): the weight must have inputs"):
         at_shape(initializer, torch.Size([3]))
 
 
@@ -65,5 +65,5 @@ def test_what_float32_can_hold_is_drawn(initializer, value):
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_a_layer_without_inputs_is_an_error():
-    with pytest.raises(ConfigError, match=r"He\(\) on shape \(3, 0\): needs a weight"):
+    with pytest.raises(ConfigError, match=r"He\(\) on shape \(3, 0\): the weight must have inputs"):
         PartialModel(lambda: nn.Sequential(nn.Linear(0, 3), nn.Linear(3, 2)), seed=0)

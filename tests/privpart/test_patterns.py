@@ -50,7 +50,7 @@ def test_patterns_come_as_a_list(nothing):
 
 @pytest.mark.parametrize("everything", [["!*"], ["conv1.*", "!conv*"]])
 def test_freezing_everything_is_an_error(everything):
-    with pytest.raises(ConfigError, match="leaves no parameter"):
+    with pytest.raises(ConfigError, match="excludes every parameter"):
         matching_parameters(network(), everything)
 
 

@@ -47,7 +47,7 @@ def test_a_privacy_plan_survives_json():
     again = PrivacyPlan.from_dict(promised.to_dict())
     assert again == promised
     assert again.hash == promised.hash
-    with pytest.raises(ConfigError, match="not a privacy plan"):
+    with pytest.raises(ConfigError, match="not a valid privacy plan"):
         PrivacyPlan.from_dict(promised.to_dict() | {"clip": 1})
 
 
