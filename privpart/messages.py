@@ -62,7 +62,7 @@ class ClientUpdate:
 class CohortSum:
     """The sum of the clipped updates of several clients that the operator simulates.
 
-    The server cannot clip updates that it does not see, so it trusts whoever made the sum. A sum is
+    The server cannot clip updates that it does not see, so it trusts the maker of the sum. A sum is
     therefore never a client's message, and nothing that arrives over a network becomes one: only
     code that the operator runs makes it.
 

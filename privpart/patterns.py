@@ -206,7 +206,7 @@ def trained_groups(
                 )
     if lost := [name for name in trainable if name not in home]:
         raise ConfigError(
-            f"no group contains {', '.join(lost)}: every trainable parameter must be in one."
+            f"no group has {', '.join(lost)}: every trainable parameter must be in one."
         )
     own = (tuple(n for n in trainable if home[n] == number) for number in range(len(groups)))
     return tuple(names for names in own if names)

@@ -87,7 +87,7 @@ def encode_model(
         ConfigError: ``plan`` is not a hash, or ``round_number`` is out of range.
 
     >>> from torch import nn
-    >>> message = encode_model(PartialModel(nn.Linear(9, 1), seed=7))
+    >>> message = encode_model(PartialModel(lambda: nn.Linear(9, 1), seed=7))
     >>> read_header(message).seed, len(message)
     (7, 176)
     """
@@ -175,7 +175,7 @@ def read_header(message: bytes) -> Header:
         ConfigError: the first 64 bytes are not a header of this version and generator.
     """
     if not isinstance(message, bytes) or len(message) < HEADER_BYTES:
-        raise ConfigError(f"message: must be at least {HEADER_BYTES} bytes.")
+        raise ConfigError(f"message: must be bytes, and at least {HEADER_BYTES} of them.")
     fields = _LAYOUT.unpack(message[:HEADER_BYTES])
     magic, version, direction, generator, trainable, seed, fingerprint, plan, round_number = fields
     if (magic, version) != (_MAGIC, _VERSION) or direction >= len(get_args(Direction)):

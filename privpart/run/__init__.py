@@ -1,1 +1,1 @@
-"""A run on disk: its folder, its ledger, and what is proved from them."""
+"""A run on disk: its folder, its ledger, and the guarantee that is derived from them."""

@@ -1,6 +1,6 @@
-"""Durable files: written whole or not at all, and on the disk when the call returns.
+"""Durable files: written completely or not at all, and on the disk when the call returns.
 
-State file: tensors and plain values in one safetensors file; nothing in it is ever executed.
+A state file holds tensors and plain values in one safetensors file; nothing in it is ever executed.
 """
 
 import hashlib
@@ -17,10 +17,13 @@ from accounting.checks import ConfigError
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``, readable by its owner only.
+    """Replace the content of ``path`` by ``data``, readable by the owner only.
 
-    A crash at any instant leaves the old file or the new one. The bytes, and then the name, are
-    flushed to the disk before the call returns.
+    A crash at any instant leaves either the old file or the new one. The bytes, and then the name,
+    are flushed to the disk before the call returns.
+
+    Raises:
+        OSError: the disk refused; the old file stays.
     """
     scratch = path.with_name(path.name + ".part")
     handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -37,13 +40,13 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def remove_durably(path: Path) -> None:
-    """Remove ``path`` if it is there, for good."""
+    """Remove ``path`` if it exists, and flush its directory."""
     path.unlink(missing_ok=True)
     flush_directory(path.parent)
 
 
 def flush_directory(directory: Path) -> None:
-    """Flush the names in a directory: without it a rename may be lost with the power."""
+    """Flush the names in a directory: otherwise a power failure may undo a rename."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -52,39 +55,39 @@ def flush_directory(directory: Path) -> None:
 
 
 def encode_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> bytes:
-    """Return the bytes of a state file."""
+    """Return the bytes of a state file with these tensors and JSON values."""
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     return save(contiguous, metadata={"values": json.dumps(values, allow_nan=False)})
 
 
 def read_state(path: Path, expected: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what a file holds whose SHA-256, in hex, is ``expected``.
+    """Return tensors and values of the state file whose SHA-256, in hex, is ``expected``.
 
     Raises:
-        ConfigError: it is missing, or another file.
+        ConfigError: the file is missing or unreadable, or its hash differs.
     """
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read_state: {error}.") from None
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
     if found != expected:
         raise ConfigError(
-            f"{path} is not the state that the ledger names: it was changed, cut short, or "
-            "put back from an older copy. Put the newest copy back, or begin a fork."
+            f"{path} is not the state that the ledger names: it was changed, truncated, or "
+            "restored from an older copy. Restore the newest copy, or begin a fork."
         )
     return decode_state(path)
 
 
 def decode_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return tensors and values of a state file.
+    """Return tensors and values of a state file; nothing in it is ever executed.
 
     Raises:
-        ConfigError: it is no such file. Nothing in it is ever executed.
+        ConfigError: the file is not a valid state file.
     """
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             values = json.loads((file.metadata() or {})["values"])
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise ConfigError(f"{path} is no state of a run: {error}.") from None
+        raise ConfigError(f"{path} is not a valid state file: {error}.") from None
     return tensors, values

@@ -1,15 +1,16 @@
-"""Run folder: a run on disk. A round is committed here before anyone may see its model.
+"""Run folder: a run on disk, where each round is committed before anyone may see its model.
 
-    ledger.sqlite           plan, committed rounds, participations (see ``ledger``)
-    state-000012.safetensors    model, optimiser and noise after 12 rounds: only the newest
-    start.safetensors       of a fork: the model to begin with
-    key                     noise key, until the run is complete; keep the folder secret
-    lock                    held while a process works on the run
+    ledger.sqlite             plan, committed rounds, participations (see ``ledger``)
+    state-000012.safetensors  model, optimiser and noise after 12 rounds; only the newest is kept
+    start.safetensors         start model of a fork
+    key                       noise key, until the run is complete; keep the folder secret
+    lock                      held while a process works on the run
 
-One commit: write the new state durably; append the ledger row, which names its hash (the point of
-no return); move the witness; remove the older state. A crash before the row leaves the old state,
-and the round is trained again: nothing of it was released, so its noise is used once. A crash after
-the row leaves the new state. No file is ever unpickled.
+A commit has four steps: write the new state durably; append the ledger row, which names the hash of
+the state; advance the rollback guard (``witness``); remove the older state. The ledger row is the
+point of no return. A crash before it leaves the old state, and the round is trained again: nothing
+of it was released, so its noise is still used only once. A crash after it leaves the new state. No
+file is ever unpickled.
 """
 
 import hashlib
@@ -32,26 +33,31 @@ from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.server import RoundCounts, Server
 
 _RESERVED = ("start", "genesis", "adopted_at")
-_KEY, _LEDGER, _LOCK, _START = "key", "ledger.sqlite", "lock", "start.safetensors"
+_KEY = "key"
+_LEDGER = "ledger.sqlite"
+_LOCK = "lock"
+_START = "start.safetensors"
 
 
 class StorageError(RuntimeError):
-    """A round could not be saved. Nothing of it was released, and nothing saved was lost."""
+    """A round could not be saved. None of it was released, and no saved round was lost."""
 
 
 class RunFolder:
     """A run on disk, locked while it is open; use it in a ``with`` statement.
 
-    Make one with ``create``, go on with ``open``.
+    ``create`` begins a run; ``open`` resumes one.
 
     Attributes:
         path: the folder.
-        plan: what the run promised when it was created.
-        rounds: committed rounds.
+        plan: the plan that was fixed when the run was created.
+        rounds: number of committed rounds.
     """
 
     def __init__(self, path: Path, ledger: Ledger, lock: FileLock) -> None:
-        self.path, self._ledger, self._lock = path, ledger, lock
+        self.path = path
+        self._ledger = ledger
+        self._lock = lock
         self._source: NoiseSource | None = None
         rows = ledger.rows()
         self.rounds = len(rows)
@@ -60,7 +66,9 @@ class RunFolder:
         self._chains = [genesis(ledger.facts), *(row.chain for row in rows)]
         self._private = ledger.facts["seed"] is None
         self.plan = PrivacyPlan.from_dict(ledger.facts["plan"])
-        self._plan_hash = self.plan.hash  # once: a dense mechanism is a whole matrix to hash
+        self._plan_hash = (
+            self.plan.hash
+        )  # computed once: hashing a dense mechanism means hashing a matrix
         self._hold = witness.hold(ledger.facts["run_id"]) if self._private else None
 
     @classmethod
@@ -73,31 +81,31 @@ class RunFolder:
         facts: dict[str, Any] | None = None,
         start: Tensor | None = None,
     ) -> Self:
-        """Begin a run in a folder that does not exist yet, or is empty.
+        """Begin a run in a folder that does not exist yet or is empty.
 
         Args:
-            path: of the folder.
-            plan: fixed from here on.
-            seed: of the noise, for a simulation, which is then not private; None draws a secret
-                key from the operating system.
-            facts: more to keep in the ledger, such as delta; JSON.
-            start: trainable part to begin with, if it is not the plan's own.
+            path: path of the folder.
+            plan: plan of the run; it cannot change afterwards.
+            seed: seed of the noise, >= 0, for a simulation, which is not private; None draws a
+                secret key from the operating system.
+            facts: further values to keep in the ledger, such as delta, ready for JSON.
+            start: trainable part to begin with, shape (d,), if it is not the model's own.
 
         Raises:
-            ConfigError: the folder holds something.
-            StorageError: it cannot be written.
+            ConfigError: the folder is not empty, or a fact has a reserved name.
+            StorageError: the folder cannot be written.
         """
         folder = Path(path)
         if folder.exists() and not (folder.is_dir() and _is_free(folder)):
             raise ConfigError(
-                f"{folder} is not empty: a run begins in a folder of its own. To go on with the "
-                "run in it, open it (--resume)."
+                f"{folder} is not empty: a run begins in a folder of its own. To resume the run in "
+                "it, open it (--resume)."
             )
         run_id = secrets.token_hex(16)
         about = {"schema": SCHEMA, "run_id": run_id, "plan": plan.to_dict(), "seed": seed}
         checks.count("seed", seed or 0, minimum=0)
         if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
-            raise ConfigError(f"facts: {', '.join(taken)} are the run's own; choose other names.")
+            raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
         about |= facts or {}
         first = b"" if start is None else encode_state({"parameters": start}, {})
         if start is not None:
@@ -110,7 +118,7 @@ class RunFolder:
                 write_durably(folder / _START, first)
             if seed is None:
                 write_durably(folder / _KEY, secrets.token_bytes(32))
-                # before the ledger: a run that exists has a witness
+                # Before the ledger, so that every run that exists has a rollback guard.
                 witness.note(run_id, witness.Seen(0, genesis(about)))
             ledger = Ledger.create(folder / _LEDGER, about)
         except (OSError, sqlite3.Error) as error:
@@ -119,16 +127,17 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path, *, adopt: bool = False) -> Self:
-        """Go on with a run, after checking that this is its newest copy.
+        """Resume a run, after checking that the folder is its newest copy.
 
         Args:
-            path: of the folder.
-            adopt: go on although this machine never saw the run, as after a move. You vouch that
-                the original will never be continued; the report says so.
+            path: path of the folder.
+            adopt: resume although this machine has no record of the run, for instance after a
+                move. You vouch that the original will never be continued; the report says so.
 
         Raises:
-            ConfigError: no run, a damaged or changed one, one that another process works on, or
-                an older copy of a run that has gone further.
+            ConfigError: the folder holds no run, a damaged or changed one, one that another process
+                works on, or an older copy of a run that has advanced since.
+            StorageError: the folder cannot be written.
         """
         folder = Path(path)
         if not folder.is_dir():
@@ -156,25 +165,28 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Let another process have the run."""
+        """Release the run for other processes."""
         self._ledger.close()
         for lock in filter(None, (self._lock, self._hold)):
             lock.release()
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the ledger keeps about the run."""
+        """The facts that the ledger keeps about the run."""
         return self._ledger.facts
 
     def source(self) -> NoiseSource:
-        """Return the source of the run's noise, for its one ``Server``.
+        """Return the source of the run's noise, for its only ``Server``.
 
         Raises:
-            ConfigError: the key is missing or damaged, or the source was given out before: two
+            ConfigError: the key is missing or damaged, or this method was called before: two
                 servers would draw the same noise.
         """
         if self._source is not None:
-            raise ConfigError("source: given out before; a second server would repeat its noise.")
+            raise ConfigError(
+                "source() was called before: a second server would repeat its noise. Open the run "
+                "again."
+            )
         self._source = self._make_source()
         return self._source
 
@@ -185,21 +197,23 @@ class RunFolder:
             return SecretSource((self.path / _KEY).read_bytes())
         except (OSError, ConfigError):
             if self.rounds >= self.plan.rounds:
-                return SecretSource()  # complete: no draw will be taken from it
+                return SecretSource()  # a complete run draws no more noise
             raise ConfigError(
-                f"{self.path / _KEY} is missing or damaged: the noise of this run cannot be "
-                "continued. Begin a fork: a new key, and the cost of both."
+                f"{self.path / _KEY} is missing or damaged, so the noise of this run cannot be "
+                "continued. Begin a fork: a run with a new key, and the cost of both."
             ) from None
 
     def restore(self, server: Server) -> None:
-        """Put a fresh server of the same plan and model where the last committed round left it.
+        """Load the state after the last committed round into a new server of the same plan.
 
         Raises:
-            ConfigError: the state is missing, damaged or not the newest, or of another plan.
+            ConfigError: the state is missing, damaged, not the newest, or of another plan or model.
         """
         if self._state_hash is None:
             if server.plan_hash != self._plan_hash:
-                raise ConfigError("the server has another plan than the run.")
+                raise ConfigError(
+                    "the server's plan is not the run's. Build it from RunFolder.plan."
+                )
             if (start := self.facts.get("start")) is not None:
                 server.load_start(read_state(self.path / _START, start)[0]["parameters"])
             return
@@ -207,31 +221,34 @@ class RunFolder:
         server.load_state_dict(tensors, values, self._ledger.rounds_by_client())
 
     def commit(self, server: Server, counts: RoundCounts) -> None:
-        """Make the round that ``server`` just ran durable; only then may its model be seen.
+        """Make the round that ``server`` just ran durable; nobody may see its model before.
 
         Raises:
-            ConfigError: the server is not one round ahead of the ledger.
-            StorageError: the disk refused. The run stands where it stood; nothing is lost.
+            ConfigError: the server is not one round ahead of the ledger, or its plan or noise
+                source is not the run's.
+            StorageError: the disk refused. The run is unchanged, and nothing is lost.
         """
         if server.round != self.rounds + 1 or server.plan_hash != self._plan_hash:
             raise ConfigError(
                 f"the run has {self.rounds} rounds, the server {server.round}: a commit needs a "
-                "server of this plan that is one round ahead. Open the run again and restore."
+                "server of this plan that is one round ahead. Open the run again and restore the "
+                "server."
             )
         if server.source is not self._source:
-            raise ConfigError("the server's noise is not the run's: give it RunFolder.source().")
+            raise ConfigError("the server's noise is not the run's: use RunFolder.source().")
         try:
             self._commit(server, counts)
         except (OSError, sqlite3.Error) as error:
             raise StorageError(
                 f"round {server.round - 1} could not be saved in {self.path}: {error}. Nothing of "
                 f"it was released; the run stands after {self.rounds} rounds. Make the folder "
-                "writable, with room to spare, and resume."
+                "writable, free some space, and resume."
             ) from None
 
     def _commit(self, server: Server, counts: RoundCounts) -> None:
         data = encode_state(*server.state_dict())
-        state, clients = hashlib.sha256(data).hexdigest(), sorted(server.cohort)
+        state = hashlib.sha256(data).hexdigest()
+        clients = sorted(server.cohort)
         write_durably(self._state_path(server.round), data)
         row = next_row(
             self._head,
@@ -242,14 +259,19 @@ class RunFolder:
             clients=clients,
             summed=counts.summed,
         )
-        self._ledger.append(row, clients)
-        self.rounds, self._head, self._state_hash = server.round, row.chain, state
+        self._ledger.append(row, clients)  # the point of no return
+        self.rounds = server.round
+        self._head = row.chain
+        self._state_hash = state
         if self._private:
             witness.note(self.facts["run_id"], witness.Seen(self.rounds, self._head))
         self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
-        """Keep the committed state only; a complete run needs no key, and is safer without."""
+        """Remove all but the committed state, and the key of a complete run.
+
+        Whoever had the key and the released models could compute what the noise hides.
+        """
         keep = self._state_path(self.rounds)
         for file in self.path.glob("*"):
             if (file.name.startswith("state-") and file != keep) or file.suffix == ".part":
@@ -275,12 +297,16 @@ class RunFolder:
 
 
 def state_name(rounds: int) -> str:
-    """Return the name of the state file after so many rounds."""
+    """Return the name of the state file after a number of rounds."""
     return f"state-{rounds:06d}.safetensors"
 
 
 def locked(folder: Path) -> FileLock:
-    """Take a folder for this process; ``release`` gives it back."""
+    """Return a lock on the folder, held by this process until ``release``.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
     lock = FileLock(folder / _LOCK)
     try:
         lock.acquire(timeout=0)
@@ -290,10 +316,10 @@ def locked(folder: Path) -> FileLock:
 
 
 def holds_a_run(path: str | Path) -> bool:
-    """Whether a run was begun in this folder."""
+    """Return whether a run was begun in this folder."""
     return (Path(path) / _LEDGER).exists()
 
 
 def _is_free(folder: Path) -> bool:
-    """Whether a folder is empty, or holds what a crash left before a run had begun."""
+    """Return whether a folder is empty, apart from leftovers of a crash before a run began."""
     return all(f.name in (_KEY, _LOCK, _START) or f.suffix == ".part" for f in folder.iterdir())

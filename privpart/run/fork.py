@@ -1,4 +1,4 @@
-"""Fork: the honest way on from a run that cannot be continued, at the cost of both."""
+"""Fork: a new run that starts from a run that cannot be continued, charged for both."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -18,28 +18,36 @@ def fork(
 ) -> RunFolder:
     """Begin a new run from the last committed model of an old one, with a new key.
 
-    The old run may be an older copy, or have lost its key. Its whole plan is charged, whatever
-    part of it was run: rounds after the copy was taken are covered as well. The new run's report
-    adds that cost to its own, mu^2 by mu^2, and repeats what nobody checked about the old one, and
-    what was seen in it.
+    The old run may be an older copy, or have lost its key. Its whole plan is charged, however much
+    of it was run, so rounds that were run after the copy was taken are covered too. The new run's
+    report adds that cost to its own, as mu^2, and repeats the old run's unchecked assumptions and
+    what was seen in the clear.
+
+    Args:
+        old: folder of the old run.
+        new: folder of the new run; it must not exist yet or be empty.
+        plan: plan of the new run.
+        facts: further values to keep in the new ledger, ready for JSON.
 
     Raises:
-        ConfigError: the old run was not private, left its plan, has no committed state, is
-            damaged, or is open.
+        ConfigError: the old run was not private, left its plan, has another model, has no committed
+            state, is damaged, or is open; or a fact has a reserved name.
     """
     folder = Path(old)
     lock = locked(folder)
     try:
         before = run_report(folder, delta=0.5).guarantee  # for mu, which does not depend on delta
         if before.noise_source != "os":
-            raise ConfigError(f"{old} was not private: its noise is seeded, its cost unbounded.")
+            raise ConfigError(
+                f"{old} was not private: its noise is seeded, so its cost has no bound."
+            )
         if before.status == "does-not-hold":
-            raise ConfigError(f"{old} left its plan: its cost has no bound to add.")
+            raise ConfigError(f"{old} left its plan, so its cost has no bound that could be added.")
         ledger = Ledger(folder / "ledger.sqlite", read_only=True)
         rows = ledger.rows()
         ledger.close()
         if not rows:
-            raise ConfigError(f"{old} has no committed round to go on from: begin a new run.")
+            raise ConfigError(f"{old} has no committed round to start from. Begin a new run.")
         tensors, _ = read_state(folder / state_name(len(rows)), rows[-1].state)
     finally:
         lock.release()
@@ -47,12 +55,12 @@ def fork(
     about = {"earlier_mu": before.mu, "fork_of": ledger.facts["run_id"], "inherited": open_ones}
     said = facts or {}
     if taken := sorted(said.keys() & about.keys()):
-        raise ConfigError(f"facts: {', '.join(taken)} are the fork's own; choose other names.")
+        raise ConfigError(f"facts: {', '.join(taken)} are the fork's own names. Choose others.")
     if said.get("rest") != ledger.facts.get("rest"):
         raise ConfigError(
-            f"{old} is of another model: its numbers would mean something else beside this plan's "
-            "frozen part, or in its order of slices. Fork it under the same table [model] and, if "
-            "slices take turns, the same number of rounds and shared keys."
+            f"{old} is of another model: its trained parameters do not fit this plan's frozen part "
+            "or order of slices. Use the same table [model] and, if slices take turns, the same "
+            "number of rounds and shared keys."
         )
     seen = merge_seen(ledger.facts.get("seen_in_clear"), said.get("seen_in_clear"))
     about = {**said, **about, "seen_in_clear": seen}

@@ -1,8 +1,9 @@
-"""Ledger: which rounds of a run were committed, and who took part; SQLite, chained by hashes.
+"""Ledger: the committed rounds of a run and their clients, in SQLite, chained by hashes.
 
-Row r holds the hash of the state after round r. Each row's chain value hashes the one before it and
-all that the row says, down to the clients, so a row cannot be changed, dropped or moved alone.
-The ledger names clients: it stays with the server, and is no part of any release.
+Row r holds the hash of the state after round r. Each row's chain value hashes the previous row's
+and the whole content of the row, including its clients, so no row can be changed, dropped or moved
+without changing all later ones. The ledger names clients: it stays with the server and is never
+released.
 """
 
 import hashlib
@@ -39,12 +40,12 @@ class Row:
     """One committed round.
 
     Attributes:
-        round: from 0.
-        state: SHA-256, in hex, of the state file after it.
-        clip_norm: that its updates were clipped to.
-        received: updates that came.
-        counted: updates that entered the sum.
-        summed: of these, those that the run's own engine clipped in the server's place.
+        round: number of the round, from 0.
+        state: SHA-256, in hex, of the state file after the round.
+        clip_norm: clip norm of the round.
+        received: number of updates received.
+        counted: number of updates that entered the sum.
+        summed: number of counted updates that the run's own engine clipped in the server's place.
         chain: hash of this row and all before it.
     """
 
@@ -58,13 +59,21 @@ class Row:
 
 
 class Ledger:
-    """The ledger of one run, open; every change is on the disk when its call returns."""
+    """The open ledger of one run; every change is on the disk when its call returns.
+
+    Attributes:
+        facts: values that were recorded about the run, by name.
+
+    Raises:
+        ConfigError: there is no ledger, or it is damaged, changed or of another schema.
+    """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         if not path.is_file():
             raise ConfigError(f"{path.parent} holds no run: {path.name} is missing.")
-        self._path, self._clients = path, dict[int, list[int]]()
-        # A commit that was cut off left its journal: reading rolls it back, which is a write.
+        self._path = path
+        self._clients: dict[int, list[int]] = {}
+        # An interrupted commit leaves a journal; reading then rolls it back, which is a write.
         cut_off = path.with_name(path.name + "-journal").exists()
         uri = f"{path.resolve().as_uri()}?mode={'ro' if read_only and not cut_off else 'rw'}"
         try:
@@ -77,12 +86,12 @@ class Ledger:
         except (sqlite3.Error, ValueError, RecursionError) as error:
             raise _damaged(path, error) from None
         if (schema := self.facts.get("schema")) != SCHEMA:
-            raise ConfigError(f"{path}: schema {schema!r}, this version reads {SCHEMA!r}.")
+            raise ConfigError(f"{path} has schema {schema!r}; this version reads {SCHEMA!r}.")
         self._check_facts()
 
     @classmethod
     def create(cls, path: Path, facts: Mapping[str, Any]) -> "Ledger":
-        """Make an empty ledger that holds ``facts``, "schema" among them, and open it."""
+        """Write a ledger without rounds that holds ``facts``, which include "schema"; open it."""
         scratch = path.with_name(path.name + ".part")
         scratch.unlink(missing_ok=True)
         db = sqlite3.connect(scratch, isolation_level=None)
@@ -103,14 +112,14 @@ class Ledger:
         if not named or not seeded or not isinstance(facts.get("plan"), dict):
             raise ConfigError(f"{self._path} is damaged: run_id, seed or plan is missing or odd.")
         if facts.get("genesis") != genesis(facts):
-            raise ConfigError(f"{self._path}: what was said when the run began has been changed.")
+            raise ConfigError(f"{self._path}: facts recorded when the run began were changed.")
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
 
     def add_fact(self, name: str, value: Any) -> None:  # noqa: ANN401  any JSON
-        """Record one more fact about the run."""
+        """Record another fact about the run, as JSON."""
         self._db.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, json.dumps(value)))
         self.facts[name] = value
 
@@ -121,7 +130,7 @@ class Ledger:
             ConfigError: a row was changed, dropped or moved, or the file is damaged.
         """
         try:
-            with self._transaction("BEGIN"):  # one moment, also while the run goes on
+            with self._transaction("BEGIN"):  # one snapshot, even while the run continues
                 found = self._db.execute("SELECT * FROM rounds ORDER BY 1")
                 rows = [Row(*values) for values in found]
                 clients = self.clients_by_round()
@@ -137,18 +146,20 @@ class Ledger:
                     "ledger was changed after the fact, so no guarantee can be derived from it."
                 )
         if clients:
-            raise ConfigError(f"{self._path}: participations in rounds that were never committed.")
+            raise ConfigError(
+                f"{self._path} names clients of rounds that were never committed: it was changed."
+            )
         return rows
 
     def clients_by_round(self) -> dict[int, list[int]]:
-        """Return the clients whose updates entered each round's sum, in ascending order."""
+        """Return the ids of the clients in each round's sum, ascending, by round."""
         found: dict[int, list[int]] = {}
         for client, round_ in self._db.execute("SELECT * FROM participations ORDER BY 1, 2"):
             found.setdefault(round_, []).append(client)
         return found
 
     def rounds_by_client(self) -> dict[int, list[int]]:
-        """Return the rounds of each client, ascending, as of the last ``rows``."""
+        """Return each client's rounds, ascending, as of the last call of ``rows``."""
         found: dict[int, list[int]] = {}
         for round_, clients in sorted(self._clients.items()):
             for client in clients:
@@ -156,7 +167,7 @@ class Ledger:
         return found
 
     def append(self, row: Row, clients: Sequence[int]) -> None:
-        """Commit one round and its clients, in one transaction."""
+        """Commit one round and its clients in one transaction."""
         with self._transaction():
             self._db.execute(
                 "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -179,7 +190,7 @@ class Ledger:
 
 
 def genesis(facts: Mapping[str, Any]) -> str:
-    """Return what the first row is chained to: all that was said when the run began."""
+    """Return the hash that the first row is chained to, over all facts from the run's begin."""
     said = {name: value for name, value in facts.items() if name not in _LATER}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -194,7 +205,7 @@ def next_row(
     clients: Sequence[int],
     summed: int = 0,
 ) -> Row:
-    """Return the row that follows a chain whose head is ``before``; ``clients`` ascending."""
+    """Return the next row of a chain whose head is ``before``; ``clients`` must be ascending."""
     row = Row(round_, state, clip_norm, received, len(clients), summed, "")
     return replace(row, chain=_link(before, row, clients))
 
@@ -205,4 +216,4 @@ def _link(before: str, row: Row, clients: Sequence[int]) -> str:
 
 
 def _damaged(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"{path} is damaged, or no ledger: {error}.")
+    return ConfigError(f"{path} is damaged, or not a ledger: {error}.")

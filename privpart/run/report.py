@@ -1,8 +1,8 @@
 """Run report: the guarantee of a run, derived again from its ledger.
 
 The plan's epsilon is claimed only if the ledger shows that the run kept to the plan. Otherwise the
-report gives the figures that the realised participation would have, and says that nothing holds:
-limits that were not kept were no limits.
+report computes figures for the participation that happened, and says that no guarantee holds: a
+limit that was not kept did not bind anybody.
 """
 
 from collections.abc import Sequence
@@ -23,18 +23,19 @@ SCHEMA = "privpart/run/1"
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What a run cost, and what that rests on.
+    """The privacy cost of a run, and the evidence for it.
 
     Attributes:
         run_id: random name of the run.
-        plan: hash of its plan.
-        planned_rounds: that the guarantee covers.
-        rounds: that were committed.
-        complete: whether no more can follow.
+        plan: hash of the run's plan.
+        planned_rounds: number of rounds that the guarantee covers.
+        rounds: number of committed rounds.
+        complete: whether all planned rounds are committed.
         realised: worst participation in the ledger; None before the first round.
-        deviations: how the run left its plan; empty if it did not.
-        guarantee: the report itself; its assumptions say what was enforced or verified.
-        select: of a run whose clients select: against whom the guarantee is, and who sees what.
+        deviations: ways in which the run left its plan; empty if it kept to it.
+        guarantee: the privacy report; its assumptions say what was enforced or verified.
+        select: if clients select what they download, one line on the guarantee against recipients
+            of the model and one on what is seen in the clear; else None.
     """
 
     run_id: str
@@ -48,7 +49,7 @@ class RunReport:
     select: tuple[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values under a schema name, ready for JSON."""
+        """Return the report as plain values under a schema name, ready for JSON."""
         values = {
             "schema": SCHEMA,
             "run_id": self.run_id,
@@ -66,14 +67,15 @@ class RunReport:
 
 
 def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
-    """Derive the guarantee of the run in a folder; reads only, also while the run goes on.
+    """Derive the guarantee of the run in a folder, which is only read and may still be running.
 
     Args:
         path: the run folder.
-        delta: in (0, 1); None takes the one that the run was planned with.
+        delta: in (0, 1); None takes the delta that the run was planned with.
 
     Raises:
-        ConfigError: no run, a changed or damaged ledger, no delta, or a run without noise.
+        ConfigError: there is no run, its ledger is changed or damaged, delta is missing, or the
+            plan adds no noise.
     """
     ledger = Ledger(Path(path) / "ledger.sqlite", read_only=True)
     try:
@@ -84,7 +86,7 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
     plan = PrivacyPlan.from_dict(facts["plan"])
     chosen = facts.get("delta") if delta is None else delta
     if chosen is None:
-        raise ConfigError("delta is missing: this run was planned without one; pass it (--delta).")
+        raise ConfigError("delta is missing: this run was planned without one. Pass it (--delta).")
     length = max(plan.rounds, len(rows))
     realised = Participation.from_log(length, histories) if histories else None
     deviations = _deviations(plan, rows, realised)
@@ -110,9 +112,15 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
 def select_lines(
     report: PrivacyReport | None, delta: float, seen: SeenByParty | None
 ) -> tuple[str, str] | None:
-    """Return two lines that must not be read as one; None if clients select nothing.
+    """Return the two lines about a run whose clients select, or None if ``seen`` is None.
 
-    The first claims what the verdict allows; ``report`` is None for a run without noise.
+    The first states the guarantee against recipients of the model, as far as the report's status
+    allows; the second states what is seen in the clear, which no epsilon covers.
+
+    Args:
+        report: the privacy report; None for a run without noise.
+        delta: in (0, 1).
+        seen: what each party sees in the clear.
     """
     if seen is None:
         return None
@@ -147,7 +155,7 @@ def _deviations(
 
 
 def _claimed(plan: PrivacyPlan, realised: Participation | None) -> PrivacyPlan:
-    """The plan, or what it would have been had it allowed what happened."""
+    """Return the plan, widened to allow the realised participation if that is given."""
     if realised is None or realised.rounds != plan.rounds:
         return plan
     limits = plan.participation
@@ -163,14 +171,15 @@ def _clipping(rows: Sequence[Row]) -> str:
         return "the server clips every update again"
     return (
         f"in {summed} of {len(rows)} rounds the run's own engine clipped clients of one step and "
-        "handed over their sum, which the server cannot clip again; every other update it does"
+        "handed over their sum, which the server cannot clip again; it clips every other update "
+        "again"
     )
 
 
 def _with_evidence(
     report: PrivacyReport, rows: Sequence[Row], facts: dict[str, Any], deviations: tuple[str, ...]
 ) -> PrivacyReport:
-    """Say what the run's own code enforced and what its ledger shows."""
+    """Return the report with what the run's own code enforced and what its ledger shows."""
     adopted = facts.get("adopted_at")
     secret = facts["seed"] is None
     evidence: dict[str, tuple[Any, str]] = {
@@ -187,7 +196,7 @@ def _with_evidence(
     elif secret:
         evidence["noise"] = (
             "asserted",
-            f"the run was adopted after {adopted} rounds; that its original stopped is not shown",
+            f"the run was adopted after {adopted} rounds; nothing shows that its original stopped",
         )
     for old in facts.get("inherited", ()):
         if old["code"] not in {a.code for a in report.assumptions}:
@@ -204,10 +213,11 @@ def _with_evidence(
 
 
 def vouched(found: RunReport, code: str) -> RunReport:
-    """Return the report with one open assumption vouched for by whoever asks.
+    """Return the report with one asserted assumption marked as vouched for by its reader.
 
     Raises:
-        ConfigError: no such assumption, or one that is not open: a violation stays one.
+        ConfigError: there is no such assumption, or it is not merely asserted: nobody can vouch for
+            one that was violated.
     """
     open_ones = [a.code for a in found.guarantee.assumptions if a.status == "asserted"]
     if code not in open_ones:

@@ -1,11 +1,12 @@
-"""Witness: outside a run folder, how far each run has come, so that an older copy is noticed.
+"""Rollback guard: a record, outside the run folder, of how far each run has advanced.
 
-A folder cannot tell by itself that it was put back from a backup. Continuing from an older copy
-would draw the noise of rounds that are already released a second time, for other sums: their
-difference has no noise. So every committed round moves a counter in the user's state directory
-first, and a folder that stands behind its counter is refused.
+A folder cannot tell by itself that it was restored from a backup. Continuing from an older copy
+would add the noise of rounds that were already released to other sums, and the difference of two
+such sums has no noise. Every committed round therefore advances a counter in the user's state
+directory before its release, and a folder that is behind its counter is refused.
 
-Not noticed: putting back the folder and the witness together, as with a whole machine's snapshot.
+The guard does not notice that folder and counter were restored together, for instance from a
+snapshot of the whole machine.
 """
 
 import json
@@ -24,28 +25,32 @@ VARIABLE = "PRIVPART_STATE_DIR"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The furthest that a run is known to have come: rounds committed, and its chain's head."""
+    """The furthest known point of a run: its committed rounds and the head of its chain."""
 
     rounds: int
     chain: str
 
 
 def directory() -> Path:
-    """Return where witnesses live: $PRIVPART_STATE_DIR, or privpart in the XDG state directory."""
+    """Return the guard's directory: $PRIVPART_STATE_DIR, or privpart in the XDG state directory.
+
+    Raises:
+        ConfigError: the variable is not set, and there is no home directory.
+    """
     if own := os.environ.get(VARIABLE):
         return Path(own)
     try:
         base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     except RuntimeError:
-        raise ConfigError(f"there is no home directory: set {VARIABLE} to a folder.") from None
+        raise ConfigError(f"there is no home directory. Set {VARIABLE} to a folder.") from None
     return Path(base) / "privpart"
 
 
 def last_seen(run_id: str) -> Seen | None:
-    """Return what this machine knows of a run, or None if it never saw it.
+    """Return this machine's record of a run, or None if it has none.
 
     Raises:
-        ConfigError: the witness cannot be read.
+        ConfigError: the record cannot be read.
     """
     path = _path(run_id)
     try:
@@ -54,14 +59,14 @@ def last_seen(run_id: str) -> Seen | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"the witness {path} cannot be read: {error}.") from None
+        raise ConfigError(f"the rollback guard {path} cannot be read: {error}.") from None
 
 
 def hold(run_id: str) -> FileLock:
-    """Take a run for this process, whatever copy of its folder it opened; ``release`` gives back.
+    """Return a lock on a run, across all copies of its folder, held until ``release``.
 
     Raises:
-        ConfigError: another process, or another copy, has it.
+        ConfigError: the run is open in another process, or as another copy.
     """
     directory().mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = FileLock(directory() / f"{run_id}.lock")
@@ -69,17 +74,22 @@ def hold(run_id: str) -> FileLock:
         lock.acquire(timeout=0)
     except Timeout:
         raise ConfigError(
-            f"run {run_id[:12]} is open already, perhaps as a copy in another folder: both going "
-            "on would draw the same noise."
+            f"run {run_id[:12]} is open already, perhaps as a copy in another folder: both would "
+            "draw the same noise. Close the other one first."
         ) from None
     return lock
 
 
 def knows(run_id: str, chains: Sequence[str], folder: Path) -> bool:
-    """Whether this machine has seen the run; ``chains`` are the heads after 0, 1, ... rounds.
+    """Return whether this machine has a record of the run, after checking the copy against it.
+
+    Args:
+        run_id: name of the run.
+        chains: heads of the copy's chain after 0, 1, ... rounds.
+        folder: folder of the copy, for the message.
 
     Raises:
-        ConfigError: it has seen it go further than this copy, or another way.
+        ConfigError: the record is further than this copy, or of another chain.
     """
     seen = last_seen(run_id)
     if seen is None:
@@ -87,15 +97,15 @@ def knows(run_id: str, chains: Sequence[str], folder: Path) -> bool:
     if seen.rounds >= len(chains) or chains[seen.rounds] != seen.chain:
         raise ConfigError(
             f"{folder} is an older copy: it stands after {len(chains) - 1} rounds, while "
-            f"{seen.rounds} were released. Going on would add the noise of released rounds to "
-            "other sums, and their difference has none. Put the newest copy back, or begin a "
-            "fork: a new run with a new key, whose report adds the cost of this one."
+            f"{seen.rounds} were released. Continuing would reuse the noise of released rounds, "
+            "which would then cancel out. Restore the newest copy, or begin a fork: a new run with "
+            "a new key, whose report adds the cost of this one."
         )
     return True
 
 
 def note(run_id: str, seen: Seen) -> None:
-    """Record, durably, how far a run has come."""
+    """Record durably how far a run has advanced."""
     path = _path(run_id)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_durably(path, json.dumps({"rounds": seen.rounds, "chain": seen.chain}).encode())

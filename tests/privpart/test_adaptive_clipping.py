@@ -47,7 +47,7 @@ def test_the_clip_norm_changes_only_where_a_tree_restarts():
     assert restarts(BinaryTree(8, 4)) == {4}
     assert restarts(Independent(3)) == {1, 2}
     for mechanism in (BinaryTree(8),):
-        with pytest.raises(ConfigError, match="only where the noise starts anew"):
+        with pytest.raises(ConfigError, match="only where the noise restarts"):
             restarts(mechanism)
     one = Server(plan(every=3), torch.zeros(4), source=SeededSource(0))
     norms = []

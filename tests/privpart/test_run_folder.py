@@ -163,7 +163,7 @@ def test_two_copies_cannot_be_open_together(folder, tmp_path):
 
 
 def test_a_copy_that_went_another_way_is_refused(folder, tmp_path):
-    """As many rounds, but not the same: the witness knows the chain, not only its length."""
+    """As many rounds, but others: the rollback guard records the chain, not its length."""
     shutil.copytree(folder, tmp_path / "twin")
     with RunFolder.open(folder) as run:
         train(run, 3)
@@ -271,7 +271,7 @@ def test_a_ledger_that_was_changed_is_refused(folder, change):
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute(change)
     db.close()
-    assert re.search("does not follow|never committed|has been changed", refusal(folder))
+    assert re.search("does not follow|never committed|run began were changed", refusal(folder))
 
 
 def test_a_ledger_of_another_schema(folder):
@@ -320,7 +320,7 @@ def test_one_source_per_opening_and_no_other(folder):
 
 
 def test_a_model_that_was_not_committed_is_never_sent(folder, monkeypatch):
-    """Whoever catches the error and goes on with the same server must not release its model."""
+    """A caller that catches the error and keeps the server must not release its model."""
     with RunFolder.open(folder) as run:
         one = server(run)
         with monkeypatch.context() as patched:
@@ -387,5 +387,5 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 def test_states_that_are_none(tmp_path):
     for content in (b"", b"\x80\x04K\x01.", b"\xff" * 40):
         (tmp_path / "state").write_bytes(content)
-        with pytest.raises(ConfigError, match="is no state of a run"):
+        with pytest.raises(ConfigError, match="is not a valid state file"):
             decode_state(tmp_path / "state")

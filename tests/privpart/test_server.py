@@ -332,7 +332,9 @@ def test_a_schedule_that_changes_the_kind_draws_no_noise():
         optimizer=lambda round_: ServerOptimizer(kind=kinds[round_]),
     )
     run(one, (0, 0.1))
-    with pytest.raises(ConfigError, match="every setting of the server's optimiser except its kind"):
+    with pytest.raises(
+        ConfigError, match="every setting of the server's optimiser except its kind"
+    ):
         run(one, (1, 0.1))
     assert one.round == 1
     one.task([])  # not halted
