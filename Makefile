@@ -26,7 +26,7 @@ demo: $(READY)  ## train, account and audit on real data (under two minutes); wr
 
 test: lint types unit  ## lint, types and the fast tests, as CI runs them
 
-lint: $(READY)  ## ruff and the import arrows between the packages
+lint: $(READY)  ## ruff and the import contracts between the packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
@@ -40,7 +40,7 @@ unit: $(READY)  ## the fast tests
 slow: $(READY)  ## the tests that take minutes
 	$(BIN)/pytest -n 2 -q -m slow
 
-mutants: $(READY)  ## break the accounting on purpose and list what no test notices (hours)
+mutants: $(READY)  ## break the accounting on purpose and list the mutants that no test notices (hours)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutants]'
 	$(BIN)/mutmut run --max-children 2
 	$(BIN)/mutmut results

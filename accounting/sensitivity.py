@@ -174,7 +174,7 @@ def _pattern_count(participation: Participation) -> int:
 def _try_all(
     magnitude: Array, diagonal: Array, participation: Participation
 ) -> tuple[float, tuple[int, ...]]:
-    """Search patterns depth first; one argmax chooses the last participation."""
+    """Return the greatest sum and its pattern, depth first; one argmax chooses the last round."""
     b = participation.min_separation
 
     def best(inside: float, cross: Array, first: int, left: int) -> tuple[float, tuple[int, ...]]:
