@@ -79,11 +79,6 @@ def costs(
     name = model.replace("-", "_")
     if name not in MODELS:
         raise ConfigError(f"model {model!r} is unknown: must be one of {', '.join(MODELS)}.")
-    parts: dict[str, Sequence[str]] = {"full": ("*",)}
-    if ladder or not train:
-        parts |= MODELS[name].ladder
-    if train:
-        parts[" ".join(train)] = train
     local = LocalTraining(
         0.1,
         epochs=epochs,
@@ -96,7 +91,15 @@ def costs(
     # no batch is larger than what the client holds
     one_batch = min(batch_size, checks.count("examples", examples))
     with _memory_for(batch_size):
-        rows = _rows(name, parts, local, one_batch, examples, bandwidth, measure=measure)
+        rows = _rows(
+            name,
+            _parts(name, train, ladder=ladder),
+            local,
+            one_batch,
+            examples,
+            bandwidth,
+            measure=measure,
+        )
     if plot is not None:
         from privpart.cli.plots import draw_costs
 
@@ -122,6 +125,18 @@ def costs(
     else:
         of_a_client = f"{examples} examples x {epochs}, batches of {batch_size}, {optimizer}"
         _print_tables(rows, f"{name}: one client in one round; {of_a_client}")
+
+
+def _parts(name: str, train: Sequence[str] | None, *, ladder: bool) -> dict[str, Sequence[str]]:
+    """Return the parts to measure, name -> train patterns; the first is full training."""
+    from privpart.models import MODELS
+
+    parts: dict[str, Sequence[str]] = {"full": ("*",)}
+    if ladder or not train:
+        parts |= MODELS[name].ladder
+    if train:
+        parts[" ".join(train)] = train
+    return parts
 
 
 @contextmanager

@@ -92,7 +92,7 @@ class SelectChoice:
     def __post_init__(self) -> None:
         checks.choice("delivery", self.delivery, get_args(DeliveryName))
         if not self.chosen:
-            raise ConfigError("select: name at least one of words, hidden, filters and neurons.")
+            raise ConfigError("say what to select: words, hidden, filters or neurons.")
         for name, choice in self.chosen.items():
             if choice.structured != (name == "words"):
                 raise ConfigError(

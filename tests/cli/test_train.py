@@ -76,9 +76,9 @@ def test_report_as_text_prose_csv_and_ci_gate(done, privpart):
     text = privpart("report", str(out), "--vouch", "choices", "--vouch", "floating-point")
     assert "HOLDS: every assumption was enforced, verified or vouched for" in text.stdout
     assert "8 rounds (complete), a client in at most 1" in text.stdout
-    assert "Vouched for by whoever asked for this report" in text.stdout
+    assert "Vouched for by the user of this report" in text.stdout
     prose = privpart("report", str(out), "--statement", "--vouch", "choices").stdout
-    assert "Vouched for by whoever asked for this report:" in prose
+    assert "Vouched for by the user of this report:" in prose
     assert privpart("report", str(out), "--format", "csv").stdout.startswith("schema,run_id,plan")
     assert privpart("report", str(out), "--max-epsilon", "nan").returncode == 2
     over = privpart("report", str(out), "--max-epsilon", "0.5")
