@@ -1,4 +1,4 @@
-"""What an adversary gets from an update: reconstructions, with baselines and verdicts beside them.
+"""Attacks: what an adversary gets from an update, with baselines and verdicts.
 
 The attacker sees an ``Observation`` and the model's code, nothing else. A low score is protection
 only where the attack is known to work: read the verdict, not the decibels.

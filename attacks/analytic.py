@@ -1,4 +1,4 @@
-"""Closed forms: what a dense layer's gradient gives away without any optimisation."""
+"""Closed forms: inputs of a dense layer, computed from its gradient without optimisation."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ def invert_dense(weight_grad: Tensor, bias_grad: Tensor | None = None) -> Tensor
         (I,) float64.
 
     Raises:
-        ConfigError: shapes that do not fit, values that are not finite, a gradient of zero.
+        ConfigError: shapes that do not fit, values that are not finite, or a gradient of zero.
 
     >>> gb, x = torch.tensor([0.5, -2.0]), torch.tensor([0.0, 0.25, 1.0])
     >>> invert_dense(torch.outer(gb, x), gb)
@@ -46,7 +46,7 @@ def invert_dense(weight_grad: Tensor, bias_grad: Tensor | None = None) -> Tensor
     if gw.ndim != 2 or not bool(gw.isfinite().all()):
         raise ConfigError(f"weight_grad: shape {tuple(gw.shape)}; must be (O, I) and finite.")
     if not bool(gw.any()):
-        raise ConfigError("weight_grad: is zero; it says nothing about the input.")
+        raise ConfigError("weight_grad: is zero and says nothing about the input.")
     if bias_grad is None:
         direction: Tensor = torch.linalg.svd(gw, full_matrices=False).Vh[0]
         return direction / direction[direction.abs().argmax()]
@@ -61,23 +61,23 @@ def invert_dense(weight_grad: Tensor, bias_grad: Tensor | None = None) -> Tensor
 
 
 def invert_dense_rows(weight_grad: Tensor, bias_grad: Tensor, batch: int) -> Tensor:
-    """Return inputs of a dense layer before a ReLU that its gradient for a batch copies out.
+    """Return the inputs of a dense layer before a ReLU that its gradient for a batch contains.
 
-    A neuron that only one image switches on has gw_o = gb_o x exactly, so gw_o / gb_o is that
-    image (Boenisch et al. 2023; here with honest weights). Where two neurons or more give the same
-    vector it can be nothing else; those come first, most frequent first. A single one is taken
-    only if it is not negative, as images and ReLU features are; a mixture of images may pass.
+    A neuron that only one image activates has gw_o = gb_o x exactly, so gw_o / gb_o is that
+    image (Boenisch et al. 2023; here with honest weights). A vector that two or more neurons give
+    must be an input; these come first, the most frequent first. A vector that one neuron gives is
+    returned only if it is nonnegative, as images and ReLU features are; it may be a mixture.
 
     Args:
         weight_grad: (O, I).
         bias_grad: (O,).
-        batch: at most so many are returned, >= 1.
+        batch: greatest number of inputs to return, >= 1.
 
     Returns:
         (n, I) float64, n <= batch; n may be 0.
 
     Raises:
-        ConfigError: as ``invert_dense``.
+        ConfigError: see ``invert_dense``.
 
     >>> x = torch.tensor([[0.0, 1.0], [0.5, 0.25]])
     >>> gb = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, -2.0, 1.0, 0.0]])  # image by neuron
@@ -87,7 +87,8 @@ def invert_dense_rows(weight_grad: Tensor, bias_grad: Tensor, batch: int) -> Ten
     """
     batch = checks.count("batch", batch)
     invert_dense(weight_grad, bias_grad)  # checks both
-    gw, gb = weight_grad.detach().double(), bias_grad.detach().double()
+    gw = weight_grad.detach().double()
+    gb = bias_grad.detach().double()
     alive = gb.abs() > _SILENT * gb.abs().max()
     rows = gw[alive] / gb[alive, None]
     gaps = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
@@ -100,18 +101,21 @@ def invert_dense_rows(weight_grad: Tensor, bias_grad: Tensor, batch: int) -> Ten
     return rows[[g[0] for g in chosen]]
 
 
-_SILENT, _SAME = 1e-9, 1e-6  # relative sizes below which a bias is zero, and two inputs are one
+_SILENT = 1e-9  # a bias gradient below this, relative to the largest, counts as zero
+_SAME = 1e-6  # two inputs closer than this, relative to their norm, count as one
 
 
 def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruction | None:
-    """Try the closed forms on each visible dense layer as wide as the image; the best by match.
+    """Invert each visible dense layer that is as wide as the image; return the best match.
 
-    A layer that does not act on the pixels themselves gives a poor match, so nothing has to be
-    known of the order of the layers. None where no layer is that wide, or a batch has no bias in
-    view. Pixels are in [0, 1]; what a batch does not give away is left grey.
+    A layer that does not act on the pixels themselves gives a poor match, so the order of the
+    layers need not be known. Return None where no layer is that wide, or where the bias needed
+    for a batch is not in view. Pixels are in [0, 1]; an image that the gradient of a batch does
+    not give away is left grey.
     """
     start = time.perf_counter()
-    pixels, batch = math.prod(observation.shape[1:]), observation.shape[0]
+    pixels = math.prod(observation.shape[1:])
+    batch = observation.shape[0]
     layers = visible_dense(observation, [n for n, m in model.named_modules() if is_dense(m)])
     inputs = [
         found
@@ -140,8 +144,10 @@ def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruc
 
 
 def _ordered(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Pair the images of a batch with the labels: swap two as long as that lowers the residual."""
-    best, value, better = x, float(loss(x).detach()), len(x) > 1
+    """Pair the images of a batch with the labels: swap two while that lowers the residual."""
+    best = x
+    value = float(loss(x).detach())
+    better = len(x) > 1
     while better:
         better = False
         for i, j in itertools.combinations(range(len(x)), 2):
@@ -149,12 +155,14 @@ def _ordered(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
             order[i], order[j] = j, i
             there = float(loss(best[order]).detach())
             if there < value:
-                best, value, better = best[order], there, True
+                best = best[order]
+                value = there
+                better = True
     return best
 
 
 def recovered_inputs(gw: Tensor, gb: Tensor | None, batch: int) -> list[Tensor]:
-    """(batch, I) inputs that a dense layer's gradient gives, grey where it gives none."""
+    """Return candidates for the (batch, I) inputs of a dense layer, grey where none is found."""
     if batch == 1:
         return [invert_dense(gw, gb)[None]]
     if gb is None:
@@ -167,12 +175,12 @@ def recovered_inputs(gw: Tensor, gb: Tensor | None, batch: int) -> list[Tensor]:
 def visible_dense(
     observation: Observation, layers: Sequence[str]
 ) -> list[tuple[str, Tensor, Tensor | None]]:
-    """(name, weight gradient, bias gradient or None) of each of the layers that is in view."""
+    """Return (name, weight gradient, bias gradient or None) of each layer that is in view."""
     update = observation.update
     pairs = [(name, update.get(f"{name}.weight"), update.get(f"{name}.bias")) for name in layers]
     return [(name, w, b) for name, w, b in pairs if w is not None and bool(w.any())]
 
 
 def is_dense(module: nn.Module) -> bool:
-    """Whether the closed forms apply to it."""
+    """Return whether the closed forms apply to ``module``."""
     return isinstance(module, nn.Linear)

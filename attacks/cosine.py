@@ -1,8 +1,8 @@
-"""Cosine matching: Adam on the direction of the update, with a prior, many restarts at once.
+"""Cosine matching: Adam on the direction of the update, with a prior and vectorized restarts.
 
-Geiping et al. 2020 (Inverting gradients). First order only, so it works where ReLU leaves second
-order solvers without curvature; it needs thousands of steps, and fails on deep networks within
-any budget of a processor. Then it says so.
+Geiping et al. 2020 (Inverting gradients). It uses first derivatives only, so it works where ReLU
+leaves second-order solvers without curvature. It needs thousands of steps, and on deep networks
+no budget that a processor can afford is enough; its status then says "budget".
 """
 
 import math
@@ -30,7 +30,8 @@ from attacks.solvers import SOLVED, Bounds, Status
 from attacks.update import client_update, ready
 
 _TINY = 1e-30  # keeps 0 / 0 from becoming a direction
-_DECAY_AT, _DECAY = (3 / 8, 5 / 8, 7 / 8), 0.1  # of the steps; as published
+_DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # shares of the steps, as published
+_DECAY = 0.1
 
 
 def cosine_tv(
@@ -48,33 +49,37 @@ def cosine_tv(
 ) -> Reconstruction:
     """Reconstruct a batch by the direction of its update; for ReLU networks.
 
-    Minimises 1 - cos(u(x), u) + tv TV(x) by Adam, for all restarts in one batch. Each restart ends
-    where it ends; the one with the least relative residual is returned. A fixed number of steps
-    proves nothing: the status is "budget" unless the residual says otherwise.
+    Minimise 1 - cos(u(x), u) + tv TV(x) by Adam, with all restarts vectorized, and return the
+    last point of the restart whose relative residual is least. A fixed number of steps proves
+    nothing: the status is "budget" unless the residual says otherwise.
 
     Args:
         model: the client's architecture; its weights are taken from ``observation``.
         observation: what the attacker has seen.
         restarts: starting points, >= 1; one more costs little on a small network.
-        steps: of Adam, >= 1.
+        steps: steps of Adam, >= 1.
         learning_rate: > 0; falls to a tenth after 3/8, 5/8 and 7/8 of the steps.
         tv: weight of the total variation, >= 0.
-        signed: step by the sign of the slope.
+        signed: step by the sign of the gradient.
         bounds: least and greatest pixel value.
         seed: of the starting points.
-        dtype: in which gradients are computed; the residual is always float64.
+        dtype: precision of the gradients; the residual is always float64.
 
     Raises:
-        ConfigError: as ``dlg``; labels that are hidden and must be guessed.
+        ConfigError: see ``dlg``; also hidden labels that would have to be guessed.
     """
-    restarts, steps = checks.count("restarts", restarts), checks.count("steps", steps)
-    rate, tv = checks.positive("learning_rate", learning_rate), checks.nonnegative("tv", tv)
+    restarts = checks.count("restarts", restarts)
+    steps = checks.count("steps", steps)
+    rate = checks.positive("learning_rate", learning_rate)
+    tv = checks.nonnegative("tv", tv)
     seed = checks.count("seed", seed, minimum=0)
     check_bounds(bounds)
     start = time.perf_counter()
     labels, *others = label_candidates(model, observation)
     if others:
-        raise ConfigError("labels=None: cosine_tv needs them known or in view; dlg guesses them.")
+        raise ConfigError(
+            "labels=None: cosine_tv needs labels that are known or inferred; dlg guesses them."
+        )
     match = matching_loss(model, observation, labels)
     update = batched_update(model, observation, labels, restarts, dtype)
     target = flat(observation.update.values()).to(dtype)
@@ -84,10 +89,11 @@ def cosine_tv(
     one = torch.ones((), dtype=dtype)
     milestones = {int(part * steps) for part in _DECAY_AT}
     for step in range(steps):
-        mine, prior = update(x), tv * total_variation(x).mean(-1).sum()
+        mine = update(x)
+        prior = tv * total_variation(x).mean(-1).sum()
         pulls = cosine_slope(mine, target, restarts)[1]
         outputs = [*mine, prior]
-        moved = [i for i, part in enumerate(outputs) if part.requires_grad]  # by the pixels
+        moved = [i for i, part in enumerate(outputs) if part.requires_grad]  # depends on the pixels
         (slope,) = torch.autograd.grad(
             [outputs[i] for i in moved], x, [[*pulls, one][i] for i in moved]
         )
@@ -118,15 +124,16 @@ def batched_update(
 ) -> Callable[[Tensor], list[Tensor]]:
     """Return x (R, B, C, H, W) -> each restart's update: a tensor (R, ...) per visible parameter.
 
-    One restart is differentiated by plain autograd, which is faster for one, and its tensors lack
-    the leading axis; several by ``vmap``. Before the clip: a cosine does not see what only scales.
+    A single restart is differentiated by plain autograd, which is faster there, and its tensors
+    lack the leading axis; several use ``vmap``. The update is not clipped: a cosine ignores scale.
     """
     state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in observation.state.items()}
     visible = tuple(observation.update)
     if restarts == 1:
         single = differentiable_update(model, replace(observation, state=state), labels)
         return lambda x: _named(single(x[0]), visible)
-    net, names = ready(model, observation.training), observation.sent or visible
+    net = ready(model, observation.training)
+    names = observation.sent or visible
     options = (labels, observation.loss, observation.local)
     many = torch.vmap(lambda x: client_update(net, state, names, x, *options, functional=True))
     return lambda x: _named(many(x), visible)
@@ -136,18 +143,18 @@ def batched_update(
 def cosine_slope(
     mine: Sequence[Tensor], target: Tensor, restarts: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return 1 - cos(u, target) of each restart's update u, and its slope in each tensor of u.
+    """Return 1 - cos(u, target) of each restart's update u, and its gradient in each tensor of u.
 
-    The slope is cos u / ||u||^2 - target / (||u|| ||target||). Written out, because autograd would
-    pass over all numbers of all restarts some eight times more, which costs a third of a step.
+    The gradient is cos u / ||u||^2 - target / (||u|| ||target||), written out because autograd
+    would read all values of all restarts about eight times more, which costs a third of a step.
 
     Args:
-        mine: (R, ...) tensors, or (...) for one restart, P numbers per restart together.
+        mine: (R, ...) tensors, or (...) for one restart, P values per restart in total.
         target: (P,).
         restarts: R.
 
     Returns:
-        (R,), and a tensor in the shape of each of ``mine``.
+        (R,), and a tensor of the shape of each of ``mine``.
     """
     parts = [part.reshape(restarts, -1) for part in mine]
     rows = torch.cat(parts, 1)

@@ -1,4 +1,4 @@
-"""Defences: the same attack against one clip and noise after the other."""
+"""Defences: the same attack at every clip and noise multiplier of a sweep."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,16 +15,16 @@ from attacks.suite import Attack
 
 @dataclass(frozen=True, slots=True)
 class DefencePoint:
-    """One clip and noise multiplier.
+    """What the attacks found at one clip and noise multiplier.
 
     Args:
         clip: joint L2 bound, or None.
         noise_multiplier: noise standard deviation / clip; 0 is the server's own view.
-        psnr: best of each image over the attacks, in dB.
-        baselines: of each image, the best score that needs no attack.
-        verdict: the worst.
-        epsilon: the accountant's for one release at ``delta``; None without noise.
-        delta: of that epsilon.
+        psnr: best score of each image over the attacks, in dB.
+        baselines: best score of each image that needs no attack, in dB.
+        verdict: the most severe one over the images.
+        epsilon: the accountant's epsilon of one release at ``delta``; None without noise.
+        delta: at which epsilon is computed.
     """
 
     clip: float | None
@@ -58,12 +58,12 @@ def defences(
     noise_multipliers: Sequence[float],
     delta: float = 1e-5,
     attacks: Mapping[str, Attack] | None = None,
-    **options: Any,  # noqa: ANN401 - passed on to leakage as it is
+    **options: Any,  # noqa: ANN401 - fields of Audit, which checks them
 ) -> list[DefencePoint]:
     """Return a point per clip and noise multiplier, on the same images and seeds.
 
-    Every attacker knows clip and noise. A curve of PSNR falls to the floor long before epsilon
-    means anything: read it as what the tried attacks can do, and epsilon as what any could.
+    Every attacker knows clip and noise. PSNR falls to the floor long before epsilon means
+    anything: read PSNR as what these attacks can do, and epsilon as what any attack could do.
 
     Args:
         model: see ``leakage``.
@@ -72,15 +72,15 @@ def defences(
         visible: patterns of the parameters that the update shows.
         clips: each > 0; None does not clip, and then only without noise.
         noise_multipliers: each >= 0.
-        delta: of the accountant's epsilon.
+        delta: at which the accountant's epsilon is computed.
         attacks: see ``leakage``.
-        options: see ``leakage``; one ``done`` serves all points.
+        options: other arguments of ``leakage``; one ``done`` serves all points.
 
     Raises:
-        ConfigError: nothing to sweep, or as ``leakage``.
+        ConfigError: nothing to sweep, or an error of ``leakage``.
     """
     if not clips or not noise_multipliers:
-        raise ConfigError("clips, noise_multipliers: name at least one of each.")
+        raise ConfigError("clips, noise_multipliers: pass at least one of each.")
     for z in noise_multipliers:
         checks.nonnegative("noise_multipliers", z)
     sweep = Audit(

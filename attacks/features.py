@@ -1,4 +1,4 @@
-"""Features: what a dense layer in the middle of a network saw, and the image behind that."""
+"""Feature inversion: the input of a dense layer, and then the image that leads to it."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from attacks.reconstruct import GOOD_ENOUGH, Reconstruction, matching_loss, star
 from attacks.solvers import SOLVED, Search, gauss_newton, quasi_newton
 from attacks.update import ready
 
-_NEWTON_UNKNOWNS, _NEWTON_STEPS = 1024, 20
+_NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
+_NEWTON_STEPS = 20
 
 
 def dense_then_invert(
@@ -29,7 +30,8 @@ def dense_then_invert(
 
     The layers before it are known: frozen ones come from a public seed, trained ones from the
     last release. So only a forward pass has to be inverted, which is far easier than matching
-    gradients, works with ReLU, and needs that one layer alone. The best visible layer by match.
+    gradients, works with ReLU, and needs no other layer. Of several visible layers, the result of
+    the one with the best match is returned.
 
     Args:
         model: the client's architecture.
@@ -39,7 +41,7 @@ def dense_then_invert(
         seed: of the starting points.
 
     Returns:
-        None where no dense layer is in view, or the batch has several images.
+        The reconstruction; None where no dense layer is in view or the batch has several images.
     """
     restarts = checks.count("restarts", restarts)
     budget = checks.count("max_evaluations", max_evaluations)
@@ -72,7 +74,7 @@ def dense_then_invert(
 def layer_input(
     model: nn.Module, observation: Observation, layer: str
 ) -> Callable[[Tensor], Tensor]:
-    """Return x (B, C, H, W) -> what reaches ``layer``, (B, I), at the observed weights."""
+    """Return x (B, C, H, W) -> the input of ``layer``, (B, I), at the observed weights."""
     twin = ready(model, observation.training)
     state = {k: v.double() if v.is_floating_point() else v for k, v in observation.state.items()}
 
@@ -86,7 +88,7 @@ def layer_input(
             functional_call(twin, state, (x,))
         except _ReachedError as reached:
             return reached.value.flatten(1)
-        raise AssertionError(f"{layer}: is never reached")  # its gradient would be zero
+        raise AssertionError(f"{layer}: is never reached")  # impossible: its gradient is not zero
 
     return features
 
@@ -106,7 +108,7 @@ def _invert(
     observation: Observation,
     options: tuple[int, int, int],
 ) -> Search:
-    """Find x with features(x) = wanted; without a bias, in its direction only."""
+    """Find x with features(x) = wanted; unless ``sure``, only the direction of wanted is known."""
     restarts, budget, seed = options
     size = float(wanted.norm())
 
@@ -119,7 +121,7 @@ def _invert(
         there = features(x)[0]
         return 1 - (there @ wanted).square() / (there.square().sum() * size**2).clamp(min=1e-30)
 
-    evaluations, tried = 0, []
+    tried = []
     for restart in range(restarts):
         x0 = starting_point(observation.shape, (0.0, 1.0), [seed, restart])
         tried.append(quasi_newton(objective, x0, (0.0, 1.0), budget))
@@ -130,6 +132,3 @@ def _invert(
     best = min(tried, key=lambda search: search.value)
     evaluations = sum(search.evaluations for search in tried)
     return Search(best.x, best.value, best.status, evaluations)
-
-
-__all__ = ["dense_then_invert", "layer_input"]

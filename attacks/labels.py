@@ -1,4 +1,4 @@
-"""Labels: given, read off the update, or guessed one by one."""
+"""Labels: known, inferred from the update, or candidates to be tried one by one."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from accounting.checks import ConfigError
 from attacks.observation import Observation
 from attacks.update import ready
 
-_PROBES = 64  # random images that show what the model answers on average
+_PROBES = 64  # random images from which the model's mean prediction is estimated
 
 
 def infer_labels(
@@ -20,22 +20,24 @@ def infer_labels(
     *,
     mean_prediction: Tensor | None = None,
 ) -> Tensor:
-    """Return the labels of a batch from the gradient of the last dense layer, in rising order.
+    """Return the labels of a batch from the gradient of the last dense layer, in ascending order.
 
     Under cross-entropy the gradient of the logits is softmax - onehot. For one image the bias's
     gradient has one negative entry, the label (Zhao, Mopuri and Bilen 2020); without a bias the
     label's row of the weight's gradient is the one that points against all others. For a batch the
-    bias's gradient is mean softmax - count / batch, so count = batch (mean softmax - gradient) up
-    to what the attacker knows of the mean softmax. A class with a negative entry is surely there.
+    bias's gradient is mean softmax - count / batch, so count = batch (mean softmax - gradient),
+    as exactly as the attacker knows the mean softmax. A label with a negative entry is certainly
+    in the batch.
 
     Args:
         weight_grad: (K, I), used where the bias is not in view; then only for a batch of one.
         bias_grad: (K,), or None.
         batch: images in the batch, >= 1; the loss is their mean.
-        mean_prediction: (K,) what the model answers on average; None takes 1/K.
+        mean_prediction: (K,) the mean softmax that the attacker assumes; None assumes 1/K.
 
     Raises:
-        ConfigError: neither gradient, no bias for more than one image, values not finite.
+        ConfigError: neither gradient given, no bias for more than one image, or values that are
+            not finite.
 
     >>> infer_labels(None, torch.tensor([0.2, -0.9, 0.7]))
     tensor([1])
@@ -54,17 +56,17 @@ def infer_labels(
     expected = batch * (mean - gb)
     counts = torch.zeros(len(gb), dtype=torch.long)
     for label in gb.argsort()[: min(batch, int((gb < 0).sum()))]:
-        counts[label] = 1  # only an image of that class pulls its entry below zero
+        counts[label] = 1  # only an image with that label makes the entry negative
     for _ in range(batch - int(counts.sum())):
         counts[(expected - counts).argmax()] += 1
     return torch.arange(len(gb)).repeat_interleave(counts)
 
 
 def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]:
-    """Return the (B,) labels that an attack should try: one where they are known or inferred.
+    """Return the (B,) labels that an attack should try: one tensor if they are known or inferred.
 
-    Labels that were not revealed are read off the layer that makes the logits; where that is not
-    in view, a batch of one has as many candidates as there are classes.
+    Labels that were not revealed are inferred from the layer that makes the logits. Where that
+    layer is not in view, a batch of one has as many candidates as the model has logits.
 
     Raises:
         ConfigError: hidden labels of several images, or a loss other than cross-entropy.
@@ -73,15 +75,18 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
         return [observation.labels]
     if observation.loss is not cross_entropy:
         raise ConfigError(
-            "labels=None: are inferred only under cross-entropy; observe with reveal_labels=True."
+            "labels=None: labels can be inferred only under cross-entropy; observe with "
+            "reveal_labels=True."
         )
     layer, logits = _head(model, observation)
-    batch, update, local = observation.shape[0], observation.update, observation.local
+    batch = observation.shape[0]
+    update = observation.update
+    local = observation.local
     weight, bias = update.get(f"{layer}.weight"), update.get(f"{layer}.bias")
     if local is not None and local.optimizer == "adam" and batch > 1:
         raise ConfigError(
-            f"labels=None: those of {batch} images cannot be read off Adam's steps, which hide how "
-            "large a gradient was; observe with reveal_labels=True."
+            f"labels=None: those of {batch} images cannot be inferred from steps of Adam, which "
+            "hide the size of a gradient; observe with reveal_labels=True."
         )
     if bias is not None or (weight is not None and batch == 1):
         sign = 1.0 if local is None else -1 / (local.learning_rate * local.steps)
@@ -90,9 +95,9 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
     if batch == 1:
         return [torch.tensor([label]) for label in range(logits.shape[1])]
     raise ConfigError(
-        f"labels=None: those of {batch} images can be read only off the bias of the last dense "
-        f"layer ({layer or 'the model has none'}), which is not in view; show it, or observe with "
-        "reveal_labels=True."
+        f"labels=None: those of {batch} images can be inferred only from the bias of the last "
+        f"dense layer ({layer or 'the model has none'}), which is not in view; show it, or observe "
+        "with reveal_labels=True."
     )
 
 
@@ -100,7 +105,10 @@ def _label_of_one(weight_grad: Tensor | None, batch: int) -> Tensor:
     if weight_grad is None:
         raise ConfigError("weight_grad=None: pass the gradient of the weight, the bias or both.")
     if batch != 1:
-        raise ConfigError(f"batch={batch}: without the bias only the label of one image shows.")
+        raise ConfigError(
+            f"batch={batch}: without the bias only the label of one image can be inferred; pass "
+            "bias_grad."
+        )
     gw = weight_grad.detach().double()
     if gw.ndim != 2 or len(gw) < 3 or not bool(gw.isfinite().all()):
         raise ConfigError(f"weight_grad: shape {tuple(gw.shape)}; must be (K, I), K >= 3, finite.")
@@ -108,7 +116,7 @@ def _label_of_one(weight_grad: Tensor | None, batch: int) -> Tensor:
 
 
 def _head(model: nn.Module, observation: Observation) -> tuple[str, Tensor]:
-    """Name of the dense layer whose output is the logits ("" if none), and logits of probes."""
+    """Return the dense layer whose output is the logits ("" if none), and logits of probes."""
     twin = ready(model, observation.training)
     outputs: dict[str, Tensor] = {}
 

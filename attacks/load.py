@@ -1,4 +1,4 @@
-"""Updates from elsewhere: files, other libraries, other languages; by name, never by luck."""
+"""Loading: updates from files and from other libraries, matched to parameters by name."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,26 +18,26 @@ _WRAPPERS = ("_module.", "module.", "_orig_mod.")  # Opacus, DataParallel, torch
 def read_update(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a .safetensors file by name, in the order of the names.
 
-    Such a file cannot run code. Its own order is that of a hash table, another one at each reading:
-    sums over an update, and hashes of it, would differ from run to run.
+    Such a file cannot run code. The reader returns tensors in random order, so sums over an update,
+    and hashes of it, would differ from run to run.
 
     Raises:
-        ConfigError: no such file, or not of that format.
+        ConfigError: the file does not exist, or has another format.
     """
     try:
         tensors: dict[str, Tensor] = decode(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
     except SafetensorError as error:
-        raise ConfigError(f"{path}: is no .safetensors file: {error}.") from None
+        raise ConfigError(f"{path}: is not a valid .safetensors file: {error}.") from None
     return unwrapped(dict(sorted(tensors.items())))
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return what ``loss.backward()`` left in ``.grad``, by the plain model's names.
+    """Return what ``loss.backward()`` left in ``.grad``, by the names of the unwrapped model.
 
-    Of a model under Opacus, ``.grad`` is what its optimiser's ``step`` or ``pre_step`` put there:
-    clipped and noised. Parameters without a gradient are left out.
+    Under Opacus, ``.grad`` is what the optimizer's ``step`` or ``pre_step`` wrote: clipped and
+    noised. Parameters without a gradient are left out.
 
     Raises:
         ConfigError: no parameter has a gradient.
@@ -55,16 +55,16 @@ def from_arrays(
 ) -> dict[str, Tensor]:
     """Return a Flower client's weights, or their change, by parameter name.
 
-    Flower sends ``state_dict().values()`` as a bare list, so the order is all there is: the number
-    and every shape must fit the whole model. A shorter list is an error, never cut to fit.
+    Flower sends ``state_dict().values()`` as a list without names, so only the order identifies an
+    array: their count and every shape must fit the whole model. A shorter list is an error.
 
     Args:
         model: whose ``state_dict`` has the same order as the client's.
         after: what the client sent.
-        before: what it had received; then the change is returned (``kind`` "delta").
+        before: what the client had received; then the change of the weights is returned.
 
     Raises:
-        ConfigError: another number of arrays, or a shape that does not fit.
+        ConfigError: too few or too many arrays, or a shape that does not fit.
     """
     state = model.state_dict()
     parameters = {name for name, _ in model.named_parameters()}
@@ -90,7 +90,7 @@ def from_arrays(
 
 
 def unwrapped(update: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``update`` without the prefix that Opacus, DataParallel or compile put on each name.
+    """Return ``update`` without the prefix that Opacus, DataParallel or compile adds to each name.
 
     >>> list(unwrapped({"_module.fc.bias": torch.zeros(1)}))
     ['fc.bias']

@@ -1,4 +1,4 @@
-"""How close a reconstruction is, and how close a guess that saw no update would be."""
+"""Metrics: how close a reconstruction is, and how close an image is that needed no attack."""
 
 import math
 
@@ -30,15 +30,18 @@ def psnr(x: Tensor, reference: Tensor, data_range: float = 1.0) -> Tensor:
         (B,) float64.
 
     Raises:
-        ConfigError: shapes that differ, NaN, values outside [0, data_range].
+        ConfigError: shapes that differ, NaN, or values outside [0, data_range].
 
     >>> psnr(torch.full((1, 1, 2, 2), 0.5), torch.full((1, 1, 2, 2), 0.6)).round(decimals=3)
     tensor([20.], dtype=torch.float64)
     """
     top = checks.positive("data_range", data_range)
     if x.shape != reference.shape or x.ndim < 2:
-        raise ConfigError(f"x: shape {tuple(x.shape)}; must be that of {tuple(reference.shape)}.")
-    a, b = _in_range("x", x, top) / top, _in_range("reference", reference, top) / top
+        raise ConfigError(
+            f"x: shape {tuple(x.shape)}; must be that of the reference, {tuple(reference.shape)}."
+        )
+    a = _in_range("x", x, top) / top
+    b = _in_range("reference", reference, top) / top
     mse = (a - b).square().flatten(1).mean(1)
     return -10 * mse.clamp(min=FLOAT64_MSE).log10()
 
@@ -48,7 +51,7 @@ def ssim(x: Tensor, reference: Tensor, data_range: float = 1.0) -> Tensor:
 
     As published: an 11x11 Gaussian window of standard deviation 1.5, only where it fits inside
     the image, k1 = 0.01, k2 = 0.03, population moments, the mean over positions and channels.
-    Images under 11 pixels get the greatest odd window that fits.
+    Images under 11 pixels use the largest odd window that fits.
 
     Args:
         x: (B, C, H, W) in [0, data_range].
@@ -59,46 +62,53 @@ def ssim(x: Tensor, reference: Tensor, data_range: float = 1.0) -> Tensor:
         (B,) float64.
 
     Raises:
-        ConfigError: as ``psnr``.
+        ConfigError: see ``psnr``.
     """
     top = checks.positive("data_range", data_range)
     if x.shape != reference.shape or x.ndim != 4:
-        raise ConfigError(f"x: shape {tuple(x.shape)}; must be (B, C, H, W), as the reference.")
-    a, b = _in_range("x", x, top) / top, _in_range("reference", reference, top) / top
+        raise ConfigError(
+            f"x: shape {tuple(x.shape)}; must be (B, C, H, W), that of the reference."
+        )
+    a = _in_range("x", x, top) / top
+    b = _in_range("reference", reference, top) / top
     window = _gaussian_window(min(11, *((side - 1) // 2 * 2 + 1 for side in a.shape[-2:])))
 
     def blur(image: Tensor) -> Tensor:
         return conv2d(image.flatten(0, 1)[:, None], window)
 
-    mean_a, mean_b = blur(a), blur(b)
-    var_a, var_b = blur(a * a) - mean_a**2, blur(b * b) - mean_b**2
-    together = blur(a * b) - mean_a * mean_b
-    c1, c2 = 0.01**2, 0.03**2
+    mean_a = blur(a)
+    mean_b = blur(b)
+    var_a = blur(a * a) - mean_a**2
+    var_b = blur(b * b) - mean_b**2
+    covariance = blur(a * b) - mean_a * mean_b
+    c1 = 0.01**2
+    c2 = 0.03**2
     light = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
-    structure = (2 * together + c2) / (var_a + var_b + c2)
+    structure = (2 * covariance + c2) / (var_a + var_b + c2)
     return (light * structure).reshape(*a.shape[:2], -1).mean((1, 2))
 
 
 def feature_error(found: Tensor, truth: Tensor) -> float:
-    """Return ||found - truth|| / ||truth|| of the input of a dense layer; 0 is exact.
+    """Return ||found - truth|| / ||truth||, for the input of a dense layer; 0 is exact.
 
     Raises:
-        ConfigError: shapes that differ, values that are not finite, a truth of zero.
+        ConfigError: shapes that differ, values that are not finite, or a truth of zero.
     """
-    a, b = found.detach().double(), truth.detach().double()
+    a = found.detach().double()
+    b = truth.detach().double()
     if a.shape != b.shape or not bool(a.isfinite().all() and b.isfinite().all()):
         raise ConfigError(f"found: shape {tuple(a.shape)}; must be finite and {tuple(b.shape)}.")
     if not bool(b.any()):
-        raise ConfigError("truth: is zero, so there is no relative error.")
+        raise ConfigError("truth: is zero, so the relative error is undefined.")
     return float((a - b).norm() / b.norm())
 
 
 def match_batch(found: Tensor, truth: Tensor) -> Tensor:
     """Return the order of ``found`` that fits ``truth`` with the least total squared error.
 
-    A gradient of a batch does not depend on the order of its images, so a score must not either.
+    The gradient of a batch does not depend on the order of its images, so a score must not either.
     The Hungarian method finds the best one-to-one pairing; ``found[order]`` pairs with ``truth``.
-    This is scoring: no attack sees it.
+    Only scoring uses it, never an attack.
 
     Args:
         found: (B, ...).
@@ -108,12 +118,13 @@ def match_batch(found: Tensor, truth: Tensor) -> Tensor:
         (B,) permutation.
 
     Raises:
-        ConfigError: shapes that differ, values that are not finite.
+        ConfigError: shapes that differ, or values that are not finite.
 
     >>> match_batch(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.1], [0.8]]))
     tensor([1, 0])
     """
-    a, b = found.detach().double().flatten(1), truth.detach().double().flatten(1)
+    a = found.detach().double().flatten(1)
+    b = truth.detach().double().flatten(1)
     if found.shape != truth.shape or not bool(a.isfinite().all() and b.isfinite().all()):
         raise ConfigError(
             f"found: shape {tuple(found.shape)}; must be finite and {tuple(truth.shape)}."
@@ -124,7 +135,7 @@ def match_batch(found: Tensor, truth: Tensor) -> Tensor:
 
 
 def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Return Wilson's interval of a success rate; ``z`` = 1.96 gives 95 %.
+    """Return Wilson's confidence interval of a success rate; ``z`` = 1.96 gives 95 %.
 
     >>> tuple(round(end, 3) for end in wilson(9, 10))
     (0.596, 0.982)
@@ -134,8 +145,9 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     z = checks.positive("z", z)
     if k > n:
         raise ConfigError(f"successes={k}: must be at most trials={n}.")
-    rate, spread = k / n, z * math.sqrt(k / n * (1 - k / n) / n + z * z / (4 * n * n))
-    middle, width = (rate + z * z / (2 * n)), 1 + z * z / n
+    spread = z * math.sqrt(k / n * (1 - k / n) / n + z * z / (4 * n * n))
+    middle = k / n + z * z / (2 * n)
+    width = 1 + z * z / n
     return max(0.0, (middle - spread) / width), min(1.0, (middle + spread) / width)
 
 
@@ -147,15 +159,15 @@ def baselines(
     data_range: float = 1.0,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Return the PSNR (B,) of images that nobody had to attack for.
+    """Return the PSNR (B,) of images that need no attack, by name.
 
-    "grey" is half the range, "own mean" the image's mean colour, "noise" uniform, "dataset mean"
-    the mean image of public data, "class mean" that of its class. A score that does not beat them
-    is not a leak.
+    "grey" is half the range, "own mean" the image's mean colour, "noise" uniform noise, "dataset
+    mean" the mean image of public data, "class mean" that of its class. A score that does not
+    exceed them is not a leak.
 
     Args:
         reference: (B, C, H, W) in [0, data_range].
-        dataset_mean: (C, H, W), or None to leave that row out.
+        dataset_mean: (C, H, W), or None to leave this baseline out.
         class_means: (B, C, H, W), the mean of each image's class, or None to leave it out.
         data_range: greatest pixel value, > 0.
         seed: of the noise.
@@ -191,7 +203,7 @@ def baseline_images(
 
 
 def _gaussian_window(size: int, std: float = 1.5) -> Tensor:
-    """(1, 1, size, size), summing to one."""
+    """Return a (1, 1, size, size) window that sums to one."""
     line = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
     bell = (-line.square() / (2 * std**2)).exp()
     window = bell.outer(bell)

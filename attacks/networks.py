@@ -1,7 +1,8 @@
-"""Networks to audit: smooth ones on which gradient matching works, and ReLU ones on which it fails.
+"""Networks to audit: smooth ones on which gradient matching works, ReLU ones on which it fails.
 
 An attack that fails on a smooth network is broken; one that fails on a deep ReLU network may only
-be weak. A yardstick needs both kinds: smooth ones alone flatter an attack, ReLU ones a defence.
+be weak. A benchmark needs both kinds: smooth networks alone flatter an attack, ReLU networks alone
+a defence.
 """
 
 import math
@@ -33,7 +34,7 @@ def smooth_lenet(
 def relu_lenet(
     generator: torch.Generator, *, channels: int = 1, size: int = 8, classes: int = 10
 ) -> nn.Sequential:
-    """Return ``smooth_lenet`` with ReLU in place of tanh, which defeats second-order solvers."""
+    """Return ``smooth_lenet`` with ReLU in place of tanh; second-order solvers fail on it."""
     return _lenet(generator, channels, size, classes, nn.ReLU)
 
 
@@ -45,7 +46,7 @@ def smooth_mlp(
     hidden: int = 32,
     classes: int = 10,
 ) -> nn.Sequential:
-    """Return dense1, tanh, dense2 on the flattened image; initialised as ``smooth_lenet``."""
+    """Return dense1, tanh, dense2 on the flattened image, initialised like ``smooth_lenet``."""
     pixels = checks.count("channels", channels) * checks.count("size", size) ** 2
     hidden = checks.count("hidden", hidden)
     classes = checks.count("classes", classes, minimum=2)
@@ -72,7 +73,8 @@ def resnet8(
     >>> sum(p.numel() for p in model.parameters())
     1258404
     """
-    wide, channels = checks.count("width", width), checks.count("channels", channels)
+    wide = checks.count("width", width)
+    channels = checks.count("channels", channels)
     classes = checks.count("classes", classes, minimum=2)
     with torch.device("meta"):
         layers: dict[str, nn.Module] = {
@@ -151,7 +153,7 @@ def _lenet(
 
 @torch.no_grad()
 def _initialised(layers: dict[str, nn.Module], generator: torch.Generator) -> nn.Sequential:
-    """Allocate and fill layers built on "meta", where torch draws nothing from global state."""
+    """Allocate and fill layers built on "meta", where torch draws nothing from its global state."""
     model = nn.Sequential(OrderedDict(layers)).to_empty(device="cpu")
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):

@@ -1,4 +1,4 @@
-"""Everything that the attacker may use, keyed by parameter name; nothing else exists.
+"""Observation: everything that an attacker may use, by parameter name.
 
 An attack receives an ``Observation`` and the model's code. It never receives the images, so it
 cannot be tuned, stopped or selected by them.
@@ -30,26 +30,26 @@ from attacks.update import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """What one client's update shows to whoever holds it (one round, one batch).
+    """What an attacker sees of one client's update (one round, one batch).
 
     Args:
-        update: visible parameters only, by name: the gradient or the delta of ``local``, after
-            clip and noise.
+        update: visible parameters only, by name: the gradient, or the change of the weights by
+            ``local``, after clip and noise.
         state: ALL parameters and buffers of the model. Frozen ones are public: they come from a
-            seed or a previous release, and an attacker who lacks them only looks weak.
+            seed or a previous release, and an attacker without them would only look weak.
         shape: (B, C, H, W) of the batch.
-        labels: (B,) class indices, or None where the client does not reveal them.
+        labels: (B,) integer labels, or None where the client does not reveal them.
         clip: the joint L2 bound that the update was clipped to, or None.
-        noise_std: standard deviation of the Gaussian noise on each visible number, >= 0.
+        noise_std: standard deviation of the Gaussian noise on each visible value, >= 0.
         loss: (logits (B, K), labels (B,)) -> scalar; the client's training loss.
         local: how the client trained, where ``update`` is a change of weights (after - before);
             None where it is the gradient of the batch.
         training: whether the client's model was in training mode (batch statistics).
-        sent: the parameters that trained and were clipped jointly, where these are more than the
-            visible ones; () means the visible ones.
+        sent: all parameters that trained and were clipped jointly, where some of them are not
+            visible; () means the visible ones.
 
     Raises:
-        ConfigError: an empty update, a name or shape that is not the model's, a value that is
+        ConfigError: an empty update, a name or shape that is not the model's, or a value that is
             not finite.
     """
 
@@ -66,7 +66,7 @@ class Observation:
 
     def __post_init__(self) -> None:
         if not self.update:
-            raise ConfigError("update={}: shows nothing, so there is nothing to attack.")
+            raise ConfigError("update={}: is empty; pass at least one parameter to attack.")
         if len(self.shape) != 4 or min(self.shape) < 1:
             raise ConfigError(f"shape={self.shape}: must be (B, C, H, W), all at least 1.")
         for name, value in self.state.items():
@@ -75,14 +75,14 @@ class Observation:
         for name, value in self.update.items():
             _check_entry(name, value, self.state)
         if self.sent and not set(self.update) <= set(self.sent) <= set(self.state):
-            raise ConfigError("sent: must hold every visible name, and only names of the model.")
+            raise ConfigError("sent: must contain every visible name, and only names of the model.")
         if self.clip is not None:
             checks.positive("clip", self.clip)
         checks.nonnegative("noise_std", self.noise_std)
 
     @property
     def kind(self) -> Literal["gradient", "delta"]:
-        """What the numbers of ``update`` are."""
+        """What ``update`` holds; "delta" is the change of the weights."""
         return "gradient" if self.local is None else "delta"
 
     @property
@@ -93,9 +93,9 @@ class Observation:
         return count * self.noise_std**2 / total if total > 0 else 0.0
 
     def restrict(self, names: Collection[str]) -> "Observation":
-        """Return what remains when the attacker looks at these visible parameters only.
+        """Return the observation of an attacker who looks at these visible parameters only.
 
-        The rest still took part in the client's training and clip, which the attacker knows.
+        The others still took part in the client's training and clip, and the attacker knows that.
         """
         unknown = [name for name in names if name not in self.update]
         if unknown:
@@ -122,13 +122,13 @@ def observe(
 ) -> Observation:
     """Return what a client that trains on (x, y) sends: the true update of the true loss.
 
-    A copy of the model is run in float64 on the CPU, in the mode (train or eval) that it is in.
+    A copy of the model runs in float64 on the CPU, in the model's present mode (train or eval).
     Only the visible parameters train; the others are frozen, and public.
 
     Args:
         model: any module whose output is (B, K) logits.
         x: (B, C, H, W) images.
-        y: (B,) hard labels.
+        y: (B,) integer labels.
         visible: patterns of parameter names (``"dense1.*"``); None shows every parameter.
         loss: see ``Observation``.
         local: see ``Observation``.
@@ -138,7 +138,7 @@ def observe(
         reveal_labels: whether the attacker is told ``y``.
 
     Raises:
-        ConfigError: a pattern that matches no parameter, an empty view, a value out of range.
+        ConfigError: a pattern that matches no parameter, an empty view, or a value out of range.
     """
     names = select([name for name, _ in model.named_parameters()], visible)
     _check_batch(x, y)
@@ -147,7 +147,8 @@ def observe(
         raise ConfigError(
             f"noise_multiplier={noise_multiplier:g}: pass a torch.Generator to draw the noise."
         )
-    state, mode = double_state(model), model.training
+    state = double_state(model)
+    mode = model.training
     y = y.detach().to("cpu", copy=True)
     update = client_update(ready(model, mode), state, names, as_double(x), y, loss, local)
     scale = clip_scale(update, clip)
@@ -163,8 +164,8 @@ def select(names: Sequence[str], patterns: Sequence[str] | None) -> tuple[str, .
     """Return the ``names`` that match any of the ``patterns``, in their own order.
 
     Raises:
-        ConfigError: no pattern, or one that matches nothing: a typing error must never become
-            "this view leaks nothing".
+        ConfigError: no pattern, or one that matches nothing: a typing error must never be
+            reported as "this view leaks nothing".
 
     >>> select(["conv1.weight", "dense1.weight", "dense1.bias"], ["dense1.*"])
     ('dense1.weight', 'dense1.bias')
@@ -174,7 +175,7 @@ def select(names: Sequence[str], patterns: Sequence[str] | None) -> tuple[str, .
     if isinstance(patterns, str):
         raise ConfigError(f"visible={patterns!r}: must be a list of patterns, as [{patterns!r}].")
     if not patterns:
-        raise ConfigError("visible=[]: an empty view shows nothing; None shows every parameter.")
+        raise ConfigError("visible=[]: is an empty view; None shows every parameter.")
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"visible={pattern!r}: matches no parameter. {_near(pattern, names)}")
@@ -207,12 +208,14 @@ def _check_batch(x: Tensor, y: Tensor) -> None:
     if not bool(x.isfinite().all()):
         raise ConfigError("x: has values that are not finite.")
     if y.shape != x.shape[:1] or y.is_floating_point():
-        raise ConfigError(f"y: {y.dtype} {tuple(y.shape)}; must be ({x.shape[0]},) class indices.")
+        raise ConfigError(f"y: {y.dtype} {tuple(y.shape)}; must be ({x.shape[0]},) integers.")
 
 
 def _check_entry(name: str, value: Tensor, state: Mapping[str, Tensor]) -> None:
     if name not in state:
-        raise ConfigError(f"update[{name!r}]: is no parameter of the model. {_near(name, state)}")
+        raise ConfigError(
+            f"update[{name!r}]: is not a parameter of the model. {_near(name, state)}"
+        )
     if value.shape != state[name].shape:
         raise ConfigError(
             f"update[{name!r}]: shape {tuple(value.shape)}; must be {tuple(state[name].shape)}."

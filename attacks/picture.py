@@ -1,4 +1,4 @@
-"""Picture: the images themselves, which say what decibels do not."""
+"""Pictures: reconstructed images beside the true ones, and PSNR against noise."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,21 +18,21 @@ COLOURS: dict[Verdict, str] = {
     "ambiguous": "#6c5b9e",
     "attack failed": "#9aa0a6",
 }
-_INK, _FAINT = "#2b2b2b", "#8a8a8a"
-_HIDDEN = ("noise",)  # a baseline that nobody needs to look at
+_INK = "#2b2b2b"
+_FAINT = "#8a8a8a"
+_HIDDEN = ("noise",)  # an image of noise tells a reader nothing
 _CELL = 1.12  # inches
 
 
 def grid(reports: Sequence[LeakageReport], path: Path, *, images: int = 6) -> None:
-    """Draw a row per image: the truth, what needs no attack, and the best of each view.
+    """Draw a row per image: the truth, the baselines, and the best reconstruction of each view.
 
-    Under each image its PSNR; around what an attack found, its verdict as a colour. The reports
-    must be on the same images.
+    Each image has its PSNR below it; the frame of a reconstruction shows its verdict as a colour.
 
     Args:
-        reports: at least one; their rows stand side by side.
-        path: of the picture to write.
-        images: at most so many rows.
+        reports: at least one, all on the same images; their views are drawn side by side.
+        path: file to write.
+        images: greatest number of rows.
     """
     first = reports[0]
     count = min(images, len(first.truth))
@@ -139,9 +139,9 @@ def _legend(figure: Figure) -> None:
 
 
 def defence_curve(points: Sequence[DefencePoint], path: Path) -> None:
-    """Draw PSNR against the noise multiplier, the accountant's epsilon on a second axis.
+    """Draw PSNR against the noise multiplier, with the accountant's epsilon on a second axis.
 
-    The two axes share their noise and nothing else: neither is computed from the other.
+    The two axes share the noise and nothing else: neither is computed from the other.
     """
     figure = Figure(figsize=(6.6, 4.0), layout="constrained")
     axes = figure.add_subplot()

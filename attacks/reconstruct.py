@@ -1,4 +1,4 @@
-"""Gradient matching: find the image whose update is the one that was seen (Zhu et al. 2019)."""
+"""Gradient matching: find the image whose update is the observed one (Zhu et al. 2019)."""
 
 import math
 import time
@@ -18,24 +18,24 @@ from attacks.solvers import Bounds, Objective, Search, Status, gauss_newton, qua
 from attacks.update import as_double, attacked_gradient, client_update, clip_scale, norm, ready
 
 GOOD_ENOUGH = 1e-10  # relative matching loss below which no further start is tried
-_NEWTON_UNKNOWNS = 1024
-_SCOUTS = 10  # a guessed label gets this fraction of the budget before one is chosen
+_NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
+_SCOUTS = 10  # each candidate label first gets this fraction of the budget
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reconstruction:
-    """What an attack found; chosen by its own loss alone, never by the truth.
+    """What an attack found, selected by its own loss and never by the truth.
 
     Args:
         x: (B, C, H, W) float64, inside the bounds.
         labels: (B,) given or inferred.
-        match: relative residual ||u(x) - u||^2 / ||u||^2 over the visible numbers of the update.
+        match: relative residual ||u(x) - u||^2 / ||u||^2 over the visible values of the update.
         status: "exact" (in closed form), "matched" (residual <= 1e-16), "stalled" (the solver
-            found no way down), "budget" (cut off: more evaluations might go further), "diverged"
-            (the loss was not finite; the point before that is returned).
+            found no further descent), "budget" (stopped; more evaluations might improve it), or
+            "diverged" (the loss was not finite; the best point before that is returned).
         evaluations: updates that the attack computed, over all restarts.
-        seconds: wall clock.
-        restarts: the loss of each search that was made.
+        seconds: wall-clock time.
+        restarts: the final loss of each search.
     """
 
     x: Tensor
@@ -60,10 +60,10 @@ def dlg(
 ) -> Reconstruction:
     """Reconstruct a batch by matching gradients; needs a model with smooth activations.
 
-    Runs on the CPU in float64, from uniform noise. L-BFGS-B is tried from each starting point,
-    then Gauss-Newton from the same ones. The search with the least loss wins; none is made after
-    one has matched to 1e-10. On ReLU networks the matching loss has no useful curvature: expect
-    "stalled" and a high match, which says nothing about privacy.
+    Run on the CPU in float64, from uniform noise: L-BFGS-B from each starting point, then
+    Gauss-Newton from the same points. The search with the least loss is returned; after a match to
+    1e-10 no further search is made. On ReLU networks the matching loss has no useful curvature:
+    expect "stalled" and a high match, which says nothing about privacy.
 
     Args:
         model: the client's architecture; its weights are taken from ``observation``.
@@ -71,15 +71,15 @@ def dlg(
         restarts: starting points, >= 1.
         max_evaluations: budget of each L-BFGS-B search, in evaluations of the matching loss.
         newton_steps: budget of each Gauss-Newton search, >= 0. A step costs as many evaluations
-            as there are unknowns; it is left out above 1024 unknowns, and where there is a prior.
-        tv: weight of the total variation in the loss, >= 0: a prior that helps where the update
-            is noisy or does not determine the image.
+            as there are unknowns; it is not used above 1024 unknowns, nor with a prior.
+        tv: weight of the total variation in the loss, >= 0: a prior that helps where the update is
+            noisy or does not determine the image.
         bounds: least and greatest pixel value.
         seed: of the starting points.
 
     Raises:
-        ConfigError: a value out of range, labels that are hidden and cannot be inferred, a
-            visible update that is zero.
+        ConfigError: a value out of range, hidden labels that cannot be inferred, or a visible
+            update that is zero.
     """
     restarts = checks.count("restarts", restarts)
     budget = checks.count("max_evaluations", max_evaluations)
@@ -116,7 +116,7 @@ def dlg(
 def _labels(
     model: nn.Module, observation: Observation, budget: int, bounds: Bounds, seed: int
 ) -> tuple[Tensor, int]:
-    """The one candidate, or the one that a short search matches best; evaluations spent on that."""
+    """Return the labels that a short search matches best, and the evaluations spent on it."""
     candidates = label_candidates(model, observation)
     if len(candidates) == 1:
         return candidates[0], 0
@@ -135,18 +135,23 @@ def reid_rank(
     """Return the rank of the true image among decoys for an attacker who has them all; 1 is best.
 
     The attacker computes the update of each candidate and ranks them by how well it matches. No
-    optimisation can fail here, so a view that resists reconstruction and yields rank 1 still
-    tells who was in the data. Ties count against the attacker.
+    optimisation can fail here, so a view that resists reconstruction but yields rank 1 still
+    reveals who was in the data. Ties count against the attacker.
 
     Args:
         model: the client's architecture.
         observation: of a batch of one.
         truth: (1, C, H, W), one of the candidates.
         decoys: (N, C, H, W) other images.
-        labels: (1 + N,) of the truth and then of the decoys; each candidate comes with its own.
+        labels: (1 + N,) of the truth and then of the decoys.
+
+    Raises:
+        ConfigError: a batch of several images, or another number of labels.
     """
     if observation.shape[0] != 1 or len(labels) != 1 + len(decoys):
-        raise ConfigError("decoys: a batch of one and a label for every candidate are needed.")
+        raise ConfigError(
+            "decoys: pass an observation of one image, and a label for every candidate."
+        )
     candidates = torch.cat([truth.double(), decoys.double()])
     scores = []
     for image, label in zip(candidates, labels, strict=True):
@@ -167,7 +172,7 @@ def matching_loss(
     scale = float(target.dot(target))
     if not scale > 0:
         names = ", ".join(observation.update)
-        raise ConfigError(f"update: {names} is zero; there is nothing to match.")
+        raise ConfigError(f"update: {names} is zero, so there is nothing to match.")
     update = differentiable_update(model, replace(observation, state=state), labels)
 
     def loss(x: Tensor) -> Tensor:
@@ -185,7 +190,8 @@ def differentiable_update(
     model: nn.Module, observation: Observation, labels: Tensor
 ) -> Callable[[Tensor], dict[str, Tensor]]:
     """Return x -> the update before the clip, by name, in the precision of the observed state."""
-    names, state = observation.sent or tuple(observation.update), observation.state
+    names = observation.sent or tuple(observation.update)
+    state = observation.state
     if observation.local is None:
         gradient = attacked_gradient(model, state, names, observation.training)
         return lambda x: gradient(x, labels, observation.loss)
@@ -202,7 +208,8 @@ def matching_residual(model: nn.Module, observation: Observation, labels: Tensor
     net = ready(model, observation.training)
     target = {name: as_double(value) for name, value in observation.update.items()}
     state = {name: as_double(value) for name, value in observation.state.items()}
-    names, scale = observation.sent or tuple(target), norm(target)
+    names = observation.sent or tuple(target)
+    scale = norm(target)
     seen = flat(target.values()) / scale
 
     def residual(x: Tensor) -> Tensor:
@@ -217,7 +224,7 @@ def matching_residual(model: nn.Module, observation: Observation, labels: Tensor
 
 
 def flat(parts: Iterable[Tensor]) -> Tensor:
-    """Return the numbers of all tensors as one vector, in order."""
+    """Return the values of all tensors as one vector, in order."""
     return torch.cat([part.flatten() for part in parts])
 
 
@@ -239,7 +246,7 @@ def total_variation(x: Tensor) -> Tensor:
 
 
 def check_bounds(bounds: Bounds) -> None:
-    """Raise a ConfigError unless the bounds are finite and in order."""
+    """Raise a ConfigError unless the bounds are finite and in ascending order."""
     low, high = bounds
     if not -math.inf < low < high < math.inf:
         raise ConfigError(

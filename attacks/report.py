@@ -1,9 +1,7 @@
-"""The leakage report: a row per view and adversary, with baselines and residuals beside each score.
+"""Leakage report: verdicts per view and adversary, with baselines and residuals beside each score.
 
 Nothing here certifies privacy: a score is a lower bound on what leaks, and the accountant's bound
 is printed beside it, never derived from it.
-
-Schedule: what the rounds of a training run give away together.
 """
 
 from collections import Counter
@@ -25,23 +23,25 @@ VERDICTS: tuple[Verdict, ...] = ("recovered", "partial", "ambiguous", "attack fa
 SCHEMA = "privpart/leakage/2"
 
 RECOVERED_DB = 30.0
-GAIN_DB = 3.0  # over the best baseline, below which a score says nothing
-MATCHED = 1e-6  # relative residual above which the attack did not do its job
+GAIN_DB = 3.0  # over the best baseline; a score below that says nothing
+MATCHED = 1e-6  # relative residual; above it the attack failed
+UNION = "all rounds together"  # view that shows what any round of a schedule shows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """One image as one attack found it: its score, and the best baseline's (dB).
+    """One image as one attack reconstructed it: its score, and that of the best baseline (dB).
 
     Args:
-        view: whose numbers the attack used.
-        attack: its name.
-        reconstruction: of the whole batch.
-        psnr: of this image.
-        baseline: best PSNR of an image that nobody had to attack for.
-        ssim: of this image.
-        truth_match: the residual of the true batch: noise, and nothing else, keeps it from 0.
-        index: where in the reconstructed batch this image is, after pairing.
+        view: the parameters that the attack used.
+        attack: name of the attack.
+        reconstruction: the whole batch, as found.
+        psnr: score of this image.
+        baseline: best PSNR of an image that needs no attack.
+        ssim: structural similarity of this image.
+        truth_match: residual of the true batch; above 0 only because of noise and rounding, unless
+            the update has another origin.
+        index: position of this image in the reconstructed batch, after pairing.
     """
 
     view: str
@@ -55,18 +55,18 @@ class Trial:
 
     @property
     def gain(self) -> float:
-        """Decibels above the best image that nobody had to attack for."""
+        """Decibels above the best image that needs no attack."""
         return self.psnr - self.baseline
 
     @property
     def verdict(self) -> Verdict:
         """What may be concluded.
 
-        "recovered": >= 30 dB and 3 dB above the baseline. "partial": 3 dB above it. "ambiguous":
-        the update is matched, to 1e-6 or as well as the truth matches it through the noise, and
-        the image is not the true one: what was seen does not determine it, or only barely; a prior
-        might finish the job, so it is not protected. "attack failed": the update is not matched;
-        nothing follows about privacy.
+        "recovered": at least 30 dB, and at least 3 dB above the baseline. "partial": at least 3 dB
+        above the baseline. "ambiguous": another image matches the update, to 1e-6 or as well as
+        the truth matches it through the noise. What was seen does not determine the image, or only
+        barely; a prior might, so the image is not protected. "attack failed": the update is not
+        matched; nothing follows about privacy.
         """
         if self.gain >= GAIN_DB:
             return "recovered" if self.psnr >= RECOVERED_DB else "partial"
@@ -79,25 +79,26 @@ class LeakageRow:
     """One view, and one adversary.
 
     Args:
-        view: its name.
-        patterns: of the parameter names that it shows.
-        visible: how many numbers it shows.
-        share: the same as a share of the model's parameters.
+        view: name of the view.
+        patterns: patterns of the parameter names that it shows.
+        visible: number of parameters that it shows.
+        share: ``visible`` as a share of the model's parameters.
         unknowns: pixels of one batch.
-        own: per image, what the attacker of this view alone would hand in: the least residual.
+        own: per image, the trial with the least residual on this view alone, which is the one that
+            an attacker would choose.
         best: per image, the best score over all attacks on this view and on the audited views
-            inside it. Whoever sees more may discard what is in the way, so a view can never score
-            below a part of it. The best is chosen after the fact, by the truth: the row bounds
-            the attackers that were tried, each of which chose without it.
+            inside it. Whoever sees more may discard the rest, so a view never scores below a part
+            of it. The best is chosen afterwards, by the truth: the row bounds the attacks that were
+            tried, each of which chose without the truth.
         verdict: the most severe one over all images, attacks and views inside this one.
-        alone: per image, every attack that was tried on this view itself: matching alone may leave
-            an image ambiguous that a prior then recovers.
+        alone: per image, every trial on this view itself: matching alone may leave an image
+            ambiguous that a prior then recovers.
         adversary: "server" sees one client's update after its clip and before any noise;
             "recipient" sees the noised sum and knows every other client's update.
         update_norm: median L2 norm of the visible update.
-        ranks: per image, the rank of the truth among decoys; () if there were none.
-        feature_error: per visible dense layer, the greatest relative error of its input as read
-            off the update; for batches of one.
+        ranks: per image, the rank of the truth among decoys; () without decoys.
+        feature_error: per visible dense layer, the greatest relative error of its input as computed
+            from the update; for batches of one.
     """
 
     view: str
@@ -116,7 +117,7 @@ class LeakageRow:
 
     @property
     def psnr(self) -> tuple[float, ...]:
-        """Score of each image, in dB."""
+        """Best score of each image, in dB."""
         return tuple(trial.psnr for trial in self.best)
 
     @property
@@ -126,7 +127,7 @@ class LeakageRow:
 
     @property
     def recovered(self) -> int:
-        """How many images were recovered."""
+        """Number of images that were recovered."""
         return sum(trial.verdict == "recovered" for trial in self.best)
 
     @property
@@ -174,23 +175,57 @@ class LeakageRow:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduleSummary:
+    """The worst round of a client that takes part in all of them.
+
+    A training that sends a part in most rounds and everything in a few leaks what the few leak;
+    one that sends each part in turn has in the end sent everything. Every round is audited at the
+    same weights.
+
+    Args:
+        rounds: number of rounds in which each view is sent.
+        worst: the view that leaks most, or the union of all.
+        adversary: of that view's row.
+        verdict: of that row.
+        psnr: best score of that row over all images, in dB.
+    """
+
+    rounds: Mapping[str, int]
+    worst: str
+    adversary: str
+    verdict: Verdict
+    psnr: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON types."""
+        return {
+            "rounds": dict(self.rounds),
+            "total_rounds": sum(self.rounds.values()),
+            "worst_view": self.worst,
+            "adversary": self.adversary,
+            "verdict": self.verdict,
+            "psnr_max": self.psnr,
+        }
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LeakageReport:
     """A row per view and adversary, on the same images, weights and seeds.
 
     Args:
-        rows: in the order of the views.
-        truth: (N, C, H, W).
-        baselines: PSNR of each image by the name of the guess, in dB.
+        rows: a row per adversary and view, in the order of the views.
+        truth: (N, C, H, W) true images.
+        baselines: PSNR of each image in dB, by the name of the baseline.
         labels_revealed: whether the attacker was told the labels.
         seed: of the starting points.
         threat: what the attacker knows and what was done to the update, as JSON types.
-        losses: the client's loss on each batch: near 0 the gradient is tiny.
-        baseline_images: (N, C, H, W) by the name of the guess.
+        losses: the client's loss on each batch; near 0 the gradient is tiny.
+        baseline_images: (N, C, H, W), by the name of the baseline.
         bound: the accountant's guarantee of the noised release, or None without noise.
         delta: at which its epsilon is printed.
-        schedule: the worst over a training's rounds, or None.
-        decoys: images among which the truth was ranked.
+        schedule: the worst round of a training, or None without a schedule.
+        decoys: number of images among which the truth was ranked.
     """
 
     rows: tuple[LeakageRow, ...]
@@ -203,7 +238,7 @@ class LeakageReport:
     baseline_images: Mapping[str, Tensor] = field(default_factory=dict)
     bound: Guarantee | None = None
     delta: float = 1e-5
-    schedule: "ScheduleSummary | None" = None
+    schedule: ScheduleSummary | None = None
     decoys: int = 0
 
     @property
@@ -249,8 +284,41 @@ class LeakageReport:
         }
 
 
+def with_union(
+    views: Mapping[str, Sequence[str]], schedule: Sequence[str]
+) -> dict[str, Sequence[str]]:
+    """Return the views, and the union of those that the schedule sends unless one view is all.
+
+    Raises:
+        ConfigError: a round that sends an unknown view.
+    """
+    for view in schedule:
+        if view not in views:
+            raise ConfigError(
+                f"schedule={view!r}: is not a valid view; views are {', '.join(views)}."
+            )
+    sent = list(dict.fromkeys(schedule))
+    if len(sent) < 2 or any("*" in views[view] for view in sent):
+        return dict(views)
+    union = [pattern for view in sent for pattern in views[view]]
+    return dict(views) | {UNION: union}
+
+
+def summarise(rows: Sequence[LeakageRow], schedule: Sequence[str]) -> ScheduleSummary:
+    """Return the worst row over the rounds of the schedule and their union."""
+    sent = [row for row in rows if row.view in schedule or row.view == UNION]
+    worst = min(sent, key=lambda row: (VERDICTS.index(row.verdict), -max(row.psnr)))
+    return ScheduleSummary(
+        rounds=Counter(schedule),
+        worst=worst.view,
+        adversary=worst.adversary,
+        verdict=worst.verdict,
+        psnr=max(worst.psnr),
+    )
+
+
 def _summary(trials: Sequence[Trial]) -> dict[str, Any]:
-    """What one attack found on one view: images that an earlier attack recovered are not tried."""
+    """Return what one attack found on one view, over the images that no attack before recovered."""
     return {
         "images": len(trials),
         "psnr_median": median(trial.psnr for trial in trials),
@@ -266,72 +334,5 @@ def _counts(trials: Sequence[Trial]) -> dict[Verdict, int]:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no infinity: an attack that diverged has no residual."""
+    # JSON has no infinity: an attack that diverged has no residual
     return value if value < float("inf") else None
-
-
-UNION = "all rounds together"
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleSummary:
-    """The worst round of a client that takes part in all of them.
-
-    A training that sends a part in most rounds and everything in a few leaks what the few leak;
-    one that sends each part in turn has sent everything in the end. Every round is audited at the
-    weights that the report names.
-
-    Args:
-        rounds: how often each view is sent.
-        worst: the view that gives most away, or the union of all, and its adversary.
-        verdict: of that row.
-        psnr: its best score over all images, in dB.
-    """
-
-    rounds: Mapping[str, int]
-    worst: str
-    adversary: str
-    verdict: Verdict
-    psnr: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON types."""
-        return {
-            "rounds": dict(self.rounds),
-            "total_rounds": sum(self.rounds.values()),
-            "worst_view": self.worst,
-            "adversary": self.adversary,
-            "verdict": self.verdict,
-            "psnr_max": self.psnr,
-        }
-
-
-def with_union(
-    views: Mapping[str, Sequence[str]], schedule: Sequence[str]
-) -> dict[str, Sequence[str]]:
-    """Return the views, and the union of those that the schedule sends, if that is no view yet.
-
-    Raises:
-        ConfigError: a round that sends an unknown view.
-    """
-    for view in schedule:
-        if view not in views:
-            raise ConfigError(f"schedule={view!r}: is no view; views are {', '.join(views)}.")
-    sent = list(dict.fromkeys(schedule))
-    if len(sent) < 2 or any("*" in views[view] for view in sent):
-        return dict(views)
-    union = [pattern for view in sent for pattern in views[view]]
-    return dict(views) | {UNION: union}
-
-
-def summarise(rows: Sequence[LeakageRow], schedule: Sequence[str]) -> ScheduleSummary:
-    """Return the worst over the rounds, and over the union of them."""
-    sent = [row for row in rows if row.view in schedule or row.view == UNION]
-    worst = min(sent, key=lambda row: (VERDICTS.index(row.verdict), -max(row.psnr)))
-    return ScheduleSummary(
-        rounds=Counter(schedule),
-        worst=worst.view,
-        adversary=worst.adversary,
-        verdict=worst.verdict,
-        psnr=max(worst.psnr),
-    )

@@ -1,6 +1,6 @@
-"""Solvers: two ways down a smooth matching loss, each of which remembers its best point.
+"""Solvers: L-BFGS-B and Gauss-Newton for a smooth matching loss; each keeps its best point.
 
-What makes gradient matching work is float64, a loss divided by ||g||^2 and no tolerances. The stock
+Gradient matching works because of float64, a loss divided by ||g||^2 and no tolerances. The usual
 choice (torch's LBFGS on the raw loss, with its absolute tolerances) stops at 4 to 6 dB on gradients
 that are recovered to 100 dB here, which looks like privacy and is not. L-BFGS-B is cheap; where it
 stalls on an ill-conditioned view (trained weights, one dense layer), Gauss-Newton often does not.
@@ -22,14 +22,16 @@ Status = Literal["exact", "matched", "stalled", "budget", "diverged"]
 Objective = Callable[[Tensor], Tensor]
 Bounds = tuple[float, float]
 
-SOLVED = 1e-16  # relative matching loss below which a search stops: float64 has nothing left to say
-_MEMORY = 20  # pairs of steps and slopes that L-BFGS-B keeps
-_DAMPING, _LEAST_DAMPING, _ATTEMPTS = 1e-2, 1e-18, 8
+SOLVED = 1e-16  # relative matching loss at which a search stops: the resolution of float64
+_MEMORY = 20  # pairs of steps and gradients that L-BFGS-B keeps
+_DAMPING = 1e-2
+_LEAST_DAMPING = 1e-18
+_ATTEMPTS = 8  # dampings to try before a Gauss-Newton search gives up
 
 
 @dataclass
 class Search:
-    """The best point of one search so far; a solver's own last iterate may be a worse one."""
+    """The best point of one search so far; the solver's last iterate may be worse."""
 
     x: Tensor
     value: float = float("inf")
@@ -38,7 +40,7 @@ class Search:
 
 
 class _StopError(Exception):
-    """Leaves a solver's loop: the search has reached its goal, its budget or a cliff."""
+    """Leaves a solver's loop: solved, out of budget, or no longer finite."""
 
 
 def quasi_newton(objective: Objective, start: Tensor, bounds: Bounds, budget: int) -> Search:
@@ -67,16 +69,18 @@ def gauss_newton(
 ) -> Search:
     """Minimise ||residual(x)||^2 by Levenberg-Marquardt steps, kept inside the bounds.
 
-    Each step takes the whole Jacobian: as many evaluations as there are unknowns, batched.
+    Each step computes the whole Jacobian, one evaluation per unknown, vectorized.
 
     Args:
         residual: (...) -> (m,), which ``torch.func`` can differentiate.
-        start: of any shape.
+        start: starting point, of any shape.
         bounds: least and greatest entry.
-        steps: at most this many.
-        chunk: columns of the Jacobian that are computed at once.
+        steps: greatest number of steps.
+        chunk: columns of the Jacobian per vectorized evaluation.
     """
-    search, x, damping = Search(start), start.flatten(), _DAMPING
+    search = Search(start)
+    x = start.flatten()
+    damping = _DAMPING
     basis = torch.eye(x.numel(), dtype=x.dtype)
 
     def flat(point: Tensor) -> Tensor:
@@ -91,7 +95,7 @@ def gauss_newton(
         search.evaluations = 1
         _record(search, start, float(r @ r), True, len(basis) * (steps + 1))
         for _ in range(steps):
-            with warnings.catch_warnings():  # torch's own rules for jvp use its deprecated script
+            with warnings.catch_warnings():  # torch's rules for jvp call its deprecated jit.script
                 warnings.simplefilter("ignore", DeprecationWarning)
                 jacobian = torch.vmap(column, chunk_size=chunk)(basis)
             search.evaluations += len(basis)
@@ -107,9 +111,9 @@ def gauss_newton(
 def _damped_step(
     flat: Objective, x: Tensor, r: Tensor, jacobian: Tensor, bounds: Bounds, damping: float
 ) -> tuple[Tensor, Tensor, float] | None:
-    """The first step downhill, its residual, and the damping to go on with; None if there is none.
+    """Return the first step that descends, its residual and the next damping; None without one.
 
-    Entries at a bound that want to leave the box stay where they are.
+    Entries at a bound whose step would leave the box do not move.
     """
     slope, curvature = jacobian @ r, jacobian @ jacobian.T
     leaving = ((x <= bounds[0]) & (slope > 0)) | ((x >= bounds[1]) & (slope < 0))

@@ -1,4 +1,4 @@
-"""Suite: the attackers that an audit tries, cheapest first."""
+"""Suite: the attacks that an audit tries, cheapest first."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +23,7 @@ def suite(
     steps: int = 1000,
     tv: float = 1e-2,
 ) -> dict[str, Attack]:
-    """Return every attack under its name; an attack answers None where it does not apply.
+    """Return every attack by name; an attack returns None where it does not apply.
 
     Args:
         restarts: of ``dlg`` and ``dense_then_invert``; ``cosine_tv`` takes twice as many.
@@ -63,7 +63,7 @@ def _if_labelled(
     seen: Observation,
     seed: int,
 ) -> Reconstruction | None:
-    """Leave out an attack that cannot guess labels, where they would have to be guessed."""
+    """Return None where labels would have to be guessed, which this attack cannot do."""
     if len(label_candidates(model, seen)) > 1:
         return None
     return _seeded(attack, options, model, seen, seed)

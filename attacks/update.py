@@ -1,4 +1,4 @@
-"""Update: what a client computes from a batch, written so that an attacker can differentiate it."""
+"""Update: what a client computes from a batch, in a form that an attacker can differentiate."""
 
 import copy
 import math
@@ -17,27 +17,26 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 State = Mapping[str, Tensor]
 Momenta = tuple[Tensor, Tensor]  # first and second, of one parameter
 
-_BETAS, _EPSILON = (0.9, 0.999), 1e-8  # of torch.optim.Adam
-_TINY = (
-    1e-30  # far below Adam's epsilon squared: a slope of 0 has a root that can be differentiated
-)
+_BETAS = (0.9, 0.999)  # as in torch.optim.Adam
+_EPSILON = 1e-8
+_TINY = 1e-30  # far below Adam's epsilon squared; keeps the root differentiable at gradient 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSteps:
-    """Local training of which the client sends the change of its weights.
+    """Local training, after which the client sends the change of its weights.
 
-    The rows of the batch are taken in order, ``batch_size`` at a time, and from the start again
-    when they run out; which image stands in which row does not matter to anyone.
+    The rows of the batch are used in order, ``batch_size`` at a time, and again from the start when
+    they run out. The order of the images within the batch is arbitrary.
 
     Args:
         learning_rate: > 0.
         steps: >= 1.
-        batch_size: rows per step, >= 1; None takes all of them in every step.
-        momentum: of SGD, in [0, 1), as ``torch.optim.SGD`` has it.
+        batch_size: rows per step, >= 1; None uses all of them in every step.
+        momentum: of SGD, in [0, 1), as in ``torch.optim.SGD``.
         optimizer: "sgd", or "adam" with the constants of ``torch.optim.Adam``. One step of Adam
-            all but sends the signs of a gradient, and solvers fail on it; after three,
-            ``cosine_tv`` finds the image where ``dlg`` does not.
+            sends little more than the signs of a gradient, and solvers fail on it; after three
+            steps, ``cosine_tv`` finds the image where ``dlg`` does not.
     """
 
     learning_rate: float
@@ -53,12 +52,12 @@ class LocalSteps:
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
         if self.momentum and self.optimizer == "adam":
-            raise ConfigError(f"momentum={self.momentum}: only for sgd; adam has its own.")
+            raise ConfigError(f"momentum={self.momentum}: is only for sgd; leave it out with adam.")
         if self.batch_size is not None:
             checks.count("batch_size", self.batch_size)
 
     def rows(self, step: int, batch: int) -> Sequence[int]:
-        """Return the rows of a batch of that size which step number ``step`` uses.
+        """Return the rows that step number ``step`` uses, of a batch of ``batch`` rows.
 
         >>> LocalSteps(learning_rate=0.1, steps=3, batch_size=2).rows(2, 5)
         [4, 0]
@@ -79,7 +78,7 @@ def client_update(
     differentiable: bool = False,
     functional: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the gradient at ``state`` in the parameters ``names``, or the delta of ``local``.
+    """Return the gradient at ``state`` by the parameters ``names``, or their change by ``local``.
 
     Args:
         model: made by ``ready``.
@@ -89,8 +88,8 @@ def client_update(
         y: (B,).
         loss: (logits, labels) -> scalar.
         local: None for the gradient of the whole batch.
-        differentiable: keep the graph, so that the result can be differentiated in ``x``.
-        functional: use ``torch.func``, which ``torch.func.vmap`` can batch; slower for one.
+        differentiable: keep the graph, so that the result can be differentiated by ``x``.
+        functional: use ``torch.func``, which ``torch.func.vmap`` can batch; slower for one batch.
     """
     slope = _functional if functional else _differentiable if differentiable else _plain
     before = {name: state[name].detach() for name in names}
@@ -110,7 +109,7 @@ def client_update(
 def _move(
     local: LocalSteps, slope: Tensor, before: Momenta | None, step: int
 ) -> tuple[Tensor, Momenta]:
-    """What one step takes off a weight, in units of the learning rate, and the new momenta."""
+    """Return what one step subtracts from a weight, per learning rate, and the new momenta."""
     first, second = before or (torch.zeros_like(slope), torch.zeros_like(slope))
     if local.optimizer == "sgd":
         first = local.momentum * first + slope if local.momentum else slope
@@ -132,18 +131,18 @@ def clip_scale(update: Mapping[str, Tensor], clip: float | None) -> Tensor | flo
 def ready(model: nn.Module, training: bool) -> nn.Module:
     """Return a copy of ``model`` in that mode, which no forward pass changes.
 
-    Batch normalisation in training mode uses the batch's own statistics and leaves its running
-    ones alone.
+    Batch normalisation in training mode uses the statistics of the batch and does not update the
+    running ones.
 
     Raises:
-        ConfigError: dropout in training mode: its secret mask is not part of any attack here.
+        ConfigError: dropout in training mode: no attack here knows which units are dropped.
     """
     twin = copy.deepcopy(model).train(training).requires_grad_(False)
     if training:
         for name, module in twin.named_modules():
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise ConfigError(
-                    f"model: {name!r} drops out at random in training mode; set p=0 or use eval()."
+                    f"model: {name!r} drops out at random in training mode; set p=0, or use eval()."
                 )
         replace_all_batch_norm_modules_(twin)
     return twin
@@ -154,7 +153,7 @@ def attacked_gradient(
 ) -> Callable[[Tensor, Tensor, Loss], dict[str, Tensor]]:
     """Return (x, y, loss) -> the gradient of ``client_update``, differentiable, for many calls.
 
-    The weights are loaded once, which leaves nothing between an attack and plain autograd.
+    The weights are loaded once, so a call costs no more than plain autograd.
     """
     twin = ready(model, training)
     for name, value in [*twin.named_parameters(), *twin.named_buffers()]:
@@ -178,20 +177,20 @@ def double_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def as_double(value: Tensor) -> Tensor:
-    """Return a copy of ``value`` on the CPU, in float64 unless it counts something."""
+    """Return a copy of ``value`` on the CPU, in float64 unless it holds integers."""
     dtype = torch.float64 if value.is_floating_point() else value.dtype
     return value.detach().to("cpu", dtype, copy=True)
 
 
 def norm(update: Mapping[str, Tensor]) -> float:
-    """Return the joint L2 norm."""
+    """Return the joint L2 norm of all tensors."""
     return math.sqrt(sum(float(value.double().square().sum()) for value in update.values()))
 
 
 def _plain(
     model: nn.Module, state: State, leaves: State, x: Tensor, y: Tensor, loss: Loss
 ) -> dict[str, Tensor]:
-    """For an update that nobody differentiates: each step stands alone."""
+    # no graph is kept from step to step: the result is not differentiated
     found = _differentiable(
         model, state, {k: v.detach() for k, v in leaves.items()}, x, y, loss, graph=False
     )

@@ -1,4 +1,4 @@
-"""What one client's gradient gives away, whole and in parts, before any noise.
+"""Audit one client's gradient, whole and in parts, before any noise.
 
 Run: python examples/audit_an_update.py
 """

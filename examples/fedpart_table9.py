@@ -1,10 +1,10 @@
-"""FedPart's Table 9 again: does sending one layer protect, or did the attack fail?
+"""Repeat FedPart's Table 9: does sending one layer protect, or did the attack fail?
 
 FedPart (Wang et al. 2024) reports the PSNR of images reconstructed from ResNet-8: 17.07 dB from
 the full update, 12.53 from layer #1, 13.84 from layer #10, and concludes that parts protect. Its
 target is the gradient of a softened label, which no client sends. Here the gradient is a client's
-own, baselines stand beside, and each row says what follows. CIFAR-100 and trained weights do not
-come with this package: colour crops of two photographs, and untrained weights, stand in.
+own, each row has baselines beside it and says what follows. CIFAR-100 and trained weights do not
+come with this package: crops of two colour photographs and untrained weights take their place.
 
 Run: python examples/fedpart_table9.py
      python examples/fedpart_table9.py --long   (the full width, more images and steps: an hour)
@@ -28,7 +28,7 @@ SIDE = 32
 
 
 def crops() -> Tensor:
-    """(N, 3, 32, 32) in [0, 1], every crop of the two photographs at a quarter of their size."""
+    """Return (N, 3, 32, 32) in [0, 1]: all crops of the two photographs at a quarter size."""
     found = []
     for photograph in load_sample_images().images:
         small = avg_pool2d(torch.tensor(photograph).permute(2, 0, 1)[None] / 255.0, 4)
@@ -38,7 +38,7 @@ def crops() -> Tensor:
 
 
 def softened(logits: Tensor, labels: Tensor) -> Tensor:
-    """The published attack's loss: the target is softmax(one_hot), 0.027 for the true class."""
+    """Return the published attack's loss: its target is softmax(one_hot), 0.027 at the label."""
     target = softmax(one_hot(labels, logits.shape[1]).to(logits.dtype), 1)
     return cross_entropy(logits, target)
 
@@ -55,7 +55,8 @@ def main() -> None:
     true, soft = (observe(model, x[:1], y[:1], loss=f).update for f in (cross_entropy, softened))
     a, b = (torch.cat([value.flatten() for value in u.values()]) for u in (true, soft))
     print("Softened target against a client's own gradient:")
-    share, cosine = float(b.norm() / a.norm()), float(a @ b / a.norm() / b.norm())
+    share = float(b.norm() / a.norm())
+    cosine = float(a @ b / a.norm() / b.norm())
     print(f"  its norm is {share:.1%} of the true one, their cosine {cosine:.2f}")
 
     budget = (
@@ -80,7 +81,7 @@ def main() -> None:
             f"residual {row.to_dict()['match_median']:.0e}   rank {row.ranks}   {row.verdict}"
         )
         for layer, error in row.feature_error.items():
-            print(f"         the input of {layer} is read off exactly (relative error {error:.0e})")
+            print(f"         the input of {layer} is found exactly (relative error {error:.0e})")
     print(
         f"\nWorst round of FedPart's schedule: {report.schedule.worst}, {report.schedule.verdict}"
     )

@@ -333,7 +333,7 @@ def test_the_worst_round_of_a_schedule(lenet, digits):
     assert union.view == "all rounds together"
     assert union.visible == sum(row.visible for row in parts.rows[:2])
     assert union.psnr[0] >= max(row.psnr[0] for row in parts.rows[:2])
-    with pytest.raises(ConfigError, match="is no view"):
+    with pytest.raises(ConfigError, match="is not a valid view"):
         leakage(lenet, x, y, views=views, schedule=["haed"])
 
 

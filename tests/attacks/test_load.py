@@ -69,7 +69,7 @@ def test_what_is_no_update(lenet, tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read_update(tmp_path / "none.safetensors")
     (tmp_path / "bad").write_bytes(b"\x80\x04pickle")
-    with pytest.raises(ConfigError, match=r"no \.safetensors file"):
+    with pytest.raises(ConfigError, match=r"not a valid \.safetensors file"):
         read_update(tmp_path / "bad")
     with pytest.raises(ConfigError, match="backward"):
         gradients_of(lenet)

@@ -179,7 +179,7 @@ def test_an_update_of_ones_own(privpart, tmp_path):
         (["--trials", "0"], "--trials 0"),
         (["--trials", "100000"], "there are 360"),
         (["--attack", "magic"], "must be one of"),
-        (["--schedule", "fool:3"], "is no view"),
+        (["--schedule", "fool:3"], "is not a valid view"),
         (["--schedule", "full"], "must be VIEW:ROUNDS"),
         (["--noise-multiplier", "1"], "is relative to clip"),
         (["--noise-multiplier", "nan"], "--noise-multiplier nan"),

@@ -29,7 +29,7 @@ _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inputs:
-    """What is attacked; ``x`` and ``y`` are the truth, the rest of the data is public."""
+    """What is attacked: ``x`` and ``y`` are the truth, all other data is public."""
 
     model: nn.Module
     x: Tensor
@@ -41,7 +41,7 @@ class Inputs:
     decoys: tuple[Tensor, Tensor] | None
 
     def digest(self) -> str:
-        """A hash of the images, the weights and the update."""
+        """Return a hash of the images, the weights and the update."""
         state = hashlib.sha256()
         update = self.update or {}
         for name, value in [*self.model.state_dict().items(), *update.items(), ("x", self.x)]:
@@ -125,10 +125,10 @@ def _local_steps(options: AuditOptions) -> LocalSteps | None:
 
 
 def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Images to attack and public ones; of a file the public ones are those not attacked."""
+    """Return images to attack, and public images; for a file both are all of its images."""
     if data in ("digits", "fashion-mnist"):
         if data == "digits" and folder is not None:
-            raise ConfigError("data_dir is for fashion-mnist: digits come with scikit-learn.")
+            raise ConfigError("data_dir: is only for fashion-mnist; digits come with scikit-learn.")
         task = digits() if data == "digits" else fashion_mnist(folder)
         return (task.test_x, task.test_y), (task.train_x, task.train_y)
     if not data.endswith(".safetensors"):
@@ -136,16 +136,18 @@ def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tupl
     tensors = read_update(Path(data))
     if not {"x", "y"} <= set(tensors):
         raise ConfigError(f"data={data}: must hold x (N, C, H, W) in [0, 1] and y (N,).")
-    x, y = tensors["x"].float(), tensors["y"].long()
+    x = tensors["x"].float()
+    y = tensors["y"].long()
     if x.ndim != 4 or y.shape != x.shape[:1] or not len(x) or bool((y < 0).any()):
         raise ConfigError(f"data={data}: x {tuple(x.shape)}, y {tuple(y.shape)} do not fit.")
-    if not bool(((x >= 0) & (x <= 1)).all()):  # NaN is not either
+    if not bool(((x >= 0) & (x <= 1)).all()):  # also refuses NaN
         raise ConfigError(f"data={data}: x must be in [0, 1]; divide bytes by 255.")
     return (x, y), (x, y)
 
 
 def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
-    channels, size = x.shape[1], x.shape[-1]
+    channels = x.shape[1]
+    size = x.shape[-1]
     if name in _NETWORKS and name != "resnet8" and x.shape[-2] != size:
         raise ConfigError(f"model={name!r}: needs square images; they are {tuple(x.shape[1:])}.")
     generator = torch.Generator().manual_seed(seed)
@@ -180,7 +182,7 @@ def _load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
-    """One forward pass, so that a model for other images is a sentence and not a traceback."""
+    """Raise a ConfigError unless one forward pass gives logits for every label."""
     shape = tuple(x.shape[1:])
     try:
         with torch.no_grad():
@@ -202,7 +204,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _class_means(x: Tensor, y: Tensor, wanted: Tensor) -> Tensor | None:
-    """(K, C, H, W); None unless every class that is attacked has a public image."""
+    """Return (K, C, H, W), or None unless every class that is attacked has a public image."""
     if not set(wanted.tolist()) <= set(y.tolist()):
         return None
     classes = range(int(y.max()) + 1)

@@ -151,7 +151,8 @@ class LeakageOptions(AuditOptions):
         typer.Option(help="'full', a pattern as 'dense1.*', or NAME=PATTERN,PATTERN; repeatable."),
     ]
     schedule: Annotated[
-        str | None, typer.Option(help="Rounds by view, as 'full:5,head:20'; reports the worst.")
+        str | None,
+        typer.Option(help="Rounds by view, as 'full:5,head:20'; the report names the worst."),
     ] = None
     clip: Annotated[
         float | None, typer.Option(help="Joint L2 bound on the update.", rich_help_panel=_CLIENT)

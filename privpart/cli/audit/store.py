@@ -27,12 +27,18 @@ INTERRUPTED = 130  # exit code: the same command resumes
 class TrialFolder(MutableMapping[str, Found]):
     """A file per key in OUT/trials, for one set of options only.
 
-    Each file is written beside its place and then moved there, so that none is ever half a file.
-    One that cannot be read counts as not there: its attacks run again. A folder without any, as a
-    mistyped option leaves it, is free for other options.
+    Each file is written under another name and then renamed, so that no file is ever incomplete.
+    A file that cannot be read counts as missing: its attacks run again. A folder without results,
+    as a mistyped option leaves it, accepts other options.
+
+    Args:
+        out: folder of the audit; audit.json in it says which audit that is.
+        identity: every option that the results depend on, as JSON types.
+        digest: hash of the images, the weights and the update.
 
     Raises:
-        ConfigError: the folder holds an audit with other options, data or weights.
+        ConfigError: the folder holds an audit with other options, data or weights, or one of
+            another version.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], digest: str) -> None:
@@ -48,8 +54,8 @@ class TrialFolder(MutableMapping[str, Found]):
             self.folder.mkdir(parents=True, exist_ok=True)
             if len(self) and plan.exists() and plan.read_text() != text:
                 raise ConfigError(
-                    f"out={out}: holds another audit (see {plan.name}); name another folder, or "
-                    "remove this one."
+                    f"out={out}: holds another audit: {plan.name} has its options and version. "
+                    "Name another folder, or remove this one."
                 )
             _write(plan, text.encode())
         except OSError as error:
@@ -134,4 +140,4 @@ def _counted(total: int) -> Iterator[Callable[[str], None]]:
 def _write(path: Path, content: bytes) -> None:
     beside = path.with_suffix(".part")
     beside.write_bytes(content)
-    os.replace(beside, path)  # noqa: PTH105 - atomic by the standard's own word
+    os.replace(beside, path)  # noqa: PTH105 - atomic, as POSIX requires

@@ -1,4 +1,4 @@
-"""Audit tables: a report and a sweep as text, and what a reader of one number would miss."""
+"""Audit tables: a leakage report and a sweep of defences as text, and warnings on them."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -14,10 +14,10 @@ from attacks import DefencePoint, LeakageReport, LeakageRow
 
 _WIDTH = 120
 _VERDICTS = (
-    "Verdicts: 'ambiguous' is not 'safe' (the update is matched, and does not determine the image; "
-    "a prior may), and 'attack failed' says nothing about privacy."
+    "Verdicts: 'ambiguous' is not 'safe' (another image matches the update, so the update alone "
+    "does not determine the image; a prior may), and 'attack failed' says nothing about privacy."
 )
-_EXPLAINED = 1e-6  # residual of the truth above which the update is not explained by it
+_EXPLAINED = 1e-6  # residual of the true images; above it they do not explain the update
 
 
 def show(report: LeakageReport) -> None:
@@ -46,17 +46,17 @@ def show_defences(points: Sequence[DefencePoint]) -> None:
         )
     console.print(table)
     for line in (
-        f"Epsilon: the accountant's, at delta {points[0].delta:g}, for one noised release; it is "
-        "not read off any score. PSNR falls to the floor long before epsilon means anything.",
+        f"Epsilon is the accountant's, at delta {points[0].delta:g}, for one noised release; it is "
+        "not computed from any score. PSNR falls to the floor long before epsilon means anything.",
         _VERDICTS,
     ):
         console.print(fill(line, 100, subsequent_indent="  "))
 
 
 def warnings(report: LeakageReport) -> list[str]:
-    """Return what a reader of a single number would miss."""
-    failed = [row.view for row in report.rows if row.verdict == "attack failed"]
+    """Return warnings about conclusions that the scores do not allow."""
     found = []
+    failed = [row.view for row in report.rows if row.verdict == "attack failed"]
     if failed:
         found.append(
             f"the attack failed on {', '.join(dict.fromkeys(failed))}: nothing follows about "
@@ -66,15 +66,16 @@ def warnings(report: LeakageReport) -> list[str]:
     strange = max((trial.truth_match for row in server for trial in row.own), default=0.0)
     if strange > _EXPLAINED and report.threat["origin"] == "given":
         found.append(
-            f"the images leave a residual of {strange:.2g}: the update is noisy, or not that of "
-            "these images, weights, mode and loss."
+            f"the true images leave a residual of {strange:.2g}: the update is noisy, or not that "
+            "of these images, weights, mode and loss."
         )
     return found
 
 
 def _baselines(report: LeakageReport) -> Table:
     names = list(report.baselines)
-    images, loss = len(report.truth), median(report.losses)
+    images = len(report.truth)
+    loss = median(report.losses)
     title = f"No attack: PSNR in dB over {images} images, on which the loss is {loss:.3g}"
     table = _table(title, ["", *names])
     for name, of in (("median", median), ("max", max)):
@@ -85,7 +86,7 @@ def _baselines(report: LeakageReport) -> Table:
 def _rows(report: LeakageReport) -> Table:
     noisy = report.bound is not None
     columns = ["view", "adversary"] if noisy else ["view"]
-    columns += ["numbers sent", "median", "max", "gain", "ssim", "residual", "recovered", "rank"]
+    columns += ["parameters sent", "median", "max", "gain", "ssim", "residual", "recovered", "rank"]
     title = (
         "Attack: PSNR in dB, best of each image over the attacks; recovered with its 95 % interval"
     )
@@ -96,9 +97,9 @@ def _rows(report: LeakageReport) -> Table:
 
 
 def _by_attack(report: LeakageReport) -> Table:
-    """What one attack leaves open another may close: a verdict is the worst of all of them."""
+    # a view's verdict is the worst over its attacks; this table shows which attack led to it
     noisy = report.bound is not None
-    title = "Attack by attack, on each view itself; the next one is tried where none has recovered"
+    title = "Attack by attack, on each view itself; each runs on images not yet recovered"
     columns = ["view", *(["adversary"] if noisy else []), "attack", "images", "median", "max"]
     table = _table(title, [*columns, "residual", "verdicts"])
     for row in report.rows:
@@ -136,25 +137,25 @@ def _cells(row: LeakageRow, noisy: bool) -> list[str]:
 
 def _notes(report: LeakageReport) -> list[str]:
     threat = report.threat
+    sent = "gradient" if threat["update"] == "gradient" else "change of the weights"
     noise = f", noise multiplier {threat['noise_multiplier']:g}" if report.bound else ""
     clip = "no clip" if threat["clip"] is None else f"clip {threat['clip']:g}"
     notes = [
-        f"The attacker sees the {threat['update']} of {threat['batch']} image(s) in "
-        f"{threat['mode']} mode, {clip}{noise}; knows every weight; labels are {threat['labels']}. "
-        f"Rank: of the truth among {report.decoys} decoys, by residual; 1 identifies it."
+        f"The attacker sees the {sent} of {threat['batch']} image(s) in {threat['mode']} mode, "
+        f"{clip}{noise}, and knows every weight; labels are {threat['labels']}. Rank is that of "
+        f"the truth among {report.decoys} decoys, by residual; 1 identifies the image."
     ]
     if report.schedule is not None:
         worst = report.schedule
         rounds = ", ".join(f"{view} x {count}" for view, count in worst.rounds.items())
         notes.append(
-            f"Schedule ({rounds}): a client that takes part throughout is exposed by its worst "
+            f"Schedule ({rounds}): a client that takes part in all rounds is exposed by its worst "
             f"round, {worst.worst}: {worst.verdict}, up to {worst.psnr:.1f} dB."
         )
     if report.bound is not None:
         notes.append(
             f"Accountant: epsilon {up(report.bound.epsilon(report.delta), 4)} at delta "
-            f"{report.delta:g} for one noised release. No score above enters it, and it is not "
-            "read off any score."
+            f"{report.delta:g} for one noised release. It is not computed from any score above."
         )
     return [*notes, _VERDICTS]
 
