@@ -62,7 +62,7 @@ class KeyChoice:
         checks.choice("keys", self.keys, get_args(KeyKind))
         checks.count("m", self.m)
         if checks.count("seed", self.seed, minimum=0) and self.keys != "shared":
-            raise ConfigError(f"seed={self.seed}: only keys='shared' uses it; leave it out.")
+            raise ConfigError(f"seed={self.seed}: only for keys='shared'; leave it out.")
 
     @property
     def structured(self) -> bool:
@@ -97,7 +97,7 @@ class SelectChoice:
             if choice.structured != (name == "words"):
                 raise ConfigError(
                     f"{name}.keys={choice.keys!r}: words are chosen from a client's own data, all "
-                    f"other keys at random. Use {' or '.join(_KINDS[name == 'words'])}."
+                    f"else at random. Use {' or '.join(_KINDS[name == 'words'])}."
                 )
 
     @property

@@ -277,7 +277,7 @@ def test_updates_of_turns_are_those_of_independent_noise_elsewhere():
 def test_a_task_of_other_keys_is_refused():
     setup = training(shared())
     task = RoundTask(0, (0,), 1.0, "plan", (0, 1, 2, 3))
-    with pytest.raises(ConfigError, match="other groups than the public keys say"):
+    with pytest.raises(ConfigError, match="other groups than the public keys draw"):
         list(setup.engine.run(task, setup.start))
 
 
