@@ -21,7 +21,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck
 from accounting.guarantee import FORMULAS, METHODS, Adjacency, Guarantee, Method, Second, mu_upper
-from accounting.mechanisms import BinaryTree, Mechanism, fingerprint
+from accounting.mechanisms import Mechanism, fingerprint
 from accounting.participation import Participation
 
 _SCHEMA = "privpart/epsilon/1"
@@ -353,8 +353,8 @@ def _assumptions(
     mechanism: Mechanism, participation: Participation, unit: str
 ) -> tuple[Assumption, ...]:
     """Return the assumptions of a run without amplification, all still unchecked."""
-    prefix = isinstance(mechanism, BinaryTree) and mechanism.release == "prefix"
-    return (*_common_assumptions(participation, unit), *((_PREFIX_ONLY,) if prefix else ()))
+    prefix = (_PREFIX_ONLY,) if mechanism.prefix_only else ()
+    return (*_common_assumptions(participation, unit), *prefix)
 
 
 _PREFIX_ONLY = Assumption(

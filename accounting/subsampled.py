@@ -16,7 +16,7 @@ import numpy as np
 
 from accounting import accountants, checks
 from accounting.checks import ConfigError
-from accounting.mechanisms import Grouped, Mechanism
+from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
 from accounting.report import Assumption
 
@@ -202,7 +202,7 @@ def _stated(sampling: PoissonSampling) -> PoissonSampling:
 
 
 def _check_banded(mechanism: Mechanism, bands: int) -> None:
-    if isinstance(mechanism, Grouped):
+    if mechanism.groups is not None:
         raise ConfigError("grouped: no amplification is known here for groups; use guarantee().")
     encoder = mechanism.encoder()
     if encoder.shape != (mechanism.rounds, mechanism.rounds) or np.triu(encoder, 1).any():

@@ -100,9 +100,9 @@ def own_work(mechanism: Mechanism) -> float:
     for _ in range(ROUNDS - WARM):
         draw += seconds(lambda: source.normal(0, DIM, out=out))
         round_ += seconds(lambda: stream.next(out=out))
-    online = isinstance(mechanism, BinaryTree) and mechanism.estimator == "online"
-    # rounds 16 to 31 complete 16 leaves and, if online, the 16 nodes above that end with them
-    return round_ / (draw * (2 if online else 1)) - 1
+    program = mechanism.noise_program()
+    drawn = sum(len(op.draws) for t in range(WARM, ROUNDS) for op in program.ops(t))
+    return round_ / (draw * drawn / (ROUNDS - WARM)) - 1
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from accounting import Grouped, Mechanism
+from accounting import Mechanism
 from accounting.checks import ConfigError
 
 
@@ -218,11 +218,12 @@ def parts_of(mechanism: Mechanism, flat: Tensor) -> list[Tensor]:
     Raises:
         ConfigError: the mechanism's groups do not have d parameters in all.
     """
-    if not isinstance(mechanism, Grouped):
+    groups = mechanism.groups
+    if groups is None:
         return [flat]
-    if sum(mechanism.sizes) != flat.numel():
+    if sum(groups.sizes) != flat.numel():
         raise ConfigError(
             f"start has {flat.numel()} parameters, the plan's groups have "
-            f"{sum(mechanism.sizes)}. Build the model with the groups of the plan."
+            f"{sum(groups.sizes)}. Build the model with the groups of the plan."
         )
-    return list(torch.split(flat, list(mechanism.sizes)))
+    return list(torch.split(flat, list(groups.sizes)))

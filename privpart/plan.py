@@ -25,10 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from accounting import (
-    BinaryTree,
-    Grouped,
     Guarantee,
-    Independent,
     Mechanism,
     Participation,
     PrivacyReport,
@@ -104,9 +101,10 @@ class PrivacyPlan:
 
         No group trains after the last round.
         """
-        if not isinstance(self.mechanism, Grouped):
+        groups = self.mechanism.groups
+        if groups is None:
             return None
-        return self.mechanism.schedule[round_] if round_ < self.rounds else ()
+        return groups.schedule[round_] if round_ < self.rounds else ()
 
     @property
     def update_noise_multiplier(self) -> float:
@@ -335,11 +333,10 @@ def restarts(mechanism: Mechanism) -> frozenset[int]:
     Raises:
         ConfigError: the mechanism correlates its noise over all rounds.
     """
-    if isinstance(mechanism, Independent):
-        return frozenset(range(1, mechanism.rounds))
-    if isinstance(mechanism, BinaryTree) and mechanism.restart_every is not None:
-        return frozenset(range(mechanism.restart_every, mechanism.rounds, mechanism.restart_every))
-    raise ConfigError(
-        f"adaptive clipping with {mechanism.name}: the clip norm may change only where the noise "
-        "restarts. Use a BinaryTree with restart_every, or Independent."
-    )
+    every = mechanism.restart_every
+    if every is None:
+        raise ConfigError(
+            f"adaptive clipping with {mechanism.name}: the clip norm may change only where the "
+            "noise restarts. Use a BinaryTree with restart_every, or Independent."
+        )
+    return frozenset(range(every, mechanism.rounds, every))

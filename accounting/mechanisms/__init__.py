@@ -1,12 +1,12 @@
 """Mechanisms: one file per encoder C."""
 
 from accounting.mechanisms.buffered_toeplitz import BufferedToeplitz
+from accounting.mechanisms.by_name import MechanismChoice, fingerprint, mechanism_from_dict
 from accounting.mechanisms.dense import Dense
 from accounting.mechanisms.grouped import Grouped
 from accounting.mechanisms.independent import Independent
 from accounting.mechanisms.mechanism import Footprint, Mechanism, footprint, noise_matrix
 from accounting.mechanisms.pruned_tree import PrunedTree
-from accounting.mechanisms.serialized import fingerprint, mechanism_from_dict
 from accounting.mechanisms.toeplitz import Toeplitz
 from accounting.mechanisms.tree import BinaryTree
 
@@ -18,6 +18,7 @@ __all__ = [
     "Grouped",
     "Independent",
     "Mechanism",
+    "MechanismChoice",
     "PrunedTree",
     "Toeplitz",
     "fingerprint",

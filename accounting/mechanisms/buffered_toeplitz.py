@@ -56,6 +56,9 @@ class BufferedToeplitz:
 
     name = "blt"
     groups = None
+    restart_every = None
+    prefix_only = False
+    fitted = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
@@ -72,6 +75,28 @@ class BufferedToeplitz:
             )
         object.__setattr__(self, "decay", _float32_down(decay))
         object.__setattr__(self, "scale", _float32_down(scale))
+
+    @classmethod
+    def from_options(
+        cls,
+        participation: Participation,
+        *,
+        buffers: int | None = None,
+        decay: tuple[float, ...] | None = None,
+        scale: tuple[float, ...] | None = None,
+    ) -> "BufferedToeplitz":
+        """Return the BLT of these buffers, or the best one for the participation with up to 3.
+
+        Raises:
+            ConfigError: decay without scale, buffers beside them, or a value out of range.
+        """
+        if (decay is None) != (scale is None):
+            raise ConfigError("decay and scale of a BLT belong together: give both, or neither.")
+        if decay is None or scale is None:
+            return fit_blt(participation, 3 if buffers is None else buffers, "rmse")
+        if buffers is not None:
+            raise ConfigError(f"buffers={buffers}: decay and scale already say how many.")
+        return cls(participation.rounds, decay, scale)
 
     @property
     def buffers(self) -> int:

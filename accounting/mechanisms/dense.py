@@ -43,6 +43,8 @@ class Dense:
 
     name = "dense"
     groups = None
+    restart_every = None
+    prefix_only = False
 
     def __init__(self, matrix: ArrayLike) -> None:
         copied = _lower_triangular(matrix)

@@ -127,6 +127,7 @@ class Grouped:
     sizes: tuple[int, ...]
 
     name = "grouped"
+    restart_every = None
 
     def __post_init__(self) -> None:
         mechanisms = _sequence("mechanisms", self.mechanisms)
@@ -157,6 +158,11 @@ class Grouped:
     def groups(self) -> "Grouped":
         """The groups are this mechanism's own fields."""
         return self
+
+    @property
+    def prefix_only(self) -> bool:
+        """Whether any group's mechanism asks for it."""
+        return any(mechanism.prefix_only for mechanism in self.mechanisms)
 
     @property
     def rounds(self) -> int:

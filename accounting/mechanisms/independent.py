@@ -25,9 +25,17 @@ class Independent:
 
     name = "independent"
     groups = None
+    restart_every = 1
+    prefix_only = False
+    fitted = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
+
+    @classmethod
+    def from_options(cls, participation: Participation) -> "Independent":
+        """Return the mechanism for a participation; it has no options."""
+        return cls(participation.rounds)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, for JSON; see ``mechanism_from_dict``."""

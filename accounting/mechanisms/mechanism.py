@@ -43,6 +43,16 @@ class Mechanism(Protocol):
         """Number of rounds n."""
         ...
 
+    @property
+    def restart_every(self) -> int | None:
+        """Rounds after which the noise starts anew; None: it is correlated over all rounds."""
+        ...
+
+    @property
+    def prefix_only(self) -> bool:
+        """Whether the sensitivity holds only if nothing but noised prefix sums is released."""
+        ...
+
     def encoder(self) -> NDArray[np.float64]:
         """C, shape (released values, n). Dense: for tests and small n."""
         ...

@@ -45,6 +45,8 @@ class PrunedTree:
 
     name = "pruned tree"
     groups = None
+    restart_every = None
+    prefix_only = False
 
     def __post_init__(self) -> None:
         object.__setattr__(

@@ -151,6 +151,9 @@ class Toeplitz:
 
     name = "toeplitz"
     groups = None
+    restart_every = None
+    prefix_only = False
+    fitted = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
@@ -181,6 +184,25 @@ class Toeplitz:
             most = min(most, checks.count("bands", bands))
         ratios = 1 - 0.5 / np.arange(1, most)
         return cls(rounds, (1.0, *np.cumprod(ratios)), normalize_columns)
+
+    @classmethod
+    def from_options(
+        cls,
+        participation: Participation,
+        *,
+        bands: int | None = None,
+        coefficients: tuple[float, ...] | None = None,
+    ) -> "Toeplitz":
+        """Return the square-root filter, all of it or its first bands, or one by its coefficients.
+
+        Raises:
+            ConfigError: both options, or a value out of range.
+        """
+        if coefficients is None:
+            return cls.square_root(participation.rounds, bands)
+        if bands is not None:
+            raise ConfigError(f"bands={bands}: the coefficients already say how many.")
+        return cls(participation.rounds, coefficients)
 
     @property
     def bands(self) -> int:

@@ -43,6 +43,7 @@ Only complete nodes exist: rounds 1..1600 have 11 levels, not the 12 of a tree p
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Literal
 
 import numpy as np
@@ -54,6 +55,20 @@ from accounting.mechanisms.mechanism import prefix_sums, record
 from accounting.mechanisms.program import OUT, SCRATCH, NoiseProgram, Op
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity, gram_sensitivity, rounded_up, same_rounds
+
+
+class EstimatorName(StrEnum):
+    """How a tree's nodes make a prefix sum."""
+
+    VANILLA = "vanilla"
+    ONLINE = "online"
+
+
+class ReleaseName(StrEnum):
+    """What of a tree leaves the server."""
+
+    NODES = "nodes"
+    PREFIX = "prefix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +403,7 @@ class BinaryTree:
 
     name = "tree"
     groups = None
+    fitted = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
@@ -398,6 +414,30 @@ class BinaryTree:
         checks.choice("release", self.release, ("nodes", "prefix"))
         if not isinstance(self.completed, bool):
             raise ConfigError(f"completed={self.completed!r}: must be True or False.")
+
+    @classmethod
+    def from_options(
+        cls,
+        participation: Participation,
+        *,
+        restart_every: int | None = None,
+        estimator: EstimatorName = EstimatorName.VANILLA,
+        completed: bool = False,
+        release: ReleaseName = ReleaseName.NODES,
+    ) -> "BinaryTree":
+        """Return the tree over the participation's rounds; options as for the class."""
+        return cls(
+            participation.rounds,
+            restart_every,
+            estimator=estimator.value,
+            completed=completed,
+            release=release.value,
+        )
+
+    @property
+    def prefix_only(self) -> bool:
+        """Whether it is accounted by its prefix sums."""
+        return self.release == "prefix"
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, for JSON; see ``mechanism_from_dict``."""

@@ -35,11 +35,11 @@ from accounting import (
     optimize,
 )
 from accounting.guarantee import Method
+from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Against, Format, MethodName
 from privpart.cli.output import as_csv, print_report
-from privpart.mechanism_choice import EstimatorName, MechanismChoice, MechanismName, ReleaseName
 
 if TYPE_CHECKING:
     from privpart.experiment.plan_file import PlanFile
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 _EXCEEDED = 3
 
 
+@options.with_mechanism
 def epsilon(
+    *,
     rounds: Annotated[
         int | None, typer.Option(help="Training rounds, each of which releases a model.")
     ] = None,
@@ -65,15 +67,9 @@ def epsilon(
         Path | None,
         typer.Option(help="Plan file to read all of this from, as `privpart train` does."),
     ] = None,
-    mechanism: options.MechanismOption = MechanismName.TREE,
+    choice: MechanismChoice,
     max_participations: options.MaxParticipations = 1,
     min_separation: options.MinSeparation = 1,
-    restart_every: options.RestartEvery = None,
-    estimator: options.Estimator = EstimatorName.VANILLA,
-    completed: options.Completed = False,
-    release: options.Release = ReleaseName.NODES,
-    bands: options.Bands = None,
-    buffers: options.Buffers = None,
     method: options.MethodOption = MethodName.EXACT,
     population: Annotated[
         int | None, typer.Option(help="Clients in all, if public: warns of too large a delta.")
@@ -99,18 +95,9 @@ def epsilon(
     """
     _refuse_contradictions(statement, form, plot, plot_against)
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
-    choice = MechanismChoice(
-        name=mechanism,
-        restart_every=restart_every,
-        estimator=estimator,
-        completed=completed,
-        release=release,
-        bands=bands,
-        buffers=buffers,
-    )
     if plan is not None:
         said = (rounds, noise_multiplier, max_participations, min_separation, choice)
-        if said != (None, None, 1, 1, _DEFAULT):
+        if said != (None, None, 1, 1, options.DEFAULT_MECHANISM):
             raise ConfigError(f"plan={plan}: says it all; leave out the options it contains.")
         choice, participation, built, noise_multiplier, delta = _planned(plan, delta)
     elif rounds is None or noise_multiplier is None or delta is None:
@@ -129,7 +116,7 @@ def epsilon(
         population=population,
         cross_check="dp-accounting" if cross_check else "quadrature",
     )
-    if plot is not None and isinstance(built, Grouped):
+    if plot is not None and built.groups is not None:
         raise ConfigError(
             "plot: varies a mechanism of one group; leave it out with a [schedule] or shared keys."
         )
@@ -159,16 +146,13 @@ def _one_stream(
     built: Mechanism, choice: MechanismChoice, participation: Participation, form: Format
 ) -> list[tuple[str, str]]:
     """What groups that take turns save: the same mechanism, once over all rounds."""
-    if not isinstance(built, Grouped) or form is not Format.TABLE:
+    if built.groups is None or form is not Format.TABLE:
         return []
     found = choice.build(participation).sensitivity(participation)
     known = "" if found.exact else " at most"
     return [
         ("one stream", f"{up(found.squared, 5)}{known}, if all groups shared one {choice.name}")
     ]
-
-
-_DEFAULT = MechanismChoice(name=MechanismName.TREE)
 
 
 def _planned(
@@ -197,7 +181,9 @@ class Unknown(StrEnum):
     MIN_SEPARATION = "min-separation"
 
 
+@options.with_mechanism
 def calibrate(
+    *,
     target_epsilon: Annotated[float, typer.Option(help="The budget, above 0.")],
     rounds: options.Rounds,
     delta: options.Delta,
@@ -211,15 +197,9 @@ def calibrate(
     noise_multiplier: Annotated[
         float | None, typer.Option(help="The noise, when solving for something else.")
     ] = None,
-    mechanism: options.MechanismOption = MechanismName.TREE,
+    choice: MechanismChoice,
     max_participations: options.MaxParticipations = 1,
     min_separation: options.MinSeparation = 1,
-    restart_every: options.RestartEvery = None,
-    estimator: options.Estimator = EstimatorName.VANILLA,
-    completed: options.Completed = False,
-    release: options.Release = ReleaseName.NODES,
-    bands: options.Bands = None,
-    buffers: options.Buffers = None,
     method: options.MethodOption = MethodName.EXACT,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
@@ -227,15 +207,6 @@ def calibrate(
 
     Example: privpart calibrate --target-epsilon 2 --rounds 1000 --delta 1e-6
     """
-    choice = MechanismChoice(
-        name=mechanism,
-        restart_every=restart_every,
-        estimator=estimator,
-        completed=completed,
-        release=release,
-        bands=bands,
-        buffers=buffers,
-    )
     if solve is Unknown.NOISE_MULTIPLIER:
         if noise_multiplier is not None:
             raise ConfigError(
@@ -275,9 +246,9 @@ def _solve(
     solve: Unknown, choice: MechanismChoice, limits: tuple[int, int, int], budget: _Budget
 ) -> Participation:
     """Return the participation that spends the budget, within (rounds, k, b) as typed."""
-    if choice.name is MechanismName.BLT:
+    if choice.fitted:
         raise ConfigError(
-            f"solve={solve}: a BLT is fitted to its participation, which is unknown here. "
+            f"solve={solve}: {choice.name} is fitted to its participation, which is unknown here. "
             "Solve for the noise multiplier, or use another mechanism."
         )
     rounds, k, b = limits
@@ -416,22 +387,19 @@ def _rows_of(
         return
     if optimal:
         raise ConfigError("optimal=True: not known for groups; leave it out.")
-    planned = plan.mechanism()
-    if not isinstance(planned, Grouped):
+    groups = plan.mechanism().groups
+    if groups is None:
         raise TypeError("where groups take turns, the mechanism is grouped")
-    kinds = {
-        "tree": MechanismChoice(name=MechanismName.TREE),
-        "blt": MechanismChoice(name=MechanismName.BLT),
-        "independent": MechanismChoice(name=MechanismName.INDEPENDENT),
-    }
+    names = ("tree", "blt", "independent")
+    kinds = {name: MechanismChoice(name=MechanismName(name)) for name in names}
     if (own := plan.privacy.mechanism) not in kinds.values():
         kinds = {f"{own.name}, as planned": own} | kinds
     for label, choice in kinds.items():
-        built = choice.build_grouped(planned.schedule, planned.sizes, participation)
+        built = choice.build_grouped(groups.schedule, groups.sizes, participation)
         yield f"{label}, per group", built
         yield f"{label}, one stream", choice.build(participation)
-    nodes = [PrunedTree(planned.rounds, tuple(own)) for own in planned.active_rounds()]
-    yield "tree, one, pruned", Grouped(planned.schedule, tuple(nodes), planned.sizes)
+    nodes = [PrunedTree(participation.rounds, tuple(own)) for own in groups.active_rounds()]
+    yield "tree, one, pruned", Grouped(tuple(groups.schedule), tuple(nodes), tuple(groups.sizes))
 
 
 def _candidates(participation: Participation, *, optimal: bool) -> Iterator[tuple[str, Mechanism]]:

@@ -1,11 +1,15 @@
 """Options that several commands share."""
 
+import inspect
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
-from privpart.mechanism_choice import EstimatorName, MechanismName, ReleaseName
+from accounting.mechanisms.by_name import MechanismChoice, MechanismName
+from accounting.mechanisms.tree import EstimatorName, ReleaseName
 
 
 class MethodName(StrEnum):
@@ -33,7 +37,10 @@ class Against(StrEnum):
     PARTICIPATIONS = "participations"
 
 
-_TREE, _FIT = "Trees", "Toeplitz and BLT"
+DEFAULT_MECHANISM = MechanismChoice(name=MechanismName("tree"))
+
+_TREE = "Trees"
+_FIT = "Toeplitz and BLT"
 
 Rounds = Annotated[int, typer.Option(help="Training rounds, each of which releases a model.")]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")]
@@ -43,43 +50,6 @@ MinSeparation = Annotated[
     typer.Option(
         help="Least distance |i - j| between two of a client's rounds; 1 allows consecutive ones."
     ),
-]
-MechanismOption = Annotated[
-    MechanismName,
-    typer.Option(
-        "--mechanism",
-        help="What correlates the noise over the rounds. 'toeplitz' is the square-root matrix; "
-        "'blt' is fitted to the participation for the least root mean squared error.",
-    ),
-]
-RestartEvery = Annotated[
-    int | None,
-    typer.Option(
-        help="Rounds per tree; by default one tree spans all rounds.", rich_help_panel=_TREE
-    ),
-]
-Estimator = Annotated[
-    EstimatorName,
-    typer.Option(help="'online' (Honaker) has less noise at the same cost.", rich_help_panel=_TREE),
-]
-Completed = Annotated[
-    bool,
-    typer.Option("--completed", help="Complete each tree before a restart.", rich_help_panel=_TREE),
-]
-Release = Annotated[
-    ReleaseName,
-    typer.Option(
-        help="'prefix' accounts for the models only: no node, virtual round or noise state may "
-        "ever leave the server.",
-        rich_help_panel=_TREE,
-    ),
-]
-Bands = Annotated[
-    int | None,
-    typer.Option(help="Diagonals of 'toeplitz'; by default all.", rich_help_panel=_FIT),
-]
-Buffers = Annotated[
-    int | None, typer.Option(help="Buffers of 'blt', 1 to 5; by default 3.", rich_help_panel=_FIT)
 ]
 MethodOption = Annotated[
     MethodName,
@@ -92,3 +62,79 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Form of the resu
 MaxEpsilon = Annotated[
     float | None, typer.Option(help="Exit with 3 if epsilon is above this; for CI.")
 ]
+
+
+def mechanism_choice(
+    mechanism: Annotated[
+        MechanismName,
+        typer.Option(
+            help="What correlates the noise over the rounds. 'toeplitz' is the square-root matrix; "
+            "'blt' is fitted to the participation for the least root mean squared error.",
+        ),
+    ] = DEFAULT_MECHANISM.name,
+    restart_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Rounds per tree; by default one tree spans all rounds.", rich_help_panel=_TREE
+        ),
+    ] = None,
+    estimator: Annotated[
+        EstimatorName,
+        typer.Option(
+            help="'online' (Honaker) has less noise at the same cost.", rich_help_panel=_TREE
+        ),
+    ] = EstimatorName.VANILLA,
+    completed: Annotated[
+        bool,
+        typer.Option(
+            "--completed", help="Complete each tree before a restart.", rich_help_panel=_TREE
+        ),
+    ] = False,
+    release: Annotated[
+        ReleaseName,
+        typer.Option(
+            help="'prefix' accounts for the models only: no node, virtual round or noise state may "
+            "ever leave the server.",
+            rich_help_panel=_TREE,
+        ),
+    ] = ReleaseName.NODES,
+    bands: Annotated[
+        int | None,
+        typer.Option(help="Diagonals of 'toeplitz'; by default all.", rich_help_panel=_FIT),
+    ] = None,
+    buffers: Annotated[
+        int | None,
+        typer.Option(help="Buffers of 'blt', 1 to 5; by default 3.", rich_help_panel=_FIT),
+    ] = None,
+) -> MechanismChoice:
+    """Return the mechanism that the options describe."""
+    return MechanismChoice(
+        name=mechanism,
+        restart_every=restart_every,
+        estimator=estimator,
+        completed=completed,
+        release=release,
+        bands=bands,
+        buffers=buffers,
+    )
+
+
+def with_mechanism(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of ``mechanism_choice`` in place of its parameter ``choice``."""
+    own = inspect.signature(command)
+    shared = inspect.signature(mechanism_choice).parameters
+    options = [
+        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for declared in own.parameters.values()
+        for option in (shared.values() if declared.name == "choice" else [declared])
+    ]
+
+    @wraps(command)
+    def called(**values: Any) -> None:  # noqa: ANN401  whatever the options are
+        choice = mechanism_choice(**{name: values.pop(name) for name in shared})
+        command(choice=choice, **values)
+
+    # typer reads a command's options from these two
+    called.__signature__ = own.replace(parameters=options)  # type: ignore[attr-defined]
+    called.__annotations__ = {option.name: option.annotation for option in options}
+    return called

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from accounting import ConfigError, Participation, PrivacyReport
 from accounting import guarantee as guarantee_of
+from accounting.mechanisms import MechanismChoice
 from privpart.cli.options import Against
-from privpart.mechanism_choice import MechanismChoice, MechanismName
 
 if TYPE_CHECKING:  # only for annotations: a budget's picture must not import torch
     from torch import Tensor
@@ -122,9 +122,9 @@ def _curve(
             )
             for z in noises
         ]
-    if choice.name is MechanismName.BLT:
+    if choice.fitted:
         raise ConfigError(
-            f"plot_against={against}: a BLT is fitted to each participation, so one noise "
+            f"plot_against={against}: {choice.name} is fitted to each participation, so one noise "
             "multiplier means different noise along the curve. Plot against noise."
         )
     runs = _runs(run, against)

@@ -26,10 +26,10 @@ from pydantic_core import to_json
 from torch import nn
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
+from accounting.mechanisms import MechanismChoice
 from privpart.client import LocalTraining
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
 from privpart.experiment.select_table import SelectChoice
-from privpart.mechanism_choice import MechanismChoice
 from privpart.model import PartialModel, refuse_batch_statistics
 from privpart.models import MODELS, build_network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups

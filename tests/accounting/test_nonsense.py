@@ -45,10 +45,18 @@ def on_run(function):
 VALID = {
     "Assumption": (None, NOTHING),
     "BinaryTree": (BinaryTree, {"rounds": 8, "restart_every": 4}),
+    "BinaryTree.from_options": (
+        lambda **numbers: BinaryTree.from_options(Participation(8), **numbers),
+        {"restart_every": 4},
+    ),
     "BinaryTree.sensitivity": (None, NOTHING),
     "BufferedToeplitz": (
         lambda **numbers: accounting.BufferedToeplitz(decay=(0.9,), scale=(0.2,), **numbers),
         {"rounds": 8},
+    ),
+    "BufferedToeplitz.from_options": (
+        lambda **numbers: accounting.BufferedToeplitz.from_options(Participation(8), **numbers),
+        {"buffers": 1},
     ),
     "BufferedToeplitz.sensitivity": (None, NOTHING),
     "CrossCheck": (
@@ -70,6 +78,7 @@ VALID = {
     "Guarantee.rdp_curve": (None, NOTHING),
     "Guarantee.tpr_at_fpr": (Guarantee(1.0).tpr_at_fpr, {"fpr": 0.1}),
     "Independent": (Independent, {"rounds": 8}),
+    "Independent.from_options": (None, NOTHING),
     "Independent.sensitivity": (None, NOTHING),
     "Participation": (
         Participation,
@@ -119,6 +128,10 @@ VALID = {
     "Toeplitz": (
         lambda **numbers: accounting.Toeplitz(coefficients=(1.0, 0.5), **numbers),
         {"rounds": 8},
+    ),
+    "Toeplitz.from_options": (
+        lambda **numbers: accounting.Toeplitz.from_options(Participation(8), **numbers),
+        {"bands": 2},
     ),
     "Toeplitz.sensitivity": (None, NOTHING),
     "Toeplitz.square_root": (accounting.Toeplitz.square_root, {"rounds": 8, "bands": 2}),

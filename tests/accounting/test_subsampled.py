@@ -30,6 +30,7 @@ class Banded:
     rounds: int
     coefficients: tuple[float, ...]
     name: str = "banded"
+    groups = None
 
     def encoder(self):
         return sum(c * np.eye(self.rounds, k=-lag) for lag, c in enumerate(self.coefficients))
