@@ -1,16 +1,17 @@
 """Client: local training of the trainable part, and the update that leaves the device.
 
-Freezing saves what FedPT (Sidahmed et al. 2022, section 3.2) says: gradients, optimiser state and
-the copy from before training exist for the trained part only, and the backward pass ends at the
+Freezing saves memory and time as in FedPT (Sidahmed et al. 2022, section 3.2): gradients, optimiser
+state and the copy of the start exist for the trained part only, and the backward pass ends at the
 lowest trained layer, below which no activation is kept.
 
-Objectives: what a client minimises beside the cross-entropy, on the parts that train.
+A client minimises its loss plus a term that its objective adds, over the active parameters:
 
 fedavg   nothing (McMahan et al. 2017)
-fedprox  mu/2 ||w - start||^2 (Li et al. 2020): over the active part, for the rest does not move
-moon     mu times a contrast of features (Li et al. 2021): near those of the received model,
-         far from those of this client's own model of the last time. That model stays in the
-         memory of the device: a simulation that is resumed has lost it, and says so.
+fedprox  mu/2 ||w - start||^2 (Li et al. 2020); frozen and inactive parameters contribute 0
+moon     mu times a contrastive loss (Li et al. 2021), which is small if the features are close to
+         those of the received model and far from those of the client's own model after its last
+         participation. That model stays in the device's memory; a resumed simulation has lost it
+         and reports so.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,25 +35,28 @@ OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["fedavg", "fedprox", "moon"]
 LossName = Literal["cross_entropy", "binary_cross_entropy"]
 _MOST_STEPS = 100_000
-"""Clients in lockstep list the batches of a round beforehand."""
+"""Vectorized clients list all batches of a round in memory before they train."""
 _LARGEST_BATCH = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTraining:
-    """How a client trains on its own examples; nothing is kept from one round to the next.
+    """How a client trains on its own examples; only "moon" keeps anything for the next round.
 
     Args:
         learning_rate: > 0.
         epochs: passes over the client's examples, 1 to 100,000.
         batch_size: 1 to 2^31; the last batch of a pass may be smaller.
-        steps: batches in all, 1 to 100,000, in place of epochs; None trains for whole passes.
-        optimizer: ClientOpt of FedPT's Algorithm 1. "adam" has torch's usual constants.
-        momentum: of "sgd", in [0, 1).
+        steps: total number of batches, 1 to 100,000, instead of epochs; None trains whole passes.
+        optimizer: ClientOpt of FedPT's Algorithm 1, "sgd" or "adam" with torch's default betas.
+        momentum: for "sgd", in [0, 1).
         objective: "fedavg", "fedprox" or "moon", see ``privpart.client``.
-        mu: weight of the term that the last two add, > 0.
-        temperature: of "moon", > 0.
-        loss: see ``loss``; "binary_cross_entropy" is for tags, of which any number may apply.
+        mu: weight of the term that "fedprox" or "moon" adds, > 0.
+        temperature: for "moon", > 0.
+        loss: see ``loss``; "binary_cross_entropy" is for tags, any number of which may apply.
+
+    Raises:
+        ConfigError: a value out of range, or options that contradict each other.
     """
 
     learning_rate: float
@@ -73,7 +77,7 @@ class LocalTraining:
         if self.steps is not None:
             checks.count("steps", self.steps, maximum=_MOST_STEPS)
             if self.epochs != 1:
-                raise ConfigError(f"epochs={self.epochs}: leave it out, steps={self.steps} rules.")
+                raise ConfigError(f"epochs={self.epochs}: leave it out, steps={self.steps} is set.")
         checks.choice("optimizer", self.optimizer, get_args(OptimizerName))
         checks.choice("loss", self.loss, get_args(LossName))
         if not checks.nonnegative("momentum", self.momentum) < 1:
@@ -95,7 +99,11 @@ class LocalTraining:
     def batches(self, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``.
 
-        None without examples.
+        A client without examples has no batches.
+
+        Args:
+            examples: number of examples, >= 0.
+            generator: draws the orders.
         """
         if not examples:
             return iter(())
@@ -109,13 +117,13 @@ class LocalTraining:
 
     @property
     def plain_sgd(self) -> bool:
-        """Whether a step is a multiple of the loss's gradient and nothing else."""
+        """Whether a step subtracts the gradient of the loss times the learning rate."""
         return self.optimizer == "sgd" and not self.momentum and self.objective != "fedprox"
 
     def fresh_optimizer(
         self, model: PartialModel, active: Sequence[int] | None = None
     ) -> Optimizer:
-        """Return an optimiser of the active part of ``model.flat``; its state is as long."""
+        """Return an optimiser, with state, for the active parts of ``model.flat`` only."""
         parts = [model.flat[span] for span in model.spans(active)]
         for part, span in zip(parts, model.spans(active), strict=True):
             part.grad = model.gradient[span]
@@ -138,33 +146,38 @@ def client_update(
     after_step: Callable[[], None] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Train from ``start`` and return the clipped change of the part that was active.
+    """Train from ``start`` and return the clipped update of the active groups.
 
     Args:
-        model: rebuilt from its seed; afterwards it holds ``start``, with gradients zero.
-        start: this round's trainable part, shape (d,); as x and y, on the model's device.
+        model: rebuilt from its seed. Afterwards it holds ``start``, and its gradients are zero.
+        start: this round's trainable part, shape (d,); like x and y, on the model's device.
         x: examples, shape (n, ...).
-        y: classes, shape (n,), or (n, length) for a language model; see ``loss``.
-        local: optimiser settings.
+        y: labels, shape (n,), or (n, length) for a language model; see ``loss``.
+        local: how to train.
         clip_norm: bound on the joint L2 norm of the result.
-        generator: order of the examples; dropout draws from its seed too.
-        active: groups of the model that train in this round; None is all.
-        previous: of "moon": this client's own trained part of the last time, shape (d,); None takes
-            ``start``. It is overwritten with the new one, never to leave the device.
-        after_step: called after every step, for a look at ``model.flat``.
-        out: memory for the result, float32, of its shape, on the CPU; neither ``start`` nor the
-            model's.
+        generator: draws the order of the examples; its seed also seeds dropout.
+        active: groups of the model that train in this round; None trains all.
+        previous: for "moon", the client's own trained part after its last participation, shape
+            (d,); None takes ``start``. It is overwritten with the new one, which must not leave the
+            device.
+        after_step: called after every step, for example to read ``model.flat``.
+        out: memory for the result: float32, shape (c,), on the CPU, not overlapping ``start`` or
+            the model.
 
     Returns:
-        after - before of the active groups, one after the other, jointly clipped: see ``clip``.
-        Shape (d,) if all are active; on the CPU.
+        after - before of the c active parameters, group by group, jointly clipped (see ``clip``),
+        on the CPU. If all groups are active, c = d.
+
+    Raises:
+        ConfigError: ``out`` has another type or shape, ``start`` is memory of the model, or the
+            network wrote to a frozen parameter.
     """
     if out is not None and (out.shape, out.dtype) != ((model.active_dim(active),), torch.float32):
         raise ConfigError(
             f"out: {out.dtype}, shape {tuple(out.shape)}; the result is float32 and of shape "
             f"({model.active_dim(active)},)."
         )
-    # one bit beside the seed of the order, for masks that do not depend on the order
+    # another seed than that of the order, so that dropout masks do not repeat its random numbers
     with model.lent(start), _seeded(generator.initial_seed() ^ 1, model.flat.device):
         model.train_only(active)
         received = start if previous is None else previous
@@ -173,10 +186,10 @@ def client_update(
                 after_step()
         if previous is not None:
             previous.copy_(model.flat)
-        # where the gradients were: a client holds no copy beside those that training needed
-        delta = torch.sub(model.flat, start, out=model.gradient)
+        # Written over the gradients, so that a client needs no memory beyond that for training.
+        update = torch.sub(model.flat, start, out=model.gradient)
         spans = model.spans(active)
-        sent = delta[spans[0]] if len(spans) == 1 else torch.cat([delta[span] for span in spans])
+        sent = update[spans[0]] if len(spans) == 1 else torch.cat([update[span] for span in spans])
         # Clipped on the CPU, where the clip is tested: the guarantee rests on its rounding.
         sent = sent.cpu()
         clipped = clip(sent, clip_norm, out=out)
@@ -187,14 +200,14 @@ def client_update(
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw torch's random numbers from a seed in this context, on the CPU and on the device."""
+    """Within this context, draw torch's random numbers from a seed, on the CPU and the device."""
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
         torch.default_generator.manual_seed(seed)
         if devices:
-            there = getattr(torch, device.type)  # torch.cuda, say
-            with there.device(device):
-                there.manual_seed(seed)
+            module = getattr(torch, device.type)  # such as torch.cuda
+            with module.device(device):
+                module.manual_seed(seed)
         yield
 
 
@@ -232,11 +245,9 @@ def _steps(
 
 
 def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> None:
-    """Take SGD's step, bit for bit if gradients are dense, with them where autograd made them.
-
-    A vector of gradients would be zeroed and added to in every step, which took a tenth of the
-    time of a dense network.
-    """
+    """Take the step of plain SGD; with dense gradients, the same bits as torch's optimiser."""
+    # It uses the gradients where autograd allocates them: zeroing ``model.gradient`` and adding to
+    # it in every step took a tenth of the time of a dense network.
     gradients = torch.autograd.grad(total, trained, allow_unused=True)
     with torch.no_grad():
         for parameter, gradient in zip(trained, gradients, strict=True):
@@ -263,11 +274,11 @@ def loss(logits: Tensor, y: Tensor, name: LossName = "cross_entropy") -> Tensor:
     """Return the mean loss, of shape ().
 
     Args:
-        logits: shape (n, classes), or (n, length, classes) of a language model; (n, tags) for
+        logits: shape (n, labels), or (n, length, labels) for a language model; (n, tags) for
             "binary_cross_entropy".
-        y: classes, shape (n,) or (n, length); -100 is padding and does not count. For
-            "binary_cross_entropy" 0 or 1 of each tag, float, shape (n, tags).
-        name: which loss.
+        y: labels, shape (n,) or (n, length); -100 is padding and does not count. For
+            "binary_cross_entropy", 0.0 or 1.0 for each tag, shape (n, tags).
+        name: the loss to compute.
     """
     if name == "binary_cross_entropy":
         return binary_cross_entropy_with_logits(logits, y)
@@ -280,20 +291,23 @@ def proximal_loss(now: Tensor, start: Tensor, weight: float) -> Tensor:
 
 
 def add_proximal_gradient(gradient: Tensor, now: Tensor, start: Tensor, weight: float) -> None:
-    """Add the gradient of ``proximal_loss`` to ``gradient``, in place; all of shape (c,)."""
+    """Add the gradient of ``proximal_loss`` to ``gradient`` in place; all have shape (c,)."""
     gradient.add_(now, alpha=weight).sub_(start, alpha=weight)
 
 
 def contrastive_loss(
     features: Tensor, received: Tensor, previous: Tensor, temperature: float
 ) -> Tensor:
-    """Return MOON's term, shape (): mean over examples of -log of the received model's share.
+    """Return MOON's contrastive loss, shape (): the cross-entropy of telling two models apart.
+
+    For each example, the similarities of ``features`` to ``received`` and to ``previous``, divided
+    by the temperature, are two logits; the right answer is ``received``. The result is the mean.
 
     Args:
         features: of the model in training, shape (n, f).
-        received: of the model that the server sent.
-        previous: of this client's model after its last participation. If that is the received
-            model itself, the term is log 2 and has no gradient.
+        received: features of the model that the server sent, shape (n, f).
+        previous: features of the client's model after its last participation, shape (n, f). If that
+            is the received model itself, the loss is log 2 and has no gradient.
         temperature: > 0.
     """
     near = cosine_similarity(features, received, dim=1)
@@ -303,16 +317,20 @@ def contrastive_loss(
 
 
 def last_layer(module: nn.Module) -> nn.Module:
-    """Return the last layer that holds parameters: its input are the features of an example."""
-    holders = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
-    if not holders:
+    """Return the last layer with parameters; its input is what MOON calls features.
+
+    Raises:
+        ConfigError: the network has no parameters.
+    """
+    layers = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
+    if not layers:
         raise ConfigError("objective='moon': the network has no layer with parameters.")
-    return holders[-1]
+    return layers[-1]
 
 
 @contextmanager
 def watched_input(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Yield a list that gets, on every forward pass, the layer's input as shape (n, f)."""
+    """Yield a list to which every forward pass appends the layer's input, shape (n, f)."""
     seen: list[Tensor] = []
     handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
     try:
@@ -323,7 +341,7 @@ def watched_input(layer: nn.Module) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def features_of(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return the features of ``x`` under other parameters, shape (n, f); changes nothing."""
+    """Return the features of ``x`` under other parameters, shape (n, f)."""
     with watched_input(last_layer(module)) as seen:
         functional_call(module, dict(parameters), (x,))
     return seen[-1]

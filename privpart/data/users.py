@@ -1,4 +1,4 @@
-"""Users: simulated clients, as examples and who holds which."""
+"""Users: the examples of simulated clients, and which client holds which."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Rows(Protocol):
-    """Per user, the rows of its examples, shape (its n,); a list of tensors is one."""
+    """Maps a user to the rows of its examples, shape (its n,); a list of tensors conforms."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, user: int, /) -> Tensor: ...
@@ -16,12 +16,12 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """Examples and who holds which.
+    """Examples, and which user holds which.
 
     Attributes:
         x: all examples, shape (n, ...).
-        y: their classes, shape (n,).
-        indices: per user, the rows that are theirs.
+        y: their labels, shape (n,), or (n, length) of a language model.
+        indices: per user, the rows of its examples.
     """
 
     x: Tensor
@@ -32,10 +32,10 @@ class Users:
         return len(self.indices)
 
     def on(self, device: torch.device) -> "Users":
-        """Return them with the examples, not their order, in a device's memory."""
+        """Return the users with ``x`` and ``y`` on a device; ``indices`` stay where they are."""
         return Users(self.x.to(device), self.y.to(device), self.indices)
 
     def examples(self, user: int) -> tuple[Tensor, Tensor]:
-        """Return the examples of one user, shape (its n, ...), and their classes."""
+        """Return one user's examples, shape (its n, ...), and their labels."""
         rows = self.indices[user]
         return self.x[rows], self.y[rows]

@@ -1,1 +1,1 @@
-"""Engines: many clients one by one, together, from stored features, in worker processes."""
+"""Engines: compute simulated clients, one after another or vectorized, here or in workers."""

@@ -1,7 +1,4 @@
-"""Device: where clients are computed, on the CPU or on one accelerator.
-
-One thread: as each worker has, so that the same sums are rounded in the same order.
-"""
+"""Device: where clients are computed, on the CPU or on one accelerator."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +10,7 @@ import torch
 from accounting.checks import ConfigError
 
 
-def usable(device: str | torch.device) -> torch.device:
+def find_device(device: str | torch.device) -> torch.device:
     """Return torch's device, which must exist on this machine.
 
     Raises:
@@ -23,33 +20,34 @@ def usable(device: str | torch.device) -> torch.device:
         found = torch.device(device)
     except (RuntimeError, TypeError):
         raise ConfigError(
-            f"device={device!r}: is no device of torch's; use 'cpu', 'cuda' or 'cuda:1'."
+            f"device={device!r}: torch knows no such device; use 'cpu', 'cuda' or 'cuda:1'."
         ) from None
     if found.type == "cpu":
         return torch.device("cpu")
-    there = getattr(torch, found.type, None)
-    count = there.device_count() if there is not None and there.is_available() else 0
+    module = getattr(torch, found.type, None)
+    count = module.device_count() if module is not None and module.is_available() else 0
     if (found.index or 0) >= count:
         seen = ", ".join(["cpu", *(f"{found.type}:{k}" for k in range(count))])
         raise ConfigError(
             f"device='{found}': torch {torch.__version__} sees {seen} here; use one of these, or "
             "install a torch and a driver for the accelerator."
         )
+    # ``full_float32`` needs this setting, which torch 2.9 introduced
     if not hasattr(torch.backends.cudnn, "conv"):
         raise ConfigError(f"device='{found}': needs torch 2.9, here is {torch.__version__}.")
     return found
 
 
 def namespace(device: torch.device) -> Any:  # noqa: ANN401
-    """Return torch's functions for a kind of device, as ``torch.cuda``."""
+    """Return torch's module for a kind of device, such as ``torch.cuda``."""
     return getattr(torch, device.type)
 
 
 def clock(device: torch.device) -> float:
-    """Return what a clock of the work on a device shows.
+    """Return seconds for timing work on a device; only differences have a meaning.
 
-    Processor time, for other programs must not decide. It says nothing of an accelerator: there it
-    is the wall's time, once all work that was handed over is done.
+    On the CPU this is processor time, so that other programs do not influence the choice of a
+    method. On an accelerator it is wall time, read once all queued work has finished.
     """
     if device.type == "cpu":
         return time.process_time()
@@ -59,12 +57,12 @@ def clock(device: torch.device) -> float:
 
 @contextmanager
 def full_float32(device: torch.device) -> Iterator[None]:
-    """Compute float32 in float32 on CUDA devices, in this context.
+    """Within this context, compute float32 convolutions in float32 on CUDA devices.
 
-    torch lets cuDNN round the inputs of convolutions to TF32's 10 bits unless told otherwise; two
-    ways of the same training would then differ by more than float32's rounding. For products of
-    matrices its default is float32 (torch's "CUDA semantics", section TensorFloat-32): whoever set
-    that otherwise has asked for it.
+    By default torch lets cuDNN round the inputs of convolutions to TF32's 10 bits; two methods of
+    the same training would then differ by more than float32's rounding. Matrix products are float32
+    by default (torch's "CUDA semantics", section TensorFloat-32), so that setting is left alone:
+    a user who changed it asked for it.
     """
     if device.type != "cuda":
         yield
@@ -83,7 +81,11 @@ def full_float32(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Compute on one thread in this context, and then on as many as before."""
+    """Within this context, compute on one thread, so that sums are always rounded in one order.
+
+    Args:
+        wanted: False leaves the number of threads as it is.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1 if wanted else before)
     try:

@@ -1,13 +1,13 @@
-"""Device classes: weaker devices train less, in the same round (FedPT, section 5, future work).
+"""Device classes: weaker devices train fewer parameters in the same round (FedPT, section 5).
 
-Every device receives the server's whole vector, so that it trains against the current model; a
-weak one keeps part of it still, and so spends no gradient, no optimiser state and no uplink on it.
-Its update, a vector over its own part, is filled with zeros up to the server's.
+Every device receives the server's whole vector, so it trains against the current model. A weak one
+keeps some of the server's parameters fixed, and spends no gradient, optimiser state or uplink on
+them. Its update covers its own parameters and is filled with zeros to the server's length.
 
-Zeros leave the norm as it is, so one client still moves the sum by at most clip_norm and the
-accountant has nothing new to know. The divisor stays the plan's report_goal for every coordinate:
-dividing a coordinate by the number of devices that trained it would let a single device on it move
-the mean by its whole update. So a coordinate that half of the devices train moves half as far.
+Zeros leave the norm unchanged, so one client still moves the sum by at most clip_norm and the
+accounting stays the same. The divisor is the plan's report_goal for every coordinate: dividing a
+coordinate by the number of devices that trained it would let a single device move the mean there by
+its whole update. A coordinate that half of the devices train therefore moves half as far.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,19 +27,21 @@ class DeviceClasses:
     """An engine over one ``EmbeddedEngine`` per class of devices.
 
     Args:
-        server_model: trains whatever any class trains; the vectors that go in and out are its
-            ``flat``, shape (d,).
+        server_model: trains every parameter that any class trains; starts and updates have the
+            shape of its ``flat``, (d,).
         engines: one per class, each with its own ``PartialModel`` of the same network, built from
-            the same seed, whose trained part lies within the server's.
-        class_of: which engine runs a client, from 0; public, and the same whatever the client
-            holds.
+            the same seed. It trains a subset of the server's parameters.
+        class_of: maps a client to the index of its engine, from 0. It is public, so it must not
+            depend on what the client holds.
 
-    This is a simulation inside one process. A message on the wire carries the mask and the
-    fingerprint of one part, so ``decode_update`` of the server's model refuses that of a class.
+    This is a simulation inside one process. A message on the wire carries the hash and the
+    fingerprint of one trained part, so ``decode_update`` with the server's model refuses a message
+    of a class.
 
     Raises:
-        ConfigError: no engine, another network or another frozen part than the server's, or a part
-            that the server does not train. ``run``: a class without engine.
+        ConfigError: no engine, an engine with another network or frozen part than the server's, or
+            with a parameter that the server does not train. ``run``: ``class_of`` gives an index
+            without an engine.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class DeviceClasses:
         class_of: Callable[[int], int],
     ) -> None:
         if not engines:
-            raise ConfigError("engines=[]: must be at least one, one per class of devices.")
+            raise ConfigError("engines=[]: must have at least one, one per class of devices.")
         spans = _spans(server_model)
         for number, engine in enumerate(engines):
             _refuse_another_model(server_model, engine.model, number)
@@ -59,7 +61,7 @@ class DeviceClasses:
             torch.cat([torch.arange(*spans[name]) for name in engine.model.trainable])
             for engine in engines
         ]
-        self._still = [
+        self._fixed = [
             [
                 (parameter, spans[name])
                 for name, parameter in engine.model.module.named_parameters()
@@ -69,12 +71,12 @@ class DeviceClasses:
         ]
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
-        """Yield each client's clipped update, zero outside its class's part, shape (d,)."""
+        """Yield each client's clipped update, shape (d,), zero where its class does not train."""
         for client in task.clients:
             number = self._class(client)
             rows = self._trained[number]
             with torch.no_grad():
-                for parameter, span in self._still[number]:
+                for parameter, span in self._fixed[number]:
                     parameter.copy_(start[slice(*span)].view(parameter.shape))
             for update in self.engines[number].run(replace(task, clients=(client,)), start[rows]):
                 filled = torch.zeros_like(start)
@@ -92,9 +94,10 @@ class DeviceClasses:
 
 
 def _spans(model: PartialModel) -> dict[str, tuple[int, int]]:
-    """Where each trained parameter lies in ``model.flat``."""
+    """Return where each trained parameter lies in ``model.flat``: its begin and end."""
     parameters = dict(model.module.named_parameters())
-    spans, begin = {}, 0
+    spans = {}
+    begin = 0
     for name in model.trainable:
         end = begin + parameters[name].numel()
         spans[name] = (begin, end)

@@ -1,7 +1,4 @@
-"""Engine: carries a round's work to the clients and brings their updates back.
-
-Chunks: how the clients of a round are dealt to workers, and computed together.
-"""
+"""Embedded engine: computes the clients of each round on this machine."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,37 +13,41 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining
 from privpart.data.users import Users
-from privpart.engines.device import one_thread, usable
+from privpart.engines.device import find_device, one_thread
 from privpart.engines.frozen_prefix import Features, split
-from privpart.engines.methods import LocalWork, Method, choose, prefix_fits
-from privpart.engines.moon import Remembering
+from privpart.engines.methods import LocalComputation, Method, choose, prefix_fits
+from privpart.engines.moon import MoonClients
 from privpart.engines.options import EngineOptions
 from privpart.engines.workers import Workers
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
 from privpart.model import PartialModel
+
+_TURNS = 2
+"""Chunks per worker that the rest of a round is cut into, where one client follows another."""
 
 
 class EmbeddedEngine:
     """Simulated clients on this machine.
 
     Args:
-        model: shared by all clients; rebuilt part and trained part as in ``PartialModel``.
+        model: shared by all clients, which train its trainable part and rebuild the rest.
         users: the clients' data.
-        local: how each trains; or a schedule, from the round, from 0, to how they train in it.
+        local: how each client trains, or a function from the round, counted from 0, to that.
         data_seed: order of examples; each (round, client) has its own generator, so the result
             does not depend on the order in which clients run.
-        report: gets a sentence about what "auto" chose; None writes it to standard error.
+        report: called with a sentence about what "auto" chose; None writes it to standard error.
         options: fields of ``EngineOptions`` by keyword, such as ``workers=2``.
 
-    All choices are the same training, for networks that see each example by itself. Updates agree
-    to rounding, 1e-5 of their norm, unless that rounding moves an activation across the kink of a
-    ReLU; with Adam, which divides by what may itself be rounding, to 1e-2. Where clients take
-    several steps at once, one's rounding may depend on what others hold, and at a kink its update:
-    only "loop" makes it a function of its own data in every bit.
+    All options compute the same training, for networks that treat each example separately. Updates
+    agree to rounding, 1e-5 of their norm, unless rounding moves an activation across the kink of a
+    ReLU; with Adam, which may divide by a number that is only rounding, they agree to 1e-2. When
+    vectorized clients take several steps, the rounding of one client may depend on the data of
+    others, and so may its update at a kink: only "loop" makes every bit of it a function of the
+    client's own data.
 
     Raises:
         ConfigError: options that contradict each other or ``local``, a device that is not here, or
-            ``cache_prefix=True`` for a network without such a prefix. If ``local`` is a schedule,
+            ``cache_prefix=True`` for a network without such a prefix. If ``local`` is a function,
             each round's training is checked in that round.
     """
 
@@ -58,7 +59,7 @@ class EmbeddedEngine:
         local: LocalTraining | Callable[[int], LocalTraining],
         data_seed: int,
         report: Callable[[str], None] | None = None,
-        **options: Any,  # noqa: ANN401  their types are in EngineOptions, once
+        **options: Any,  # noqa: ANN401  EngineOptions checks them
     ) -> None:
         self.options = EngineOptions(**options)
         if isinstance(local, LocalTraining):
@@ -70,40 +71,40 @@ class EmbeddedEngine:
         self.local = local
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self.workers = self.options.workers
-        self.method: Method | None = None  # "auto" chooses in the first round
-        batching, deterministic = self.options.batching, self.options.deterministic
-        if batching != "auto" or deterministic:
-            self.method = Method(batching == "vmap", bfloat16=self._bfloat16)
+        self.method = self._fixed_method()
+        self._use_ghost_sum = False  # until the first round finds it faster
         self._report = report or _to_stderr
-        self._memory = Remembering(model, users, data_seed, self._report)  # of "moon"
-        self._device = usable(self.options.device)
-        self._summed = False  # until the first round finds it faster
-        default = False if deterministic or batching == "loop" else None
-        cache_prefix = self.options.cache_prefix
-        self._cache_prefix = default if cache_prefix is None else cache_prefix
-        self._work: LocalWork | None = None
+        self._moon = MoonClients(model, users, data_seed, self._report)
+        self._device = find_device(self.options.device)
+        self._cache_prefix = self.options.cache_prefix
+        if self._cache_prefix is None and self.method and not self.method.vectorized:
+            self._cache_prefix = False  # a prescribed loop caches only if told to
+        self._computation: LocalComputation | None = None
         self._pool: Workers | None = None
-        self._frozen = self.model.frozen_version
+        self._frozen_version = model.frozen_version
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, shape (d,), in the order of the task.
 
         Raises:
-            WorkerError: a worker process died, with its cause.
-            ConfigError: the frozen part was changed after a round in which it was cached or sent
-                to workers; or "vmap" where groups take turns or the objective is not fedavg.
+            WorkerError: a worker process died, with the cause.
+            ConfigError: the frozen part changed after a round in which it was cached or sent to
+                workers; or an option that cannot be used if groups take turns, or with the training
+                that a schedule gives for this round.
         """
         local = self.local_of(task.round)
         self.options.refuse(local, groups_take_turns=task.active is not None)
         if local.objective == "moon":
-            yield from self._remembering(task, start, local)
+            if self._moon.empty and self.workers > 1:
+                self._report("engine: moon's clients keep models, so one process computes them all")
+            yield from self._moon.run(task, start, local)
             return
-        work = self._ready(task, start, local)
-        for client, update in self._computed(work, task, start, local):
+        computation = self._ready(task, start, local)
+        for client, update in self._updates(computation, task, start, local):
             yield task.update(client, update)
 
     def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
-        """Return sums of the clients' clipped updates; None where they are not the fastest way.
+        """Return sums of the clients' clipped updates; None if they are not the fastest method.
 
         Raises:
             WorkerError, ConfigError: as ``run`` does.
@@ -111,24 +112,13 @@ class EmbeddedEngine:
         local = self.local_of(task.round)
         if not self.options.may_sum or local.objective == "moon":
             return None
-        work = self._ready(task, start, local)
-        most = work.summed_at_once(task) if self._summed else 0
-        return self._added_up(work, task, start, local, most) if most else None
+        computation = self._ready(task, start, local)
+        most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0
+        return self._sums(computation, task, start, local, most) if most else None
 
     def local_of(self, round_: int) -> LocalTraining:
         """Return how clients train in a round."""
         return self.local if isinstance(self.local, LocalTraining) else self.local(round_)
-
-    def _remembering(
-        self, task: RoundTask, start: Tensor, local: LocalTraining
-    ) -> Iterator[ClientUpdate]:
-        if self._memory.empty and self.workers > 1:
-            self._report("engine: moon's clients remember, so all are computed in one process")
-        return self._memory.run(task, start, local)
-
-    @property
-    def _bfloat16(self) -> bool:
-        return self.options.precision == "bfloat16"
 
     def close(self) -> None:
         """End the worker processes; the next round starts new ones."""
@@ -142,48 +132,100 @@ class EmbeddedEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _computed(
-        self, work: LocalWork, task: RoundTask, start: Tensor, local: LocalTraining
+    def _fixed_method(self) -> Method | None:
+        """Return the method that the options prescribe; None leaves it to the first round."""
+        options = self.options
+        if options.batching == "auto" and not options.deterministic:
+            return None
+        return Method(options.batching == "vmap", bfloat16=self._bfloat16)
+
+    @property
+    def _bfloat16(self) -> bool:
+        return self.options.precision == "bfloat16"
+
+    def _updates(
+        self, computation: LocalComputation, task: RoundTask, start: Tensor, local: LocalTraining
     ) -> Iterator[tuple[int, Tensor]]:
-        method, dealt = self.method or Method(), self._chunks(task.clients)
+        method = self.method or Method()
+        chunks = self._chunks(task.clients)
         if self.workers == 1:
-            for chunk in dealt:
+            for chunk in chunks:
                 updates = torch.empty(len(chunk), self.model.active_dim(task.active))
+                # Workers have one thread each; sums over more threads are rounded differently.
                 with one_thread(self.options.deterministic):
-                    work.updates(task, chunk, start, method, updates)
+                    computation.updates(task, chunk, start, method, updates)
                 yield from zip(chunk, updates, strict=True)
             return
-        with self._pool_of(work) as pool:
-            yield from pool.updates(task, start, local, method, dealt)
+        with self._pool_for(computation) as pool:
+            yield from pool.updates(task, start, local, method, chunks)
 
-    def _added_up(
-        self, work: LocalWork, task: RoundTask, start: Tensor, local: LocalTraining, most: int
+    def _sums(
+        self,
+        computation: LocalComputation,
+        task: RoundTask,
+        start: Tensor,
+        local: LocalTraining,
+        most: int,
     ) -> Iterator[CohortSum]:
-        dealt = equal_chunks(task.clients, most, self.workers)
+        chunks = equal_chunks(task.clients, most, self.workers)
         if self.workers == 1:
-            for chunk in dealt:
+            for chunk in chunks:
                 total = torch.empty(self.model.dim, dtype=torch.float64)
-                yield task.sum_of(chunk, total, work.sum(task, chunk, start, total))
+                yield task.sum_of(chunk, total, computation.sum(task, chunk, start, total))
             return
-        with self._pool_of(work) as pool:
-            for chunk, total, unclipped in pool.sums(task, start, local, dealt):
+        with self._pool_for(computation) as pool:
+            for chunk, total, unclipped in pool.sums(task, start, local, chunks):
                 yield task.sum_of(chunk, total, unclipped)
 
-    def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalWork:
-        """What computes in this process; the way is chosen when the first round comes."""
-        work = self._local_work(local)
+    def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalComputation:
+        """Return this process's computation; choose the method in the first round with examples."""
+        computation = self._computation_of(local)
         if self.method is None and any(len(self.users.indices[c]) for c in task.clients):
             self.method, fastest, reason = choose(
-                work, task, start, bfloat16=self._bfloat16, sums=self.options.may_sum
+                computation, task, start, bfloat16=self._bfloat16, sums=self.options.may_sum
             )
-            self._summed = fastest.summed
-            self.close()  # workers of rounds without examples have no room for sums
-            self._report(f"engine: {fastest}{self._where()}: {reason}")
-        return work
+            self._use_ghost_sum = fastest.ghost_sum
+            self.close()  # workers from rounds without examples have no memory for sums
+            self._report(f"engine: {fastest}{self._setting()}: {reason}")
+        return computation
+
+    def _computation_of(self, local: LocalTraining) -> LocalComputation:
+        version = self.model.frozen_version
+        if self._computation is not None and version != self._frozen_version:
+            if self._pool or self._cache_prefix:
+                raise ConfigError(
+                    "the frozen part changed after a round that had cached it or sent it to "
+                    "workers: use workers=1 and leave cache_prefix out to change it between rounds."
+                )
+            if self._computation.features is not None:
+                # A frozen part that changes once may change in every round.
+                self._cache_prefix = False
+                self._computation = None
+            elif self._device.type != "cpu":  # the device holds a stale copy
+                self._computation = None
+        self._frozen_version = version
+        if self._computation is None:
+            self._computation = self._new_computation(local)
+        self._computation.local = local
+        return self._computation
+
+    def _new_computation(self, local: LocalTraining) -> LocalComputation:
+        model = self.model.on(self._device)
+        users = self.users.on(self._device)
+        parts = None
+        if self._cache_prefix is not False:
+            parts = _frozen_prefix(model) if self._cache_prefix else split(model)
+        features = None
+        if parts is not None and (self._cache_prefix or prefix_fits(parts[0], users.x)):
+            model = parts[1]
+            features = Features(parts[0], users.x, shared=self.workers > 1)
+        return LocalComputation(
+            model, users, local=local, data_seed=self.data_seed, features=features
+        )
 
     @contextmanager
-    def _pool_of(self, work: LocalWork) -> Iterator[Workers]:
-        """The worker processes; those of a round that failed, or is still open, are gone."""
+    def _pool_for(self, computation: LocalComputation) -> Iterator[Workers]:
+        """Yield the worker processes; end those of a round that failed or was left open."""
         if self._pool is not None and self._pool.open:
             self.close()
         if self._pool is None:
@@ -192,56 +234,28 @@ class EmbeddedEngine:
                 self.model,
                 self.users,
                 data_seed=self.data_seed,
-                features=work.features,
+                features=computation.features,
                 largest=self.options.chunk_size(self.model.dim),
-                sums=self._summed,
+                sums=self._use_ghost_sum,
             )
         pool = self._pool
         try:
             yield pool
         except BaseException:
+            # another round may have replaced the pool while this one was open
             if self._pool is pool:
                 self._pool = None
             raise
 
-    def _local_work(self, local: LocalTraining) -> LocalWork:
-        """What computes in this process; built when the first round comes."""
-        version = self.model.frozen_version
-        if self._work is not None and version != self._frozen:
-            if self._pool or self._cache_prefix:
-                raise ConfigError(
-                    "the frozen part changed after a round that had cached it or sent it to "
-                    "workers: use workers=1 and leave cache_prefix out to change it between rounds."
-                )
-            if self._work.features is not None:
-                self._work, self._cache_prefix = None, False
-            if self._device.type != "cpu":  # what is there is a copy
-                self._work = None
-        self._frozen = version
-        if self._work is None:
-            self._work = self._built(local)
-        self._work.local = local
-        return self._work
-
-    def _built(self, local: LocalTraining) -> LocalWork:
-        model, users = self.model.on(self._device), self.users.on(self._device)
-        parts = None
-        if self._cache_prefix is not False:
-            parts = _frozen_prefix(model) if self._cache_prefix else split(model)
-        features, shared = None, self.workers > 1
-        if parts is not None and (self._cache_prefix or prefix_fits(parts[0], users.x)):
-            model, features = parts[1], Features(parts[0], users.x, shared=shared)
-        return LocalWork(model, users, local=local, data_seed=self.data_seed, features=features)
-
     def _chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
-        together = self.method is not None and self.method.together
-        deal = equal_chunks if together or self.workers == 1 else ever_smaller_chunks
-        return deal(clients, self.options.chunk_size(self.model.dim), self.workers)
+        vectorized = self.method is not None and self.method.vectorized
+        cut = equal_chunks if vectorized or self.workers == 1 else decreasing_chunks
+        return cut(clients, self.options.chunk_size(self.model.dim), self.workers)
 
-    def _where(self) -> str:
-        cached = self._work is not None and self._work.features is not None
-        where = ", frozen prefix cached" if cached else ""
-        return where + (f", {self.workers} workers" if self.workers > 1 else "")
+    def _setting(self) -> str:
+        cached = self._computation is not None and self._computation.features is not None
+        prefix = ", frozen prefix cached" if cached else ""
+        return prefix + (f", {self.workers} workers" if self.workers > 1 else "")
 
 
 def _frozen_prefix(model: PartialModel) -> tuple[nn.Sequential, PartialModel]:
@@ -258,30 +272,26 @@ def _to_stderr(sentence: str) -> None:
     sys.stderr.write(f"privpart: {sentence}\n")
 
 
-_TURNS = 2
-"""Chunks per worker for what is left of a round, where one client follows another."""
-
-
 def equal_chunks(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]]:
-    """Return chunks of at most ``most`` clients, equal_chunks as far as can be.
-
-    Their number is a multiple of that of the workers: who computes one more is waited for.
-    """
+    """Return chunks of at most ``most`` clients whose sizes differ by at most one."""
     count = max(1, -(-len(clients) // most), min(workers, len(clients)))
+    # a multiple of the workers: otherwise all would wait for those that compute one chunk more
     count = -(-count // workers) * workers
     ends = [len(clients) * k // count for k in range(count + 1)]
     return [clients[i:j] for i, j in pairwise(ends) if i < j]
 
 
-def ever_smaller_chunks(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]]:
-    """Factoring (Hummel, Schonberg and Flynn 1992): a small last chunk ends soon.
+def decreasing_chunks(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]]:
+    """Return chunks of at most ``most`` clients by factoring (Hummel, Schonberg and Flynn 1992).
 
-    As many of each size as there are workers, but of the last. A worker whose chunks were smaller
-    would be done early, and wait: updates leave in order, and until then there is no room.
+    Chunks get smaller, so that all workers finish at about the same time.
     """
-    chunks, left = [], clients
+    chunks = []
+    left = clients
     while left:
         size = min(most, -(-len(left) // (_TURNS * workers)))
+        # One chunk of each size per worker. A worker with a smaller chunk would finish early and
+        # wait: results leave in order, and its slots are free only when they have left.
         for _ in range(min(workers, -(-len(left) // size))):
             chunks.append(left[:size])
             left = left[size:]

@@ -1,8 +1,8 @@
-"""Frozen prefix: layers below the lowest trained one, whose outputs are computed once and kept.
+"""Frozen prefix: the layers below the lowest trained one, whose outputs are computed once and kept.
 
 A client that trains the top of a network sends every example through the same frozen layers in
-every pass and round. If nothing in them is random or remembers, their output is a function of the
-example alone, and the rest of the network can train on it in place of the example.
+every pass of every round. If those layers are neither random nor stateful, their output is a
+function of the example alone, and the rest of the network can train on it in place of the example.
 """
 
 from collections import OrderedDict
@@ -32,23 +32,24 @@ _FUNCTIONS_OF_THE_EXAMPLE = (
     nn.Identity,
     nn.Sequential,
 )
-_AT_ONCE = 16
+_PIECE = 16
+"""Examples that pass through the frozen layers together."""
 
 
 def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
-    """Return the frozen layers at the front, and the model of the layers behind them.
+    """Return the frozen layers at the front, and a model of the layers behind them.
 
-    The second is ``model`` in every other respect: the same trained part, in the same memory.
+    The second shares its trained part, and the memory of it, with ``model``.
 
     Returns:
-        None if the network is no ``nn.Sequential``, if no layer with parameters can be split off,
-        or if a layer there is not known to be a function of the example alone.
+        None if the network is not an ``nn.Sequential``, or if it does not start with a frozen layer
+        that has parameters and is known to be a function of the example alone.
     """
     network = model.module
     if type(network) is not nn.Sequential or _hooked(network):
         return None
     parameters = dict(network.named_parameters())
-    # by name: whether gradients flow may differ from round to round
+    # by name, because requires_grad changes from round to round if groups take turns
     trained = {id(parameters[name]) for name in model.trainable}
     layers = named_layers(network)
     length = next(
@@ -63,7 +64,8 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
 
 
 def named_layers(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return its layers; unlike ``named_children``, also one that comes twice."""
+    """Return a network's layers by name; a layer that occurs twice is listed twice."""
+    # ``named_children`` would list it once, and the prefix would be another network
     return [(name, network.get_submodule(name)) for name in network._modules]
 
 
@@ -73,7 +75,7 @@ def _fixed(layer: nn.Module, trained: set[int]) -> bool:
 
 
 def functions_of_the_example(layer: nn.Module) -> bool:
-    """Whether a layer is known to see each example by itself, and to remember nothing."""
+    """Return whether a layer is known to treat each example separately and to keep no state."""
     return all(
         type(part) in _FUNCTIONS_OF_THE_EXAMPLE and not _hooked(part) and not _of_the_batch(part)
         for part in layer.modules()
@@ -87,7 +89,7 @@ def _of_the_batch(layer: nn.Module) -> bool:
 
 
 def _hooked(layer: nn.Module) -> bool:
-    """Whether the layer, or a gradient of its own parameters, does what its type does not say."""
+    """Return whether hooks or a replaced ``forward`` change what the layer's type computes."""
     hooks = [layer._forward_hooks, layer._forward_pre_hooks]
     hooks += [layer._backward_hooks, layer._backward_pre_hooks]
     of_parameters = [p._backward_hooks for p in layer.parameters(recurse=False)]
@@ -95,19 +97,21 @@ def _hooked(layer: nn.Module) -> bool:
 
 
 class Features:
-    """Outputs of a frozen prefix, computed when an example is first asked for.
+    """Outputs of a frozen prefix, each computed when its example is first needed.
 
     Args:
         below: the frozen layers.
         x: everyone's examples, shape (n, ...).
-        shared: whether processes share them; two may then compute the same one, to the same end.
+        shared: whether to keep them in shared memory, for several processes. Two processes may
+            compute the same output; both write the same value.
 
     Attributes:
-        values: shape (n, ...), of the examples asked for so far.
+        values: outputs, shape (n, ...); undefined for examples that ``compute`` has not seen.
     """
 
     def __init__(self, below: nn.Sequential, x: Tensor, *, shared: bool = False) -> None:
-        self._below, self._x = below, x
+        self._below = below
+        self._x = x
         with torch.no_grad():
             one = below(x[:1])
         self.values = one.new_empty(len(x), *one.shape[1:])
@@ -118,29 +122,27 @@ class Features:
 
     @torch.no_grad()
     def compute(self, clients: Sequence[Tensor]) -> None:
-        """Make sure that ``values[rows]`` are there, for the rows of each client, shape (k,).
-
-        In pieces of one size, filled up with the client's own: another number of rows is other
-        rounding, by which what one client holds would reach the others' updates.
-        """
+        """Compute the missing ``values`` at the rows of each client, shape (k,)."""
         if self._known[torch.cat(list(clients))].all():
             return
-        for some in (piece for rows in clients for piece in torch.split(rows, _AT_ONCE)):
+        # Pieces of one size, filled up with the client's own examples: a product with another
+        # number of rows rounds differently, and one client's data would reach others' updates.
+        for some in (piece for rows in clients for piece in torch.split(rows, _PIECE)):
             missing = ~self._known[some]
             if not missing.any():
                 continue
-            filled = torch.cat([some, some[:1].expand(_AT_ONCE - len(some))])
+            filled = torch.cat([some, some[:1].expand(_PIECE - len(some))])
             self.values[some[missing]] = self._below(self._x[filled])[: len(some)][missing]
             self._known[some] = True
 
 
 def feature_bytes(below: nn.Sequential, x: Tensor) -> int:
-    """Return the memory that the outputs of all examples need."""
+    """Return the size in bytes of the outputs of all examples."""
     with torch.no_grad():
         one: Tensor = below(x[:1])
     return 4 * len(x) * one.numel()
 
 
 def share(tensor: Tensor) -> Tensor:
-    """Move a tensor into memory that other processes see, and return it."""
+    """Move a tensor into shared memory, and return it."""
     return tensor.share_memory_()  # type: ignore[no-untyped-call,no-any-return]

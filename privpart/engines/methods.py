@@ -1,6 +1,7 @@
-"""Local work: the updates of some simulated clients, computed in one of several ways.
+"""Methods: the ways to compute the updates of simulated clients, and the choice among them.
 
-Choice of a method: what the network's structure allows, then what a few clients take.
+``LocalComputation`` computes clients with a given method. ``choose`` finds the fastest one: the
+structure of the network decides which methods are possible, then a few clients are timed.
 """
 
 import os
@@ -22,57 +23,68 @@ from privpart.clip import clip
 from privpart.data.users import Users
 from privpart.engines.device import clock, full_float32, namespace
 from privpart.engines.frozen_prefix import Features, feature_bytes
-from privpart.engines.ghost_sum import OneStep
+from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.onednn import by_onednn, worth_onednn
-from privpart.engines.vectorized import Lockstep, one_pass, padded, sum_of_losses, to_channels_last
+from privpart.engines.vectorized import (
+    LARGEST_PASS,
+    VectorizedTraining,
+    padded_batches,
+    single_step,
+    sum_of_losses,
+    to_channels_last,
+)
 from privpart.messages import RoundTask
 from privpart.model import PartialModel
 
-_EXAMPLES = 256
-"""In one pass of ``sum``, at most, but for one client's."""
-
 _PASS_BYTES = 2**24
-"""Of examples, or of gradients of single clients, in one pass of ``sum``."""
+"""Limit on the examples of one ghost-clipping pass, and on its gradients of single clients."""
+_MOST_TIMED = 16
+_TIMING_SECONDS = 0.5
+_TOLERANCE = 1e-2
+"""Relative difference of updates above which a method computes something else than rounding."""
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How clients are computed. All ways are the same training, up to rounding.
+    """How clients are computed. All methods are the same training, up to rounding.
 
     Attributes:
-        together: in lockstep, as one batched computation; else one after another.
-        channels_last: convolutions on images whose channels lie next to each other in memory.
-        onednn: large dense layers multiplied by oneDNN; not together.
-        bfloat16: products of matrices and convolutions rounded to 8 bits (torch.autocast); the
-            parameters stay float32. Never chosen by itself.
-        summed: only the sum of the clipped updates comes out, of one pass; see ``OneStep``.
+        vectorized: many clients as one batched computation; otherwise one client after another.
+        channels_last: convolutions on images whose channels are adjacent in memory.
+        onednn: large dense layers multiplied by oneDNN; only one client after another.
+        bfloat16: matrix products and convolutions rounded to 8 bits (torch.autocast), with float32
+            parameters. Never chosen automatically.
+        ghost_sum: ghost clipping in one pass, which returns only the sum of the clipped updates;
+            see ``GhostSum``.
     """
 
-    together: bool = False
+    vectorized: bool = False
     channels_last: bool = False
     onednn: bool = False
     bfloat16: bool = False
-    summed: bool = False
+    ghost_sum: bool = False
 
     def __str__(self) -> str:
-        if self.summed:
-            return "clients summed in one pass"
-        name = "clients together (vmap)" if self.together else "one client after another"
+        if self.ghost_sum:
+            return "ghost clipping"
+        name = "vectorized (vmap)" if self.vectorized else "one client after another"
         layout = ", channels last" if self.channels_last else ""
         products = ", dense layers by oneDNN" if self.onednn else ""
         return name + layout + products + (", bfloat16" if self.bfloat16 else "")
 
 
-class LocalWork:
-    """Computes clients of one population.
+class LocalComputation:
+    """Computes the updates of one population's clients.
 
     Args:
-        model: shared by all; its trained part is overwritten. Clients are computed on its device.
+        model: shared by all clients, which are computed on its device; its trained part is
+            overwritten.
         users: the clients' data, on the model's device.
-        local: how each trains.
+        local: how each client trains.
         data_seed: order of examples; each (round, client) has its own generator, so no result
             depends on which clients ran before it.
-        features: outputs of the frozen prefix, if ``model`` is only what lies behind it.
+        features: outputs of the frozen prefix, if ``model`` is only the layers behind it.
     """
 
     def __init__(
@@ -84,54 +96,61 @@ class LocalWork:
         data_seed: int,
         features: Features | None = None,
     ) -> None:
-        self.model, self.users = model, users
+        self.model = model
+        self.users = users
         self.features = features
         self.convolutional = any(isinstance(m, nn.Conv2d) for m in model.module.modules())
         self._data_seed = data_seed
-        self._lockstep = Lockstep(model, local)
-        self._one_step = OneStep(model) if OneStep.possible(model) else None
+        self._vectorized = VectorizedTraining(model, local)
+        self._ghost_sum = GhostSum(model) if GhostSum.supports(model) else None
 
     @property
     def local(self) -> LocalTraining:
-        """How each client trains from now on; may be set, for a schedule."""
-        return self._lockstep.local
+        """How each client trains from now on; a schedule sets it in every round."""
+        return self._vectorized.local
 
     @local.setter
     def local(self, local: LocalTraining) -> None:
-        self._lockstep.local = local
+        self._vectorized.local = local
+
+    @property
+    def device(self) -> torch.device:
+        """Where clients are computed."""
+        return self.model.flat.device
+
+    @property
+    def x(self) -> Tensor:
+        """All examples as the model takes them, shape (n, ...): features if there is a cache."""
+        return self.users.x if self.features is None else self.features.values
 
     def updates(
         self, task: RoundTask, clients: Sequence[int], start: Tensor, method: Method, out: Tensor
     ) -> None:
-        """Write each client's clipped update into ``out``, shape (clients, c), c numbers active.
+        """Write each client's clipped update into a row of ``out``, shape (clients, c).
 
-        Where groups take turns, and with FedProx, clients train one after another. ``start`` and
-        ``out`` are on the CPU, wherever clients are computed.
+        A vectorized ``method`` falls back to one client after another where ``can_vectorize`` says
+        no.
+
+        Args:
+            task: the round.
+            clients: whose updates to compute.
+            start: the round's trained part, shape (d,), on the CPU.
+            method: how to compute them; not ``ghost_sum``.
+            out: overwritten, on the CPU; c is the number of active parameters.
         """
         with full_float32(self.device):
-            self._updates(task, clients, start.to(self.device), method, out)
+            self._updates(task, clients, start.to(self.device), method, out[: len(clients)])
 
     def _updates(
         self, task: RoundTask, clients: Sequence[int], start: Tensor, method: Method, out: Tensor
     ) -> None:
         rows = self._rows(clients)
         generators = [client_generator(self._data_seed, task.round, client) for client in clients]
-        x, y = self.x, self.users.y
-        out = out[: len(clients)]
-        if method.together and lockstep_follows(self.local, task.active):
-            last = method.channels_last
-            found = out if start.is_cpu else torch.empty_like(out, device=start.device)
-            for place in self._lockstep.changes(
-                start, x, y, rows, generators, out=found, channels_last=last
-            ):
-                change = out[place]
-                if found is not out:  # clipped on the CPU, as in ``client_update``
-                    change.copy_(found[place])
-                clipped = clip(change, task.clip_norm, out=change)
-                if clipped is not change:
-                    change.copy_(clipped)
+        if method.vectorized and can_vectorize(self.local, task.active):
+            self._vectorized_updates(task, start, rows, generators, method.channels_last, out)
             return
-        # autocast's cache would hold on to the weights of the first step
+        x, y = self.x, self.users.y
+        # autocast's cache would keep the weights of the first step for all later steps
         rounded = torch.autocast(
             self.device.type, torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
         )
@@ -151,23 +170,49 @@ class LocalWork:
                     out=to,
                 )
 
+    def _vectorized_updates(
+        self,
+        task: RoundTask,
+        start: Tensor,
+        rows: Sequence[Tensor],
+        generators: Sequence[torch.Generator],
+        channels_last: bool,
+        out: Tensor,
+    ) -> None:
+        unclipped = out if start.is_cpu else torch.empty_like(out, device=start.device)
+        for place in self._vectorized.updates(
+            start,
+            self.x,
+            self.users.y,
+            rows,
+            generators,
+            out=unclipped,
+            channels_last=channels_last,
+        ):
+            update = out[place]
+            # Clipped on the CPU, as in ``client_update``: the guarantee rests on its rounding.
+            if unclipped is not out:
+                update.copy_(unclipped[place])
+            clipped = clip(update, task.clip_norm, out=update)
+            if clipped is not update:
+                update.copy_(clipped)
+
     def sum(self, task: RoundTask, clients: Sequence[int], start: Tensor, out: Tensor) -> int:
         """Write the sum of clients' clipped updates into ``out``, shape (d,), float64.
 
-        The pass has ``batch_size`` rows for each of them, whatever they hold: another number of
-        rows is other rounding, by which one client's data would reach the others' updates.
-
-        Only if ``summed_at_once(task)`` is not 0.
+        At most ``clients_per_ghost_sum(task)`` clients, which must not be 0.
 
         Returns:
-            How many were not clipped.
+            The number of clients whose update was not longer than the clip norm.
         """
-        if self._one_step is None:
-            raise RuntimeError("not a network whose first steps can be taken in one pass")
+        if self._ghost_sum is None:
+            raise RuntimeError("ghost clipping does not support this network")
         rows = zip(clients, self._rows(clients), strict=True)
         batches = [self._first_batch(task, client, own) for client, own in rows]
-        x, y = padded(self.x, self.users.y, batches, self.local.batch_size)
-        return self._one_step.sum(
+        # ``batch_size`` rows for each client, whatever it holds: a product with another number of
+        # rows rounds differently, by which one client's data would reach the others' updates.
+        x, y = padded_batches(self.x, self.users.y, batches, self.local.batch_size)
+        return self._ghost_sum.sum(
             start,
             x,
             lambda logits: sum_of_losses(logits.view(*y.shape[:2], *logits.shape[1:]), y),
@@ -178,63 +223,57 @@ class LocalWork:
 
     def _first_batch(self, task: RoundTask, client: int, own: Tensor) -> Tensor:
         if len(own) <= self.local.batch_size:
-            return own  # in any order
+            return own  # all of them, so their order does not matter
         generator = client_generator(self._data_seed, task.round, client)
         return own[next(self.local.batches(len(own), generator))]
 
-    def summed_at_once(self, task: RoundTask) -> int:
-        """Return of how many clients ``sum`` can do; 0 where it computes something else.
+    def clients_per_ghost_sum(self, task: RoundTask) -> int:
+        """Return the largest number of clients for one call of ``sum``; 0 if it does not apply.
 
-        Public: neither who is asked nor what they hold has a part in it.
+        It does not where ``sum`` would not be the clients' training. The number is public: it
+        depends neither on who is asked nor on what clients hold.
         """
-        local, network = self.local, self._one_step
-        plain = one_pass(local) and local.loss == "cross_entropy"
-        if network is None or not plain or not lockstep_follows(local, task.active):
+        local = self.local
+        supported = single_step(local) and local.loss == "cross_entropy"
+        if self._ghost_sum is None or not supported or not can_vectorize(local, task.active):
             return 0
         if len(set(task.clients)) < len(task.clients):
-            return 0  # only updates one by one can be refused one by one
-        examples = min(_EXAMPLES, _PASS_BYTES // (4 * max(1, self.x[:1].numel())))
-        written = _PASS_BYTES // (4 * max(1, network.written))
-        return min(examples // local.batch_size, max(1, written))
+            return 0  # the server can refuse a client's second update only if it gets each update
+        examples = min(LARGEST_PASS, _PASS_BYTES // (4 * max(1, self.x[:1].numel())))
+        materialized = _PASS_BYTES // (4 * max(1, self._ghost_sum.materialized))
+        return min(examples // local.batch_size, max(1, materialized))
 
     def _rows(self, clients: Sequence[int]) -> list[Tensor]:
-        """Each client's rows, once ``x`` has them."""
+        """Return each client's rows of ``x``, and compute the features that are missing there."""
         rows = [self.users.indices[client] for client in clients]
         if self.features is not None and rows:
             self.features.compute(rows)
         return rows
 
-    @property
-    def device(self) -> torch.device:
-        """Where clients are computed."""
-        return self.model.flat.device
 
-    @property
-    def x(self) -> Tensor:
-        """What the model sees of all examples, shape (n, ...)."""
-        return self.users.x if self.features is None else self.features.values
-
-
-def lockstep_follows(local: LocalTraining, active: Sequence[int] | None) -> bool:
-    """Whether clients can train together at all: not where groups take turns, nor FedProx."""
+def can_vectorize(local: LocalTraining, active: Sequence[int] | None) -> bool:
+    """Return whether clients can be vectorized: all groups train, with the objective fedavg."""
     return active is None and local.objective == "fedavg"
 
 
 def client_generator(data_seed: int, round_: int, client: int) -> torch.Generator:
-    """Return the generator of one client in one round, whoever else takes part."""
+    """Return the generator of one client in one round; other clients have no influence on it."""
     address = np.random.SeedSequence((data_seed, round_, client)).generate_state(1)
     return torch.Generator().manual_seed(int(address[0]))
 
 
 @contextmanager
 def _channels_last(module: nn.Module, wanted: bool) -> Iterator[None]:
-    """Lay out the images that reach ``module`` so; every convolution behind keeps the layout."""
+    """Within this context, give ``module`` its images in channels-last layout.
+
+    Every convolution keeps the layout of its input.
+    """
     if not wanted:
         yield
         return
-    hooks = [module.register_forward_pre_hook(_to_channels_last)]
+    hooks = [module.register_forward_pre_hook(_input_to_channels_last)]
     norms = [layer for layer in module.modules() if isinstance(layer, nn.GroupNorm)]
-    hooks += [norm.register_forward_pre_hook(_for_the_lowest) for norm in norms]
+    hooks += [norm.register_forward_pre_hook(_contiguous_for_lowest_norm) for norm in norms]
     try:
         yield
     finally:
@@ -242,91 +281,172 @@ def _channels_last(module: nn.Module, wanted: bool) -> Iterator[None]:
             hook.remove()
 
 
-def _for_the_lowest(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Undo the layout: torch 2.13 ends the process in the backward pass of such a trained norm."""
+def _contiguous_for_lowest_norm(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Undo the layout before a norm that is the lowest trained layer.
+
+    torch 2.13 crashes the process in the backward pass of such a norm.
+    """
     x, *others = inputs
     if x.requires_grad or not any(p.requires_grad for p in norm.parameters()):
         return inputs
     return (x.clone(memory_format=torch.contiguous_format), *others)
 
 
-def _to_channels_last(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _input_to_channels_last(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return (to_channels_last(inputs[0]), *inputs[1:])
 
 
-_MOST_TRIED = 16
-_BUDGET = 0.5  # seconds
-_SAME = 1e-2
-"""Relative difference of updates above which a method computes something else, not roundings."""
-_SHARED_MEMORY = Path("/dev/shm")
-
-
 def choose(
-    work: LocalWork, task: RoundTask, start: Tensor, *, bfloat16: bool = False, sums: bool = False
+    computation: LocalComputation,
+    task: RoundTask,
+    start: Tensor,
+    *,
+    bfloat16: bool = False,
+    sums: bool = False,
 ) -> tuple[Method, Method, str]:
-    """Return the fastest way to each update, the fastest to all or their sum, and why, in words.
+    """Time a few clients of the task with every possible method.
 
-    Tries a few clients of the task in every way that the structure allows; a way that fails, or
-    that does not agree with one client after another, is out. At least one must have examples.
+    A method that fails, or whose updates disagree with one client after another, is left out.
+
+    Args:
+        computation: of the clients.
+        task: the round; at least one of its clients must have examples.
+        start: the round's trained part, shape (d,).
+        bfloat16: whether all methods round to bfloat16.
+        sums: whether ghost clipping is allowed.
+
+    Returns:
+        The fastest method for single updates, the fastest one for updates or their sum, and the
+        reason as a phrase.
     """
-    candidates = _candidates(work, task, bfloat16=bfloat16)
-    candidates += [Method(summed=True)] if sums and work.summed_at_once(task) else []
+    candidates = _candidates(computation, task, bfloat16=bfloat16)
+    if sums and computation.clients_per_ghost_sum(task):
+        candidates.append(Method(ghost_sum=True))
     if len(candidates) == 1:
         return candidates[0], candidates[0], "the only way for this network"
-    asked = [client for client in task.clients if len(work.users.indices[client])]
-    clients = asked[: _tried(work, task, asked[:1], start, candidates[0])]
-    out = torch.empty(len(clients), work.model.active_dim(task.active))
-    least, notes = _agreeing(work, task, clients, start, candidates, out)
-    for method in [*least, *least]:  # in turns: a busy moment of the machine meets all of them
-        least[method] = min(least[method], _seconds(work, task, clients, start, method, out))
+    asked = [client for client in task.clients if len(computation.users.indices[client])]
+    clients = asked[: _how_many_to_time(computation, task, asked[:1], start, candidates[0])]
+    out = torch.empty(len(clients), computation.model.active_dim(task.active))
+    least, notes = _time_agreeing(computation, task, clients, start, candidates, out)
+    # Twice more, in turns, so that a busy moment of the machine does not hit one method only.
+    for method in [*least, *least]:
+        seconds = _seconds(computation, task, clients, start, method, out)
+        least[method] = min(least[method], seconds)
     times = ", ".join(f"{m} {1000 * s / len(clients):.2f} ms" for m, s in least.items())
     fastest = sorted(least, key=lambda method: least[method])
-    each = next(filterfalse(attrgetter("summed"), fastest))
+    each = next(filterfalse(attrgetter("ghost_sum"), fastest))
     return each, fastest[0], f"a client takes {times}{''.join(notes)}"
 
 
-def _agreeing(
-    work: LocalWork,
+def _candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool) -> list[Method]:
+    """Return the methods worth timing; the first, one client after another, always works."""
+    convolutional = computation.convolutional
+    layers = computation.model.module.modules()
+    bags = any(isinstance(layer, nn.EmbeddingBag) for layer in layers)
+    # torch.func has no batched nn.EmbeddingBag, and padding needs labels
+    if bags or computation.local.loss != "cross_entropy":
+        return [Method(bfloat16=bfloat16)]
+    methods = [Method(bfloat16=bfloat16)]
+    if convolutional:
+        methods.append(Method(channels_last=True, bfloat16=bfloat16))
+    on_cpu = computation.device.type == "cpu"
+    if on_cpu and not bfloat16 and worth_onednn(computation.model.module, _batch_rows(computation)):
+        methods.append(Method(channels_last=convolutional, onednn=True))
+    if bfloat16 or not can_vectorize(computation.local, task.active):
+        return methods
+    # Vectorized convolutions become one grouped convolution, which is slow on a CPU. They do not in
+    # a single step, where all clients share the filters. An accelerator is always timed.
+    convolve = not on_cpu or single_step(computation.local)
+    if not convolutional or convolve:
+        methods.append(Method(vectorized=True))
+    if convolutional and convolve:
+        methods.append(Method(vectorized=True, channels_last=True))
+    return methods
+
+
+def _batch_rows(computation: LocalComputation) -> int:
+    """Return how many rows a dense layer multiplies per batch; each word of a text is one."""
+    y = computation.users.y
+    return computation.local.batch_size * (y[0].numel() if len(y) else 1)
+
+
+def _how_many_to_time(
+    computation: LocalComputation,
+    task: RoundTask,
+    one: Sequence[int],
+    start: Tensor,
+    method: Method,
+) -> int:
+    """Return how many clients ``method`` computes in half a second, between 2 and 16."""
+    out = torch.empty(1, computation.model.active_dim(task.active))
+    # twice, because the first call also warms up
+    seconds = min(_seconds(computation, task, one, start, method, out) for _ in range(2))
+    return max(2, min(_MOST_TIMED, int(_TIMING_SECONDS / max(seconds, 1e-6))))
+
+
+def _time_agreeing(
+    computation: LocalComputation,
     task: RoundTask,
     clients: Sequence[int],
     start: Tensor,
     candidates: Sequence[Method],
     out: Tensor,
 ) -> tuple[dict[Method, float], list[str]]:
-    """Seconds of the ways that compute what the first one does, and a note on each other."""
-    reference, notes = None, []
+    """Return the seconds of each method that agrees with the first, and a note on each other."""
+    reference: Tensor | None = None
+    notes: list[str] = []
     seconds: dict[Method, float] = {}
     for method in candidates:
         try:
-            took = _seconds(work, task, clients, start, method, out)
+            took = _seconds(computation, task, clients, start, method, out)
         except RuntimeError:
             if reference is None:
                 raise
-            notes.append(f"; {method} fails")  # torch.func cannot follow the network
+            notes.append(f"; {method} fails")  # torch.func does not support every network
             continue
         if reference is None:
             reference = out.clone()
-        expected = reference.sum(dim=0, keepdim=True) if method.summed else reference
-        if _same(out[: len(expected)], expected):
+        expected = reference.sum(dim=0, keepdim=True) if method.ghost_sum else reference
+        if _agree(out[: len(expected)], expected):
             seconds[method] = took
         else:
             notes.append(f"; {method} deviates")
     return seconds, notes
 
 
-def _tried(
-    work: LocalWork, task: RoundTask, one: Sequence[int], start: Tensor, first: Method
-) -> int:
-    """As many clients as one after another take the time for, between two and sixteen."""
-    out = torch.empty(1, work.model.active_dim(task.active))
-    seconds = min(
-        _seconds(work, task, one, start, first, out) for _ in range(2)
-    )  # the first one also warms up
-    return max(2, min(_MOST_TRIED, int(_BUDGET / max(seconds, 1e-6))))
+def _agree(found: Tensor, reference: Tensor) -> bool:
+    """Return whether every row of ``found`` equals that of ``reference`` up to rounding."""
+    # This has found a bug: oneDNN is wrong about some channels-last convolutions of one channel
+    # (torch 2.13, kernel (2, 3), stride (1, 2)).
+    lengths = reference.norm(dim=1)
+    # A client with nothing to learn has an update of length 0: it is measured by the median.
+    lengths = lengths.clamp(min=max(float(lengths.median()), 1e-30))
+    return bool(((found - reference).norm(dim=1) / lengths).max() < _TOLERANCE)
+
+
+def _seconds(
+    computation: LocalComputation,
+    task: RoundTask,
+    clients: Sequence[int],
+    start: Tensor,
+    method: Method,
+    out: Tensor,
+) -> float:
+    """Compute the clients' updates into ``out``, or their sum into its first row, and time it."""
+    total = torch.empty(out.shape[1], dtype=torch.float64)
+    began = clock(computation.device)
+    if method.ghost_sum:
+        computation.sum(task, clients, start, total)
+    else:
+        computation.updates(task, clients, start, method, out)
+    seconds = clock(computation.device) - began
+    if method.ghost_sum:
+        out[0] = total
+    return seconds
 
 
 def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:
-    """Whether the outputs of a frozen prefix take at most half of the free memory of x's device."""
+    """Return whether the outputs of a frozen prefix fit into half the free memory of x's device."""
     return feature_bytes(below, x) <= _free_memory(x.device) // 2
 
 
@@ -334,73 +454,7 @@ def _free_memory(device: torch.device) -> int:
     if device.type != "cpu":
         return int(namespace(device).mem_get_info(device)[0])
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # workers share the outputs, and a container may limit shared memory further
     if _SHARED_MEMORY.is_dir():
         free = min(free, shutil.disk_usage(_SHARED_MEMORY).free)
     return free
-
-
-def _candidates(work: LocalWork, task: RoundTask, *, bfloat16: bool) -> list[Method]:
-    """One after another first: it always works.
-
-    Many clients' convolutions become one grouped convolution, which is slow on a CPU; not so in a
-    single step, in which all clients still share the filters. Of an accelerator nothing is taken
-    for granted: there they are timed, too.
-    """
-    convolutional = work.convolutional
-    bags = any(isinstance(layer, nn.EmbeddingBag) for layer in work.model.module.modules())
-    if bags or work.local.loss != "cross_entropy":
-        return [
-            Method(bfloat16=bfloat16)
-        ]  # torch.func has no batches of bags; padding needs classes
-    methods = [Method(bfloat16=bfloat16)]
-    if convolutional:
-        methods.append(Method(channels_last=True, bfloat16=bfloat16))
-    on_cpu = work.device.type == "cpu"
-    if on_cpu and not bfloat16 and worth_onednn(work.model.module, _examples_of_a_batch(work)):
-        methods.append(Method(channels_last=convolutional, onednn=True))
-    if bfloat16 or not lockstep_follows(work.local, task.active):
-        return methods
-    worth_trying = not on_cpu or one_pass(work.local)
-    if not convolutional or worth_trying:
-        methods.append(Method(together=True))
-    if convolutional and worth_trying:
-        methods.append(Method(together=True, channels_last=True))
-    return methods
-
-
-def _examples_of_a_batch(work: LocalWork) -> int:
-    """What a dense layer sees as examples: also each word of a text."""
-    y = work.users.y
-    return work.local.batch_size * (y[0].numel() if len(y) else 1)
-
-
-def _same(found: Tensor, reference: Tensor) -> bool:
-    """Whether no client's update differs by more than rounding makes of it.
-
-    Not idle: oneDNN is wrong about some convolutions of one channel, channels last (torch 2.13,
-    kernel (2, 3), stride (1, 2)).
-    """
-    lengths = reference.norm(dim=1)
-    lengths = lengths.clamp(min=max(float(lengths.median()), 1e-30))  # some have nothing to learn
-    return bool(((found - reference).norm(dim=1) / lengths).max() < _SAME)
-
-
-def _seconds(
-    work: LocalWork,
-    task: RoundTask,
-    clients: Sequence[int],
-    start: Tensor,
-    method: Method,
-    out: Tensor,
-) -> float:
-    """What the clients take. A sum is the first row."""
-    total = torch.empty(out.shape[1], dtype=torch.float64)
-    began = clock(work.device)
-    if method.summed:
-        work.sum(task, clients, start, total)
-    else:
-        work.updates(task, clients, start, method, out)
-    seconds = clock(work.device) - began
-    if method.summed:
-        out[0] = total
-    return seconds

@@ -1,7 +1,8 @@
-"""Products: large dense layers computed by oneDNN, in place of the BLAS that torch calls.
+"""oneDNN: computes large dense layers in place of the BLAS that torch calls.
 
-torch multiplies float32 matrices by MKL. oneDNN, which torch has for its convolutions, took about
-half of that time on an AMD processor with AVX-512, and need not elsewhere: the engine measures.
+torch multiplies float32 matrices with MKL. oneDNN, which torch ships for its convolutions, took
+about half as long on an AMD processor with AVX-512. On other processors it may take longer, so the
+engine times both.
 """
 
 from collections.abc import Iterator
@@ -14,14 +15,18 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 _WORTH = 2**22
-"""Examples times weights from which oneDNN's lead exceeds the price of a function of our own."""
+"""Examples times weights above which oneDNN gains more than a custom autograd function costs."""
 
 
 @contextmanager
 def by_onednn(module: nn.Module, wanted: bool) -> Iterator[None]:
-    """Compute the large ``nn.Linear`` layers of a module so, in this context.
+    """Within this context, compute a module's large ``nn.Linear`` layers with oneDNN.
 
-    Equal to torch's own up to rounding.
+    Results equal torch's own up to rounding.
+
+    Args:
+        module: the network.
+        wanted: False leaves the layers as they are.
     """
     layers = _layers(module) if wanted else []
     for layer in layers:
@@ -34,13 +39,18 @@ def by_onednn(module: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 def worth_onednn(module: nn.Module, examples: int) -> bool:
-    """Whether a batch of so many examples makes a layer large enough, and torch has oneDNN."""
+    """Return whether torch has oneDNN and some layer is large enough for it.
+
+    Args:
+        module: the network.
+        examples: rows of a batch.
+    """
     most = max((layer.weight.numel() for layer in _layers(module)), default=0)
     return _available() and examples * most >= _WORTH
 
 
 def _layers(module: nn.Module) -> list[nn.Linear]:
-    """Return those whose ``forward`` is torch's: a subclass may do anything."""
+    # only layers with torch's own ``forward``: a subclass may compute anything
     return [
         layer
         for layer in module.modules()
@@ -63,7 +73,7 @@ def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """x (..., in), weight (out, in), bias (out,) or None -> (..., out)."""
+    """Maps x (..., in), weight (out, in) and bias (out,) or None to shape (..., out)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ANN401
@@ -75,7 +85,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias = ctx.needs_input_grad
         rows = gradient.reshape(-1, gradient.shape[-1])
-        # oneDNN's have no derivative, which whoever takes a gradient's gradient needs
+        # oneDNN's product has no derivative, which a gradient of this gradient would need
         product = linear if torch.is_grad_enabled() else _product
         return (
             product(gradient, weight.t()) if for_x else None,

@@ -1,10 +1,9 @@
-"""Memory: freed tensors stay with the process, for the next step's tensors of the same sizes.
+"""Workers: processes that live as long as the engine and compute chunks of clients.
 
-Workers: processes that live as long as the engine and compute chunks of clients.
-
-Each is spawned, runs on one thread and builds its model once. Examples, the round's trained part,
-features of a frozen prefix and the results are in shared memory: what travels through a pipe is who
-to compute next. Results come out in the order of the chunks, whichever worker was faster.
+Each process is spawned, runs on one thread and builds its model once. Examples, the round's trained
+part, features of a frozen prefix and results are in shared memory; only the numbers of clients to
+compute travel through a pipe. Results are returned in the order of the chunks, whichever worker
+finishes first.
 """
 
 import ctypes
@@ -25,40 +24,21 @@ from accounting.checks import ConfigError
 from privpart.client import LocalTraining
 from privpart.data.users import Users
 from privpart.engines.frozen_prefix import Features, share, split
-from privpart.engines.methods import LocalWork, Method
+from privpart.engines.methods import LocalComputation, Method
 from privpart.messages import RoundTask
 from privpart.model import PartialModel
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-_MMAP_FROM = 2**25  # the most that glibc takes
-_TRIM_FROM = 2**30
-
-
-def keep_freed_memory() -> None:
-    """Ask glibc not to return blocks below 32 MiB to the system; elsewhere do nothing.
-
-    By default every large tensor is a new mapping, whose pages the system clears one fault at a
-    time: that was half of the time of small networks. For processes of our own only.
-    """
-    try:
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_FROM)
-        library.mallopt(_M_TRIM_THRESHOLD, _TRIM_FROM)
-    except (AttributeError, OSError, TypeError):
-        return
-
-
 _SLOTS = 3
-"""Chunks that a worker may have in work or finished: it need not wait for a busy server."""
+"""Chunks that a worker may have computed or queued, so that it does not wait for a busy server."""
 
 
 class WorkerError(RuntimeError):
-    """A worker process failed; nothing of the round was released, and it may be run again."""
+    """A worker process failed. Nothing of the round was released, and it may be run again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Per user, the rows of its examples: two tensors, where a list would be one per user."""
+    """Per user, the rows of its examples, in two tensors: each shared tensor costs a descriptor."""
 
     joined: Tensor
     ends: Tensor
@@ -77,24 +57,24 @@ class _Worker:
     process: Any  # the spawn context's own class
     pipe: Connection
     results: Tensor  # (slots, clients, d)
-    totals: Tensor  # (slots, d), float64; of method.summed
+    totals: Tensor  # (slots, d), float64; of ghost sums
 
 
 class Workers:
     """A pool of processes.
 
     Args:
-        count: processes.
-        model: as the clients have it; its frozen part must not change from now on.
+        count: number of processes.
+        model: the clients' model; its frozen part must not change from now on.
         users: the clients' data.
-        data_seed: see ``LocalWork``.
-        features: if the clients train only what lies behind a frozen prefix.
-        largest: clients in a chunk whose updates are asked for, at most.
-        sums: whether ``sums`` will be asked for.
+        data_seed: see ``LocalComputation``.
+        features: outputs of the frozen prefix, if the clients train only the layers behind it.
+        largest: most clients in a chunk of ``updates``.
+        sums: whether ``sums`` will be called.
 
     Attributes:
-        open: whether a round has begun of which not all answers were taken: another one would take
-            them for its own.
+        open: whether answers of a round are still to be read; the next round would take them for
+            its own.
 
     Raises:
         ConfigError: the model cannot be sent to another process.
@@ -113,8 +93,10 @@ class Workers:
     ) -> None:
         context = get_context("spawn")
         module = deepcopy(model.module)
-        for parameter in module.parameters():  # one by one: workers make their own vector of them
-            parameter.data, parameter.grad = parameter.data.clone(), None
+        # The parameters are views of one vector; each worker builds a vector of its own.
+        for parameter in module.parameters():
+            parameter.data = parameter.data.clone()
+            parameter.grad = None
         self._model = model
         self.open = False
         groups = model.groups
@@ -150,16 +132,17 @@ class Workers:
         method: Method,
         chunks: Sequence[Sequence[int]],
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yield each client and its update, shape (c,) of c active numbers, in order.
+        """Yield each client and its update, shape (c,), in order; c parameters are active.
 
         Raises:
-            WorkerError: a worker died, or could not compute a client. The pool is closed.
+            WorkerError: a worker died, or could not compute a client. The pool is then closed.
         """
         dim = self._model.active_dim(task.active)
         for chunk, worker, slot, _ in self._answers(task, start, local, method, chunks):
             updates = self._workers[worker].results[slot, : len(chunk), :dim]
             for client, update in zip(chunk, updates, strict=True):
-                yield client, update.clone()  # one by one: malloc has room for it at hand
+                # one at a time, because malloc reuses a freed block of that size
+                yield client, update.clone()
 
     def sums(
         self,
@@ -173,7 +156,7 @@ class Workers:
         Raises:
             WorkerError: as ``updates`` does.
         """
-        method = Method(summed=True)
+        method = Method(ghost_sum=True)
         for chunk, worker, slot, unclipped in self._answers(task, start, local, method, chunks):
             yield chunk, self._workers[worker].totals[slot].clone(), unclipped
 
@@ -185,13 +168,14 @@ class Workers:
         method: Method,
         chunks: Sequence[Sequence[int]],
     ) -> Iterator[tuple[Sequence[int], int, int, int]]:
-        """Yield chunk, worker, slot and count in order; then the slot is free again."""
+        """Yield chunk, worker, slot and count in order; the slot is reused afterwards."""
         self.open = True
         self._start.copy_(start)
         todo = deque(enumerate(chunks))
         free = deque((w, slot) for slot in range(_SLOTS) for w in range(len(self._workers)))
         done: dict[int, tuple[int, int, int]] = {}
-        task = replace(task, clients=())  # a cohort of thousands need not travel with each chunk
+        # without the cohort, whose thousands of clients would be sent with every chunk
+        task = replace(task, clients=())
         try:
             for number, chunk in enumerate(chunks):
                 while True:
@@ -227,7 +211,7 @@ class Workers:
             raise self._died(number) from None
 
     def _finished(self) -> dict[int, tuple[int, int, int]]:
-        """Wait until a chunk is done; return chunk -> (worker, slot, count)."""
+        """Wait until a worker answers; return chunk -> (worker, slot, count)."""
         owners = {w.pipe: n for n, w in enumerate(self._workers)}
         deaths = {w.process.sentinel: n for n, w in enumerate(self._workers)}
         ready = wait([*owners, *deaths])
@@ -250,7 +234,7 @@ class Workers:
         process.join(5)
         return WorkerError(
             f"worker {number} {_cause(process.exitcode)}. Nothing of this round was released: run "
-            "it again, or go on with a run folder by --resume."
+            "it again, or resume a run folder with --resume."
         )
 
 
@@ -262,14 +246,14 @@ def _cause(code: int | None) -> str:
         )
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     likely = {
-        "SIGKILL": ": the system runs out of memory, or somebody ended it",
+        "SIGKILL": ": the system is out of memory, or somebody ended it",
         "SIGBUS": ": the shared memory in /dev/shm is full",
     }
     return f"was ended by {name}{likely.get(name, '')}"
 
 
 def _shared(users: Users) -> Users:
-    """The same users, in memory that all processes see."""
+    """Return a copy of the users in shared memory."""
     indices = [users.indices[user] for user in range(len(users))]
     ends = torch.tensor([len(own) for own in indices], dtype=torch.int64).cumsum(0)
     joined = torch.cat(indices) if indices else torch.empty(0, dtype=torch.int64)
@@ -288,34 +272,57 @@ def _serve(
     results: Tensor,
     totals: Tensor,
 ) -> None:
-    """Compute chunks until the pipe closes: then the engine is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the run
+    """Compute chunks until the engine closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the process that owns the run handles it
     torch.set_num_threads(1)
     keep_freed_memory()
-    groups = [[escape(name) for name in names] for names in groups]  # they are no patterns
+    # PartialModel takes patterns, and a name may contain brackets
+    groups = [[escape(name) for name in names] for names in groups]
     trainable = [name for names in groups for name in names]
     model = PartialModel(module, train=trainable, seed=None, groups=groups)
     data_seed, features = settings
     if features is not None:
         parts = split(model)
         model = parts[1] if parts is not None else model
-    work: LocalWork | None = None
+    computation: LocalComputation | None = None
     while True:
         try:
             number, slot, task, clients, local, method = pipe.recv()
         except (EOFError, OSError):
             return
-        if work is None:
-            work = LocalWork(model, users, local=local, data_seed=data_seed, features=features)
-        work.local = local
+        if computation is None:
+            computation = LocalComputation(
+                model, users, local=local, data_seed=data_seed, features=features
+            )
+        computation.local = local
         try:
             count = 0
-            if method.summed:
-                count = work.sum(task, clients, start, totals[slot])
+            if method.ghost_sum:
+                count = computation.sum(task, clients, start, totals[slot])
             else:
                 dim = model.active_dim(task.active)
-                work.updates(task, clients, start, method, results[slot, :, :dim])
+                computation.updates(task, clients, start, method, results[slot, :, :dim])
             answer: Any = (number, slot, count)
-        except Exception as error:  # whatever it is, the engine has to know
+        except Exception as error:  # the engine must learn of it, whatever it is
             answer = f"{type(error).__name__}: {error}, while it computed clients {clients}."
         pipe.send(answer)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_MMAP_FROM = 2**25  # the largest value that glibc accepts
+_TRIM_FROM = 2**30
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc to keep freed blocks below 32 MiB for reuse; do nothing with another C library.
+
+    By default every large tensor is a new mapping, whose pages the system clears one fault at a
+    time: that was half of the time of small networks. The setting is for a whole process, so call
+    this only in processes that this package started.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_FROM)
+        library.mallopt(_M_TRIM_THRESHOLD, _TRIM_FROM)
+    except (AttributeError, OSError, TypeError):
+        return

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
-from privpart.engines import vectorized as lockstep
-from privpart.engines.methods import LocalWork, Method
+from privpart.engines import vectorized
+from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.vectorized import dense_logits, is_dense
 
 TASK = RoundTask(0, tuple(range(5)), 0.2, "plan")
@@ -47,7 +47,7 @@ def one_activation():
 def updates(network, data, method, local, train=("*",)):
     model = PartialModel(network, train=train, seed=1)
     out = torch.empty(len(TASK.clients), model.dim)
-    work = LocalWork(model, data, local=local, data_seed=5)
+    work = LocalComputation(model, data, local=local, data_seed=5)
     work.updates(TASK, TASK.clients, model.flat.clone(), method, out)
     return out
 
@@ -62,7 +62,7 @@ def without_vmap(monkeypatch):
     def of_one_point(function, in_dims=0):
         return function if in_dims == (None, 0, 0) else refused
 
-    monkeypatch.setattr(lockstep, "vmap", of_one_point)
+    monkeypatch.setattr(vectorized, "vmap", of_one_point)
 
 
 @pytest.mark.usefixtures("without_vmap")
@@ -82,7 +82,7 @@ def without_vmap(monkeypatch):
 )
 def test_it_is_the_training_of_one_client_after_another(network, train, local):
     alone = updates(network, users(), Method(), local, train)
-    together = updates(network, users(), Method(together=True), local, train)
+    together = updates(network, users(), Method(vectorized=True), local, train)
     assert (together - alone).norm(dim=1).max() < 1e-6
     assert alone.norm(dim=1)[:4].min() > 1e-3  # power
 
@@ -90,7 +90,7 @@ def test_it_is_the_training_of_one_client_after_another(network, train, local):
 @pytest.mark.usefixtures("without_vmap")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 def test_what_one_client_holds_leaves_the_others_as_they_are(value):
-    data, method, local = users(), Method(together=True), TRAININGS["sgd"]
+    data, method, local = users(), Method(vectorized=True), TRAININGS["sgd"]
     before = updates(plain, data, method, local)
     data.x[data.indices[2]] = value
     after = updates(plain, data, method, local)

@@ -163,7 +163,7 @@ def test_the_probe_waits_for_the_device_and_also_times_convolutions_together(
     wait = kind.synchronize
     monkeypatch.setattr(kind, "synchronize", lambda at: waits.append(at) or wait(at))
     updates(cnn(), device=accelerator, batching="auto", report=said.append)
-    assert "clients together (vmap), channels last" in said[0]
+    assert "vectorized (vmap), channels last" in said[0]
     assert "oneDNN" not in said[0]
     assert len(waits) > 10
 
@@ -173,8 +173,8 @@ def test_features_are_kept_on_the_device(accelerator):
         cnn(["dense2.*"]), users(), local=LOCAL, data_seed=5, batching="vmap", device=accelerator
     )
     list(engine.run(TASK, engine.model.flat.clone()))
-    assert engine._work.features.values.device.type == accelerator
-    assert engine._work.model.flat.device.type == accelerator
+    assert engine._computation.features.values.device.type == accelerator
+    assert engine._computation.model.flat.device.type == accelerator
     assert engine.model.flat.is_cpu
 
 
@@ -226,7 +226,7 @@ def test_what_a_device_does_not_do_is_refused(accelerator, options, says):
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:-1", None, float("nan"), torch.float32])
 def test_a_device_that_is_none(device):
-    with pytest.raises(ConfigError, match="is no device of torch's; use 'cpu', 'cuda'"):
+    with pytest.raises(ConfigError, match="torch knows no such device; use 'cpu', 'cuda'"):
         updates(cnn(), device=device)
 
 

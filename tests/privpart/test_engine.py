@@ -23,7 +23,7 @@ from privpart import (
     client_update,
     fit,
 )
-from privpart.engines.methods import LocalWork, Method, client_generator
+from privpart.engines.methods import LocalComputation, Method, client_generator
 from privpart.models import MODELS, mcmahan_2nn, small_cnn, word_lm
 
 PART = ["conv*", "norm.*", "dense2.*"]
@@ -131,7 +131,7 @@ def test_norms_that_are_the_lowest_trained_layer_do_not_end_the_process(train, s
     )  # fmt: skip
     model = PartialModel(network, train=train, seed=1, overwrite=True)
     data, local = users(shape=(3, size, size)), LOCALS["epochs"]
-    last = LocalWork(model, data, local=local, data_seed=5)
+    last = LocalComputation(model, data, local=local, data_seed=5)
     found = []
     for method in (Method(), Method(channels_last=True)):
         out = torch.empty(len(TASK.clients), model.dim)
@@ -314,10 +314,10 @@ def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
     with EmbeddedEngine(
         model, data, local=local, data_seed=5, workers=2, batching="vmap", report=lambda _: None
     ) as engine:
-        assert engine._local_work(local).features is not None
+        assert engine._computation_of(local).features is not None
         found = torch.stack([u.update for u in engine.run(TASK, model.flat.clone())])
         assert (found - alone).norm(dim=1).max() < 1e-6
-        assert engine._work.features._known.all()
+        assert engine._computation.features._known.all()
         with pytest.raises(WorkerError, match=r"worker \d: IndexError: 99.*clients \(99,\)"):
             list(engine.run(replace(TASK, clients=(99,)), model.flat.clone()))
 
@@ -330,7 +330,7 @@ def test_features_are_computed_once_and_only_of_those_who_came(device):
     calls = []
     handle = model.module.conv1.register_forward_hook(lambda *_: calls.append(1))
     handle.remove()  # a hook forbids the cache: what it does is not known
-    work = engine._local_work(LOCALS["epochs"])
+    work = engine._computation_of(LOCALS["epochs"])
     below = work.features._below
     below.register_forward_hook(lambda _m, inputs, _o: calls.append(len(inputs[0])))
     for _ in range(3):
@@ -355,9 +355,9 @@ def test_no_cache_where_it_would_not_be_exact(network):
     make = lambda cache: EmbeddedEngine(  # noqa: E731
         model, users(), local=LOCALS["epochs"], data_seed=5, cache_prefix=cache
     )
-    assert make(None)._local_work(LOCALS["epochs"]).features is None
+    assert make(None)._computation_of(LOCALS["epochs"]).features is None
     with pytest.raises(ConfigError, match="cache_prefix=True: the network must be"):
-        make(True)._local_work(LOCALS["epochs"])
+        make(True)._computation_of(LOCALS["epochs"])
 
 
 def test_a_cached_prefix_goes_when_the_frozen_part_changes(device):
@@ -389,7 +389,7 @@ def test_a_layer_whose_turn_it_is_not_is_no_frozen_prefix():
     model = PartialModel(network, seed=1, overwrite=True, groups=groups)
     model.train_only([2])  # as during a round of the last group
     engine = EmbeddedEngine(model, users(), local=LOCALS["epochs"], data_seed=5)
-    assert engine._local_work(LOCALS["epochs"]).features is None
+    assert engine._computation_of(LOCALS["epochs"]).features is None
 
 
 def test_the_choice_is_reported_and_what_vmap_cannot_follow_is_left_out():

@@ -12,16 +12,16 @@ from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, WorkerError
 from privpart.engines import methods as choice
 from privpart.engines.frozen_prefix import split
-from privpart.engines.ghost_sum import OneStep
-from privpart.engines.methods import LocalWork, Method
+from privpart.engines.ghost_sum import GhostSum
+from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.onednn import by_onednn, worth_onednn
-from privpart.engines.vectorized import OwnRows
+from privpart.engines.vectorized import IndexedEmbeddings
 from privpart.models import mcmahan_2nn
 
 CLIENTS = 8
 TASK = RoundTask(0, tuple(range(CLIENTS)), 0.2, "plan")
 LOCAL = LocalTraining(0.3, epochs=2, batch_size=3)
-LOOP, TOGETHER = Method(), Method(together=True)
+LOOP, TOGETHER = Method(), Method(vectorized=True)
 
 
 def users(shape=(64,), each=4, clients=CLIENTS):
@@ -40,7 +40,7 @@ def words(vocabulary=12):
 
 def updates(network, data, method, local=LOCAL, task=TASK, train=("*",)):
     model = PartialModel(network, train=train, seed=1)
-    work = LocalWork(model, data, local=local, data_seed=5)
+    work = LocalComputation(model, data, local=local, data_seed=5)
     out = torch.empty(len(task.clients), model.dim)
     work.updates(task, task.clients, model.flat.clone(), method, out)
     return out
@@ -91,7 +91,7 @@ def test_padding_is_not_trained_in_any_clients_table(padding_idx, local):
 
 def test_the_sum_of_one_step_trains_no_padding_either():
     model = PartialModel(reader, seed=1)
-    work = LocalWork(model, words(), local=LocalTraining(0.3), data_seed=5)
+    work = LocalComputation(model, words(), local=LocalTraining(0.3), data_seed=5)
     total = torch.empty(model.dim, dtype=torch.float64)
     work.sum(TASK, TASK.clients, model.flat.clone(), total)
     each = updates(reader, words(), LOOP, LocalTraining(0.3))
@@ -111,7 +111,7 @@ def test_a_network_may_look_up_by_itself():
 
 
 def test_embeddings_that_look_at_the_batch_are_not_followed():
-    with OwnRows(), pytest.raises(RuntimeError, match="scale_grad_by_freq"):
+    with IndexedEmbeddings(), pytest.raises(RuntimeError, match="scale_grad_by_freq"):
         nn.Embedding(4, 2, scale_grad_by_freq=True)(torch.tensor([1]))
 
 
@@ -171,7 +171,7 @@ def test_a_way_that_computes_something_else_for_a_few_clients_is_not_chosen():
     with engine(Centred, data, local=local, report=said.append) as one:
         found = torch.stack([u.update for u in one.run(TASK, one.model.flat.clone())])
     assert torch.equal(found, updates(Centred, data, LOOP, local))
-    assert "clients together (vmap) deviates" in said[0]
+    assert "vectorized (vmap) deviates" in said[0]
 
 
 class Unfollowed(nn.Module):
@@ -228,7 +228,7 @@ def test_features_that_would_not_fit_are_not_kept(monkeypatch):
 
 def test_a_layer_that_makes_one_row_of_the_batch_is_no_function_of_the_example():
     network = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.Linear(8, 10))
-    assert not OneStep.possible(PartialModel(network, seed=1, overwrite=True))
+    assert not GhostSum.supports(PartialModel(network, seed=1, overwrite=True))
     network = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.Linear(8, 10))
     below, _ = split(PartialModel(network, train=["2.*"], seed=1, overwrite=True))
     assert len(below) == 1
@@ -244,7 +244,7 @@ def test_channels_last_is_a_layout_for_as_long_as_it_is_asked_for():
 
     network = nn.Sequential(Looking(), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
     model = PartialModel(network, seed=1, overwrite=True)
-    work = LocalWork(model, users((3, 8, 8)), local=LOCAL, data_seed=5)
+    work = LocalComputation(model, users((3, 8, 8)), local=LOCAL, data_seed=5)
     out = torch.empty(CLIENTS, model.dim)
     for wanted in (False, True, False):
         layouts.clear()
@@ -320,7 +320,7 @@ def test_answers_to_a_round_that_was_left_open_are_never_anothers():
         next(left_open)
         found = torch.stack([u.update for u in one.run(second, start + 0.5)])
         model = PartialModel(dense, seed=1)
-        work = LocalWork(model, data, local=LOCAL, data_seed=5)
+        work = LocalComputation(model, data, local=LOCAL, data_seed=5)
         out = torch.empty(40, model.dim)
         work.updates(second, second.clients, start + 0.5, LOOP, out)
         assert torch.equal(found, out)

@@ -4,7 +4,7 @@ from torch import nn
 
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
 from privpart.engines import onednn as products
-from privpart.engines.methods import LocalWork, Method, client_generator
+from privpart.engines.methods import LocalComputation, Method, client_generator
 
 pytestmark = pytest.mark.skipif(not products._available(), reason="torch without oneDNN")
 
@@ -108,7 +108,7 @@ def test_clients_train_as_they_do_by_torch(always, train):
     users, local = Users(x, y, torch.arange(30).split(10)), LocalTraining(0.1, batch_size=4)
     task, found = RoundTask(0, (0, 1, 2), 0.05, "plan"), {}
     for method in (Method(), Method(onednn=True)):
-        work = LocalWork(model(), users, local=local, data_seed=1)
+        work = LocalComputation(model(), users, local=local, data_seed=1)
         out = found[method] = torch.empty(3, work.model.dim)
         work.updates(task, task.clients, work.model.flat.clone(), method, out)
     plain, fast = found.values()

@@ -24,8 +24,8 @@ from privpart import (
 from privpart.clip import factors
 from privpart.engines import methods as local_work
 from privpart.engines.frozen_prefix import Features, split
-from privpart.engines.ghost_sum import OneStep, layer_changes
-from privpart.engines.methods import LocalWork, Method, client_generator
+from privpart.engines.ghost_sum import GhostSum, layer_updates
+from privpart.engines.methods import LocalComputation, Method, client_generator
 from privpart.messages import CohortSum
 from privpart.models import mcmahan_2nn, small_cnn, word_lm
 
@@ -77,7 +77,7 @@ def users(shape=(1, 8, 8), sizes=SIZES):
 
 def work(network, data, train=("*",), local=LOCAL):
     model = PartialModel(network, train=train, seed=1)
-    return LocalWork(model, data, local=local, data_seed=5)
+    return LocalComputation(model, data, local=local, data_seed=5)
 
 
 def one_by_one(network, data, task=TASK, train=("*",), local=LOCAL):
@@ -141,7 +141,9 @@ def test_behind_a_cached_prefix():
 
     data, train = users(), ["l3.*"]
     below, above = split(PartialModel(network, train=train, seed=1))
-    behind = LocalWork(above, data, local=LOCAL, data_seed=5, features=Features(below, data.x))
+    behind = LocalComputation(
+        above, data, local=LOCAL, data_seed=5, features=Features(below, data.x)
+    )
     total = torch.empty(above.dim, dtype=torch.float64)
     behind.sum(TASK, TASK.clients, above.flat.clone(), total)
     each = one_by_one(network, data, train=train)
@@ -261,7 +263,7 @@ def test_lengths_of_products_are_never_too_short(cancel):
     came[0, 2:] = came[0, :2]
     gradient = torch.randn(1, 4, 60, generator=generator)
     gradient[0, 2:] = -gradient[0, :2] * (1 - cancel)
-    change = layer_changes(nn.Linear(50, 60), ["weight", "bias"], came, gradient, 2.0)
+    change = layer_updates(nn.Linear(50, 60), ["weight", "bias"], came, gradient, 2.0)
     true = exact(2 * gradient[0].double(), came[0].double())
     found = float(change["weight"].squared_norms().sqrt())
     assert found >= true
@@ -300,13 +302,13 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize("network", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 def test_networks_that_may_mix_clients_are_not_summed(network):
-    assert not OneStep.possible(PartialModel(network(), seed=None))
+    assert not GhostSum.supports(PartialModel(network(), seed=None))
 
 
 def test_tied_layers_are_not_summed():
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64))
     network[2].weight = network[1].weight
-    assert not OneStep.possible(PartialModel(network, seed=1, overwrite=True))
+    assert not GhostSum.supports(PartialModel(network, seed=1, overwrite=True))
 
 
 HOOKS = {
@@ -321,15 +323,15 @@ HOOKS = {
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
 def test_hooked_layers_are_not_summed(hook):
     model = PartialModel(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), seed=1)
-    assert OneStep.possible(model)
+    assert GhostSum.supports(model)
     hook(model.module[1])
-    assert not OneStep.possible(model)
+    assert not GhostSum.supports(model)
 
 
 def test_parameters_of_no_layer_are_not_summed():
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     network.register_parameter("extra", nn.Parameter(torch.zeros(3)))
-    assert not OneStep.possible(PartialModel(network, seed=None))
+    assert not GhostSum.supports(PartialModel(network, seed=None))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +354,7 @@ def test_the_changes_of_a_norm_are_autograds(layer, shape):
     for parameter in layer.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator).double()
     came, gradient = (torch.randn(4, 3, *shape, generator=generator).double() for _ in range(2))
-    found = layer_changes(layer, names, came, gradient, 0.1)
+    found = layer_updates(layer, names, came, gradient, 0.1)
     for client in range(4):
         out = layer(came[client])
         wanted = torch.autograd.grad(out, list(layer.parameters()), gradient[client])
@@ -373,7 +375,9 @@ def test_a_layer_that_would_take_the_batch_for_its_own_dimension(layer, shape):
     network = nn.Sequential(layer, nn.Flatten(), nn.Linear(25 if shape == (5, 5) else 5, 10))
     model = PartialModel(network, train=["2.*"], seed=1, overwrite=True)
     data = users(shape, sizes=[2, 2, 2])
-    work = LocalWork(model, data, local=LocalTraining(0.3, steps=1, batch_size=2), data_seed=5)
+    work = LocalComputation(
+        model, data, local=LocalTraining(0.3, steps=1, batch_size=2), data_seed=5
+    )
     total = torch.empty(model.dim, dtype=torch.float64)
     with pytest.raises(RuntimeError, match="takes the batch for one of its own dimensions"):
         work.sum(replace(TASK, clients=(0, 1, 2)), (0, 1, 2), model.flat.clone(), total)
@@ -387,12 +391,12 @@ def engine(network=NETWORKS["dense"], data=None, local=LOCAL, **options):
 
 def forced(one):
     """The engine once its probe has found sums faster."""
-    one.method, one._summed = Method(), True
+    one.method, one._use_ghost_sum = Method(), True
     return one
 
 
 def test_every_client_is_in_one_sum_for_any_number_of_workers(monkeypatch):
-    monkeypatch.setattr(local_work, "_EXAMPLES", 16)  # more chunks than workers have slots
+    monkeypatch.setattr(local_work, "LARGEST_PASS", 16)  # more chunks than workers have slots
     data = users(sizes=[2] * 300)
     task = replace(TASK, clients=tuple(range(7, 290)))
     each = one_by_one(NETWORKS["dense"], data, task).sum(dim=0)
@@ -440,18 +444,24 @@ def test_no_sums_where_they_were_not_asked_for(changes):
 )
 def test_no_sums_where_they_would_be_another_training(local):
     doing = work(NETWORKS["dense"], users(), local=local)
-    assert doing.summed_at_once(TASK) == 0
+    assert doing.clients_per_ghost_sum(TASK) == 0
 
 
 def test_what_is_summed_at_once_is_public():
     doing = work(NETWORKS["dense"], users())
-    assert doing.summed_at_once(TASK) == doing.summed_at_once(replace(TASK, clients=(3,))) == 32
-    assert doing.summed_at_once(replace(TASK, active=(0,))) == 0
-    assert doing.summed_at_once(replace(TASK, clients=(1, 2, 1))) == 0  # one of them is refused
+    assert (
+        doing.clients_per_ghost_sum(TASK)
+        == doing.clients_per_ghost_sum(replace(TASK, clients=(3,)))
+        == 32
+    )
+    assert doing.clients_per_ghost_sum(replace(TASK, active=(0,))) == 0
+    assert (
+        doing.clients_per_ghost_sum(replace(TASK, clients=(1, 2, 1))) == 0
+    )  # one of them is refused
     large = work(lambda: nn.Sequential(nn.Embedding(60_000, 64), nn.Linear(64, 10)), users())
-    assert large.summed_at_once(TASK) == 1
+    assert large.clients_per_ghost_sum(TASK) == 1
     wide = users((3, 300, 300), sizes=[1, 1])
-    assert work(NETWORKS["cnn"], wide).summed_at_once(TASK) == 15 // 8
+    assert work(NETWORKS["cnn"], wide).clients_per_ghost_sum(TASK) == 15 // 8
 
 
 def test_workers_of_a_round_without_examples_make_room_for_sums():
@@ -465,7 +475,7 @@ def test_workers_of_a_round_without_examples_make_room_for_sums():
         one.run(task, start).close()
         sums = one.sums(task, start)
         if sums is None:  # the probe met a busy moment
-            one._summed = True
+            one._use_ghost_sum = True
             one.close()
             sums = one.sums(task, start)
         total = sum(part.total for part in sums)
@@ -487,7 +497,7 @@ def test_a_schedule_is_followed():
 
 def test_after_groups_took_turns_all_train():
     model = PartialModel(lambda: mcmahan_2nn(inputs=64, hidden=40), seed=1)
-    doing = LocalWork(model, users(), local=LOCAL, data_seed=5)
+    doing = LocalComputation(model, users(), local=LOCAL, data_seed=5)
     start, total = model.flat.clone(), torch.empty(model.dim, dtype=torch.float64)
     doing.sum(TASK, TASK.clients, start, total)
     for parameter in model.module.parameters():
@@ -504,11 +514,11 @@ def test_the_probe_finds_sums_and_says_so():
     with engine(lambda: mcmahan_2nn(inputs=64, hidden=400), data, report=said.append) as one:
         assert one.sums(task, one.model.flat.clone()) is not None
     assert len(said) == 1
-    assert said[0].startswith("engine: clients summed in one pass: a client takes one client after")
+    assert said[0].startswith("engine: ghost clipping: a client takes one client after")
 
 
 def test_a_probe_that_finds_another_sum_does_not_use_it(monkeypatch):
-    real = OneStep.sum
+    real = GhostSum.sum
 
     def wrong(self, start, x, loss, *, learning_rate, clip_norm, out):
         found = real(
@@ -517,11 +527,11 @@ def test_a_probe_that_finds_another_sum_does_not_use_it(monkeypatch):
         out[0] += 0.5 * clip_norm
         return found
 
-    monkeypatch.setattr(OneStep, "sum", wrong)
+    monkeypatch.setattr(GhostSum, "sum", wrong)
     said = []
     with engine(lambda: mcmahan_2nn(inputs=64, hidden=400), report=said.append) as one:
         assert one.sums(TASK, one.model.flat.clone()) is None
-    assert "summed in one pass deviates" in said[0]
+    assert "ghost clipping deviates" in said[0]
 
 
 def plan(**change):

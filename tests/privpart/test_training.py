@@ -112,8 +112,8 @@ def test_options_reach_the_engine(options):
         return found, setup.engine.method
 
     (exact, loop), (found, method) = trained(), trained(**options)
-    assert (loop.together, loop.bfloat16) == (False, False)
-    assert (method.together, method.bfloat16) == ("batching" in options, "precision" in options)
+    assert (loop.vectorized, loop.bfloat16) == (False, False)
+    assert (method.vectorized, method.bfloat16) == ("batching" in options, "precision" in options)
     assert 0 < (found - exact).norm() < 0.1 * exact.norm()
     assert (found.double().norm(dim=1) <= 1.0).all()
 
@@ -124,7 +124,7 @@ def test_clients_of_a_plan_that_take_one_step_may_be_summed():
     setup = training(validated(PLAN | SMALL | one_step), report=lambda _: None)
     task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
     updates = [u.update.double() for u in setup.engine.run(task, setup.start)]  # decides
-    setup.engine._summed = True
+    setup.engine._use_ghost_sum = True
     (part,) = setup.engine.sums(task, setup.start)
     assert (part.total - sum(updates)).norm() < 1e-4 * part.total.norm()
     fixed = EngineOptions(deterministic=True)
