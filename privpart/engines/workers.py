@@ -1,7 +1,7 @@
 """Workers: processes that live as long as the engine and compute chunks of clients.
 
 Each process is spawned, runs on one thread and builds its model once. Examples, the round's trained
-part, features of a frozen prefix and results are in shared memory; only the numbers of clients to
+part, features of a frozen prefix and results are in shared memory; only the ids of the clients to
 compute travel through a pipe. Results are returned in the order of the chunks, whichever worker
 finishes first.
 """
