@@ -183,7 +183,8 @@ class Server:
             self._participations.setdefault(client, []).append(self.round)
         if self._noise is not None:
             found.total += self._noise.next() * self.clip_norm
-        # A public constant: dividing by the number of clients that came would release it.
+        # By a public constant: the number of clients that came is private, and would let one client
+        # weigh more than the accountant assumes.
         self._step(found.total / self.plan.report_goal)
         self.round += 1
         self._adapt(found.bits)
@@ -221,8 +222,8 @@ class Server:
         self._bits += bits + float(self._bit_noise.next())
         if self.round in self._restarts:
             began = max((r for r in self._restarts if r < self.round), default=0)
-            # The bits are +1/2 and -1/2: their mean over the public cohort size, plus 1/2, is the
-            # noised share of unclipped updates.
+            # The bits are +1/2 and -1/2, so their noised mean plus 1/2 is the share of unclipped
+            # updates; the mean is over the public report_goal, not over the clients that came.
             share = 0.5 + self._bits / (self.plan.report_goal * (self.round - began))
             first = float(self.plan.clip_norm)
             self.clip_norm = adaptive.next_clip_norm(self.clip_norm, share, first=first)
