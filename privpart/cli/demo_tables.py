@@ -1,4 +1,4 @@
-"""The demo's three tables, each followed by what it means and what it does not show."""
+"""Demo tables: budget, accuracy and leakage, each followed by what it means."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from rich.table import Table
 from accounting import PrivacyReport
 from accounting.report import up
 from attacks import LeakageReport
-from privpart.experiment.recipe import Recipe
+from privpart.experiment.plan_file import PlanFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Accuracy:
     seeds: tuple[int, ...]
     accuracies: tuple[float, ...]
     trained: int
-    numbers: int
+    parameter_count: int
     update_bytes: int
 
     @property
@@ -35,24 +35,26 @@ class Accuracy:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; None for a single one, which has none."""
+        """Standard deviation over seeds; None for a single seed."""
         return stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON types."""
-        return asdict(self) | {"mean": self.mean, "standard_deviation": self.spread}
+        values = asdict(self)
+        values["numbers"] = values.pop("parameter_count")
+        return values | {"mean": self.mean, "standard_deviation": self.spread}
 
 
 def show(
-    recipe: Recipe,
+    plan: PlanFile,
     budgets: Sequence[PrivacyReport],
     accuracies: Sequence[Accuracy],
     audits: Mapping[str, LeakageReport],
 ) -> None:
     """Print everything to standard output."""
     console = Console(width=100, highlight=False)
-    budget_note, accuracy_note, leakage_note, limits = notes(recipe)
-    console.print(_budget_table(recipe, budgets))
+    budget_note, accuracy_note, leakage_note, limits = notes(plan)
+    console.print(_budget_table(plan, budgets))
     console.print(fill(budget_note, 96), end="\n\n")
     console.print(_accuracy_table(budgets, accuracies))
     console.print(fill(_cost_note(accuracies) + " " + accuracy_note, 96), end="\n\n")
@@ -61,22 +63,23 @@ def show(
     console.print(fill(limits, 96))
 
 
-def notes(recipe: Recipe) -> list[str]:
-    """Return what each table means, and last what none of them shows."""
+def notes(plan: PlanFile) -> list[str]:
+    """Return what each of the three tables means, and then what none of them shows."""
     return [
-        f"What it means: this bounds how much all {recipe.rounds} released models together depend "
-        "on any one user. It is the same for full and for partial training: the price depends on "
-        "the noise multiplier and on who takes part how often, not on how many parameters train.",
+        f"What it means: this bounds how much all {plan.privacy.rounds} released models together "
+        "depend on any one user. It is the same for full and for partial training: the cost "
+        "depends on the noise multiplier and on how often a user takes part, not on how many "
+        "parameters train.",
         "Each figure is a mean and standard deviation over seeds; full and partial share seeds. "
-        "Differences below their spread mean nothing.",
-        "What it means: one gradient of one image at untrained weights, without clip or noise, as "
-        "an honest-but-curious server sees it; the attacker knows the network, the frozen part "
-        "and the label. A view scores the best over itself and the views inside it, since whoever "
-        "sees more may discard the rest. 'recovered' is 30 dB or more and 3 dB above the best "
-        "image that needs no attack. 'ambiguous' is not 'safe': the gradients match and the image "
-        "is not determined by them alone, so a prior may finish the job. Fewer parameters do not "
-        "mean less leakage.",
-        f"What this does not show: {recipe.users} simulated users cannot give a meaningful "
+        "Differences below their standard deviation mean nothing.",
+        "What it means: the attacker is an honest-but-curious server that sees one gradient of one "
+        "image at untrained weights, without clipping or noise, and knows the network, the frozen "
+        "part and the label. The score of a view is the best over itself and the views inside it, "
+        "because an attacker who sees more may ignore some of it. 'recovered' means at least 30 dB "
+        "and 3 dB above the best image that needs no attack. 'ambiguous' does not mean safe: the "
+        "gradients match but do not determine the image, and a prior on images may. Fewer "
+        "parameters do not mean less leakage.",
+        f"What this does not show: {plan.data.users} simulated users cannot give a meaningful "
         "user-level epsilon at high accuracy; only the mechanics and the trade-off are real. "
         "The noise comes from a seed, so these models are not private. Learning rates and clip "
         "norm were chosen by hand, for digits on these test images; no epsilon covers that. "
@@ -91,10 +94,10 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _budget_table(recipe: Recipe, budgets: Sequence[PrivacyReport]) -> Table:
+def _budget_table(plan: PlanFile, budgets: Sequence[PrivacyReport]) -> Table:
     table = _table(
-        f"1. Budget: one tree over {recipe.rounds} rounds, {recipe.users} users taking part once "
-        f"each, clip norm {recipe.clip_norm:g}",
+        f"1. Budget: one tree over {plan.privacy.rounds} rounds, {plan.data.users} users taking "
+        f"part at most once, clip norm {plan.privacy.clip_norm:g}",
         ("noise multiplier", "sensitivity^2", "mu", "epsilon", "delta", "unit, adjacency"),
     )
     table.add_row("0", "", "", "no guarantee", "", "")
@@ -139,10 +142,11 @@ def _percent(values: Sequence[float], sign: str = "") -> str:
 def _cost_note(accuracies: Sequence[Accuracy]) -> str:
     by_part = {a.part: a for a in accuracies}
     full, partial = by_part["full"], by_part["partial"]
+    share = partial.trained / partial.parameter_count
     return (
-        f"What it means: partial trains {partial.trained:,} of {partial.numbers:,} parameters "
-        f"({partial.trained / partial.numbers:.1%}), the rest comes from a seed; a client sends "
-        f"{partial.update_bytes:,} bytes instead of {full.update_bytes:,}, "
+        f"What it means: partial training changes {partial.trained:,} of "
+        f"{partial.parameter_count:,} parameters ({share:.1%}); the others are rebuilt from a "
+        f"seed. A client sends {partial.update_bytes:,} bytes instead of {full.update_bytes:,}, "
         f"{full.update_bytes / partial.update_bytes:.1f} times less."
     )
 
@@ -151,7 +155,7 @@ def _leakage_table(audits: Mapping[str, LeakageReport]) -> Table:
     images = len(next(iter(audits.values())).truth)
     table = _table(
         f"3. Leakage by view: PSNR in dB over {images} images, against images that need no attack",
-        ("network", "view", "numbers seen", "median", "max", "best baseline", "verdict"),
+        ("network", "view", "parameters seen", "median", "max", "best baseline", "verdict"),
     )
     for name, audit in audits.items():
         for row in audit.rows:

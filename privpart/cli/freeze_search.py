@@ -11,13 +11,14 @@ import typer
 
 from accounting import checks
 from privpart.cli import options
+from privpart.cli.demo import ENGINE, DataName, sweep_file
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
-from privpart.cli.recipes import Data, processors, recipe_for
+from privpart.cli.sweep import processors
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from privpart.experiment.freeze_search import Trial
-    from privpart.experiment.recipe import Recipe
+    from privpart.experiment.sweep import SweepFile
 
 NOT_COVERED = (
     "A search looks at accuracies. On the clients' private data it is a release of its own, which "
@@ -27,7 +28,9 @@ NOT_COVERED = (
 
 
 def freeze_search(
-    data: Annotated[Data, typer.Option(help="Public or proxy data to train on.")] = Data.DIGITS,
+    data: Annotated[
+        DataName, typer.Option(help="Public or proxy data to train on.")
+    ] = DataName.DIGITS,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files.")
     ] = None,
@@ -52,13 +55,14 @@ def freeze_search(
     checks.count("seeds", seeds)
     checks.nonnegative("tolerance", tolerance)
     jobs = checks.count("jobs", jobs if jobs is not None else processors())
-    recipe = recipe_for(data, data_dir)
-    rows, train = _search(recipe, tolerance, range(seeds), jobs)
+    file = sweep_file(data, data_dir, range(seeds))
+    rounds = file.tables["privacy"]["rounds"]
+    rows, train = _search(file, tolerance, jobs)
     if form is Format.JSON:
         document = {
             "schema": "privpart/freeze-search/1",
             "data": data.value,
-            "rounds": recipe.rounds,
+            "rounds": rounds,
             "tolerance": tolerance,
             "seeds": seeds,
             "train": train,
@@ -70,49 +74,56 @@ def freeze_search(
         typer.echo(as_csv(rows), nl=False)
         typer.echo(NOT_COVERED, err=True)
     else:
-        _print_table(rows, train, data, recipe.rounds, tolerance)
+        _print_table(rows, train, data, rounds, tolerance)
 
 
 def _search(
-    recipe: "Recipe", tolerance: float, seeds: Sequence[int], jobs: int
+    file: "SweepFile", tolerance: float, jobs: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """One row per trial, and the patterns that train after the last one that was kept."""
+    """Return a row per trial, and the patterns that train after the last trial that was kept.
+
+    Each trial is a sweep of its own over the seeds of ``file``: its base plan, without noise.
+    """
     from privpart.experiment.freeze_search import freeze_search as search
     from privpart.experiment.freeze_search import layer_blocks
-    from privpart.experiment.recipe import Cell, train_cells
+    from privpart.experiment.plan_file import validated
+    from privpart.experiment.sweep import sweep_of, train_cells
+    from privpart.experiment.training import plan_data
 
-    size = recipe.load().train_x.shape[-1]
-    module = recipe.model(("*",), image_size=size, seed=0).module
+    plan = validated(file.tables)
+    module = plan.model.network()
+    plan_data(plan.data, module)  # missing files are refused before any training
     names = [name for name, _ in module.named_parameters()]
-    blocks = layer_blocks(module)
     accuracies: dict[tuple[str, ...], list[float]] = {}
 
-    def trained(frozen: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in names if name.rpartition(".")[0] not in frozen)
+    def trained(frozen: tuple[str, ...]) -> list[str]:
+        return [name for name in names if name.rpartition(".")[0] not in frozen]
 
     def accuracy(frozen: tuple[str, ...]) -> float:
         typer.echo(f"training with {', '.join(frozen) or 'nothing'} frozen ...", err=True)
-        cells = [Cell("", trained(frozen), 0.0, seed) for seed in seeds]
-        accuracies[frozen] = list(train_cells(recipe, cells, jobs=jobs))
+        part = {"part": {"trial": {"model.train": trained(frozen)}}}
+        cells = sweep_of(file.model_copy(update={"joint": part})).cells
+        results = train_cells(cells, jobs=jobs, options=ENGINE)
+        accuracies[frozen] = [result.accuracy for result in results]
         return mean(accuracies[frozen])
 
-    trials = list(search(blocks, accuracy, tolerance=tolerance / 100))
-    numbers = sum(p.numel() for p in module.parameters())
-    rows = [_row(trial, accuracies, numbers) for trial in trials]
+    trials = list(search(layer_blocks(module), accuracy, tolerance=tolerance / 100))
+    count = sum(p.numel() for p in module.parameters())
+    rows = [_row(trial, accuracies, count) for trial in trials]
     best = [trial for trial in trials if trial.kept][-1]
     layers = dict.fromkeys(name.rpartition(".")[0] for name in trained(best.frozen))
     return rows, [f"{layer}.*" for layer in layers]
 
 
 def _row(
-    trial: "Trial", accuracies: dict[tuple[str, ...], list[float]], numbers: int
+    trial: "Trial", accuracies: dict[tuple[str, ...], list[float]], count: int
 ) -> dict[str, Any]:
     full, found = accuracies[()], accuracies[trial.frozen]
     differences = [part - whole for part, whole in zip(found, full, strict=True)]
     return {
         "frozen": " ".join(trial.frozen),
-        "trained": numbers - trial.numbers,
-        "reduction": numbers / (numbers - trial.numbers),
+        "trained": count - trial.parameter_count,
+        "reduction": count / (count - trial.parameter_count),
         "accuracy": trial.accuracy,
         "difference": mean(differences),
         "difference_deviation": stdev(differences) if len(differences) > 1 else None,
@@ -121,7 +132,11 @@ def _row(
 
 
 def _print_table(
-    rows: Sequence[dict[str, Any]], train: Sequence[str], data: Data, rounds: int, tolerance: float
+    rows: Sequence[dict[str, Any]],
+    train: Sequence[str],
+    data: DataName,
+    rounds: int,
+    tolerance: float,
 ) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

@@ -48,7 +48,7 @@ def draw_accuracy(
         rows = [a for a in accuracies if a.part == part]
         middle = [100 * a.mean for a in rows]
         spread = [100 * (a.spread or 0.0) for a in rows]
-        share = rows[0].trained / rows[0].numbers
+        share = rows[0].trained / rows[0].parameter_count
         label = f"{part}: {share:.0%} of the parameters train"
         axes.plot(range(len(rows)), middle, color=colour, marker="o", label=label)
         axes.fill_between(

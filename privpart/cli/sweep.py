@@ -1,6 +1,7 @@
 """``privpart sweep`` and ``privpart sweep show``: a grid of trainings, and what it says."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +14,9 @@ from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
-from privpart.cli.recipes import processors
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from privpart.experiment.sweep import Cell, Outcome, Sweep
     from privpart.experiment.sweep_store import Point, SweepStore
 
 _INTERRUPTED = 130
@@ -79,7 +80,7 @@ def run(
 
     chosen = read_sweep(file)
     with SweepStore(out, create=True) as store:
-        store.describe(chosen)
+        store.describe(chosen.axes, chosen.noise_axes)
         _run(chosen, store, jobs, out)
         _show(store, out, form)
 
@@ -101,19 +102,29 @@ def show(
         _show(store, folder, form)
 
 
-def _run(chosen: Any, store: "SweepStore", jobs: int, out: Path) -> None:  # noqa: ANN401  a Sweep
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run(chosen: "Sweep", store: "SweepStore", jobs: int, out: Path) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
     from privpart.experiment.sweep import run_sweep
 
     done = store.finished()
-    missing = sum(cell.key not in done for cell in chosen.cells)
-    typer.echo(f"{len(chosen.cells)} cells, {missing} to train. {NOT_PRIVATE}", err=True)
+    missing = [cell for cell in chosen.cells if cell.key not in done]
+    typer.echo(f"{len(chosen.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
     try:
         with Progress(console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task("cells", total=missing)
-            run_sweep(chosen, store, jobs=jobs, finished=lambda _: progress.update(bar, advance=1))
+            bar = progress.add_task("cells", total=len(missing))
+
+            def finished(cell: "Cell", outcome: "Outcome") -> None:
+                store.add(cell.key, cell.labels, cell.seed, outcome)
+                progress.update(bar, advance=1)
+
+            run_sweep(missing, jobs=jobs, finished=finished)
     except KeyboardInterrupt:
         typer.echo(f"privpart: interrupted; finished cells are kept in {out}.", err=True)
         raise typer.Exit(_INTERRUPTED) from None

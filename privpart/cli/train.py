@@ -13,7 +13,6 @@ from privpart.cli.options import Format
 from privpart.engines.options import Batching, EngineOptions, Precision
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.training import Training
     from privpart.run.folder import RunFolder
 
@@ -100,15 +99,15 @@ def train(
             raise ConfigError(
                 "--resume: the run has its start and its noise; leave out --fork-of and --seed."
             )
-        run, kept, setup = _resumed(out, plan, adopt, engine)
+        run, setup = _resumed(out, plan, adopt, engine)
     elif adopt:
         raise ConfigError("--adopt: only with --resume.")
     elif plan is None:
         raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
     else:
-        run, kept, setup = _begun(plan, out, fork_of, seed, engine)
+        run, setup = _begun(plan, out, fork_of, seed, engine)
     with run:
-        _train(run, kept, setup, evaluate_every, tensorboard=tensorboard)
+        _train(run, setup, evaluate_every, tensorboard=tensorboard)
     _tell(run, form)
 
 
@@ -126,8 +125,8 @@ def _tell(run: "RunFolder", form: Format) -> None:
 
 def _resumed(
     out: Path, plan: Path | None, adopt: bool, engine: EngineOptions
-) -> "tuple[RunFolder, PlanFile, Training]":
-    """Open a run; return it with the plan that its ledger keeps, put together."""
+) -> "tuple[RunFolder, Training]":
+    """Open a run and put together the plan that its ledger keeps."""
     from privpart.experiment.plan_file import parse, read
     from privpart.experiment.training import training
     from privpart.run.folder import RunFolder
@@ -141,7 +140,7 @@ def _resumed(
             raise ConfigError(f"plan={plan}: is another plan than the run's; leave it out.")
         private = run.facts["seed"] is None
         options = replace(engine, deterministic=not private)
-        return run, kept, training(kept, options=options)
+        return run, training(kept, options=options)
     except BaseException:
         run.close()
         raise
@@ -153,8 +152,8 @@ def _begun(
     fork_of: Path | None,
     seed: int | None,
     engine: EngineOptions,
-) -> "tuple[RunFolder, PlanFile, Training]":
-    """Begin a run once everything about it has been tried; return it with its plan."""
+) -> "tuple[RunFolder, Training]":
+    """Put a plan together, and begin its run only if that succeeds."""
     from privpart.experiment.plan_file import read
     from privpart.experiment.training import refuse_short_cohorts, training
     from privpart.run.files import write_durably
@@ -163,12 +162,12 @@ def _begun(
 
     chosen, text = read(plan), plan.read_text(encoding="utf-8")
     promised = chosen.privacy_plan()
-    # Noise from a seed is for runs that can be repeated: then their clients must not depend on
-    # what a probe of the machine said.
+    # A run with noise from a seed must be repeatable, so a probe of this machine's speed may not
+    # choose how its clients are computed.
     setup = training(chosen, options=replace(engine, deterministic=seed is not None))
     refuse_short_cohorts(promised, setup.cohorts)
     facts = {"delta": chosen.privacy.delta, "plan_file": text}
-    facts |= {"seen_in_clear": setup.seen(), "rest": setup.rest}
+    facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
     if fork_of is None:
         run = RunFolder.create(out, promised, seed=seed, facts=facts)
     elif seed is None:
@@ -176,38 +175,29 @@ def _begun(
     else:
         raise ConfigError(f"seed={seed}: a fork of a private run needs a secret key.")
     write_durably(out / _PLAN, text.encode())  # for people; the ledger's copy counts
-    return run, chosen, setup
+    return run, setup
 
 
-def _train(
-    run: "RunFolder",
-    plan: "PlanFile",
-    setup: "Training",
-    evaluate_every: int,
-    *,
-    tensorboard: bool,
-) -> None:
-    import torch
-
-    from privpart.loop import Callback, MetricsFiles, ProgressBar, TensorBoard, fit
+def _train(run: "RunFolder", setup: "Training", evaluate_every: int, *, tensorboard: bool) -> None:
+    from privpart.loop import Callback, MetricsFiles, ProgressBar, TensorBoard
     from privpart.server import Server
 
-    torch.set_num_threads(1)  # small models lose time to more, and the result to none
-    server = Server(run.plan, setup.start, source=run.source(), optimizer=plan.server)
-    run.restore(server)
+    progress = ProgressBar(run.plan.rounds, done=run.rounds)
+    callbacks: list[Callback] = [progress, MetricsFiles(run.path)]
     with ExitStack() as open_:
-        open_.enter_context(setup.engine)
-        progress = open_.enter_context(ProgressBar(run.plan.rounds, done=server.round))
-        callbacks: list[Callback] = [progress, MetricsFiles(run.path)]
         if tensorboard:
             callbacks.append(open_.enter_context(TensorBoard(run.path / "tensorboard")))
+
+        def restore(server: Server) -> None:
+            run.restore(server)
+            open_.enter_context(progress)  # not before: a run that is refused shows no progress
+
         try:
-            fit(
-                server,
-                setup.engine,
-                setup.cohorts,
+            setup.run(
+                run.plan,
+                run.source(),
+                restore=restore,
                 commit=run.commit,
-                evaluate=setup.accuracy,
                 evaluate_every=evaluate_every,
                 callbacks=callbacks,
             )
@@ -215,7 +205,7 @@ def _train(
             progress.close()
             typer.echo(
                 f"privpart: interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
-                f"Go on with: privpart train --resume --out {run.path}",
+                f"Resume with: privpart train --resume --out {run.path}",
                 err=True,
             )
             raise typer.Exit(_INTERRUPTED) from None

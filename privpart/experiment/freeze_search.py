@@ -1,8 +1,9 @@
 """Freeze search: which layers can stay at their start values (FedPT, section 3.1).
 
-The paper's procedure: freeze the largest block; freeze another one as long as accuracy holds; where
-it does not, switch to a smaller block; repeat. It looks at accuracies, so on private data it is a
-release of its own, which no epsilon of the later training covers: search on public or proxy data.
+The paper's procedure: freeze the largest block, then the next largest, and so on. A block whose
+freezing costs accuracy trains again, and the search continues with the next smaller one. The search
+looks at accuracies, so on private data it is a release of its own, which no epsilon of the later
+training covers: search on public or proxy data.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,13 +25,13 @@ class Trial:
 
     Attributes:
         frozen: blocks that did not train, in the order in which they were tried.
-        numbers: parameters in them.
+        parameter_count: parameters in these blocks.
         accuracy: what the training reached, in [0, 1].
-        kept: whether the search goes on from here.
+        kept: whether the last of these blocks stays frozen in the later trials.
     """
 
     frozen: tuple[str, ...]
-    numbers: int
+    parameter_count: int
     accuracy: float
     kept: bool
 
@@ -40,14 +41,14 @@ def freeze_search(
 ) -> Iterator[Trial]:
     """Yield each trial as it ends: first the full model, then one per block, largest first.
 
-    The last trial that was kept holds the result. A block is kept if the accuracy with it frozen,
-    beside all those kept before, is at most ``tolerance`` below the full model's.
+    The last trial that was kept holds the result. A trial is kept if its accuracy, with one more
+    block frozen than in the last one kept, is at most ``tolerance`` below the full model's.
 
     Args:
-        blocks: numbers per block, see ``layer_blocks``; at least two.
+        blocks: parameters per block, see ``layer_blocks``; at least two blocks.
         accuracy: trains with the named blocks frozen and returns the accuracy in [0, 1], on public
-            or proxy data; the same seeds each time, best several.
-        tolerance: loss of accuracy that still counts as none, >= 0; in parts of one.
+            or proxy data. Use the same seeds each time, and several.
+        tolerance: loss of accuracy that is accepted, >= 0; 0.01 is one point.
 
     >>> hurts = lambda frozen: 0.9 - 0.2 * ("conv" in frozen) - 0.01 * len(frozen)
     >>> sizes = {"dense1": 500, "conv": 80, "dense2": 40, "head": 20}
@@ -63,19 +64,20 @@ def freeze_search(
     for block in sorted(blocks, key=blocks.__getitem__, reverse=True):
         candidate = (*frozen, block)
         if len(candidate) == len(blocks):
-            return  # a model of which nothing trains
+            return  # nothing would train
         reached = _accuracy(accuracy, candidate)
-        numbers = sum(blocks[name] for name in candidate)
+        frozen_count = sum(blocks[name] for name in candidate)
         kept = reached >= least
-        yield Trial(candidate, numbers, reached, kept)
+        yield Trial(candidate, frozen_count, reached, kept)
         if kept:
             frozen = candidate
 
 
 def layer_blocks(module: nn.Module) -> dict[str, int]:
-    """Return the parameters of each layer, by its name, normalisation left out, tied ones once.
+    """Return the number of parameters of each layer, by its name; tied ones count once.
 
-    Normalisation layers always train: they are small, and freezing them hurts (FedPT, section 3.1).
+    Normalization layers are left out, so they always train: they are small, and freezing them costs
+    accuracy (FedPT, section 3.1).
     """
     sizes = {name: p.numel() for name, p in module.named_parameters()}
     return {

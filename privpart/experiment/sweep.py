@@ -1,12 +1,11 @@
-"""Sweep file: one training many times, by noise, mechanism, trained part, anything, and seed.
+"""Sweep: one training many times, over fields of its plan and over seeds.
 
-A base plan, axes that change fields of it, and seeds. Each cell is a whole plan again: it is
-checked like any other, and its hash says whether it has been run.
+A sweep file has a base plan, axes that change fields of it, and seeds. Each cell is a whole plan:
+it is checked like any other, and its hash says whether it has been trained. Cells run in several
+processes.
 
-Sweep: runs the cells of a sweep file on several processes, each finished cell kept at once.
-
-The noise of every cell comes from its seed, so that cells can be repeated and compared: these
-models are simulations and not private, whatever their epsilon says about a run with secret noise.
+The noise of every cell comes from its seed, so cells can be repeated and compared. These models are
+simulations and not private, whatever epsilon the same plan would have with secret noise.
 """
 
 import hashlib
@@ -14,27 +13,26 @@ import itertools
 import json
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from joblib import Parallel, delayed
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 from torch import Tensor
 
 from accounting.checks import ConfigError
+from privpart.engines.options import EngineOptions
 from privpart.engines.workers import WorkerError, keep_freed_memory
 from privpart.experiment.plan_file import PlanFile, validated
-from privpart.experiment.sweep_store import SweepStore
+from privpart.experiment.sweep_store import CellResult
 from privpart.experiment.training import Training, accuracy, training
-from privpart.loop import fit
 from privpart.noise.source import SeededSource
-from privpart.server import Server
+from privpart.plan import PrivacyPlan
 
 Changes = Mapping[str, Any]
 """Dotted names of plan fields, and what they become."""
@@ -54,12 +52,12 @@ class Tuning(BaseModel):
 
 
 class SweepFile(BaseModel):
-    """A whole sweep. ``read_sweep`` makes it from a TOML file.
+    """A whole sweep, as people write it. ``read_sweep_file`` makes it from a TOML file.
 
     Attributes:
         sweep_schema: "schema" in the file; names the version of this format.
-        plan: the base plan: a file, from the sweep file's folder, or the tables themselves.
-        seeds: each sets the seed of the model, of the data and of the noise.
+        plan: tables of the base plan. A file may name a plan file instead, relative to its folder.
+        seeds: each is the seed of the model, of the data and of the noise.
         grid: dotted field -> its values: a list, or a table that names them.
         joint: axis -> name -> the fields that change together.
         tune: what each cell chooses by itself.
@@ -72,6 +70,13 @@ class SweepFile(BaseModel):
     grid: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
     joint: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
     tune: Tuning | None = None
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The tables of the base plan, once a plan file that is only named has been read."""
+        if isinstance(self.plan, str):
+            raise TypeError(f"plan={self.plan}: the file was not read")
+        return self.plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +121,23 @@ _NOISE = ("privacy.noise_multiplier", "privacy.target_epsilon")
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """Return the sweep in a TOML file; every plan in it is checked before any is trained.
+    """Return the cells of a TOML file; every plan is checked before any is trained.
 
     Raises:
-        ConfigError: no such file, no TOML, fields that plans do not have, values out of range, an
-            axis without values, or the same cell twice.
+        ConfigError: no such file, not valid TOML, fields that plans do not have, values out of
+            range, an axis without values, or the same cell twice.
     """
+    return sweep_of(read_sweep_file(path))
+
+
+def read_sweep_file(path: str | Path) -> SweepFile:
+    """Return what a TOML file says, with the tables of the plan that it names; raises as above."""
     path = Path(path)
     try:
         file = SweepFile.model_validate_json(_json_of(path), strict=True)
-        base = file.plan
-        if isinstance(base, str):
-            base = tomllib.loads((path.parent / base).read_text(encoding="utf-8"))
+        if not isinstance(file.plan, str):
+            return file
+        base = tomllib.loads((path.parent / file.plan).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"sweep {path} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:
@@ -138,21 +148,22 @@ def read_sweep(path: str | Path) -> Sweep:
             for fault in error.errors()
         )
         raise ConfigError(f"{path} is no sweep:\n{faults}") from None
-    return _sweep(file, base)
+    return file.model_copy(update={"plan": base})
 
 
 def _json_of(path: Path) -> bytes:
     return to_json(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
-def _sweep(file: SweepFile, base: Mapping[str, Any]) -> Sweep:
+def sweep_of(file: SweepFile) -> Sweep:
+    """Return the cells of a sweep file whose plan is given as tables; raises as ``read_sweep``."""
     axes = _axes(file)
     cells = tuple(
         Cell(
             {axis: name for axis, (name, _) in zip(axes, point, strict=True)},
             seed,
             tuple(
-                _plan(base, [*(changes for _, changes in point), tuned, _seeded(seed)])
+                _plan(file.tables, [*(changes for _, changes in point), tuned, _seeded(seed)])
                 for tuned in _tuned(file.tune)
             ),
             file.tune.held_out if file.tune else 0.0,
@@ -222,126 +233,122 @@ def _plan(base: Mapping[str, Any], changes: list[Changes]) -> PlanFile:
     return validated(values, name=f"the cell with {told}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a cell gave.
-
-    Attributes:
-        accuracy: on the test examples that chose nothing, in [0, 1].
-        epsilon: of the plan, had its noise been secret; None without noise.
-        noise_multiplier: of the plan, solved for if it has a target.
-        delta: of the epsilon.
-        trained: numbers that train.
-        numbers: of the whole network.
-        chosen: the plan that was trained; by held-out accuracy if there were several.
-        tuned: how many there were.
-        engine: how the clients were computed.
-        cpu_seconds: processor time.
-    """
-
-    accuracy: float
-    epsilon: float | None
-    noise_multiplier: float
-    delta: float
-    trained: int
-    numbers: int
-    chosen: PlanFile
-    tuned: int
-    engine: str
-    cpu_seconds: float
+Outcome = CellResult | str
+"""What a cell gave, or its error."""
 
 
 def run_sweep(
-    sweep: Sweep,
-    store: SweepStore,
+    cells: Sequence[Cell],
     *,
     jobs: int,
-    finished: Callable[[Cell], None] = lambda _: None,
-) -> int:
-    """Train the cells that the store does not have yet; return how many failed.
+    finished: Callable[[Cell, Outcome], None],
+    options: EngineOptions | None = None,
+) -> None:
+    """Train cells, each on one thread of one of several processes.
 
     Args:
-        sweep: what to train.
-        store: gets each cell as soon as it is finished; a kill loses only the cells in work.
-        jobs: processes, of one thread each.
-        finished: called after each cell.
-
-    A cell that fails is recorded with its error and tried again the next time.
+        cells: to train, in this order.
+        jobs: processes.
+        finished: called with each cell as soon as it is finished, in no fixed order. A cell that
+            failed comes with its error; the others go on.
+        options: how the engine computes clients; None takes the defaults.
 
     Raises:
         WorkerError: a process was killed.
     """
-    done = store.finished()
-    missing = [cell for cell in sweep.cells if cell.key not in done]
-    failed = 0
-    work = (delayed(_attempt)(number, cell) for number, cell in enumerate(missing))
+    work = (delayed(_attempt)(number, cell, options) for number, cell in enumerate(cells))
     outcomes = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(work)
     try:
         for number, outcome in outcomes:
-            store.add(missing[number], outcome)
-            failed += isinstance(outcome, str)
-            finished(missing[number])
+            finished(cells[number], outcome)
     except BrokenProcessPool:
         raise WorkerError(
             "a process of the sweep was ended, by the system for its memory or by somebody. "
             "Finished cells are kept: run the same command again, perhaps with fewer jobs."
         ) from None
-    return failed
 
 
-def run_cell(cell: Cell) -> Result:
-    """Train the candidates of one cell on one thread and return the best.
+def train_cells(
+    cells: Sequence[Cell],
+    *,
+    jobs: int,
+    options: EngineOptions,
+    progress: Callable[[Cell], None] = lambda _: None,
+) -> list[CellResult]:
+    """Train cells as ``run_sweep`` does and return their results, in the order of the cells.
 
     Raises:
-        ConfigError: whatever is wrong with the plan or its data.
+        RuntimeError: a cell failed.
+        WorkerError: a process was killed.
     """
-    torch.set_num_threads(1)
+    results: dict[str, CellResult] = {}
+
+    def finished(cell: Cell, outcome: Outcome) -> None:
+        if isinstance(outcome, str):
+            raise RuntimeError(f"{dict(cell.labels)}, seed {cell.seed}: {outcome}")
+        results[cell.key] = outcome
+        progress(cell)
+
+    run_sweep(cells, jobs=jobs, finished=finished, options=options)
+    return [results[cell.key] for cell in cells]
+
+
+def _attempt(number: int, cell: Cell, options: EngineOptions | None) -> tuple[int, Outcome]:
+    """Train one cell in a process of joblib's."""
+    keep_freed_memory()
+    try:
+        return number, run_cell(cell, options)
+    except Exception as error:
+        return number, f"{type(error).__name__}: {error}"
+
+
+def run_cell(cell: Cell, options: EngineOptions | None = None) -> CellResult:
+    """Train the candidates of one cell and return the result of the best.
+
+    Raises:
+        ConfigError: a fault of the plan or of its data.
+    """
     began = time.process_time()
-    tried = [_train(plan, cell) for plan in cell.candidates]
-    best = max(range(len(tried)), key=lambda number: tried[number].chooses)
-    run, plan = tried[best], cell.candidates[best]
-    privacy, delta = run.server.plan, plan.privacy.delta
-    return Result(
-        accuracy=run.accuracy,
-        epsilon=privacy.guarantee().epsilon(delta) if privacy.noise_multiplier else None,
-        noise_multiplier=float(privacy.noise_multiplier),
+    tried = [_train(plan, cell, options) for plan in cell.candidates]
+    best = max(tried, key=lambda run: run.chooses)
+    plan, promised = best.setup.plan, best.promised
+    delta = plan.privacy.delta
+    return CellResult(
+        accuracy=best.accuracy,
+        epsilon=promised.guarantee().epsilon(delta) if promised.noise_multiplier else None,
+        noise_multiplier=float(promised.noise_multiplier),
         delta=delta,
-        trained=run.setup.model.dim,
-        numbers=run.setup.model.parameter_count,
-        chosen=plan,
+        trained=best.setup.model.dim,
+        parameter_count=best.setup.model.parameter_count,
         tuned=len(tried),
-        engine="; ".join(run.said) or str(run.setup.engine.method),
+        plan=plan.to_json(),
+        engine="; ".join(best.said) or str(best.setup.engine.method),
         cpu_seconds=time.process_time() - began,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One training: ``chooses`` is its accuracy on the examples that are held out for that."""
+    """A finished training. ``chooses`` is its accuracy on the held-out examples."""
 
     setup: Training
-    server: Server
+    promised: PrivacyPlan
     chooses: float
     accuracy: float
     said: list[str]
 
 
-def _train(plan: PlanFile, cell: Cell) -> _Run:
+def _train(plan: PlanFile, cell: Cell, options: EngineOptions | None) -> _Run:
     said: list[str] = []
-    setup = training(plan, report=said.append)
-    server = Server(
-        plan.privacy_plan(),
-        setup.start,
-        source=SeededSource(cell.seed),
-        optimizer=plan.server,
-    )
-    fit(server, setup.engine, setup.cohorts)
+    setup = training(plan, options=options, report=said.append)
+    promised = plan.privacy_plan()
+    server = setup.run(promised, SeededSource(cell.seed))
     chooses, measured = _accuracies(setup, server.parameters, cell.held_out)
-    return _Run(setup, server, chooses, measured, said)
+    return _Run(setup, promised, chooses, measured, said)
 
 
 def _accuracies(setup: Training, parameters: Tensor, held_out: float) -> tuple[float, float]:
-    """On the first share of the test examples, which chooses, and on the others."""
+    """Return the accuracy on the held-out first test examples, and on the others."""
     first = round(held_out * len(setup.test_x))
     if held_out and not 0 < first < len(setup.test_x):
         raise ConfigError(
@@ -352,12 +359,3 @@ def _accuracies(setup: Training, parameters: Tensor, held_out: float) -> tuple[f
     module, x, y = setup.model.module, setup.test_x, setup.test_y
     chooses = accuracy(module, x[:first], y[:first]) if first else 0.0
     return chooses, accuracy(module, x[first:], y[first:])
-
-
-def _attempt(number: int, cell: Cell) -> tuple[int, Result | str]:
-    """In a process of joblib's."""
-    keep_freed_memory()
-    try:
-        return number, run_cell(cell)
-    except Exception as error:
-        return number, f"{type(error).__name__}: {error}"

@@ -1,17 +1,16 @@
-"""Sweep store: one SQLite file with a row per cell, and what the rows say together."""
+"""Sweep store: one SQLite file with a row per cell, and the points that the rows make.
+
+Importing it does not load torch: showing a sweep needs none.
+"""
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING
 
 from accounting.checks import ConfigError
-
-if TYPE_CHECKING:  # importing it would load torch, which showing a sweep does not need
-    from privpart.experiment.sweep import Cell, Result, Sweep
 
 FILE = "sweep.sqlite"
 _TABLES = """
@@ -26,6 +25,35 @@ CREATE TABLE IF NOT EXISTS cells (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CellResult:
+    """The result of one cell.
+
+    Attributes:
+        accuracy: on the test examples that were not held out, in [0, 1].
+        epsilon: the plan's, as if its noise were secret; None without noise.
+        noise_multiplier: the plan's, solved for if it has a target.
+        delta: at which epsilon holds.
+        trained: parameters that train.
+        parameter_count: parameters of the whole network.
+        tuned: candidates that were trained; 1 if nothing is tuned.
+        plan: the plan with the best held-out accuracy among them, as JSON.
+        engine: how the clients were computed.
+        cpu_seconds: processor time.
+    """
+
+    accuracy: float
+    epsilon: float | None
+    noise_multiplier: float
+    delta: float
+    trained: int
+    parameter_count: int
+    tuned: int
+    plan: str
+    engine: str
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One point of the grid, over its seeds.
 
@@ -35,11 +63,12 @@ class Point:
         failed: number of cells that failed.
         mean: accuracy, in [0, 1]; None if no cell is done.
         deviation: standard deviation over seeds; None below two seeds.
-        epsilon: None without noise.
+        epsilon: None without noise, or if no cell is done.
         noise_multiplier: None if no cell is done.
-        delta: of the epsilon.
-        trained: numbers that train; likewise None.
-        tuned: candidates that each cell chose among; 1 is no tuning. No epsilon covers the choice.
+        delta: at which epsilon holds; None if no cell is done.
+        trained: parameters that train; None if no cell is done.
+        tuned: candidates that each cell chose among; 1 if nothing is tuned. No epsilon covers the
+            choice.
     """
 
     labels: dict[str, str]
@@ -58,11 +87,11 @@ class SweepStore:
     """Rows of a sweep; a context that closes its file.
 
     Args:
-        folder: of the sweep; made if it is missing and ``create``.
-        create: begin a new one if there is none.
+        folder: of the sweep.
+        create: make the folder and a new store where they are missing.
 
     Raises:
-        ConfigError: no sweep in the folder, or a file that is no sweep.
+        ConfigError: the folder has no sweep, or the file is not a sweep's.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = False) -> None:
@@ -77,29 +106,29 @@ class SweepStore:
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"{path} cannot be opened as a sweep: {error}.") from None
 
-    def describe(self, sweep: "Sweep") -> None:
-        """Keep the axes, in order, for whoever shows the rows."""
+    def describe(self, axes: Sequence[str], noise_axes: Sequence[str]) -> None:
+        """Keep the names of the axes, in order, and which of them set the noise."""
         with self._file:
             self._file.execute("DELETE FROM sweep")
             self._file.execute(
-                "INSERT INTO sweep VALUES (?, ?)",
-                (json.dumps(sweep.axes), json.dumps(sweep.noise_axes)),
+                "INSERT INTO sweep VALUES (?, ?)", (json.dumps(axes), json.dumps(noise_axes))
             )
 
     def finished(self) -> set[str]:
-        """Keys of the cells that are done."""
+        """Return the keys of the cells that are done."""
         return {key for (key,) in self._file.execute("SELECT key FROM cells WHERE status='done'")}
 
-    def add(self, cell: "Cell", outcome: "Result | str") -> None:
-        """Keep what a cell gave, or its error, durably."""
-        labels = json.dumps(dict(cell.labels), sort_keys=True)
+    def add(
+        self, key: str, labels: Mapping[str, str], seed: int, outcome: CellResult | str
+    ) -> None:
+        """Keep the result of a cell, or its error, durably."""
         if isinstance(outcome, str):
             found: list[object] = ["failed", outcome, *[None] * 10]
         else:
             found = ["done", None, outcome.accuracy, outcome.epsilon, outcome.delta]
-            found += [outcome.noise_multiplier, outcome.trained, outcome.numbers, outcome.tuned]
-            found += [outcome.chosen.to_json(), outcome.engine, outcome.cpu_seconds]
-        row = (cell.key, labels, cell.seed, *found)
+            found += [outcome.noise_multiplier, outcome.trained, outcome.parameter_count]
+            found += [outcome.tuned, outcome.plan, outcome.engine, outcome.cpu_seconds]
+        row = (key, json.dumps(dict(labels), sort_keys=True), seed, *found)
         with self._file:
             self._file.execute(f"REPLACE INTO cells VALUES ({', '.join('?' * len(row))})", row)
 
@@ -110,16 +139,16 @@ class SweepStore:
 
     @property
     def noise_axes(self) -> list[str]:
-        """Those that set the noise."""
+        """Names of the axes that set the noise."""
         return self._described("noise_axes")
 
     def errors(self) -> list[tuple[str, int, str]]:
-        """Labels, seed and error of each cell that failed."""
+        """Return labels, seed and error of each cell that failed."""
         query = "SELECT labels, seed, error FROM cells WHERE status='failed' ORDER BY rowid"
         return list(self._file.execute(query))
 
     def points(self) -> list[Point]:
-        """The points of the grid, in the order of noise within the other axes."""
+        """Return the points of the grid, ordered by the other axes, then by noise."""
         self._file.row_factory = sqlite3.Row
         grouped: dict[str, list[sqlite3.Row]] = {}
         for row in self._file.execute("SELECT * FROM cells ORDER BY labels, seed"):

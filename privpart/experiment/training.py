@@ -1,6 +1,7 @@
-"""Training: what a plan file describes, put together.
+"""Training: the model, clients and test examples that a plan describes, and the run over them.
 
-Plan data: the users, and the test examples, that a plan's table ``[data]`` names.
+``training`` puts a plan together and ``Training.run`` trains it. ``privpart train``, ``sweep``,
+``demo`` and ``freeze-search`` all train through these two functions.
 """
 
 import hashlib
@@ -21,9 +22,11 @@ from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.options import EngineOptions
 from privpart.experiment.plan_file import Data, PlanFile, short_cohort
 from privpart.experiment.select_table import SelectChoice
+from privpart.loop import Callback, fit
 from privpart.messages import may_take_part
 from privpart.model import PartialModel
 from privpart.models.transformer import LanguageModel
+from privpart.noise.source import NoiseSource
 from privpart.plan import PrivacyPlan
 from privpart.select.disclosure import SeenByParty, seen_in
 from privpart.select.engine import SelectEngine, localize_tokens
@@ -31,23 +34,26 @@ from privpart.select.key_spaces import shrunk
 from privpart.select.keys import Counts
 from privpart.select.layout import Layout
 from privpart.select.turns import Turns
+from privpart.server import RoundCounts, Server
 
 _BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Model, clients and test examples of a plan; everything in it is simulated or public.
+    """A plan put together. Its data are simulated or public.
 
     Attributes:
+        plan: what to train.
         model: in its start state.
-        engine: runs the clients.
+        engine: computes the clients.
         cohorts: per round, the clients to ask.
         test_x: examples that no client holds.
-        test_y: their classes; -100 does not count.
+        test_y: their labels; -100 does not count.
         first: the model's flat vector before training, shape (d,).
     """
 
+    plan: PlanFile
     model: PartialModel
     engine: EmbeddedEngine | SelectEngine
     cohorts: Sequence[Sequence[int]]
@@ -61,15 +67,15 @@ class Training:
 
     @property
     def start(self) -> Tensor:
-        """What the server begins with: ``first``, or what of it takes turns, shape (d',)."""
+        """The server's start: ``first``, or the slices of it that take turns, shape (d',)."""
         return self.first if self._turns is None else self.first[self._turns.order]
 
     @property
-    def rest(self) -> str:
-        """Hash of what the server's numbers do not say about the model.
+    def model_hash(self) -> str:
+        """Hash of everything about the model that the server's parameters do not contain.
 
-        The frozen part, which numbers train, and, for slices that take turns, where they are and
-        the numbers of slices that never have one.
+        It covers the frozen part and which parameters train. Where slices take turns, it also
+        covers their positions and the values of slices that never train.
         """
         found = hashlib.sha256(f"{self.model.fingerprint} {self.model.trainable_hash}".encode())
         if self._turns is not None:
@@ -79,11 +85,11 @@ class Training:
         return found.hexdigest()
 
     def whole(self, parameters: Tensor) -> Tensor:
-        """Return the model's flat vector, shape (d,), of the server's parameters."""
+        """Return the model's flat vector, shape (d,), from the server's parameters."""
         return parameters if self._turns is None else self._turns.whole(self.first, parameters)
 
     def accuracy(self, parameters: Tensor) -> float:
-        """Return the share of test examples that the model with this trained part gets right."""
+        """Return the share of test examples that the model gets right with these parameters."""
         self.model.load(self.whole(parameters))
         return accuracy(self.model.module, self.test_x, self.test_y)
 
@@ -93,6 +99,45 @@ class Training:
             return seen_in(self.engine.rehearse())
         return None
 
+    def run(
+        self,
+        promised: PrivacyPlan,
+        source: NoiseSource,
+        *,
+        restore: Callable[[Server], None] | None = None,
+        commit: Callable[[Server, RoundCounts], None] | None = None,
+        evaluate_every: int | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Server:
+        """Train on one thread and return the server after the last round.
+
+        Args:
+            promised: the plan's privacy plan.
+            source: of the noise.
+            restore: puts the server into the state of a run that is resumed.
+            commit: see ``fit``.
+            evaluate_every: rounds between evaluations on the test examples; None leaves them out.
+            callbacks: see ``fit``.
+
+        Raises:
+            ConfigError, CohortTooSmallError, WorkerError: see ``fit`` and the engine.
+        """
+        torch.set_num_threads(1)  # small models lose time to more threads
+        server = Server(promised, self.start, source=source, optimizer=self.plan.server)
+        if restore is not None:
+            restore(server)
+        with self.engine:
+            fit(
+                server,
+                self.engine,
+                self.cohorts,
+                commit=commit,
+                evaluate=None if evaluate_every is None else self.accuracy,
+                evaluate_every=evaluate_every,
+                callbacks=callbacks,
+            )
+        return server
+
 
 def training(
     plan: PlanFile,
@@ -100,7 +145,7 @@ def training(
     options: EngineOptions | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Training:
-    """Load the data and build model, users and cohorts of a plan.
+    """Load the data and build the model, users and cohorts of a plan.
 
     Args:
         plan: what to train.
@@ -138,7 +183,7 @@ def training(
             **asdict(options),
             report=report,
         )
-    return Training(model, engine, cohorts, data.test_x, data.test_y, model.flat.clone())
+    return Training(plan, model, engine, cohorts, data.test_x, data.test_y, model.flat.clone())
 
 
 def _select_engine(

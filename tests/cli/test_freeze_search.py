@@ -1,23 +1,26 @@
 """The search as a command, on a network and a run small enough for a test."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from privpart.cli import freeze_search
+from privpart.cli.demo import sweep_file
 from privpart.cli.main import app
-from privpart.cli.recipes import recipe_for
 
 
 @pytest.fixture
 def search(monkeypatch):
-    def small(data, data_dir):
-        recipe = recipe_for(data, data_dir)
-        return replace(recipe, channels=(2, 4), hidden=32, users=60, rounds=6)
+    def small(*arguments):
+        file = sweep_file(*arguments)
+        plan = file.tables
+        plan["model"]["sizes"] |= {"channels": [2, 4], "hidden": 32}
+        plan["data"] |= {"users": 60, "clients_per_round": 10}
+        plan["privacy"]["rounds"] = 6
+        return file
 
-    monkeypatch.setattr(freeze_search, "recipe_for", small)
+    monkeypatch.setattr(freeze_search, "sweep_file", small)
 
     def run(*arguments):
         options = ["freeze-search", "--seeds", "2", "--jobs", "1", *arguments]

@@ -186,7 +186,7 @@ def test_interrupted_by_the_keyboard_and_resumed(privpart, tmp_path):
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert stdout == ""
-    assert f"Go on with: privpart train --resume --out {out}" in " ".join(stderr.split())
+    assert f"Resume with: privpart train --resume --out {out}" in " ".join(stderr.split())
     again = [*command[3:], "--resume", "--out", str(out)]  # the README's: add --resume
     resumed = privpart(*again, "--precision", "bfloat16", "--format", "json")
     assert resumed.returncode == 0, resumed.stderr

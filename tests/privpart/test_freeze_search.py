@@ -45,7 +45,7 @@ def test_the_steps(sizes, harm, tolerance):
     standing = ()
     for trial, block in zip(trials[1:], largest_first, strict=False):
         assert trial.frozen == (*standing, block)
-        assert trial.numbers == sum(blocks[name] for name in trial.frozen)
+        assert trial.parameter_count == sum(blocks[name] for name in trial.frozen)
         assert trial.kept == (trial.accuracy >= trials[0].accuracy - tolerance)
         standing = trial.frozen if trial.kept else standing
     assert set(standing) < set(blocks)  # something trains

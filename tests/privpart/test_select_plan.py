@@ -83,7 +83,7 @@ def run_of(chosen, folder, rounds=None, seed=3):
     if folder.exists():
         run = RunFolder.open(folder)
     else:
-        facts = {"delta": 1e-5, "seen_in_clear": setup.seen(), "rest": setup.rest}
+        facts = {"delta": 1e-5, "seen_in_clear": setup.seen(), "rest": setup.model_hash}
         run = RunFolder.create(folder, promised, seed=seed, facts=facts)
     with run:
         server = server_of(chosen, setup, run.source())
@@ -284,7 +284,7 @@ def test_a_task_of_other_keys_is_refused():
 def test_forks_keep_what_was_seen_and_the_order(tmp_path):
     run_of(plan(), tmp_path / "old", seed=None)
     whole = {name: own for name, own in DIGITS.items() if name != "select"}
-    facts = {"delta": 1e-5, "seen_in_clear": None, "rest": training(plan(base=whole)).rest}
+    facts = {"delta": 1e-5, "seen_in_clear": None, "rest": training(plan(base=whole)).model_hash}
     fork(tmp_path / "old", tmp_path / "new", plan(base=whole).privacy_plan(), facts=facts).close()
     report = run_report(tmp_path / "new")
     assert "random filters keys" in report.select[1]
@@ -296,15 +296,15 @@ def test_forks_keep_what_was_seen_and_the_order(tmp_path):
 def test_what_a_fork_must_share():
     """Where the numbers are, and those that no round touches: else it goes on as another model."""
     once = {"privacy": {"rounds": 1}}  # two of six filters are drawn
-    known = training(shared(**once)).rest
-    assert training(shared(**once)).rest == known
+    known = training(shared(**once)).model_hash
+    assert training(shared(**once)).model_hash == known
     assert known not in (
-        training(plan(**once)).rest,
-        training(shared(model={"seed": 8}, **once)).rest,
+        training(plan(**once)).model_hash,
+        training(shared(model={"seed": 8}, **once)).model_hash,
     )
     whole = {name: own for name, own in DIGITS.items() if name != "select"}
     models = ({"train": ["dense*"]}, {"train": ["dense*"], "seed": 8}, {"seed": 7}, {"seed": 8})
-    part, seeded, *full = (training(plan(base=whole, model=own)).rest for own in models)
+    part, seeded, *full = (training(plan(base=whole, model=own)).model_hash for own in models)
     assert part != seeded
     assert full[0] == full[1]  # nothing is frozen, and a fork begins with the run's numbers
 
