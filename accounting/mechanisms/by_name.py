@@ -168,8 +168,9 @@ def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:
 
 def _members(listed: object) -> list[Mechanism]:
     """Return the groups' mechanisms; nested groups would recurse as deep as a file says."""
+    nested = {"name": Grouped.name}.items()
     if not isinstance(listed, list) or any(
-        isinstance(data, Mapping) and data.get("name") == Grouped.name for data in listed
+        isinstance(data, Mapping) and nested <= data.items() for data in listed
     ):
         raise ConfigError("mechanisms: must be a list with one ungrouped mechanism per group.")
     return [mechanism_from_dict(data) for data in listed]
