@@ -3,8 +3,6 @@
 c_0 = 1 and c_j = sum_i scale_i decay_i^(j-1) for j >= 1, so that noise needs one buffer per term,
 whatever the number of rounds (Dvijotham et al. 2024, "Efficient and near-optimal noise generation
 for streaming differential privacy"; many participations: McMahan et al. 2024, arXiv 2408.08868).
-
-Best buffered Toeplitz coefficients: logarithms of rates and weights, several starts.
 """
 
 from collections.abc import Sequence
@@ -40,8 +38,8 @@ class BufferedToeplitz:
         scale: omega_i >= 0, as many; if they sum to at most 1 the coefficients never rise, and
             the sensitivity is exact.
 
-    Coefficients are rounded down to float32, in which the server's noise is made: a decay that the
-    noise rounds otherwise than the accountant is off by 6e-8, and its n-th power by n times that.
+    Coefficients are rounded down to float32, the type of the server's noise. If noise and accountant
+    rounded a decay differently, it would be off by 6e-8, and its n-th power by n times that.
 
     Raises:
         ConfigError: a value is out of range, or the lengths differ.
@@ -88,7 +86,7 @@ class BufferedToeplitz:
         """Return the BLT of these buffers, or the best one for the participation with up to 3.
 
         Raises:
-            ConfigError: decay without scale, buffers beside them, or a value out of range.
+            ConfigError: decay without scale, buffers as well as decay, or a value out of range.
         """
         if (decay is None) != (scale is None):
             raise ConfigError("decay and scale of a BLT belong together: give both, or neither.")
@@ -108,7 +106,7 @@ class BufferedToeplitz:
         return record(self)
 
     def toeplitz(self) -> Toeplitz:
-        """The same encoder by its n coefficients."""
+        """Return the same encoder by its n coefficients."""
         powers = np.array(self.decay)[:, None] ** np.arange(self.rounds - 1)
         return Toeplitz(self.rounds, (1.0, *(np.array(self.scale) @ powers)))
 
@@ -121,7 +119,7 @@ class BufferedToeplitz:
         return self.toeplitz().decoder()
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """Of its coefficients: exact if they never rise, else a labelled upper bound."""
+        """That of its coefficients: exact if they never rise, else a labelled upper bound."""
         return self.toeplitz().sensitivity(participation)
 
     def noise_program(self) -> NoiseProgram:
@@ -135,12 +133,12 @@ class BufferedToeplitz:
         )
 
     def prefix_variance(self) -> NDArray[np.float64]:
-        """Of its coefficients, in O(n^2)."""
+        """That of its coefficients, in O(n^2)."""
         return self.toeplitz().prefix_variance()
 
 
 def _float32_down(values: Sequence[float]) -> tuple[float, ...]:
-    """Down, so that scales that sum to 1 at most still do."""
+    """Round down, so that scales whose sum is at most 1 keep it."""
     exact = np.array(values, np.float64)
     near = exact.astype(np.float32)
     return tuple(np.where(near > exact, np.nextafter(near, np.float32(0)), near).tolist())
@@ -148,9 +146,9 @@ def _float32_down(values: Sequence[float]) -> tuple[float, ...]:
 
 _MOST_BUFFERS = 5
 _MOST_ROUNDS = 32_768
-"""Three minutes on one processor; each step of the fit takes O(rounds^2) time."""
+"""A fit of so many takes three minutes on one processor: O(rounds^2) per step."""
 _WORTH_A_BUFFER = 1e-5
-"""Least relative decrease of the squared error for which another buffer is kept."""
+"""Least relative decrease of the squared error for which one more buffer is kept."""
 
 
 def fit_blt(participation: Participation, buffers: int, objective: Objective) -> BufferedToeplitz:
@@ -162,8 +160,8 @@ def fit_blt(participation: Participation, buffers: int, objective: Objective) ->
         objective: as in ``fit_toeplitz``.
 
     Returns:
-        The best local optimum of several starts, with as few buffers as do not increase its error:
-        each number of buffers also starts from the best fit so far, and must improve on it.
+        The best local optimum from several starts, in the logarithms of rates and weights. Each
+        number of buffers also starts from the best fit so far, and is kept only if it improves it.
 
     Raises:
         ConfigError: a value is out of range.
@@ -173,7 +171,7 @@ def fit_blt(participation: Participation, buffers: int, objective: Objective) ->
         "rounds",
         participation.rounds,
         maximum=_MOST_ROUNDS,
-        hint="That is for fitting a BLT; for more rounds give its decay and scale, or take a tree.",
+        hint="That is for fitting a BLT; for more rounds give its decay and scale, or use a tree.",
     )
     loss = coefficient_loss(participation, objective)
     best, lowest = np.zeros(0), np.inf
@@ -196,7 +194,7 @@ def _blt_parameters(logs: Array) -> tuple[Array, Array]:
 
 
 def _blt_loss(loss: Loss, rounds: int) -> Loss:
-    """The loss and its gradient in the logarithms of ``_blt_parameters``."""
+    """Return the loss and its gradient in the logarithms of ``_blt_parameters``."""
     lags = np.arange(rounds - 1)
 
     def from_logs(logs: Array) -> tuple[float, Array]:
@@ -212,7 +210,7 @@ def _blt_loss(loss: Loss, rounds: int) -> Loss:
 
 
 def _spread_starts(rounds: int, count: int) -> list[Array]:
-    """Rates spread evenly in the logarithm, from about 1 down to 4/n or 1/n.
+    """Return rates spread evenly in the logarithm, from about 1 down to 4/n or 1/n.
 
     1/sqrt(j) is the integral of e^(-s j) s^(-1/2) ds: scales go as the square root of the rate.
     """
@@ -224,8 +222,8 @@ def _spread_starts(rounds: int, count: int) -> list[Array]:
 
 
 def _one_more(fit: Array, count: int, rounds: int) -> list[Array]:
-    """The best fit so far, if of one buffer less, with another: faster or slower than all."""
-    if len(fit) != 2 * (count - 1) or not len(fit):
+    """Return the best fit so far with one more buffer, faster or slower than all others."""
+    if len(fit) != 2 * (count - 1) or not len(fit):  # the best fit has fewer buffers than that
         return []
     rates, weights = np.split(fit, 2)
     return [

@@ -1,13 +1,4 @@
-"""Dense: any lower-triangular encoder, given as a matrix. For reference and small n.
-
-Best encoder of all, for one participation: the fixed point of the dual.
-
-Least tr(A^T A X^-1) over X = C^T C with diag X <= 1. For any v > 0 let
-M = (V^1/2 A^T A V^1/2)^1/2, V = diag v. Then 2 tr M - sum v is a lower bound; v = diag M makes
-X = V^-1/2 M V^-1/2 feasible with error tr M, hence optimal (Denisov et al. 2022, section 3).
-The iteration v <- diag M converges to it from one side, mode by mode, so steps of twice its
-length in log v converge faster. It stops when X, scaled to a unit diagonal, meets the lower bound.
-"""
+"""Dense: any lower-triangular encoder, given as a matrix. For reference and small n."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -130,7 +121,13 @@ _MOST_ROUNDS = 4096
 def fit_dense(participation: Participation) -> Dense:
     """Return the encoder of least rmse for one participation, to 1 part in a million.
 
-    For reference: O(n^3) per step, about 15 steps (about ten seconds for 1600 rounds).
+    It minimises tr(A^T A X^-1) over X = C^T C with diag X <= 1. For any v > 0 let
+    M = (V^1/2 A^T A V^1/2)^1/2, V = diag v. Then 2 tr M - sum v is a lower bound; v = diag M makes
+    X = V^-1/2 M V^-1/2 feasible with error tr M, hence optimal (Denisov et al. 2022, section 3).
+    The iteration v <- diag M converges to it from one side, mode by mode, so steps of twice its
+    length in log v converge faster. It stops when X, scaled to a unit diagonal, meets the bound.
+
+    O(n^3) per step, about 15 steps (about ten seconds for 1600 rounds).
 
     Raises:
         ConfigError: more than one participation.
@@ -162,10 +159,10 @@ def fit_dense(participation: Participation) -> Dense:
 
 
 def _unit_columns(gram: Array) -> Array:
-    """The lower-triangular C with C^T C = ``gram`` scaled to a unit diagonal.
+    """Return the lower-triangular C with C^T C = ``gram`` scaled to a unit diagonal.
 
-    numpy's factor has L L^T = X: unit rows, where unit columns are wanted. Reversing the order of
-    rounds before and after turns one into the other.
+    numpy's factor has L L^T = X: unit rows instead of unit columns. Reversing the order of rounds
+    before and after turns one into the other.
     """
     factor = np.linalg.cholesky(gram[::-1, ::-1])
     encoder = np.tril(factor[::-1, ::-1].T)

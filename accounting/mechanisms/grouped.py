@@ -1,19 +1,4 @@
-"""Grouped sensitivity: one joint clip over the active groups, one encoder per group.
-
-A client's update of round t is split over the groups g that are active then, with parts d_tg and
-sum_g ||d_tg||^2 <= 1. All groups' noised streams together are ONE Gaussian release with a
-block-diagonal encoder, so nothing is composed M-fold. With X_g = C_g^T C_g its squared sensitivity
-over a pattern u is
-
-    sup sum_g sum_{t,t' in u} X_g[t,t'] <d_tg, d_t'g>
-        <= sum_{t,t' in u} Q[t,t'],   Q[t,t'] = max_{g active in t and t'} |X_g[t,t']|, or 0,
-
-because sum_g ||d_tg|| ||d_t'g|| <= 1 (Cauchy and Schwarz). So it is a maximum over groups, not a
-sum. It is attained if every round of the worst pattern can put all of its mass into one group such
-that each pair's coefficient is that of the group that both chose, or is zero; only then is the
-result called exact. Clipping each group on its own would turn the maximum into a sum.
-
-Grouped: disjoint groups of parameters, each with a mechanism over its own active rounds only.
+"""Grouped: disjoint groups of parameters, each with a mechanism over its own active rounds only.
 
 FedPart (Wang et al. 2024) trains one group of layers in most rounds, and all of them in some. A
 group's stream then has as many steps as the group has active rounds, so its noise is that of a
@@ -36,61 +21,6 @@ from accounting.sensitivity import Sensitivity, gram_sensitivity, same_rounds, w
 
 Array = NDArray[np.float64]
 _ROUNDING = 1e-12
-
-
-def grouped_sensitivity(
-    grams: Sequence[Array], rounds: Sequence[Sequence[int]], participation: Participation
-) -> Sensitivity:
-    """Return the squared sensitivity of all groups' releases together, jointly clipped to 1.
-
-    Args:
-        grams: per group X_g, shape (T_g, T_g).
-        rounds: per group its T_g active rounds, ascending.
-        participation: who may take part.
-    """
-    bound = np.zeros((participation.rounds, participation.rounds))
-    for gram, own in zip(grams, rounds, strict=True):
-        cells = np.ix_(own, own)
-        bound[cells] = np.maximum(bound[cells], np.abs(gram))
-    found = gram_sensitivity(bound, participation)
-    interact = np.triu(bound, participation.min_separation).any()
-    exact = found.exact
-    if exact and interact and participation.max_participations > 1:
-        exact = _attained(grams, rounds, bound, worst_pattern(bound, participation))
-    return Sensitivity(found.squared, exact=exact, rule=found.rule)
-
-
-def _attained(
-    grams: Sequence[Array], rounds: Sequence[Sequence[int]], bound: Array, pattern: Sequence[int]
-) -> bool:
-    """Whether some choice of one group per round of the pattern reaches the bound.
-
-    Tries each group as the one that every round chooses if it can; a round in which it is not
-    active chooses the group that counts most there. More choices would only find more.
-    """
-    inside = [_restricted(gram, own, pattern) for gram, own in zip(grams, rounds, strict=True)]
-    target = float(bound[np.ix_(pattern, pattern)].sum())
-    dearest = np.argmax([np.diag(gram) for gram in inside], axis=0)
-    for group, gram in enumerate(inside):
-        chosen = np.where(np.diag(gram) > 0, group, dearest)
-        same = chosen[:, None] == chosen
-        own_gram = np.stack(inside)[chosen, np.arange(len(chosen))]  # row t: of the group t chose
-        if float(own_gram[same].sum()) >= target * (1 - _ROUNDING):
-            return True
-    return False
-
-
-def _restricted(gram: Array, rounds: Sequence[int], pattern: Sequence[int]) -> Array:
-    """X_g over the rounds of a pattern, zero where the group is not active."""
-    place = {t: i for i, t in enumerate(rounds)}
-    active = [(at, place[t]) for at, t in enumerate(pattern) if t in place]
-    small = np.zeros((len(pattern), len(pattern)))
-    if active:
-        at, own = (list(column) for column in zip(*active, strict=True))
-        small[np.ix_(at, at)] = gram[np.ix_(own, own)]
-    return small
-
-
 _MOST_DENSE_ROUNDS = 4096
 
 
@@ -170,7 +100,7 @@ class Grouped:
         return len(self.schedule)
 
     def active_rounds(self) -> list[list[int]]:
-        """Per group, the rounds in which it trains, ascending."""
+        """Return, per group, the rounds in which it trains, ascending."""
         return [
             [t for t, groups in enumerate(self.schedule) if g in groups]
             for g in range(len(self.mechanisms))
@@ -187,7 +117,7 @@ class Grouped:
         }
 
     def cells(self) -> list[tuple[int, int]]:
-        """(round, group) of every active group of every round, in order."""
+        """Return (round, group) of every active group of every round, in order."""
         return [(t, g) for t, groups in enumerate(self.schedule) for g in groups]
 
     def encoder(self) -> NDArray[np.float64]:
@@ -237,14 +167,13 @@ class Grouped:
         return self._named(max(own, key=lambda s: (s.squared, s.exact)))
 
     def _named(self, found: Sensitivity) -> Sensitivity:
-        """The same, with a rule that says what was compared."""
         lengths = sorted({len(own) for own in self.active_rounds()})
         each = " to ".join(str(length) for length in lengths[:: max(1, len(lengths) - 1)])
         groups = f"{len(self.mechanisms)} groups in {each} of {self.rounds} rounds"
         return replace(found, rule=f"joint clipping, {groups}, {found.rule}")
 
     def variance_by_group(self) -> NDArray[np.float64]:
-        """Noise variance of each group's prefix sum after each round, shape (n, groups).
+        """Return the noise variance of each group's prefix sum after each round, (n, groups).
 
         At z = clip_norm = 1; 0 before a group's first active round.
         """
@@ -261,9 +190,9 @@ class Grouped:
         raise ConfigError("mechanism=grouped: its noise is a GroupedNoise, a stream per group.")
 
     def prefix_variance(self) -> NDArray[np.float64]:
-        """Noise variance of a parameter's prefix sum after each round, shape (n,).
+        """Return the noise variance of a parameter's prefix sum after each round, shape (n,).
 
-        The mean over all parameters: ``variance_by_group`` weighted by ``sizes``.
+        It is the mean over all parameters: ``variance_by_group`` weighted by ``sizes``.
         """
         return np.asarray(self.variance_by_group() @ self.sizes / sum(self.sizes))
 
@@ -278,7 +207,6 @@ def _sequence(name: str, value: object) -> tuple[Any, ...]:
 
 
 def _groups(t: int, groups: object, count: int) -> tuple[int, ...]:
-    """The groups of one round: known, ascending, at least one."""
     own = tuple(
         checks.count(f"schedule[{t}]", g, minimum=0) for g in _sequence(f"schedule[{t}]", groups)
     )
@@ -287,3 +215,69 @@ def _groups(t: int, groups: object, count: int) -> tuple[int, ...]:
             f"schedule[{t}]={list(own)}: must name groups from 0 to {count - 1}, ascending."
         )
     return own
+
+
+def grouped_sensitivity(
+    grams: Sequence[Array], rounds: Sequence[Sequence[int]], participation: Participation
+) -> Sensitivity:
+    """Return the squared sensitivity of all groups' releases together, jointly clipped to 1.
+
+    A client's update of round t is split over the groups g that are active then, with parts d_tg
+    and sum_g ||d_tg||^2 <= 1. All groups' noised streams together are ONE Gaussian release with a
+    block-diagonal encoder, so nothing is composed M-fold. With X_g = C_g^T C_g its squared
+    sensitivity over a pattern u is
+
+        sup sum_g sum_{t,t' in u} X_g[t,t'] <d_tg, d_t'g>
+            <= sum_{t,t' in u} Q[t,t'],   Q[t,t'] = max_{g active in t and t'} |X_g[t,t']|, or 0,
+
+    because sum_g ||d_tg|| ||d_t'g|| <= 1 (Cauchy and Schwarz). So it is a maximum over groups, not
+    a sum. It is attained if every round of the worst pattern can put all of its mass into one group
+    such that each pair's coefficient is that of the group that both chose, or is zero; only then is
+    the result called exact. Clipping each group on its own would turn the maximum into a sum.
+
+    Args:
+        grams: per group X_g, shape (T_g, T_g).
+        rounds: per group its T_g active rounds, ascending.
+        participation: how often one client may take part.
+    """
+    bound = np.zeros((participation.rounds, participation.rounds))
+    for gram, own in zip(grams, rounds, strict=True):
+        cells = np.ix_(own, own)
+        bound[cells] = np.maximum(bound[cells], np.abs(gram))
+    found = gram_sensitivity(bound, participation)
+    interact = np.triu(bound, participation.min_separation).any()
+    exact = found.exact
+    if exact and interact and participation.max_participations > 1:
+        exact = _attained(grams, rounds, bound, worst_pattern(bound, participation))
+    return Sensitivity(found.squared, exact=exact, rule=found.rule)
+
+
+def _attained(
+    grams: Sequence[Array], rounds: Sequence[Sequence[int]], bound: Array, pattern: Sequence[int]
+) -> bool:
+    """Return whether one group per round of the pattern can be chosen such that it attains.
+
+    Tries each group in turn: every round chooses it if it is active then, else the group that
+    counts most in that round. Other choices could only attain more often.
+    """
+    inside = [_restricted(gram, own, pattern) for gram, own in zip(grams, rounds, strict=True)]
+    target = float(bound[np.ix_(pattern, pattern)].sum())
+    dearest = np.argmax([np.diag(gram) for gram in inside], axis=0)
+    for group, gram in enumerate(inside):
+        chosen = np.where(np.diag(gram) > 0, group, dearest)
+        same = chosen[:, None] == chosen
+        own_gram = np.stack(inside)[chosen, np.arange(len(chosen))]  # row t: of the group t chose
+        if float(own_gram[same].sum()) >= target * (1 - _ROUNDING):
+            return True
+    return False
+
+
+def _restricted(gram: Array, rounds: Sequence[int], pattern: Sequence[int]) -> Array:
+    """Return X_g over the rounds of a pattern, zero where the group is not active."""
+    place = {t: i for i, t in enumerate(rounds)}
+    active = [(at, place[t]) for at, t in enumerate(pattern) if t in place]
+    small = np.zeros((len(pattern), len(pattern)))
+    if active:
+        at, own = (list(column) for column in zip(*active, strict=True))
+        small[np.ix_(at, at)] = gram[np.ix_(own, own)]
+    return small

@@ -1,8 +1,8 @@
-"""Pruned tree: one tree over a whole run, as parameters see it that train in some rounds only.
+"""Pruned tree: one tree over the whole run, for parameters that train in some rounds only.
 
-A node needs noise only on parameters that some round inside it trains: on the others its sum is
-zero by the public schedule. With this mechanism for every group, ``Grouped`` is a single tree over
-all rounds without that needless noise; ``BinaryTree`` per group has shallower trees, and less.
+A node needs noise only on the parameters that some round inside it trains: on the others its sum
+is zero by the public schedule. With this mechanism for every group, ``Grouped`` is a single tree
+over all rounds without that needless noise. A ``BinaryTree`` per group is shallower and has less.
 """
 
 from bisect import bisect_left
@@ -71,10 +71,10 @@ class PrunedTree:
         return record(self)
 
     def prefix_nodes(self, step: int) -> list[Node]:
-        """The nodes that make up the prefix sum after a step, earliest first.
+        """Return the nodes that make up the prefix sum after a step, earliest first.
 
-        Until the next active round nothing is added, so each round before it gives a choice of
-        nodes for the same sum. The fewest are taken, at once.
+        Nothing is added until the next active round, so every round before it offers a set of nodes
+        for the same sum. The smallest set is used, from the step on.
         """
         if checks.count("step", step, minimum=0) >= self.rounds:
             raise ConfigError(f"step={step}: must be below {self.rounds}, the number of steps.")
@@ -83,13 +83,13 @@ class PrunedTree:
         return min((self._nodes(forest(end, None, completed=False)) for end in ends), key=len)
 
     def _nodes(self, dyadic: Iterable[Block]) -> list[Node]:
-        """What dyadic blocks hold of the active rounds; empty ones are left out."""
+        """Return the blocks in steps of the group, without those that hold no active round."""
         edges = [(block.first, block.first + 2**block.height) for block in dyadic]
         steps = [tuple(bisect_left(self.active, edge) for edge in pair) for pair in edges]
         return [(first, end - first) for first, end in steps if end > first]
 
     def nodes(self) -> list[Node]:
-        """Every node of the tree that holds active rounds; those that hold the same are one."""
+        """Return every node that holds active rounds; nodes that hold the same ones are one."""
         blocks = forest(self.span, None, completed=False)
         every = (
             Block(block.first + leaf, size, size.bit_length() - 1)
@@ -115,7 +115,7 @@ class PrunedTree:
         return matrix
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """Of all its nodes, by the rules for any Gram matrix; of this group alone."""
+        """That of all nodes, for this group alone, by the rules for any Gram matrix."""
         same_rounds(self.rounds, participation)
         encoder = self.encoder()
         return gram_sensitivity(encoder.T @ encoder, participation)
@@ -123,9 +123,9 @@ class PrunedTree:
     def noise_program(self) -> NoiseProgram:
         """Keep the noise of the nodes of the prefix sum on a stack, a draw per node.
 
-        A step's last node is the only new one: of the others, two that the step before had apart
-        would have been one there already, since ``prefix_nodes`` takes the fewest. What the stack's
-        sum gains is the step's noise.
+        Only the last node of a step is new. Had any other been the union of two nodes of the step
+        before, then that step would have used the union, since ``prefix_nodes`` uses the fewest.
+        What the stack's sum gains is the step's noise.
         """
 
         def ops(t: int) -> list[Op]:
@@ -143,5 +143,5 @@ class PrunedTree:
         return NoiseProgram(self.rounds, ops, rows)
 
     def prefix_variance(self) -> NDArray[np.float64]:
-        """Nodes in each prefix sum."""
+        """The number of nodes in each prefix sum."""
         return np.array([float(len(self.prefix_nodes(step))) for step in range(self.rounds)])

@@ -1,33 +1,7 @@
-"""Toeplitz sensitivity under (k, b): exact where a theorem gives it, else an upper bound.
+"""Toeplitz: C_ij = c_{i-j}, the same filter in every round (Fichtenberger et al. 2023).
 
-    exact        k = 1: the first column is the longest
-    exact        bands <= b: participations are orthogonal, the earliest are the longest
-    exact        c >= 0 and non-increasing: ||v||^2 with v_t = sum_{j<k} c_{t-jb}
-    upper bound  otherwise: row maxima of |X|, or the line above for the smallest non-increasing
-                 majorant of |c|
-
-Sources, in order: any matrix; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix
-Factorization"; Kalinin and Lampert 2024 (arXiv 2405.13763), Theorem 2; as for any Gram
-matrix. A filter that rises or changes sign is never called exact beyond the first two lines: the
-worst pattern need not be the earliest.
-
-Toeplitz: C_ij = c_{i-j}, the same filter in every round (Fichtenberger et al. 2023).
-
-With p coefficients C is p-banded, and its noise keeps p - 1 past vectors.
-
-Loss: squared error of the prefix sums at equal cost, and its gradient in the coefficients.
-
-Sensitivity^2 x (mean or largest) variance of the prefix sums is the square of ``accounting.error``.
-For a Toeplitz C with c_0 = 1 let r be the coefficients of 1/((1-x) c(x)). The t-th prefix sum has
-variance sum_{j<=t} r_j^2, so both errors are sums w_j r_j^2: w_j = (n-j)/n for the mean, 1 for the
-largest. With q = r / c, as power series, the gradient is
-
-    d/dc_i sum_j w_j r_j^2 = -2 sum_{j>=i} w_j r_j q_{j-i}.
-
-The sensitivity is that of the earliest pattern, exact for coefficients that are nonnegative and do
-not rise (Kalinin and Lampert 2024, Theorem 2); the fits stay in that region by parametrisation.
-
-Best non-increasing Toeplitz coefficients: log c_j = -(sum of exp(p_i) for i <= j).
+With p coefficients C is p-banded, and its noise keeps p - 1 past vectors. This file has the
+mechanism, its sensitivity, and the coefficients of least error.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,87 +18,12 @@ from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity, gram_sensitivity, rounded_up, row_bound, same_rounds
 
-_MOST_GRAM_WORK = 500_000_000
-
 Array = NDArray[np.float64]
-
-
-def column_norms(column: Array) -> Array:
-    """Norms of the columns of C, whose t-th holds the first n - t coefficients."""
-    return np.sqrt(np.cumsum(column**2))[::-1]
-
-
-def toeplitz_sensitivity(column: Array, participation: Participation) -> Sensitivity:
-    """Return the squared sensitivity of the Toeplitz C with first column ``column``, shape (n,)."""
-    n, k, b = len(column), participation.max_participations, participation.min_separation
-    if k == 1:
-        squared = rounded_up(float(column @ column), n)
-        return Sensitivity(squared, exact=True, rule="largest column norm")
-    if not column[b:].any():
-        disjoint = float((column_norms(column)[: k * b : b] ** 2).sum())
-        return Sensitivity(rounded_up(disjoint, n + k), exact=True, rule="bands within separation")
-    if non_increasing(column):
-        earliest = earliest_pattern(column, participation)
-        return Sensitivity(rounded_up(earliest, n + k), exact=True, rule="non-increasing Toeplitz")
-    magnitude = np.abs(column)
-    majorant = np.maximum.accumulate(magnitude[::-1])[::-1]
-    bound, rule = earliest_pattern(majorant, participation), "non-increasing majorant"
-    if n * n * k <= _MOST_GRAM_WORK:
-        rows = _gram_bound(column, participation)
-        bound, rule = min((bound, rule), (rows, "sum of row maxima"))
-    return Sensitivity(rounded_up(bound, (n + k) * k), exact=False, rule=rule)
-
-
-def normalized_sensitivity(column: Array, participation: Participation) -> Sensitivity:
-    """Return the squared sensitivity after every column is divided by its norm.
-
-    Each participation is worth 1, and if the bands fit into the separation they are orthogonal:
-    exactly k (jax_privacy, ColumnNormalizedBanded). Overlapping ones: the rules for any Gram
-    matrix, exact only for filters that neither rise nor change sign.
-    """
-    k, b = participation.max_participations, participation.min_separation
-    if k == 1 or not column[b:].any():
-        return Sensitivity(float(k), exact=True, rule="unit columns, bands within separation")
-    gram = _gram(column) / np.outer(column_norms(column), column_norms(column))
-    if non_increasing(column):
-        return gram_sensitivity(gram, participation)
-    bound = rounded_up(_bound_of(gram, participation), 2 * len(column) * k)
-    return Sensitivity(bound, exact=False, rule="sum of row maxima")
-
-
-def non_increasing(column: Array) -> bool:
-    """Is c_0 >= c_1 >= ... >= 0?"""
-    return bool((np.diff(column) <= 0).all() and column[-1] >= 0)
-
-
-def earliest_pattern(column: Array, participation: Participation) -> float:
-    """||v||^2 for participation in rounds 0, b, 2b, ..., (k-1) b."""
-    v = np.zeros(len(column))
-    for j in range(participation.max_participations):
-        start = j * participation.min_separation
-        v[start:] += column[: len(column) - start]
-    return float(v @ v)
-
-
-def _gram(column: Array) -> Array:
-    """X = C^T C in O(n^2): X_ij = sum of c_t c_{t+|i-j|} while both stay inside the run."""
-    n = len(column)
-    gram = np.empty((n, n))
-    for lag in range(n):
-        diagonal = np.cumsum(column[: n - lag] * column[lag:])[::-1]
-        index = np.arange(n - lag)
-        gram[index, index + lag] = gram[index + lag, index] = diagonal
-    return gram
-
-
-def _gram_bound(column: Array, participation: Participation) -> float:
-    return _bound_of(_gram(column), participation)
-
-
-def _bound_of(gram: Array, participation: Participation) -> float:
-    index = np.arange(len(gram))
-    apart = np.abs(np.subtract.outer(index, index)) >= participation.min_separation
-    return row_bound(np.where(apart, np.abs(gram), 0.0), np.diag(gram), participation)
+Objective = Literal["rmse", "max"]
+Loss = Callable[[Array], tuple[float, Array]]
+"""Parameters -> log of the squared error, and its gradient."""
+_MOST_GRAM_WORK = 500_000_000
+_MOST_ROUNDS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +71,7 @@ class Toeplitz:
     def square_root(
         cls, rounds: int, bands: int | None = None, *, normalize_columns: bool = False
     ) -> "Toeplitz":
-        """C with C C = A: c_j = (2j choose j) / 4^j, all of them or the first ``bands``.
+        """Return C with C C = A: c_j = (2j choose j) / 4^j, all of them or the first ``bands``.
 
         Source: Fichtenberger, Henzinger and Upadhyay 2023; banded: Kalinin and Lampert 2024.
 
@@ -281,8 +180,98 @@ class Toeplitz:
         return column
 
 
+def column_norms(column: Array) -> Array:
+    """Return the norms of the columns of C; column t holds the first n - t coefficients."""
+    return np.sqrt(np.cumsum(column**2))[::-1]
+
+
+def toeplitz_sensitivity(column: Array, participation: Participation) -> Sensitivity:
+    """Return the squared sensitivity of the Toeplitz C with first column ``column``, shape (n,).
+
+        exact        k = 1: the first column is the longest
+        exact        bands <= b: participations are orthogonal, the earliest are the longest
+        exact        c >= 0 and non-increasing: ||v||^2 with v_t = sum_{j<k} c_{t-jb}
+        upper bound  otherwise: row maxima of |X|, or the line above for the smallest non-increasing
+                     majorant of |c|
+
+    Sources, in order: any matrix; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix
+    Factorization"; Kalinin and Lampert 2024 (arXiv 2405.13763), Theorem 2; as for any Gram matrix.
+    A filter that rises or changes sign is never called exact beyond the first two lines: the worst
+    pattern need not be the earliest.
+    """
+    n, k, b = len(column), participation.max_participations, participation.min_separation
+    if k == 1:
+        squared = rounded_up(float(column @ column), n)
+        return Sensitivity(squared, exact=True, rule="largest column norm")
+    if not column[b:].any():
+        disjoint = float((column_norms(column)[: k * b : b] ** 2).sum())
+        return Sensitivity(rounded_up(disjoint, n + k), exact=True, rule="bands within separation")
+    if non_increasing(column):
+        earliest = earliest_pattern(column, participation)
+        return Sensitivity(rounded_up(earliest, n + k), exact=True, rule="non-increasing Toeplitz")
+    magnitude = np.abs(column)
+    majorant = np.maximum.accumulate(magnitude[::-1])[::-1]
+    bound, rule = earliest_pattern(majorant, participation), "non-increasing majorant"
+    if n * n * k <= _MOST_GRAM_WORK:
+        rows = _gram_bound(column, participation)
+        bound, rule = min((bound, rule), (rows, "sum of row maxima"))
+    return Sensitivity(rounded_up(bound, (n + k) * k), exact=False, rule=rule)
+
+
+def normalized_sensitivity(column: Array, participation: Participation) -> Sensitivity:
+    """Return the squared sensitivity after every column is divided by its norm.
+
+    Each participation is worth 1, and if the bands fit into the separation they are orthogonal:
+    exactly k (jax_privacy, ColumnNormalizedBanded). Overlapping ones: the rules for any Gram
+    matrix, exact only for filters that neither rise nor change sign.
+    """
+    k, b = participation.max_participations, participation.min_separation
+    if k == 1 or not column[b:].any():
+        return Sensitivity(float(k), exact=True, rule="unit columns, bands within separation")
+    gram = _gram(column) / np.outer(column_norms(column), column_norms(column))
+    if non_increasing(column):
+        return gram_sensitivity(gram, participation)
+    bound = rounded_up(_bound_of(gram, participation), 2 * len(column) * k)
+    return Sensitivity(bound, exact=False, rule="sum of row maxima")
+
+
+def non_increasing(column: Array) -> bool:
+    """Return whether c_0 >= c_1 >= ... >= 0."""
+    return bool((np.diff(column) <= 0).all() and column[-1] >= 0)
+
+
+def earliest_pattern(column: Array, participation: Participation) -> float:
+    """Return ||v||^2 for participation in rounds 0, b, 2b, ..., (k-1) b."""
+    v = np.zeros(len(column))
+    for j in range(participation.max_participations):
+        start = j * participation.min_separation
+        v[start:] += column[: len(column) - start]
+    return float(v @ v)
+
+
+def _gram(column: Array) -> Array:
+    """X = C^T C in O(n^2): X_ij = sum of c_t c_{t+|i-j|} while both stay inside the run."""
+    n = len(column)
+    gram = np.empty((n, n))
+    for lag in range(n):
+        diagonal = np.cumsum(column[: n - lag] * column[lag:])[::-1]
+        index = np.arange(n - lag)
+        gram[index, index + lag] = gram[index + lag, index] = diagonal
+    return gram
+
+
+def _gram_bound(column: Array, participation: Participation) -> float:
+    return _bound_of(_gram(column), participation)
+
+
+def _bound_of(gram: Array, participation: Participation) -> float:
+    index = np.arange(len(gram))
+    apart = np.abs(np.subtract.outer(index, index)) >= participation.min_separation
+    return row_bound(np.where(apart, np.abs(gram), 0.0), np.diag(gram), participation)
+
+
 def forward_substitution(column: Array, right: Array) -> Array:
-    """Solve C y = right for the lower-triangular Toeplitz C with first column ``column``."""
+    """Return y with C y = right, C lower-triangular Toeplitz with first column ``column``."""
     bands = 1 + int(np.flatnonzero(column)[-1])
     solution = np.zeros(len(right))
     backwards = column[bands - 1 : 0 : -1]
@@ -295,7 +284,7 @@ def forward_substitution(column: Array, right: Array) -> Array:
 
 
 def lower_toeplitz(column: Array) -> Array:
-    """The lower-triangular Toeplitz matrix with that first column."""
+    """Return the lower-triangular Toeplitz matrix with that first column."""
     lag = np.subtract.outer(np.arange(len(column)), np.arange(len(column)))
     return np.where(lag < 0, 0.0, column[lag])
 
@@ -310,58 +299,8 @@ def _invertible(series: Array) -> Array:
     return series
 
 
-Objective = Literal["rmse", "max"]
-Loss = Callable[[Array], tuple[float, Array]]
-"""Parameters -> log of the squared error, and its gradient."""
-
-
-def coefficient_loss(participation: Participation, objective: Objective) -> Loss:
-    """Log of sensitivity^2 x error^2 and its gradient, for non-increasing c with c_0 = 1."""
-    n, b = participation.rounds, participation.min_separation
-    weights = (n - np.arange(n)) / n if objective == "rmse" else np.ones(n)
-    starts = range(0, participation.max_participations * b, b)
-
-    def loss(column: Array) -> tuple[float, Array]:
-        v = np.zeros(n)
-        for start in starts:
-            v[start:] += column[: n - start]
-        squared, rise = float(v @ v), np.zeros(n)
-        for start in starts:
-            rise[: n - start] += 2 * v[start:]
-        r = forward_substitution(column, np.ones(n))
-        variance = float(weights @ r**2)
-        q = _convolve(r, np.diff(r, prepend=0.0))
-        fall = -2 * _convolve((weights * r)[::-1], q)[::-1]
-        return float(np.log(squared * variance)), rise / squared + fall / variance
-
-    return loss
-
-
-def _convolve(left: Array, right: Array) -> Array:
-    """The first n coefficients of the product of two power series of length n."""
-    size = 2 * len(left)
-    product = np.fft.irfft(np.fft.rfft(left, size) * np.fft.rfft(right, size), size)
-    return np.asarray(product[: len(left)], dtype=np.float64)
-
-
-def minimized(
-    loss: Loss, start: Array, bounds: Sequence[tuple[float, float]]
-) -> tuple[Array, float]:
-    """L-BFGS-B from ``start``; an empty parameter is already optimal."""
-    from scipy.optimize import minimize
-
-    if not len(start):
-        return start, loss(start)[0]
-    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-9, "gtol": 1e-7, "maxcor": 20}
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    return np.asarray(found.x, dtype=np.float64), float(found.fun)
-
-
-_MOST_ROUNDS = 32_768
-
-
 def fit_toeplitz(participation: Participation, bands: int | None, objective: Objective) -> Toeplitz:
-    """Return the best non-increasing Toeplitz encoder.
+    """Return the best non-increasing Toeplitz encoder, with log c_j = -sum_{i<=j} exp(p_i).
 
     Args:
         participation: rounds, and how often one client may take part.
@@ -398,3 +337,56 @@ def fit_toeplitz(participation: Participation, bands: int | None, objective: Obj
     logs, _ = minimized(from_logs, start, [(-25.0, 3.0)] * (width - 1))
     coefficients = np.exp(-np.concatenate([[0.0], np.cumsum(np.exp(logs))]))
     return Toeplitz(n, tuple(coefficients))
+
+
+def coefficient_loss(participation: Participation, objective: Objective) -> Loss:
+    """Return the log of sensitivity^2 x error^2, with gradient, for non-increasing c with c_0 = 1.
+
+    The product is the square of ``accounting.error``. Let r be the coefficients of
+    1/((1-x) c(x)). The t-th prefix sum has variance sum_{j<=t} r_j^2, so both errors are sums
+    w_j r_j^2: w_j = (n-j)/n for the mean, 1 for the largest. With q = r / c, as power series, the
+    gradient is
+
+        d/dc_i sum_j w_j r_j^2 = -2 sum_{j>=i} w_j r_j q_{j-i}.
+
+    The sensitivity is that of the earliest pattern, exact for coefficients that are nonnegative and
+    do not rise (Kalinin and Lampert 2024, Theorem 2); the fits are parametrised to stay there.
+    """
+    n, b = participation.rounds, participation.min_separation
+    weights = (n - np.arange(n)) / n if objective == "rmse" else np.ones(n)
+    starts = range(0, participation.max_participations * b, b)
+
+    def loss(column: Array) -> tuple[float, Array]:
+        v = np.zeros(n)
+        for start in starts:
+            v[start:] += column[: n - start]
+        squared, rise = float(v @ v), np.zeros(n)
+        for start in starts:
+            rise[: n - start] += 2 * v[start:]
+        r = forward_substitution(column, np.ones(n))
+        variance = float(weights @ r**2)
+        q = _convolve(r, np.diff(r, prepend=0.0))
+        fall = -2 * _convolve((weights * r)[::-1], q)[::-1]
+        return float(np.log(squared * variance)), rise / squared + fall / variance
+
+    return loss
+
+
+def _convolve(left: Array, right: Array) -> Array:
+    """Return the first n coefficients of the product of two power series of length n."""
+    size = 2 * len(left)
+    product = np.fft.irfft(np.fft.rfft(left, size) * np.fft.rfft(right, size), size)
+    return np.asarray(product[: len(left)], dtype=np.float64)
+
+
+def minimized(
+    loss: Loss, start: Array, bounds: Sequence[tuple[float, float]]
+) -> tuple[Array, float]:
+    """Return the minimum that L-BFGS-B finds from ``start``, and the loss there."""
+    from scipy.optimize import minimize
+
+    if not len(start):
+        return start, loss(start)[0]  # nothing to fit
+    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-9, "gtol": 1e-7, "maxcor": 20}
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return np.asarray(found.x, dtype=np.float64), float(found.fun)

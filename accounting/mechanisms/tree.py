@@ -1,44 +1,28 @@
-"""Tree blocks: a forest of dyadic trees as a sequence of complete trees.
+"""Binary tree: noise on dyadic sums of rounds (Dwork et al. 2010, Chan et al. 2011).
 
-A tree of n rounds is the complete trees of n's binary digits, largest first, each begun at the
-noised sum where the last one ended; and that is also what a restart does. So whatever the restarts
-and the completion, a forest is one sequence of blocks, and every sum below runs over it.
+Every complete dyadic block of rounds is a node with its own noise; the prefix sum of t rounds adds
+the popcount(t) nodes of t's binary expansion (Kairouz et al. 2021, DP-FTRL). With
+``restart_every = R`` a new tree begins every R rounds, at the noised sum where the last one ended.
+Only complete nodes exist: rounds 1..1600 have 11 levels, not the 12 of a tree padded to 2048.
 
-Completion (Kairouz et al. 2021) pads every tree but the last with virtual rounds,
-in which nobody takes part, up to a power of two. The next tree then starts from one node instead of
-several, and every node above the real rounds is released too: its cost is counted.
+Blocks. A tree of n rounds is the complete trees of n's binary digits, largest first, each begun at
+the noised sum where the last one ended; a restart does the same. So a forest, whatever its restarts
+and completion, is one sequence of complete trees, and every sum below runs over it.
 
-Tree noise: what the nodes' noise does to the prefix sums, vanilla or online Honaker.
+Completion (Kairouz et al. 2021) pads every tree but the last with virtual rounds, in which nobody
+takes part, up to a power of two. The next tree then starts from one node instead of several. Every
+node above the real rounds is released too, and its cost is counted.
 
-Every node holds y = (sum of its rounds) + z. Its estimate is
+Noise. A node holds y = (sum of its rounds) + z. Its estimate is
 
     u^ = v y + (1 - v) (u^_left + u^_right),     Var u^ = v,
 
 with v = 1 for the vanilla tree (the node alone) and v = 1 / (2 - 2^-h) at height h for the online
 estimator, which weights the node and its children by their inverse variances (Honaker 2015,
-"Efficient use of differentially private binary trees", estimation from below). A
-prefix sum adds the estimates of the complete trees that make it up.
+"Efficient use of differentially private binary trees", estimation from below). A prefix sum adds
+the estimates of the complete trees that make it up.
 
-Tree sensitivity: max over participations of the sum over nodes of (participations inside)^2.
-
-Exact, by recursion over the tree. A node of at most ``min_separation`` rounds holds at most one
-participation, and wherever it sits there it lies in the same number of nodes; so a pattern is
-worth what the *set of such nodes* that it visits is worth, and visiting each as early as
-possible leaves the most room for the rest. The recursion therefore carries a single number, the
-earliest round (relative to the node) at which the next participation may happen, and keeps for
-each value of it the best score per number of participations. Early positions are sums of few
-multiples of b, so only a handful of values occur: n = 2048, k = 5, b = 410 takes milliseconds.
-
-Where only the nodes of prefix sums count, a later round of such a node may lie in more of them; the
-recursion then also keeps the next multiples of 2, 4, 8, ... rounds, which are all that can gain.
-
-Binary tree aggregation: noise on dyadic sums of rounds (Dwork et al. 2010, Chan et al. 2011).
-
-Every complete dyadic block of rounds is a node with its own noise; the prefix sum of t rounds adds
-the popcount(t) nodes of t's binary expansion (Kairouz et al. 2021, DP-FTRL). With
-``restart_every = R`` a new tree begins every R rounds at the noised sum where the last one ended.
-
-Only complete nodes exist: rounds 1..1600 have 11 levels, not the 12 of a tree padded to 2048.
+The file is long because the tree's sensitivity needs a recursion of its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,6 +39,20 @@ from accounting.mechanisms.mechanism import prefix_sums, record
 from accounting.mechanisms.program import OUT, SCRATCH, NoiseProgram, Op
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity, gram_sensitivity, rounded_up, same_rounds
+
+Array = NDArray[np.float64]
+Scores = NDArray[np.int64]
+"""Best score for 0, 1, 2, ... participations; negative where that many do not fit."""
+Front = dict[int, Scores]
+"""Scores by the earliest next round, counted from the end of what was scored."""
+_IMPOSSIBLE = np.int64(-(2**62))
+_MOST_DENSE_ROUNDS = 8192
+_NODE = SCRATCH
+"""Register of the estimate that is being made."""
+_VIRTUAL = SCRATCH - 1
+"""Register of the virtual rounds' noise."""
+_VIRTUAL_STACK = SCRATCH - 2
+"""Place p of the stack, where only virtual rounds reach it, is register ``_VIRTUAL_STACK`` - p."""
 
 
 class EstimatorName(StrEnum):
@@ -80,289 +78,12 @@ class Block:
     height: int
 
     def nodes(self) -> Iterator[tuple[int, int]]:
-        """(first leaf, leaves) of every node, from 0, in the order in which they complete."""
+        """Yield (first leaf, leaves) of every node, from 0, in the order in which they complete."""
         for end in range(1, 2**self.height + 1):
             size = 1
             while end % size == 0 and size <= end:
                 yield end - size, size
                 size *= 2
-
-
-def forest(rounds: int, restart_every: int | None, *, completed: bool) -> list[Block]:
-    """Return the blocks of a run: the trees' binary digits, or single padded trees."""
-    length = restart_every or rounds
-    blocks: list[Block] = []
-    for start in range(0, rounds, length):
-        if completed and start + length < rounds:
-            blocks.append(Block(start, length, (length - 1).bit_length()))
-        else:
-            blocks.extend(_digits(start, min(length, rounds - start)))
-    return blocks
-
-
-def _digits(start: int, length: int) -> Iterator[Block]:
-    for height in reversed(range(length.bit_length())):
-        if length >> height & 1:
-            yield Block(start, 2**height, height)
-            start += 2**height
-
-
-_NODE = SCRATCH
-_VIRTUAL = SCRATCH - 1
-_VIRTUAL_STACK = SCRATCH - 2
-
-
-@dataclass(frozen=True, slots=True)
-class _Stack:
-    """Estimates of the nodes that make up the prefix sum, one per binary digit 1 of the rounds.
-
-    A node's estimate is v z + (1 - v)(left + right), where left and right are the estimates of its
-    children and v its variance (Honaker 2015). For vanilla v = 1, and the node takes the place and
-    the draw of its last leaf. A pushed leaf merges as a binary counter carries. Draws are numbered
-    as leaves (vanilla) or nodes (online) complete.
-
-    Attributes:
-        leaves: of each tree but the last, virtual ones included.
-        kept: registers that keep their value between rounds; the virtual rounds may need more.
-        online: the estimator.
-    """
-
-    leaves: int
-    kept: int
-    online: bool
-
-    def push(self, tree: int, leaf: int) -> list[Op]:
-        """Complete a leaf and the nodes that end with it; OUT <- what the stack's sum gains."""
-        merges = (leaf + 1 & -(leaf + 1)).bit_length() - 1
-        bottom = leaf.bit_count() - merges
-        lefts = [self._register(bottom + i) for i in reversed(range(merges))]
-        first = self._draws_before(tree, leaf)
-        if not lefts:
-            return [Op(OUT, draws=[(first, 1.0)]), Op(self._register(bottom), [(OUT, 1.0)])]
-        ops = [Op(_NODE, draws=[(first, 1.0)])]
-        for height, left in enumerate(lefts if self.online else (), start=1):
-            v = node_variance(height, "online")
-            ops.append(Op(_NODE, [(_NODE, 1.0), (left, 1.0)]))
-            ops.append(Op(_NODE, [(_NODE, 1 - v)], [(first + height, v)]))
-        gain = [(_NODE, 1.0), *((left, -1.0) for left in lefts)]
-        return [*ops, Op(OUT, gain), Op(self._register(bottom), [(_NODE, 1.0)])]
-
-    def _register(self, place: int) -> int:
-        return place if place < self.kept else _VIRTUAL_STACK - place
-
-    def _draws_before(self, tree: int, leaf: int) -> int:
-        if not self.online:
-            return tree * self.leaves + leaf
-        return tree * (2 * self.leaves - self.leaves.bit_count()) + 2 * leaf - leaf.bit_count()
-
-
-Array = NDArray[np.float64]
-
-
-def node_variance(height: int, estimator: str) -> float:
-    """Return v, the variance of a node's estimate at unit noise."""
-    return 1.0 / (2.0 - 2.0**-height) if estimator == "online" else 1.0
-
-
-def prefix_variance(blocks: list[Block], estimator: str) -> Array:
-    """Return Var of each prefix sum, shape (n,), in O(n log n): sums over binary digits."""
-    most = max(block.height for block in blocks)
-    variance = np.array([node_variance(height, estimator) for height in range(most + 1)])
-    ends = np.arange(1, max(block.rounds for block in blocks) + 1)
-    within = ((ends[:, None] >> np.arange(most + 1)) & 1) @ variance
-    parts, before = [], 0.0
-    for block in blocks:
-        parts.append(before + within[: block.rounds])
-        before += variance[block.height]
-    return np.concatenate(parts)
-
-
-def node_decoder(blocks: list[Block], estimator: str) -> Array:
-    """Return B, shape (n, nodes): prefix sums from nodes in the order of ``Block.nodes``."""
-    columns = sum(2 ** (block.height + 1) - 1 for block in blocks)
-    rows, before, column = [], np.zeros(columns), 0
-    for block in blocks:
-        stack: list[tuple[int, Array]] = []
-        for leaf in range(2**block.height):
-            height, estimate = 0, np.zeros(columns)
-            estimate[column] = 1.0
-            column += 1
-            while stack and stack[-1][0] == height:
-                height += 1
-                v = node_variance(height, estimator)
-                estimate = (1 - v) * (stack.pop()[1] + estimate)
-                estimate[column] = v
-                column += 1
-            stack.append((height, estimate))
-            if leaf < block.rounds:
-                rows.append(before + np.sum([e for _, e in stack], axis=0))
-        before = before + stack[0][1]
-    return np.stack(rows)
-
-
-def prefix_covariance(blocks: list[Block], estimator: str) -> Array:
-    """Return B B^T, shape (n, n), in O(n^2) without building B."""
-    size = blocks[-1].first + blocks[-1].rounds
-    covariance = np.zeros((size, size))
-    before = np.zeros(size)  # covariance of the sum at which the next block starts with each row
-    variance = 0.0
-    for block in blocks:
-        start, end = block.first, block.first + block.rounds
-        inside = _block_covariance(block.height, estimator)[: block.rounds]
-        covariance[start:end, :start] = before[:start]
-        covariance[:start, start:end] = before[:start, None]
-        covariance[start:end, start:end] = variance + inside[:, : block.rounds]
-        before[start:end] = variance + inside[:, -1]
-        variance += node_variance(block.height, estimator)
-    return covariance
-
-
-def _block_covariance(height: int, estimator: str) -> Array:
-    """Covariance of the prefix sums of a complete tree; the last one is its root's estimate."""
-    covariance = np.ones((1, 1))
-    for level in range(1, height + 1):
-        left = node_variance(level - 1, estimator)
-        root = node_variance(level, estimator)
-        across = np.tile(covariance[:, -1:], len(covariance))
-        covariance = np.block([[covariance, across], [across.T, left + covariance]])
-        covariance[-1] *= 1 - root
-        covariance[:, -1] = covariance[-1]
-        covariance[-1, -1] = root
-    return covariance
-
-
-Scores = NDArray[np.int64]
-"""Best score for 0, 1, 2, ... participations; negative where that many do not fit."""
-Front = dict[int, Scores]
-"""Earliest next round, relative to the end of what was scored -> scores."""
-
-_IMPOSSIBLE = np.int64(-(2**62))
-
-
-def forest_sensitivity_squared(
-    blocks: Sequence[Block], participation: Participation, *, prefix_only: bool
-) -> int:
-    """Return the squared sensitivity of a forest.
-
-    Args:
-        blocks: see ``tree_blocks.forest``. Virtual leaves have no participation, but the nodes
-            above real leaves count whether or not they are complete.
-        participation: who may take part.
-        prefix_only: count only the nodes that some prefix sum uses, which are the roots of the
-            blocks and the left children (the nodes of Fenwick 1994); every leaf must be real.
-    """
-    recursion = _Recursion(participation, prefix_only=prefix_only)
-    front: Front = {0: np.zeros(1, np.int64)}
-    for block in blocks:
-        front = recursion.extend(front, _Subtree(block.height, block.rounds, counted=True))
-    return max(int(scores.max()) for scores in front.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Subtree:
-    """2^height leaves, of which the first ``width`` are real; is its root's value released?"""
-
-    height: int
-    width: int
-    counted: bool
-
-
-class _Recursion:
-    """Fronts of subtrees, remembered by shape and earliest start."""
-
-    def __init__(self, participation: Participation, *, prefix_only: bool) -> None:
-        self.most = participation.max_participations
-        self.separation = participation.min_separation
-        self.prefix_only = prefix_only
-        self.known: dict[tuple[_Subtree, int], Front] = {}
-
-    def extend(self, front: Front, subtree: _Subtree) -> Front:
-        """Append a subtree to what ``front`` describes."""
-        longer: Front = {}
-        for start, scores in front.items():
-            for carry, inside in self.subtree(subtree, start).items():
-                _keep_better(longer, carry, _max_plus(scores, inside)[: self.most + 1])
-        return _undominated(longer)
-
-    def subtree(self, subtree: _Subtree, start: int) -> Front:
-        """Front of one subtree whose first ``start`` rounds are not available."""
-        key = subtree, start
-        if key not in self.known:
-            one = subtree.width <= self.separation
-            self.known[key] = self._block(subtree, start) if one else self._split(subtree, start)
-        return self.known[key]
-
-    def _block(self, subtree: _Subtree, start: int) -> Front:
-        """At most one participation: the earliest, or the earliest in more counted nodes."""
-        front: Front = {max(0, start - subtree.width): np.zeros(1, np.int64)}
-        for leaf in self._candidates(subtree, start):
-            lefts = subtree.height - (leaf.bit_count() if self.prefix_only else 0)
-            one = np.array([_IMPOSSIBLE, subtree.counted + lefts], np.int64)
-            _keep_better(front, max(0, leaf + self.separation - subtree.width), one)
-        return _undominated(front)
-
-    def _candidates(self, subtree: _Subtree, start: int) -> list[int]:
-        """``start`` and the next multiples of 2, 4, ...: no other leaf is in more left children."""
-        heights = subtree.height if self.prefix_only else 0
-        rounded = [((start >> bit) + 1) << bit for bit in range(heights)]
-        return [leaf for leaf in (start, *rounded) if leaf < subtree.width]
-
-    def _split(self, subtree: _Subtree, start: int) -> Front:
-        height, half = subtree.height - 1, 2 ** (subtree.height - 1)
-        front = self.subtree(_Subtree(height, min(half, subtree.width), counted=True), start)
-        if subtree.width > half:
-            right = _Subtree(height, subtree.width - half, counted=not self.prefix_only)
-            front = self.extend(front, right)
-        if not subtree.counted:
-            return front
-        return {
-            carry: np.where(scores < 0, scores, scores + np.arange(len(scores)) ** 2)
-            for carry, scores in front.items()
-        }
-
-
-def _max_plus(left: Scores, right: Scores) -> Scores:
-    """Best score for each total number of participations."""
-    if len(left) > len(right):
-        left, right = right, left
-    best = np.full(len(left) + len(right) - 1, _IMPOSSIBLE)
-    for count, score in enumerate(left):
-        if score >= 0:
-            window = best[count : count + len(right)]
-            np.maximum(window, score + right, out=window)
-    return best
-
-
-def _keep_better(front: Front, carry: int, scores: Scores) -> None:
-    """Merge elementwise, so that each carry keeps the best score of each count."""
-    old = front.get(carry)
-    if old is None:
-        front[carry] = scores
-        return
-    short, long = sorted((old, scores), key=len)
-    merged = long.copy()
-    merged[: len(short)] = np.maximum(merged[: len(short)], short)
-    front[carry] = merged
-
-
-def _undominated(front: Front) -> Front:
-    """Drop scores that an earlier next round reaches as well."""
-    kept: Front = {}
-    best = np.zeros(0, np.int64)
-    for carry in sorted(front):
-        scores = front[carry].copy()
-        common = min(len(scores), len(best))
-        scores[:common][scores[:common] <= best[:common]] = _IMPOSSIBLE
-        if (scores >= 0).any():
-            kept[carry] = scores
-            longer = np.full(max(len(best), len(scores)), _IMPOSSIBLE)
-            longer[: len(best)] = best
-            longer[: len(scores)] = np.maximum(longer[: len(scores)], scores)
-            best = longer
-    return kept
-
-
-_MOST_DENSE_ROUNDS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,11 +165,11 @@ class BinaryTree:
         return record(self)
 
     def blocks(self) -> list[Block]:
-        """The forest as consecutive complete trees."""
+        """Return the forest as consecutive complete trees."""
         return forest(self.rounds, self.restart_every, completed=self.completed)
 
     def nodes(self) -> list[tuple[int, int]]:
-        """First round (from 0) and leaves of every node, in the order in which they complete.
+        """Return the first round (from 0) and the leaves of every node, as they complete.
 
         A completed tree's virtual leaves continue its numbering past its last real round.
         """
@@ -548,3 +269,273 @@ class BinaryTree:
                 f"{_MOST_DENSE_ROUNDS} rounds. Use release='nodes'."
             )
         return prefix_covariance(self.blocks(), self.estimator)
+
+
+def forest(rounds: int, restart_every: int | None, *, completed: bool) -> list[Block]:
+    """Return a run's blocks: each tree's digits, or one padded block per completed tree."""
+    length = restart_every or rounds
+    blocks: list[Block] = []
+    for start in range(0, rounds, length):
+        if completed and start + length < rounds:
+            blocks.append(Block(start, length, (length - 1).bit_length()))
+        else:
+            blocks.extend(_digits(start, min(length, rounds - start)))
+    return blocks
+
+
+def _digits(start: int, length: int) -> Iterator[Block]:
+    for height in reversed(range(length.bit_length())):
+        if length >> height & 1:
+            yield Block(start, 2**height, height)
+            start += 2**height
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Estimates of the nodes that make up the prefix sum, one per binary digit 1 of the rounds.
+
+    A node's estimate is v z + (1 - v)(left + right), where left and right are the estimates of its
+    children and v its variance (Honaker 2015). For vanilla v = 1, and the node takes the place and
+    the draw of its last leaf. A pushed leaf merges as a binary counter carries. Draws are numbered
+    as leaves (vanilla) or nodes (online) complete.
+
+    Attributes:
+        leaves: of each tree but the last, virtual ones included.
+        kept: registers that keep their value between rounds; the virtual rounds may need more.
+        online: the estimator.
+    """
+
+    leaves: int
+    kept: int
+    online: bool
+
+    def push(self, tree: int, leaf: int) -> list[Op]:
+        """Complete a leaf and the nodes that end with it; OUT <- what the stack's sum gains."""
+        merges = (leaf + 1 & -(leaf + 1)).bit_length() - 1
+        bottom = leaf.bit_count() - merges
+        lefts = [self._register(bottom + i) for i in reversed(range(merges))]
+        first = self._draws_before(tree, leaf)
+        if not lefts:
+            return [Op(OUT, draws=[(first, 1.0)]), Op(self._register(bottom), [(OUT, 1.0)])]
+        ops = [Op(_NODE, draws=[(first, 1.0)])]
+        for height, left in enumerate(lefts if self.online else (), start=1):
+            v = node_variance(height, "online")
+            ops.append(Op(_NODE, [(_NODE, 1.0), (left, 1.0)]))
+            ops.append(Op(_NODE, [(_NODE, 1 - v)], [(first + height, v)]))
+        gain = [(_NODE, 1.0), *((left, -1.0) for left in lefts)]
+        return [*ops, Op(OUT, gain), Op(self._register(bottom), [(_NODE, 1.0)])]
+
+    def _register(self, place: int) -> int:
+        return place if place < self.kept else _VIRTUAL_STACK - place
+
+    def _draws_before(self, tree: int, leaf: int) -> int:
+        if not self.online:
+            return tree * self.leaves + leaf
+        return tree * (2 * self.leaves - self.leaves.bit_count()) + 2 * leaf - leaf.bit_count()
+
+
+def node_variance(height: int, estimator: str) -> float:
+    """Return v, the variance of a node's estimate at unit noise."""
+    return 1.0 / (2.0 - 2.0**-height) if estimator == "online" else 1.0
+
+
+def prefix_variance(blocks: list[Block], estimator: str) -> Array:
+    """Return Var of each prefix sum, shape (n,), in O(n log n): sums over binary digits."""
+    most = max(block.height for block in blocks)
+    variance = np.array([node_variance(height, estimator) for height in range(most + 1)])
+    ends = np.arange(1, max(block.rounds for block in blocks) + 1)
+    within = ((ends[:, None] >> np.arange(most + 1)) & 1) @ variance
+    parts, before = [], 0.0
+    for block in blocks:
+        parts.append(before + within[: block.rounds])
+        before += variance[block.height]
+    return np.concatenate(parts)
+
+
+def node_decoder(blocks: list[Block], estimator: str) -> Array:
+    """Return B, shape (n, nodes): prefix sums from nodes in the order of ``Block.nodes``."""
+    columns = sum(2 ** (block.height + 1) - 1 for block in blocks)
+    rows, before, column = [], np.zeros(columns), 0
+    for block in blocks:
+        stack: list[tuple[int, Array]] = []
+        for leaf in range(2**block.height):
+            height, estimate = 0, np.zeros(columns)
+            estimate[column] = 1.0
+            column += 1
+            while stack and stack[-1][0] == height:
+                height += 1
+                v = node_variance(height, estimator)
+                estimate = (1 - v) * (stack.pop()[1] + estimate)
+                estimate[column] = v
+                column += 1
+            stack.append((height, estimate))
+            if leaf < block.rounds:
+                rows.append(before + np.sum([e for _, e in stack], axis=0))
+        before = before + stack[0][1]
+    return np.stack(rows)
+
+
+def prefix_covariance(blocks: list[Block], estimator: str) -> Array:
+    """Return B B^T, shape (n, n), in O(n^2) without building B."""
+    size = blocks[-1].first + blocks[-1].rounds
+    covariance = np.zeros((size, size))
+    before = np.zeros(size)  # covariance of the sum at which the next block starts with each row
+    variance = 0.0
+    for block in blocks:
+        start, end = block.first, block.first + block.rounds
+        inside = _block_covariance(block.height, estimator)[: block.rounds]
+        covariance[start:end, :start] = before[:start]
+        covariance[:start, start:end] = before[:start, None]
+        covariance[start:end, start:end] = variance + inside[:, : block.rounds]
+        before[start:end] = variance + inside[:, -1]
+        variance += node_variance(block.height, estimator)
+    return covariance
+
+
+def _block_covariance(height: int, estimator: str) -> Array:
+    """Covariance of the prefix sums of a complete tree; the last one is its root's estimate."""
+    covariance = np.ones((1, 1))
+    for level in range(1, height + 1):
+        left = node_variance(level - 1, estimator)
+        root = node_variance(level, estimator)
+        across = np.tile(covariance[:, -1:], len(covariance))
+        covariance = np.block([[covariance, across], [across.T, left + covariance]])
+        covariance[-1] *= 1 - root
+        covariance[:, -1] = covariance[-1]
+        covariance[-1, -1] = root
+    return covariance
+
+
+def forest_sensitivity_squared(
+    blocks: Sequence[Block], participation: Participation, *, prefix_only: bool
+) -> int:
+    """Return max over participations of the sum over nodes of (participations inside)^2.
+
+    Exact, by recursion over the tree. A node of at most ``min_separation`` rounds holds at most one
+    participation, and wherever it sits there it lies in the same number of nodes; so a pattern is
+    worth what the *set of such nodes* that it visits is worth, and visiting each as early as
+    possible leaves the most room for the rest. The recursion therefore carries a single number, the
+    earliest round (relative to the node) at which the next participation may happen, and keeps for
+    each value of it the best score per number of participations. Early positions are sums of few
+    multiples of b, so only a handful of values occur: n = 2048, k = 5, b = 410 takes milliseconds.
+
+    Where only the nodes of prefix sums count, a later round of such a node may lie in more of them;
+    the recursion then also keeps the next multiples of 2, 4, 8, ... rounds, which are all that can
+    gain.
+
+    Args:
+        blocks: see ``forest``. Virtual leaves have no participation, but the nodes above real
+            leaves count whether or not they are complete.
+        participation: how often one client may take part.
+        prefix_only: count only the nodes that some prefix sum uses, which are the roots of the
+            blocks and the left children (the nodes of Fenwick 1994); every leaf must be real.
+    """
+    recursion = _Recursion(participation, prefix_only=prefix_only)
+    front: Front = {0: np.zeros(1, np.int64)}
+    for block in blocks:
+        front = recursion.extend(front, _Subtree(block.height, block.rounds, counted=True))
+    return max(int(scores.max()) for scores in front.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Subtree:
+    """2^height leaves, of which the first ``width`` are real; ``counted`` if its root counts."""
+
+    height: int
+    width: int
+    counted: bool
+
+
+class _Recursion:
+    """Fronts of subtrees, cached by shape and earliest start."""
+
+    def __init__(self, participation: Participation, *, prefix_only: bool) -> None:
+        self.most = participation.max_participations
+        self.separation = participation.min_separation
+        self.prefix_only = prefix_only
+        self.known: dict[tuple[_Subtree, int], Front] = {}
+
+    def extend(self, front: Front, subtree: _Subtree) -> Front:
+        """Return the front of what ``front`` describes followed by a subtree."""
+        longer: Front = {}
+        for start, scores in front.items():
+            for carry, inside in self.subtree(subtree, start).items():
+                _keep_better(longer, carry, _max_plus(scores, inside)[: self.most + 1])
+        return _undominated(longer)
+
+    def subtree(self, subtree: _Subtree, start: int) -> Front:
+        """Return the front of a subtree whose first ``start`` rounds are not available."""
+        key = subtree, start
+        if key not in self.known:
+            one = subtree.width <= self.separation
+            self.known[key] = self._block(subtree, start) if one else self._split(subtree, start)
+        return self.known[key]
+
+    def _block(self, subtree: _Subtree, start: int) -> Front:
+        """At most one participation: the earliest, or the earliest in more counted nodes."""
+        front: Front = {max(0, start - subtree.width): np.zeros(1, np.int64)}
+        for leaf in self._candidates(subtree, start):
+            lefts = subtree.height - (leaf.bit_count() if self.prefix_only else 0)
+            one = np.array([_IMPOSSIBLE, subtree.counted + lefts], np.int64)
+            _keep_better(front, max(0, leaf + self.separation - subtree.width), one)
+        return _undominated(front)
+
+    def _candidates(self, subtree: _Subtree, start: int) -> list[int]:
+        """``start`` and the next multiples of 2, 4, ...: no other leaf is in more left children."""
+        heights = subtree.height if self.prefix_only else 0
+        rounded = [((start >> bit) + 1) << bit for bit in range(heights)]
+        return [leaf for leaf in (start, *rounded) if leaf < subtree.width]
+
+    def _split(self, subtree: _Subtree, start: int) -> Front:
+        height, half = subtree.height - 1, 2 ** (subtree.height - 1)
+        front = self.subtree(_Subtree(height, min(half, subtree.width), counted=True), start)
+        if subtree.width > half:
+            right = _Subtree(height, subtree.width - half, counted=not self.prefix_only)
+            front = self.extend(front, right)
+        if not subtree.counted:
+            return front
+        return {
+            carry: np.where(scores < 0, scores, scores + np.arange(len(scores)) ** 2)
+            for carry, scores in front.items()
+        }
+
+
+def _max_plus(left: Scores, right: Scores) -> Scores:
+    """Best score for each total number of participations."""
+    if len(left) > len(right):
+        left, right = right, left
+    best = np.full(len(left) + len(right) - 1, _IMPOSSIBLE)
+    for count, score in enumerate(left):
+        if score >= 0:
+            window = best[count : count + len(right)]
+            np.maximum(window, score + right, out=window)
+    return best
+
+
+def _keep_better(front: Front, carry: int, scores: Scores) -> None:
+    """Merge elementwise, so that each carry keeps the best score of each count."""
+    old = front.get(carry)
+    if old is None:
+        front[carry] = scores
+        return
+    short, long = sorted((old, scores), key=len)
+    merged = long.copy()
+    merged[: len(short)] = np.maximum(merged[: len(short)], short)
+    front[carry] = merged
+
+
+def _undominated(front: Front) -> Front:
+    """Drop scores that an earlier next round also reaches."""
+    kept: Front = {}
+    best = np.zeros(0, np.int64)
+    for carry in sorted(front):
+        scores = front[carry].copy()
+        common = min(len(scores), len(best))
+        scores[:common][scores[:common] <= best[:common]] = _IMPOSSIBLE
+        if (scores >= 0).any():
+            kept[carry] = scores
+            longer = np.full(max(len(best), len(scores)), _IMPOSSIBLE)
+            longer[: len(best)] = best
+            longer[: len(scores)] = np.maximum(longer[: len(scores)], scores)
+            best = longer
+    return kept

@@ -1,8 +1,8 @@
-"""``privpart epsilon``: what a planned run costs.
+"""Budget commands: ``privpart epsilon``, ``calibrate`` and ``mechanisms``.
 
-``privpart calibrate``: the least noise, or the most training, that meets a budget.
-
-``privpart mechanisms``: every mechanism at the same guarantee, side by side.
+They report what a planned run costs, find the least noise or the most training that meets a
+budget, and compare all mechanisms at the same guarantee. None of them imports torch, except to read
+a plan file.
 """
 
 import json
@@ -98,7 +98,9 @@ def epsilon(
     if plan is not None:
         said = (rounds, noise_multiplier, max_participations, min_separation, choice)
         if said != (None, None, 1, 1, options.DEFAULT_MECHANISM):
-            raise ConfigError(f"plan={plan}: says it all; leave out the options it contains.")
+            raise ConfigError(
+                f"plan={plan}: already contains these values; leave out the options for them."
+            )
         choice, participation, built, noise_multiplier, delta = _planned(plan, delta)
     elif rounds is None or noise_multiplier is None or delta is None:
         raise ConfigError(
@@ -145,7 +147,7 @@ def _refuse_contradictions(
 def _one_stream(
     built: Mechanism, choice: MechanismChoice, participation: Participation, form: Format
 ) -> list[tuple[str, str]]:
-    """What groups that take turns save: the same mechanism, once over all rounds."""
+    """Return the sensitivity of the same mechanism without groups, for comparison."""
     if built.groups is None or form is not Format.TABLE:
         return []
     found = choice.build(participation).sensitivity(participation)
@@ -158,7 +160,7 @@ def _one_stream(
 def _planned(
     path: Path, delta: float | None
 ) -> tuple[MechanismChoice, Participation, Mechanism, float, float]:
-    """Read a plan file; takes a second, because plans name optimisers, which need torch."""
+    """Read a plan file. It takes a second, because plans contain optimisers, which need torch."""
     from privpart.experiment.plan_file import read
 
     plan = read(path)
@@ -245,7 +247,7 @@ class _Budget:
 def _solve(
     solve: Unknown, choice: MechanismChoice, limits: tuple[int, int, int], budget: _Budget
 ) -> Participation:
-    """Return the participation that spends the budget, within (rounds, k, b) as typed."""
+    """Return the participation that spends the budget, within the (rounds, k, b) given."""
     if choice.fitted:
         raise ConfigError(
             f"solve={solve}: {choice.name} is fitted to its participation, which is unknown here. "
@@ -293,7 +295,7 @@ def _solve(
 
 
 _PREFIX_ROUNDS = 2048
-"""Up to here the online tree's prefix release is accounted in about a second; cubic beyond."""
+"""The most rounds whose prefix release is accounted in about a second; the time is cubic."""
 
 
 def mechanisms(
@@ -331,7 +333,9 @@ def mechanisms(
     planned = None
     if plan is not None:
         if (rounds, max_participations, min_separation) != (None, 1, 1):
-            raise ConfigError(f"plan={plan}: says it all; leave out the options it contains.")
+            raise ConfigError(
+                f"plan={plan}: already contains these values; leave out the options for them."
+            )
         planned = _read(plan)
         participation = planned.participation()
         max_participations = participation.max_participations
@@ -345,7 +349,8 @@ def mechanisms(
             f"max_participations={max_participations}: the optimal matrix is known for one only. "
             "Leave out --optimal."
         )
-    compared = list(_rows_of(planned, participation, optimal=optimal))  # what is refused, at once
+    # all mechanisms first: what is refused must not come after a minute of calibration
+    compared = list(_rows_of(planned, participation, optimal=optimal))
     rows = [
         _row(label, mechanism, participation, target_epsilon, delta)
         for label, mechanism in compared
@@ -374,7 +379,7 @@ def _read(path: Path) -> "PlanFile":
     from privpart.experiment.plan_file import read
 
     plan = read(path)
-    plan.privacy_plan()  # raises what `privpart train` would
+    plan.privacy_plan()  # refuses what `privpart train` would refuse
     return plan
 
 
@@ -389,7 +394,7 @@ def _rows_of(
         raise ConfigError("optimal=True: not known for groups; leave it out.")
     groups = plan.mechanism().groups
     if groups is None:
-        raise TypeError("where groups take turns, the mechanism is grouped")
+        raise TypeError("a plan whose groups take turns has a mechanism with groups")
     names = ("tree", "blt", "independent")
     kinds = {name: MechanismChoice(name=MechanismName(name)) for name in names}
     if (own := plan.privacy.mechanism) not in kinds.values():

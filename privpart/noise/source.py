@@ -1,4 +1,4 @@
-"""Keystream: where the Gaussian draws of the noise come from.
+"""Noise source: where the Gaussian draws of the noise come from.
 
 Draws are addressed, not consumed: (stream, index, coordinate) always gives the same number, so any
 slice of any draw can be made again alone, and no number depends on what was drawn before it.
@@ -71,9 +71,9 @@ class NoiseSource(Protocol):
             count: number of coordinates, >= 1.
             stream: id of the stream, >= 0; other streams have other draws.
             start: first coordinate, >= 0.
-            stddev: from 1e-15 to 1e15; multiplying here costs nothing.
-            out: where to write, shape (count,), contiguous, float32 or float64 (whose numbers are
-                the same up to rounding); None makes a float32 vector.
+            stddev: from 1e-15 to 1e15; multiplying here costs no time.
+            out: where to write, shape (count,), contiguous, float32 or float64 (the same numbers
+                up to rounding); None makes a float32 vector.
         """
         ...
 
@@ -84,8 +84,8 @@ class SecretSource:
     Args:
         key: 32 bytes; None draws them from the operating system. Never the seed of anything else,
             and never for two runs: the same key repeats the same noise, and the difference of the
-            two releases has none. Whoever must resume with the same draws keeps the key himself;
-            the source never shows it, and refuses to be copied or pickled.
+            two releases has none. To resume with the same draws, keep the key yourself; the source
+            never shows it, and refuses to be copied or pickled.
     """
 
     private = True
@@ -138,7 +138,7 @@ class SecretSource:
 
 
 class SeededSource:
-    """The same numbers from a public seed, for simulations: whoever knows it can remove the noise.
+    """Draws from a public seed, for simulations: anyone who knows the seed can remove the noise.
 
     Args:
         seed: >= 0. A run that used it reports "seeded: not private".
@@ -203,7 +203,7 @@ def _normal(
 
 
 def checked_stddev(stddev: float) -> float:
-    """Return a standard deviation whose square is an ordinary float32."""
+    """Return a standard deviation whose square is a normal float32."""
     stddev = checks.positive("stddev", stddev)
     if not 1e-15 <= stddev <= 1e15:
         raise ConfigError(f"stddev={stddev:g}: must lie from 1e-15 to 1e15, or float32 loses it.")
@@ -232,7 +232,7 @@ def _writable(out: Tensor, count: int) -> Tensor:
 def _gaussian_block(key: bytes, counter: int, stddev: float, out: Tensor) -> None:
     """Fill ``out``, shape (BLOCK,), with the numbers of the AES blocks from ``counter`` on."""
     cipher = Cipher(algorithms.AES256(key), modes.CTR(counter.to_bytes(16, "big")))
-    keystream = bytearray(16 * _PAIRS + 15)  # update_into asks for room for one more block
+    keystream = bytearray(16 * _PAIRS + 15)  # update_into requires room for one more block
     cipher.encryptor().update_into(_ZEROS, keystream)
     words = torch.frombuffer(keystream, dtype=torch.int64, count=2 * _PAIRS)
     _box_muller(words.view(2, _PAIRS), stddev, out)

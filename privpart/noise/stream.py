@@ -2,14 +2,10 @@
 
 ``next()`` is the noise of this round's *sum*: the difference of two consecutive prefix-sum noises
 (B z)_t - (B z)_{t-1}. The server adds it to the round's sum; the sums of the noised sums are then
-exactly the prefix sums that the mechanism promises.
+exactly the prefix sums that the mechanism promises. A mechanism with groups has one stream per
+group of parameters, and a round draws noise for its active groups only.
 
 The state is as secret as the noise: with it, the rounds' noise can be removed.
-
-Grouped noise: the noise of a grouped mechanism, one stream per group of parameters.
-
-A round draws noise for its active groups only. Each group has a stream id of its own at the source,
-so no two groups ever have the same draws, whatever their mechanisms.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,6 +22,8 @@ from privpart.noise.executor import Draw, execute
 from privpart.noise.source import BLOCK, NoiseSource, checked_stddev
 
 SCHEMA = "privpart/noise/1"
+GROUPED_SCHEMA = "privpart/grouped-noise/1"
+_GROUPED_KEYS = ("schema", "mechanism", "round")
 _MOST = 1e30
 _SEVERAL = "several sources"
 
@@ -37,9 +35,9 @@ class NoiseStream:
         mechanism: the object that the accountant reads its sensitivity from.
         dim: length d of the trainable part, >= 1.
         stddev: of one i.i.d. coordinate that enters the mechanism: noise_multiplier x clip_norm.
-        source: of the i.i.d. draws.
-        stream: id of this stream at the source, >= 0. Two streams of one source (two groups of
-            parameters) need two ids: under one id they would have the same draws.
+        source: where the i.i.d. draws come from.
+        stream: id of this stream at the source, >= 0. Two streams of one source need two ids:
+            under one id they would have the same draws.
         device: of the noise and the state. Draws are made on the cpu.
         dtype: torch.float32 or torch.float64, of the noise, the state and the arithmetic. In
             float32 the mechanism that runs is the accounted one up to relative 1e-6.
@@ -81,7 +79,8 @@ class NoiseStream:
         self.stream = checks.count("stream", stream, minimum=0)
         if dtype not in (torch.float32, torch.float64):
             raise ConfigError(f"dtype={dtype}: must be torch.float32 or torch.float64.")
-        self.device, self.dtype = torch.device(device), dtype
+        self.device = torch.device(device)
+        self.dtype = dtype
         source.claim(self.stream)
         self.source = source
         self.round = 0
@@ -98,8 +97,8 @@ class NoiseStream:
         """Return the noise of this round's sum, shape (d,), and go to the next round.
 
         Args:
-            out: contiguous vector to write into, of this stream's dtype and device. To reuse one
-                saves the time that the system takes to hand out a fresh one, up to a third.
+            out: contiguous vector to write into, of this stream's dtype and device. Reusing one
+                saves the system's time for allocating memory, up to a third of the call.
 
         Raises:
             ConfigError: all planned rounds are done (one more could open a new level of the tree,
@@ -125,8 +124,8 @@ class NoiseStream:
     def cumulative(self) -> Tensor:
         """Return the noise on the prefix sum so far: the sum of all ``next()``, shape (d,).
 
-        Draws every round again, so that ``next()`` need not keep a sum: as slow as all rounds so
-        far. A caller who wants it in each round adds up ``next()`` in a vector of his own.
+        Draws every round again, so that ``next()`` need not keep a sum; this takes as long as all
+        rounds so far. To have it in every round, add up ``next()`` instead.
 
         Raises:
             ConfigError: an earlier round had another source, whose draws are gone.
@@ -165,11 +164,11 @@ class NoiseStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue, bit for bit, where ``state_dict()`` was taken; numbers may be their strings.
+        """Continue, bit for bit, where ``state_dict()`` was taken; numbers may be strings.
 
-        With the same source the draws that follow are those of the undisturbed run. With a new
-        one, they are new: so a round that was drawn but never released can be run again without
-        the same noise on two sums. Never resume behind a round that was released.
+        With the same source, the draws that follow are those of the undisturbed run. With a new
+        source they are new, so a round that was drawn but never released can be run again without
+        adding the same noise to two sums. Never resume before a round that was released.
 
         Raises:
             ConfigError: this stream has begun (going back would repeat its noise), or the state is
@@ -179,7 +178,7 @@ class NoiseStream:
         if self.round or self._interrupted:
             raise ConfigError(
                 f"state: this stream has done {self.round} rounds, and going back would repeat "
-                "their noise. Load into a new stream."
+                "their noise. Load the state into a new stream."
             )
         rounds = self._checked_round(state)
         kept = _checked_tensor(state["state"], (self._program.rows(rounds), self.dim))
@@ -203,8 +202,8 @@ class NoiseStream:
         for key, value in own.items():
             if str(state[key]) != str(value):
                 raise ConfigError(
-                    f"state[{key!r}]={state[key]!r}: this stream has {value!r}. A state goes on "
-                    "only in a stream like the one it was taken from."
+                    f"state[{key!r}]={state[key]!r}: this stream has {value!r}. Load a state only "
+                    "into a stream like the one it was taken from."
                 )
         if not isinstance(state["source"], str):
             raise ConfigError(f"state['source']={state['source']!r}: must be a string.")
@@ -238,7 +237,7 @@ class NoiseStream:
         return draw
 
     def _pieces(self) -> Iterator[slice]:
-        """Pieces that stay in the cache of the cpu; another device takes all at once."""
+        # pieces that stay in the processor's cache; another device takes the whole vector
         size = BLOCK if self.device.type == "cpu" else self.dim
         for start in range(0, self.dim, size):
             yield slice(start, min(start + size, self.dim))
@@ -263,7 +262,7 @@ class NoiseStream:
 
 
 def _check_bounded(mechanism: Mechanism, stddev: float) -> None:
-    """Refuse a filter whose inverse grows too far."""
+    """Refuse a mechanism whose noise grows beyond float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         largest = stddev * float(np.sqrt(mechanism.prefix_variance().max()))
     if not largest < _MOST:
@@ -285,17 +284,15 @@ def _checked_tensor(value: object, shape: tuple[int, ...]) -> Tensor:
     return value
 
 
-GROUPED_SCHEMA = "privpart/grouped-noise/1"
-_OWN = ("schema", "mechanism", "round")
-
-
 class GroupedNoise:
     """The noise that the server adds to the active parameters; used like ``NoiseStream``.
 
+    Each group has its own stream id at the source, so no two groups have the same draws.
+
     Args:
-        mechanism: what the accountant reads its sensitivity from.
+        mechanism: the object that the accountant reads its sensitivity from; it has groups.
         stddev: of one i.i.d. coordinate that enters the mechanism.
-        source: of the i.i.d. draws.
+        source: where the i.i.d. draws come from.
         stream: id of the first group's stream at the source; group g has ``stream + g``.
         dtype: as for ``NoiseStream``.
 
@@ -354,7 +351,7 @@ class GroupedNoise:
         return torch.cat(parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of all groups' states; keys "g.name" are group g's, see ``NoiseStream``."""
+        """Return a copy of all groups' states; group g's keys are "g.name", see ``NoiseStream``."""
         self._check_whole()
         state: dict[str, Any] = {
             "schema": GROUPED_SCHEMA,
@@ -369,16 +366,16 @@ class GroupedNoise:
         """Continue, bit for bit, where ``state_dict()`` was taken; see ``NoiseStream``.
 
         Raises:
-            ConfigError: this stream has begun, or the state is of another mechanism, or its groups
-                do not stand where the schedule has them after that many rounds.
+            ConfigError: this stream has begun, the state is of another mechanism, or a group's
+                round is not the one that the schedule has after that many rounds.
         """
         if self.round or self._interrupted:
-            raise ConfigError("state: this stream has begun. Load into a new stream.")
+            raise ConfigError("state: this stream has begun. Load the state into a new stream.")
         done = self._checked_round(state)
         parts: list[dict[str, Any]] = [{} for _ in self.groups]
         for key, value in state.items():
             number, dot, name = key.partition(".")
-            if not dot and key in _OWN:
+            if not dot and key in _GROUPED_KEYS:
                 continue
             if not (dot and number.isdecimal() and int(number) < len(parts)):
                 raise ConfigError(f"state: unknown {key}.")
@@ -390,10 +387,11 @@ class GroupedNoise:
                     f"state['{g}.round']={part.get('round')!r}: after {done} rounds group {g} was "
                     f"active in {expected}."
                 )
-        self._interrupted = True  # until every group stands where it should
+        self._interrupted = True  # until every group is loaded
         for group, part in zip(self.groups, parts, strict=True):
             group.load_state_dict(part)
-        self.round, self._interrupted = done, False
+        self.round = done
+        self._interrupted = False
 
     def _checked_round(self, state: Mapping[str, Any]) -> int:
         for key, value in (("schema", GROUPED_SCHEMA), ("mechanism", fingerprint(self.mechanism))):
@@ -418,10 +416,10 @@ class GroupedNoise:
 def noise_stream(
     mechanism: Mechanism, dim: int, stddev: float, source: NoiseSource, stream: int
 ) -> NoiseStream | GroupedNoise | None:
-    """Return the noise of any mechanism, None if ``stddev`` is 0.
+    """Return the noise of any mechanism; None if ``stddev`` is 0.
 
-    The ids of groups begin at ``stream`` + 2: a server has two streams of its own, 0 for the
-    updates and 1 for bits beside them.
+    The ids of groups begin at ``stream`` + 2, because a server has two other streams: 0 for the
+    updates and 1 for the bits of adaptive clipping.
     """
     if stddev == 0:
         return None

@@ -54,7 +54,11 @@ def test_exact_is_the_default_and_json_is_the_whole_of_stdout(privpart):
         (["--mechanism", "independent", "--restart-every", "4"], "only for --mechanism tree"),
         (["--mechanism", "forest"], "'independent'"),
         (["--plot-against", "rounds"], "--plot-against rounds: needs --plot FILE"),
-        (["--plan", "plan.toml"], "says it all; leave out the options it contains"),
+        pytest.param(
+            ["--plan", "plan.toml"],
+            "already contains these values; leave out the options for them",
+            id="change10-says it all; leave out the options it contains",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(privpart, change, fault):
