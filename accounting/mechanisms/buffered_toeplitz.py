@@ -38,8 +38,8 @@ class BufferedToeplitz:
         scale: omega_i >= 0, as many; if they sum to at most 1 the coefficients never rise, and
             the sensitivity is exact.
 
-    Coefficients are rounded down to float32, the type of the server's noise. If noise and accountant
-    rounded a decay differently, it would be off by 6e-8, and its n-th power by n times that.
+    Coefficients are rounded down to float32, the type of the server's noise. A decay that noise and
+    accountant rounded differently would be off by 6e-8, and its n-th power by n times that.
 
     Raises:
         ConfigError: a value is out of range, or the lengths differ.
