@@ -1,8 +1,11 @@
-"""The house: small files, documented names, and code blocks in the README that run."""
+"""The house: rooms, arrows and words of the three packages, and code blocks in the README that run."""
 
+import ast
 import re
 import subprocess
 import sys
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,12 +15,217 @@ import attacks
 import privpart
 
 ROOT = Path(__file__).parent.parent
-SOURCES = [p for name in ("accounting", "attacks", "privpart") for p in (ROOT / name).rglob("*.py")]
+PACKAGES = ("accounting", "attacks", "privpart")
+SOURCES = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
+"""Every module of the three packages."""
+
+LONG = 500
+"""Lines above which a module's docstring says why it is one file."""
+
+FAMILIES = (
+    "accounting.mechanisms.",
+    "attacks.",
+    "privpart.cli.",
+    "privpart.data.tasks.",
+    "privpart.models.",
+)
+"""Folders of alike modules behind one face, which may be their only importer."""
+
+WALLS = {
+    "accounting.quadrature": "the second accountant shares no file with the first",
+    "accounting.subsampled": "public: amplified baselines",
+    "privpart.engines.device_classes": "public: an engine over engines",
+    "privpart.engines.ghost_sum": "an idea of its own: sums of clipped updates never written out",
+    "privpart.engines.moon": "an idea of its own: clients with a memory",
+    "privpart.engines.onednn": "hides an internal operator of torch",
+    "privpart.experiment.freeze_search": "public: the search, for any accuracy",
+    "privpart.measure.inspect": "public: FedPart's diagnostics",
+    "privpart.measure.step": "hides a process of its own",
+    "privpart.noise.executor": "the arithmetic of the noise, kept apart",
+    "privpart.run.fork": "an idea of its own: a run begun from another",
+    "privpart.run.witness": "the rollback guard, outside the run folder",
+    "privpart.select.histogram": "public: a noised count of keys",
+    "privpart.select.private_retrieval": "a protocol of its own, measured alone",
+}
+"""Modules with a single importer that stay apart, and why."""
+
+NOT_OUR_WORDS = {
+    r"\block ?step": "vectorized",
+    r"\bis no \w": "is not a valid ...",
+    r"\bare no \w+s\b": "are not ...",
+    r"\bgo(es)? on with\b": "continue, resume",
+    r"\bsays? it all\b": "already contains these values",
+    r"\bone by one together\b": "vectorized",
+    r"\bclients together\b": "vectorized",
+    r"\bnumbers (of|in) (the|a|its) (model|network|part|group|layer|block)": "parameters",
+    r"\bwitness(es)?\b": "rollback guard",
+    r"\bwhat there is is\b": "a sentence with a subject",
+    r"\bmasks? of (the )?parameters\b": "trainable hash",
+}
+"""Phrases that the design page's word list replaces, in docstrings of any module."""
+
+NOT_OUR_NAMES = {"delta", "mask", "rest", "lockstep", "together", "numbers", "classes"}
+"""Parts of public names that the word list replaces."""
+
+NAMES_THAT_STAY = {"DELTA", "device_classes", "DeviceClasses", "classes_each", "delta"}
+"""DP's delta; FedPT's classes of devices; a key of plan files."""
 
 
-def test_no_file_is_over_300_lines():
-    long = {str(p): n for p in SOURCES if (n := len(p.read_text().splitlines())) > 300}
-    assert not long
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+
+
+def imported_by(path: Path) -> set[str]:
+    """Return the modules of ours that a file imports, inside functions and for types too."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in MODULES else node.module)
+    return (found & MODULES.keys()) - {module_name(path)}
+
+
+ARROWS = {name: imported_by(path) for name, path in MODULES.items()}
+
+
+def test_the_top_level_of_privpart_tells_a_round():
+    inside = [path for path in (ROOT / "privpart").iterdir() if path.name != "__pycache__"]
+    files = [path.name for path in inside if path.is_file()]
+    assert len(files) <= 13
+    assert len(inside) - len(files) <= 11
+
+
+def test_no_import_circle():
+    above: dict[str, set[str]] = {name: set() for name in MODULES}
+    remaining = dict(ARROWS)
+    while remaining:
+        ground = [name for name, below in remaining.items() if not below & remaining.keys()]
+        assert ground, f"a circle among {sorted(remaining)}"
+        for name in ground:
+            del remaining[name]
+    assert above
+
+
+def test_a_module_with_one_importer_is_a_member_of_a_family_or_a_listed_wall():
+    importers = Counter(target for below in ARROWS.values() for target in below)
+    faces = {name for name in MODULES if MODULES[name].name == "__init__.py"}
+    lonely = {
+        name
+        for name in MODULES.keys() - faces
+        if importers[name] <= 1 and not name.startswith(FAMILIES)
+    }
+    public = {f"privpart.{home}" for home in privpart._HOME.values()}
+    assert lonely - public == set(WALLS) & lonely
+    assert not WALLS.keys() - MODULES.keys()
+
+
+def test_a_long_file_says_why_it_is_one():
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if len(path.read_text().splitlines()) > LONG
+        and "one file" not in (ast.get_docstring(tree(path)) or "")
+    ]
+    assert not silent
+
+
+def test_what_a_mechanism_can_do_is_asked_of_it():
+    names = {type(m).__name__ for m in ()} | {
+        "BinaryTree",
+        "BufferedToeplitz",
+        "Dense",
+        "Grouped",
+        "Independent",
+        "PrunedTree",
+        "Toeplitz",
+    }
+    asked = []
+    for path in SOURCES:
+        own = {n.name for n in tree(path).body if isinstance(n, ast.ClassDef)}
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                kinds = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+                if kinds & names - own:
+                    asked.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not asked
+
+
+def docstrings(path: Path) -> list[tuple[int, str]]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [
+        (getattr(node, "lineno", 1), ast.get_docstring(node) or "")
+        for node in ast.walk(tree(path))
+        if isinstance(node, kinds)
+    ]
+
+
+@pytest.mark.parametrize(("phrase", "word"), NOT_OUR_WORDS.items())
+def test_docstrings_use_the_words_of_the_field(phrase, word):
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {match.group()!r}; say {word!r}"
+        for path in SOURCES
+        for line, text in docstrings(path)
+        for match in re.finditer(phrase, " ".join(text.split()), re.IGNORECASE)
+    ]
+    assert not found
+
+
+def public_names(path: Path) -> list[str]:
+    """Return classes, functions, methods and fields without an underscore in front."""
+    found = []
+    for node in tree(path).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.append(node.name)
+        if isinstance(node, ast.ClassDef):
+            found += [n.name for n in node.body if isinstance(n, ast.FunctionDef)]
+            found += [
+                n.target.id
+                for n in node.body
+                if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+            ]
+    return [name for name in found if not name.startswith("_")]
+
+
+def test_public_names_use_the_words_of_the_field():
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in SOURCES
+        for name in public_names(path)
+        if NOT_OUR_NAMES & set(re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower().split("_"))
+        and name not in NAMES_THAT_STAY
+    ]
+    assert not found
+
+
+def test_a_public_function_or_class_has_its_name_to_itself():
+    homes: dict[str, set[str]] = {}
+    for path in SOURCES:
+        if path.is_relative_to(ROOT / "privpart" / "cli"):
+            continue  # a command bears the name of what it shows
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(str(path.relative_to(ROOT)))
+    assert {name: sorted(files) for name, files in homes.items() if len(files) > 1} == {}
+
+
+def test_a_round_opens_at_most_20_files():
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "traced_round.py"], capture_output=True, text=True
+    )
+    last = re.search(r"lines in (\d+) files", done.stdout)
+    assert last, done.stderr
+    assert 10 < int(last.group(1)) <= 20
 
 
 @pytest.mark.parametrize("package", [accounting, attacks, privpart], ids=lambda p: p.__name__)
