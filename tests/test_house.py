@@ -1,4 +1,4 @@
-"""The house: rooms, arrows and words of the three packages, and code blocks in the README that run."""
+"""The house: rooms, arrows and words of the three packages, and the code blocks of the README."""
 
 import ast
 import re

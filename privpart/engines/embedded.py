@@ -71,6 +71,7 @@ class EmbeddedEngine:
         self.local = local
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self.workers = self.options.workers
+        self._chunk_size = self.options.chunk_size(model.dim)
         self.method = self._fixed_method()
         self._use_ghost_sum = False  # until the first round finds it faster
         self._report = report or _to_stderr
@@ -93,7 +94,8 @@ class EmbeddedEngine:
                 that a schedule gives for this round.
         """
         local = self.local_of(task.round)
-        self.options.refuse(local, groups_take_turns=task.active is not None)
+        if local is not self.local or task.active is not None:  # unknown when the engine was made
+            self.options.refuse(local, groups_take_turns=task.active is not None)
         if local.objective == "moon":
             if self._moon.empty and self.workers > 1:
                 self._report("engine: moon's clients keep models, so one process computes them all")
@@ -235,7 +237,7 @@ class EmbeddedEngine:
                 self.users,
                 data_seed=self.data_seed,
                 features=computation.features,
-                largest=self.options.chunk_size(self.model.dim),
+                largest=self._chunk_size,
                 sums=self._use_ghost_sum,
             )
         pool = self._pool
@@ -250,7 +252,7 @@ class EmbeddedEngine:
     def _chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
         vectorized = self.method is not None and self.method.vectorized
         cut = equal_chunks if vectorized or self.workers == 1 else decreasing_chunks
-        return cut(clients, self.options.chunk_size(self.model.dim), self.workers)
+        return cut(clients, self._chunk_size, self.workers)
 
     def _setting(self) -> str:
         cached = self._computation is not None and self._computation.features is not None

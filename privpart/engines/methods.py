@@ -7,7 +7,7 @@ structure of the network decides which methods are possible, then a few clients 
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import filterfalse
 from operator import attrgetter
@@ -155,8 +155,12 @@ class LocalComputation:
             self.device.type, torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
         )
         module = self.model.module
-        images = _channels_last(module, method.channels_last)
-        with images, by_onednn(module, method.onednn), rounded:
+        with ExitStack() as how:
+            if method.channels_last:
+                how.enter_context(_channels_last(module))
+            if method.onednn:
+                how.enter_context(by_onednn(module))
+            how.enter_context(rounded)
             for to, own, generator in zip(out, rows, generators, strict=True):
                 client_update(
                     self.model,
@@ -263,14 +267,11 @@ def client_generator(data_seed: int, round_: int, client: int) -> torch.Generato
 
 
 @contextmanager
-def _channels_last(module: nn.Module, wanted: bool) -> Iterator[None]:
+def _channels_last(module: nn.Module) -> Iterator[None]:
     """Within this context, give ``module`` its images in channels-last layout.
 
     Every convolution keeps the layout of its input.
     """
-    if not wanted:
-        yield
-        return
     hooks = [module.register_forward_pre_hook(_input_to_channels_last)]
     norms = [layer for layer in module.modules() if isinstance(layer, nn.GroupNorm)]
     hooks += [norm.register_forward_pre_hook(_contiguous_for_lowest_norm) for norm in norms]

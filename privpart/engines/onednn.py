@@ -19,16 +19,12 @@ _WORTH = 2**22
 
 
 @contextmanager
-def by_onednn(module: nn.Module, wanted: bool) -> Iterator[None]:
+def by_onednn(module: nn.Module) -> Iterator[None]:
     """Within this context, compute a module's large ``nn.Linear`` layers with oneDNN.
 
     Results equal torch's own up to rounding.
-
-    Args:
-        module: the network.
-        wanted: False leaves the layers as they are.
     """
-    layers = _layers(module) if wanted else []
+    layers = _layers(module)
     for layer in layers:
         layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
     try:
