@@ -72,6 +72,7 @@ class EmbeddedEngine:
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self.workers = self.options.workers
         self._chunk_size = self.options.chunk_size(model.dim)
+        self._may_sum = self.options.may_sum
         self.method = self._fixed_method()
         self._use_ghost_sum = False  # until the first round finds it faster
         self._report = report or _to_stderr
@@ -112,7 +113,7 @@ class EmbeddedEngine:
             WorkerError, ConfigError: as ``run`` does.
         """
         local = self.local_of(task.round)
-        if not self.options.may_sum or local.objective == "moon":
+        if not self._may_sum or local.objective == "moon":
             return None
         computation = self._ready(task, start, local)
         most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0
@@ -184,7 +185,7 @@ class EmbeddedEngine:
         computation = self._computation_of(local)
         if self.method is None and any(len(self.users.indices[c]) for c in task.clients):
             self.method, fastest, reason = choose(
-                computation, task, start, bfloat16=self._bfloat16, sums=self.options.may_sum
+                computation, task, start, bfloat16=self._bfloat16, sums=self._may_sum
             )
             self._use_ghost_sum = fastest.ghost_sum
             self.close()  # workers from rounds without examples have no memory for sums

@@ -39,7 +39,7 @@ def test_products_and_gradients_are_torchs_up_to_rounding(always, shape, bias):
     layer, x = nn.Linear(12, 6, bias=bias), torch.randn(shape, generator=generator)
     x.requires_grad_()
     expected = gradients(layer, x)
-    with products.by_onednn(layer, True):
+    with products.by_onednn(layer):
         found = gradients(layer, x)
     assert len(always) == 3  # forwards, and for what came and for the weights
     for one, other in zip(found, expected, strict=True):
@@ -48,7 +48,7 @@ def test_products_and_gradients_are_torchs_up_to_rounding(always, shape, bias):
 
 def test_nothing_is_computed_for_frozen_weights_or_for_inputs(always):
     layer = nn.Linear(12, 6).requires_grad_(False)
-    with products.by_onednn(layer, True):
+    with products.by_onednn(layer):
         layer(torch.randn(4, 12, requires_grad=True)).sum().backward()
         assert len(always) == 2
         layer.requires_grad_(True)
@@ -63,7 +63,7 @@ def test_layers_are_torchs_own_again_afterwards(always, raises):
 
     network = nn.Sequential(nn.Linear(12, 6), nn.ReLU(), Own(6, 2))
     try:
-        with products.by_onednn(network, True):
+        with products.by_onednn(network):
             assert "forward" in vars(network[0])
             assert "forward" not in vars(network[2])  # a subclass may do anything
             if raises:
@@ -73,14 +73,12 @@ def test_layers_are_torchs_own_again_afterwards(always, raises):
     network(torch.randn(4, 12)).sum().backward()
     assert not always
     assert all("forward" not in vars(layer) for layer in network)
-    with products.by_onednn(network, False):
-        assert "forward" not in vars(network[0])
 
 
 def test_small_layers_and_other_types_stay_with_torch(monkeypatch):
     monkeypatch.setattr(products, "_product", None)
     small, double = nn.Linear(12, 6), nn.Linear(2**11, 2**11).double()
-    with products.by_onednn(small, True), products.by_onednn(double, True):
+    with products.by_onednn(small), products.by_onednn(double):
         small(torch.randn(4, 12))
         double(torch.randn(4, 2**11, dtype=torch.float64))
     assert not products.worth_onednn(small, 16)
@@ -91,7 +89,7 @@ def test_infinities_and_nans_stay_what_they_are(always):
     layer = nn.Linear(12, 6)
     x = torch.zeros(3, 12)
     x[0, 0], x[1, 0] = float("nan"), float("inf")
-    with products.by_onednn(layer, True):
+    with products.by_onednn(layer):
         out = layer(x)
     assert not torch.isfinite(out[:2]).any()
     assert torch.isfinite(out[2]).all()
