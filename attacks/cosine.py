@@ -27,7 +27,7 @@ from attacks.reconstruct import (
     total_variation,
 )
 from attacks.solvers import SOLVED, Bounds, Status
-from attacks.update import client_update, ready
+from attacks.update import ready, simulated_update
 
 _TINY = 1e-30  # keeps 0 / 0 from becoming a direction
 _DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # shares of the steps, as published
@@ -135,7 +135,7 @@ def batched_update(
     net = ready(model, observation.training)
     names = observation.sent or visible
     options = (labels, observation.loss, observation.local)
-    many = torch.vmap(lambda x: client_update(net, state, names, x, *options, functional=True))
+    many = torch.vmap(lambda x: simulated_update(net, state, names, x, *options, functional=True))
     return lambda x: _named(many(x), visible)
 
 

@@ -60,7 +60,7 @@ def smooth_mlp(
     return _initialised(layers, generator)
 
 
-def resnet8(
+def relu_resnet8(
     generator: torch.Generator, *, channels: int = 3, width: int = 64, classes: int = 100
 ) -> nn.Module:
     """Return FedPart's ResNet-8: ReLU, batch normalisation, three residual blocks.
@@ -69,7 +69,7 @@ def resnet8(
     channels, global average pooling, one dense layer: (B, channels, S, S) -> (B, classes).
     ``RESNET8_GROUPS`` names the ten parts that FedPart trains in turn (Wang et al. 2024).
 
-    >>> model = resnet8(torch.Generator().manual_seed(0))
+    >>> model = relu_resnet8(torch.Generator().manual_seed(0))
     >>> sum(p.numel() for p in model.parameters())
     1258404
     """

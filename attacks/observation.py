@@ -20,11 +20,11 @@ from attacks.update import (
     LocalSteps,
     Loss,
     as_double,
-    client_update,
     clip_scale,
     double_state,
     norm,
     ready,
+    simulated_update,
 )
 
 
@@ -150,7 +150,7 @@ def observe(
     state = double_state(model)
     mode = model.training
     y = y.detach().to("cpu", copy=True)
-    update = client_update(ready(model, mode), state, names, as_double(x), y, loss, local)
+    update = simulated_update(ready(model, mode), state, names, as_double(x), y, loss, local)
     scale = clip_scale(update, clip)
     update = {name: value * scale for name, value in update.items()}
     if std > 0:

@@ -15,7 +15,7 @@ from accounting.checks import ConfigError
 from attacks.labels import label_candidates
 from attacks.observation import Observation
 from attacks.solvers import Bounds, Objective, Search, Status, gauss_newton, quasi_newton
-from attacks.update import as_double, attacked_gradient, client_update, clip_scale, norm, ready
+from attacks.update import as_double, attacked_gradient, clip_scale, norm, ready, simulated_update
 
 GOOD_ENOUGH = 1e-10  # relative matching loss below which no further start is tried
 _NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
@@ -197,7 +197,7 @@ def differentiable_update(
         return lambda x: gradient(x, labels, observation.loss)
     net = ready(model, observation.training)
     options = (labels, observation.loss, observation.local)
-    return lambda x: client_update(net, state, names, x, *options, differentiable=True)
+    return lambda x: simulated_update(net, state, names, x, *options, differentiable=True)
 
 
 def matching_residual(model: nn.Module, observation: Observation, labels: Tensor) -> Objective:
@@ -213,7 +213,7 @@ def matching_residual(model: nn.Module, observation: Observation, labels: Tensor
     seen = flat(target.values()) / scale
 
     def residual(x: Tensor) -> Tensor:
-        mine = client_update(
+        mine = simulated_update(
             *(net, state, names, x, labels, observation.loss, observation.local), functional=True
         )
         return (

@@ -66,7 +66,7 @@ class LocalSteps:
         return [(step * size + i) % batch for i in range(size)]
 
 
-def client_update(
+def simulated_update(
     model: nn.Module,
     state: State,
     names: Iterable[str],
@@ -151,7 +151,7 @@ def ready(model: nn.Module, training: bool) -> nn.Module:
 def attacked_gradient(
     model: nn.Module, state: State, names: Iterable[str], training: bool
 ) -> Callable[[Tensor, Tensor, Loss], dict[str, Tensor]]:
-    """Return (x, y, loss) -> the gradient of ``client_update``, differentiable, for many calls.
+    """Return (x, y, loss) -> the gradient of ``simulated_update``, differentiable, for many calls.
 
     The weights are loaded once, so a call costs no more than plain autograd.
     """

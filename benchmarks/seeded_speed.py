@@ -23,7 +23,7 @@ from torch import Tensor
 
 from privpart import He, PartialModel
 from privpart.models import MODELS
-from privpart.start_values import GENERATOR, fingerprint, seeded_tensor
+from privpart.start_values import GENERATOR, seeded_tensor, tensors_fingerprint
 
 RESULT = Path(__file__).parent / "results" / "seeded.json"
 REPEATS = 15
@@ -78,7 +78,7 @@ def measure() -> tuple[int, dict[str, list[float]]]:
             "torch.randn": randn,
             "torch.randn into existing memory": randn_in_place,
             "generator 1 (SHAKE-128)": version_1,
-            "fingerprint": lambda: fingerprint(frozen),
+            "fingerprint": lambda: tensors_fingerprint(frozen),
         }
     )
 

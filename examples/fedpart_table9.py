@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy, one_hot, softmax
 
 from attacks import leakage, observe, suite
-from attacks.networks import RESNET8_GROUPS, resnet8
+from attacks.networks import RESNET8_GROUPS, relu_resnet8
 from attacks.picture import grid
 
 PUBLISHED = {"full": (17.07, 25.57), "#1": (12.53, 15.02), "#10": (13.84, 16.88)}
@@ -49,7 +49,7 @@ def main() -> None:
     images, labels = crops(), torch.arange(len(crops())) % 100
     audited = [9, 11, 13, 24] if long else [9]
     rest = [i for i in range(len(images)) if i not in audited]
-    model = resnet8(torch.Generator().manual_seed(0), width=64 if long else 8).eval()
+    model = relu_resnet8(torch.Generator().manual_seed(0), width=64 if long else 8).eval()
     x, y = images[audited], labels[audited]
 
     true, soft = (observe(model, x[:1], y[:1], loss=f).update for f in (cross_entropy, softened))

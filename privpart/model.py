@@ -22,8 +22,12 @@ from torch.nn.parameter import is_lazy
 
 from accounting.checks import ConfigError
 from privpart.patterns import matching_parameters, trained_groups
-from privpart.start_values import Initializer, default_initializers, seeded_tensor
-from privpart.start_values import fingerprint as fingerprint_of
+from privpart.start_values import (
+    Initializer,
+    default_initializers,
+    seeded_tensor,
+    tensors_fingerprint,
+)
 
 
 class PartialModel:
@@ -110,7 +114,7 @@ class PartialModel:
         self.flat, self.gradient = _join([parameters[name] for name in self.trainable])
         self._frozen = [parameters[name] for name in self.frozen]
         self._buffers = _kept_buffers(module)
-        self.fingerprint = fingerprint_of(
+        self.fingerprint = tensors_fingerprint(
             dict(zip(self.frozen, self._frozen, strict=True))
             | {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
         )

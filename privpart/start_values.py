@@ -184,7 +184,7 @@ def seed_bytes(seed: int) -> bytes:
     return value.to_bytes(16, "big")
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """Return 32 hex digits that change with any bit, name, shape or dtype of ``tensors``."""
     digest = hashlib.sha256()
     for name in sorted(tensors):

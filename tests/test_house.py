@@ -65,8 +65,11 @@ NOT_OUR_WORDS = {
 NOT_OUR_NAMES = {"mask", "rest", "lockstep", "together", "numbers", "classes"}
 """Parts of public names that the word list replaces."""
 
-NAMES_THAT_STAY = {"DeviceClasses", "classes_each"}
-"""FedPT's classes of devices; a key of plan files."""
+NAMES_THAT_STAY = {"DeviceClasses", "MaskRatio", "classes_each", "mask_ratio"}
+"""FedPT's classes of devices; FedPart's ratio of masks; a key of plan files."""
+
+SHARED_NAMES = {"delta", "epsilon", "log_delta"}
+"""The same question to accountants that share no file; used with the module's name."""
 
 UPDATES = ("client", "clip", "messages", "server", "wire")
 """Files of privpart in which a delta would be an update: the word is DP's alone."""
@@ -197,6 +200,7 @@ def test_public_names_use_the_words_of_the_field():
         for name in public_names(path)
         if NOT_OUR_NAMES & set(re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower().split("_"))
         and name not in NAMES_THAT_STAY
+        and (path.name, name) != ("costs.py", "numbers")  # a key of its JSON
     ]
     assert not found
 
@@ -221,7 +225,8 @@ def test_a_public_function_or_class_has_its_name_to_itself():
         for node in tree(path).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(str(path.relative_to(ROOT)))
-    assert {name: sorted(files) for name, files in homes.items() if len(files) > 1} == {}
+    twice = {name: sorted(files) for name, files in homes.items() if len(files) > 1}
+    assert {name: files for name, files in twice.items() if name not in SHARED_NAMES} == {}
 
 
 def test_a_round_opens_at_most_20_files():

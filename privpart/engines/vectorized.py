@@ -141,7 +141,7 @@ class VectorizedTraining:
         order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
         order.reverse()
         examples = partial(_examples, x, y, channels_last)
-        logits = self._dense if is_dense(self._model.module, x) else vmap(self._forward)
+        logits = self._dense if is_dense_network(self._model.module, x) else vmap(self._forward)
         stack = self._stack(start, len(batches))
         optimizer = None if self.local.plain_sgd else self._optimizer(stack)
         active = len(batches)
@@ -306,7 +306,7 @@ def to_channels_last(x: Tensor) -> Tensor:
 _LAYERS = (nn.Linear, nn.ReLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Flatten)
 
 
-def is_dense(network: nn.Module, x: Tensor) -> bool:
+def is_dense_network(network: nn.Module, x: Tensor) -> bool:
     """Return whether ``dense_logits`` computes what the network does with x, shape (n, ...).
 
     It does if the network is a plain sequence of dense layers and activations, without tied
@@ -332,7 +332,7 @@ def dense_logits(network: nn.Module, own: Mapping[str, Tensor], x: Tensor) -> Te
     """Return V clients' logits, shape (V, n, labels), computed without torch.func.
 
     Args:
-        network: accepted by ``is_dense``; clients share the parameters that are not in ``own``.
+        network: accepted by ``is_dense_network``; clients share the parameters that are not in ``own``.
         own: by name, each client's parameters, shapes (V, ...).
         x: each client's examples, shape (V, n, ...).
     """

@@ -7,7 +7,7 @@
     lock                      held while a process works on the run
 
 A commit has four steps: write the new state durably; append the ledger row, which names the hash of
-the state; advance the rollback guard (``witness``); remove the older state. The ledger row is the
+the state; advance the rollback guard; remove the older state. The ledger row is the
 point of no return. A crash before it leaves the old state, and the round is trained again: nothing
 of it was released, so its noise is still used only once. A crash after it leaves the new state. No
 file is ever unpickled.

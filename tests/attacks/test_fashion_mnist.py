@@ -9,7 +9,7 @@ from torch import nn
 
 from accounting import ConfigError
 from attacks import cosine_tv, dense_then_invert, dlg, leakage, observe, psnr, suite
-from attacks.networks import relu_lenet, resnet8, smooth_lenet, smooth_mlp
+from attacks.networks import relu_lenet, relu_resnet8, smooth_lenet, smooth_mlp
 from privpart.data.tasks import fashion_mnist
 
 pytestmark = pytest.mark.slow
@@ -104,7 +104,7 @@ def test_cosine_matching_passes_25_db_on_relu(clothes):
 
 def test_resnet8_is_an_attack_that_failed(task, clothes):
     x, y = clothes[0][:1].float(), clothes[1][:1]
-    model = resnet8(seeded(), channels=1, width=16, classes=10)
+    model = relu_resnet8(seeded(), channels=1, width=16, classes=10)
     tried = suite(restarts=1, max_evaluations=100, newton_steps=0, steps=150)
     (row,) = leakage(
         model, x, y, views={"full": ["*"]}, attacks=tried, class_means=means(task)

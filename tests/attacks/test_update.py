@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from accounting import ConfigError
 from attacks import LocalSteps, cosine_tv, dlg, observe, psnr
 from attacks.reconstruct import matching_loss, matching_residual
-from attacks.update import client_update, double_state, ready
+from attacks.update import double_state, ready, simulated_update
 
 SGD, MOMENTUM = {}, {"momentum": 0.9}
 ADAM = {"optimizer": "adam"}
@@ -114,8 +114,8 @@ def test_the_three_ways_to_compute_an_update_agree(lenet, digits, local, clip):
     residual = matching_residual(lenet, seen, y)
     assert residual(guess).square().sum().item() == pytest.approx(loss, rel=1e-10)
     net, state = ready(lenet, seen.training), double_state(lenet)
-    plain = client_update(net, state, list(seen.update), x, y, cross_entropy, local)
-    other = client_update(
+    plain = simulated_update(net, state, list(seen.update), x, y, cross_entropy, local)
+    other = simulated_update(
         net, state, list(seen.update), x, y, cross_entropy, local, functional=True
     )
     assert all(torch.allclose(plain[k], other[k], atol=1e-15) for k in plain)

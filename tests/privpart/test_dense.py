@@ -7,7 +7,7 @@ from torch import nn
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
 from privpart.engines import vectorized
 from privpart.engines.methods import LocalComputation, Method
-from privpart.engines.vectorized import dense_logits, is_dense
+from privpart.engines.vectorized import dense_logits, is_dense_network
 
 TASK = RoundTask(0, tuple(range(5)), 0.2, "plan")
 SIZES = (1, 4, 7, 7, 0)
@@ -151,8 +151,8 @@ def hooked():
     ],
 )
 def test_what_it_would_not_compute_is_left_to_vmap(network, shape):
-    assert not is_dense(network(), torch.rand(5, *shape))
-    assert is_dense(plain(), torch.rand(5, 6, 4))  # power
+    assert not is_dense_network(network(), torch.rand(5, *shape))
+    assert is_dense_network(plain(), torch.rand(5, 6, 4))  # power
 
 
 @pytest.mark.parametrize("train", [["8.*"], ["3.*", "6.*"]])

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from accounting import ConfigError
 from privpart import Constant, Glorot, He, Normal, PartialModel, Uniform
 from privpart.models import small_cnn
-from privpart.start_values import _quantiles, fingerprint, seeded_tensor
+from privpart.start_values import _quantiles, seeded_tensor, tensors_fingerprint
 
 PART = ["conv*", "norm.*", "dense2.*"]
 COMMITTED = {
@@ -154,11 +154,11 @@ def test_constants():
 
 def test_fingerprint_sees_every_bit_and_name():
     tensors = {"a": torch.zeros(3), "b": torch.ones(2)}
-    base = fingerprint(tensors)
-    assert fingerprint(dict(reversed(tensors.items()))) == base
-    assert fingerprint({"a": torch.zeros(3), "c": torch.ones(2)}) != base
-    assert fingerprint({"a": torch.tensor([0.0, -0.0, 0.0]), "b": torch.ones(2)}) != base
-    assert fingerprint({"a": torch.zeros(3, 1), "b": torch.ones(2)}) != base
+    base = tensors_fingerprint(tensors)
+    assert tensors_fingerprint(dict(reversed(tensors.items()))) == base
+    assert tensors_fingerprint({"a": torch.zeros(3), "c": torch.ones(2)}) != base
+    assert tensors_fingerprint({"a": torch.tensor([0.0, -0.0, 0.0]), "b": torch.ones(2)}) != base
+    assert tensors_fingerprint({"a": torch.zeros(3, 1), "b": torch.ones(2)}) != base
 
 
 @pytest.mark.parametrize("seed", [-1, 2**128, 1.5, True, None])

@@ -23,7 +23,7 @@ _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "lenet": networks.smooth_lenet,
     "relu-lenet": networks.relu_lenet,
     "mlp": networks.smooth_mlp,
-    "resnet8": networks.resnet8,
+    "resnet8": networks.relu_resnet8,
 }
 
 
@@ -152,7 +152,7 @@ def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
         raise ConfigError(f"model={name!r}: needs square images; they are {tuple(x.shape[1:])}.")
     generator = torch.Generator().manual_seed(seed)
     if name == "resnet8":
-        return networks.resnet8(generator, channels=channels, classes=classes)
+        return networks.relu_resnet8(generator, channels=channels, classes=classes)
     if name in _NETWORKS:
         return _NETWORKS[name](generator, channels=channels, size=size, classes=classes)
     module, colon, function = name.partition(":")
