@@ -332,7 +332,7 @@ def dense_logits(network: nn.Module, own: Mapping[str, Tensor], x: Tensor) -> Te
     """Return V clients' logits, shape (V, n, labels), computed without torch.func.
 
     Args:
-        network: accepted by ``is_dense_network``; clients share the parameters that are not in ``own``.
+        network: accepted by ``is_dense_network``; clients share the parameters not in ``own``.
         own: by name, each client's parameters, shapes (V, ...).
         x: each client's examples, shape (V, n, ...).
     """
