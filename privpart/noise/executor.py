@@ -49,7 +49,9 @@ def _add_up(sources: Sequence[tuple[Tensor, float]], to: Tensor) -> None:
     if others and 1 in (a, others[0][1]):  # both in one pass, which takes half the time of two
         y, b = others.pop(0)
         torch.add(x, y, alpha=b, out=to) if a == 1 else torch.add(y, x, alpha=a, out=to)
-    elif a != 1 or x is not to:
+    elif a != 1:
         torch.mul(x, a, out=to)
+    elif x is not to:
+        to.copy_(x)
     for y, b in others:
         to.add_(y, alpha=b)
