@@ -37,6 +37,8 @@ def test_top_level_packages_are_exactly_three_and_typed(wheel):
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"accounting", "attacks", "privpart"}
     assert {f"{package}/py.typed" for package in top} <= set(names)
+    plans = {f"privpart/experiment/plans/{name}.toml" for name in ("digits", "fashion_mnist")}
+    assert plans <= set(names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 
 

@@ -55,7 +55,7 @@ def demo(
 ) -> None:
     """Train a full and a partial model at several noise levels, report the cost, audit the leak.
 
-    Digits take less than a minute on two processors, Fashion-MNIST several.
+    Digits take under a minute on two idle cores, Fashion-MNIST several minutes.
     """
     checks.count("seed", seed, minimum=0)
     checks.count("seeds", seeds)

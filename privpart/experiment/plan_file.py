@@ -1,14 +1,11 @@
-"""Plan faults: what is wrong with a plan file, as sentences that name the key.
+"""Plan file: a whole training, as people write it in TOML.
 
-Plan checks: what a plan's own tables show cannot be trained, said before anything is read.
+The file contains everything that shapes the run. Its hash is part of the privacy plan, so the run
+is fixed before it starts. Unknown keys are errors: a misspelt clip norm must not become a default.
 
-Whoever asks for a plan's cost is told what `privpart train` would say. What needs the data is
-checked in ``plan_data``; what depends on how clients are computed, in ``training``.
-
-Plan file: a whole training as people write it, in TOML.
-
-Everything that shapes the run is in it, so its hash, which is part of the privacy plan, fixes the
-run before it starts. Unknown keys are errors: a misspelt clip norm must not become a default.
+Whatever the tables alone show to be impossible is refused when the file is read, so `privpart
+epsilon --plan` says what `privpart train` would say. ``training`` refuses what depends on the data
+or on how clients are computed.
 """
 
 import difflib
@@ -42,174 +39,6 @@ from privpart.server import ServerOptimizer
 from privpart.start_values import seed_bytes
 
 
-def sentences(error: ValidationError, root: type[BaseModel]) -> list[str]:
-    """Return a sentence per fault.
-
-    Args:
-        error: of reading a file.
-        root: what the file was to be, for the keys that there are.
-    """
-    return [_sentence(fault, root) for fault in error.errors()]
-
-
-def _sentence(fault: Any, root: type[BaseModel]) -> str:  # noqa: ANN401  pydantic's ErrorDetails
-    where = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = _keys_at(fault["loc"][:-1], root)
-        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.0)
-        return f"{where}: no such key. The nearest is {near[0]}; all are {', '.join(known)}."
-    if fault["type"] in ("missing", "missing_argument"):
-        return f"{where}: is missing."
-    if fault["type"] == "value_error":
-        return f"{where}: {fault['ctx']['error']}".removeprefix(": ")  # of the file as a whole
-    return f"{where}: {fault['msg']}; this is {fault['input']!r}."
-
-
-def _keys_at(location: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
-    """The keys of the table at ``location``."""
-    table: Any = root
-    for part in location:
-        annotation = _fields(table)[str(part)]
-        options = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type)]
-        table = next(a for a in options if is_dataclass(a) or issubclass(a, BaseModel))
-    return ["schema" if key == "plan_schema" else key for key in _fields(table)]
-
-
-def _fields(table: Any) -> dict[str, Any]:  # noqa: ANN401  a model or a dataclass
-    if is_dataclass(table):
-        return {name: field.type for name, field in table.__dataclass_fields__.items()}
-    return {name: field.annotation for name, field in table.model_fields.items()}
-
-
-NATURAL = ("fed-emnist", "shakespeare")
-"""Tasks whose users are given, not dealt."""
-_BUNDLED = ("digits", "fashion-mnist")
-"""Tasks that need no folder: one comes with scikit-learn, one with Debian."""
-_MOST_NUMBERS = 2**31
-"""8 GB, of which a server keeps several: parameters, sum and noise."""
-_MOST_PEOPLE = 10**8
-_MOST_SEED = 2**63 - 1
-"""What generators of torch take."""
-
-
-def refuse_misfits(plan: "PlanFile") -> None:
-    """Refuse tables that contradict each other, or that nothing could be trained with.
-
-    Raises:
-        ConfigError: the first fault, as `privpart train` says it.
-    """
-    _refuse_other_clients(plan)
-    _refuse_other_data(plan.data)
-    _refuse_other_users(plan.data)
-    _refuse_other_networks(plan.model)
-    if plan.schedule is None and plan.model.groups is not None:
-        raise ConfigError("model.groups: need a table [schedule]; else all train always.")
-    if plan.schedule is not None:
-        groups = len(plan.model.grouped()[0])
-        if (length := plan.schedule.length(groups)) != plan.privacy.rounds:
-            raise ConfigError(
-                f"privacy.rounds={plan.privacy.rounds}: the schedule has {length} rounds for "
-                f"{groups} groups; both must be the same."
-            )
-    _refuse_short_cohorts(plan)
-
-
-def _refuse_other_clients(plan: "PlanFile") -> None:
-    """What clients cannot do together, or with this task."""
-    if plan.select is not None and plan.schedule is not None:
-        raise ConfigError("schedule: cannot be together with [select]; leave one of them out.")
-    if plan.data.task == "shakespeare" and plan.model.name in set(MODELS) - {"word_lm"}:
-        raise ConfigError(
-            'model.name: shakespeare is next-word prediction; its model is "word_lm".'
-        )
-    if plan.data.task != "shakespeare" and plan.model.name == "word_lm":
-        raise ConfigError('data.task: word_lm predicts the next word; its task is "shakespeare".')
-    if plan.select is not None and plan.client.objective == "moon":
-        raise ConfigError(
-            "client.objective: clients that select keep no model of their own, which moon needs; "
-            "use fedavg or fedprox."
-        )
-    if plan.client.loss != "cross_entropy":
-        raise ConfigError(
-            f"client.loss={plan.client.loss}: is for tags; every task of a plan has one class per "
-            "example. Use cross_entropy."
-        )
-
-
-def _refuse_other_data(data: "Data") -> None:
-    """Options of another task or partition, or missing ones."""
-    natural = data.task in NATURAL
-    if natural != (data.users is None) or (natural and data.partition != "iid"):
-        says = "has users of its own; leave users and partition out" if natural else "needs users"
-        raise ConfigError(f"data: {data.task} {says}.")
-    for name, owner in (("alpha", "dirichlet"), ("classes_each", "pathological")):
-        if (getattr(data, name) is not None) != (data.partition == owner):
-            raise ConfigError(f"data.{name}: a {owner} partition needs it, and no other has it.")
-    checks.count("data.seed", data.seed, minimum=0, maximum=_MOST_SEED)
-    if data.directory is None and data.task not in _BUNDLED:
-        raise ConfigError(
-            f"data.directory: {data.task} is read from files; name their folder. Nothing is "
-            "downloaded."
-        )
-    if data.directory is not None and data.task == "digits":
-        raise ConfigError("data.directory: digits come with scikit-learn; leave it out.")
-
-
-def _refuse_other_users(data: "Data") -> None:
-    """Numbers of users that cannot be dealt examples, or fill no cohort."""
-    size = checks.count("data.clients_per_round", data.clients_per_round, maximum=_MOST_PEOPLE)
-    if data.alpha is not None:
-        checks.positive("data.alpha", data.alpha)
-    if data.classes_each is not None:
-        checks.count("data.classes_each", data.classes_each)
-    if data.users is not None:
-        users = checks.count("data.users", data.users, maximum=_MOST_PEOPLE)
-        if size > users:
-            raise ConfigError(f"data.clients_per_round={size}: must be at most data.users={users}.")
-
-
-def _refuse_other_networks(model: "Model") -> None:
-    """Networks that cannot be built, trained in part, or held."""
-    seed_bytes(model.seed)
-    for name, value in model.sizes.items():
-        for size in value if isinstance(value, list) else [value]:
-            if isinstance(size, int):  # else the network says what is wrong
-                checks.count(f"model.sizes.{name}", int(size), minimum=0, maximum=_MOST_NUMBERS)
-    with torch.device("meta"):  # shapes only
-        network = model.network()
-    refuse_batch_statistics(network)
-    matching_parameters(network, model.train)
-    if (total := sum(own.numel() for own in network.parameters())) > _MOST_NUMBERS:
-        raise ConfigError(
-            f"model.sizes: the network has {total:,} numbers; must be at most {_MOST_NUMBERS:,}."
-        )
-
-
-def _refuse_short_cohorts(plan: "PlanFile") -> None:
-    """Cohorts that take turns: all members of one may take part again, or none may."""
-    limits, size = plan.privacy, plan.data.clients_per_round
-    if size < limits.minimum_cohort:
-        raise short_cohort(limits.rounds, 0, size, limits.minimum_cohort)
-    if plan.data.users is None:
-        return
-    turns = plan.data.users // size
-    short = turns * (limits.max_participations if turns >= limits.min_separation else 1)
-    if short < limits.rounds:
-        raise short_cohort(limits.rounds, short, 0, limits.minimum_cohort)
-
-
-def short_cohort(rounds: int, round_: int, came: int, least: int) -> ConfigError:
-    """Return what is said of a run whose limits leave too few clients from a round on."""
-    return ConfigError(
-        f"rounds={rounds}: from round {round_} on, the limits on participation leave "
-        f"{came} clients, {least} are the least. Plan fewer rounds, smaller "
-        "cohorts, or more participations (which cost more)."
-    )
-
-
-SCHEMA = "privpart/plan/1"
-
-
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -217,8 +46,8 @@ class _Table(BaseModel):
 class Privacy(_Table):
     """Table ``[privacy]``: what is promised, as in ``PrivacyPlan``.
 
-    Either ``noise_multiplier``, or ``target_epsilon`` for the least noise that meets it at
-    ``delta``.
+    It has either ``noise_multiplier`` or ``target_epsilon``, which asks for the least noise that
+    meets it at ``delta``.
     """
 
     rounds: int
@@ -226,7 +55,7 @@ class Privacy(_Table):
     delta: float
     noise_multiplier: float | None = None
     target_epsilon: float | None = None
-    report_goal: int | None = Field(default=None, description="None: clients_per_round")
+    report_goal: int | None = Field(default=None, description="None takes clients_per_round")
     minimum_cohort: int = 1
     max_participations: int = 1
     min_separation: int = 1
@@ -240,13 +69,16 @@ class Privacy(_Table):
 
 
 class Model(_Table):
-    """Table ``[model]``: a network of ``privpart.models``, and which part trains."""
+    """Table ``[model]``: a network of ``privpart.models``, and which part of it trains."""
 
     name: str
-    sizes: dict[str, Any] = Field(default_factory=dict, description="keywords of the network")
+    sizes: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the network"
+    )
     train: list[str] = Field(default_factory=lambda: ["*"])
     groups: list[list[str]] | None = Field(
-        default=None, description="of [schedule]; None: the network's own, else one per layer"
+        default=None,
+        description="of [schedule]; None takes the network's, or one per layer if it has none",
     )
     seed: int
 
@@ -261,7 +93,10 @@ class Model(_Table):
         groups: tuple[tuple[str, ...], ...] | None = None,
         fingerprint: str | None = None,
     ) -> PartialModel:
-        """Return the model in its start state; of a smaller ``module``, see ``PartialModel``."""
+        """Return the model in its start state, of a smaller ``module`` if given.
+
+        ``groups`` and ``fingerprint`` are those of ``PartialModel``.
+        """
         return PartialModel(
             self.network() if module is None else module,
             train=self.train,
@@ -273,7 +108,7 @@ class Model(_Table):
         )
 
     def grouped(self) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
-        """Return the trainable parameters of each group by name, and how many numbers they are."""
+        """Return the names of each group's trainable parameters, and each group's size."""
         with torch.device("meta"):  # shapes only
             module = self.network()
         patterns = self.groups or MODELS[self.name].groups or layer_groups(module)
@@ -283,19 +118,19 @@ class Model(_Table):
 
 
 class Data(_Table):
-    """Table ``[data]``: a task, and the simulated users who take part in turn."""
+    """Table ``[data]``: a task, and the simulated users, whose cohorts take part in turn."""
 
     task: Literal[
         "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
     ]
     directory: Path | None = None
     users: int | None = Field(
-        default=None, description="to deal the examples to; None where the task has its own"
+        default=None, description="to deal the examples to; None if the task has its own users"
     )
     clients_per_round: int
     partition: Literal["iid", "dirichlet", "pathological"] = "iid"
-    alpha: float | None = Field(default=None, description="of a dirichlet partition")
-    classes_each: int | None = Field(default=None, description="of a pathological one")
+    alpha: float | None = Field(default=None, description="of a dirichlet partition, > 0")
+    classes_each: int | None = Field(default=None, description="of a pathological partition, >= 1")
     seed: int = 0
 
 
@@ -305,12 +140,12 @@ class PlanFile(_Table):
     Attributes:
         plan_schema: "schema" in the file; names the version of this format.
         privacy: what is promised.
-        model: what trains.
-        data: who trains it on what.
+        model: the network, and which part of it trains.
+        data: the task and its users.
         client: how a client trains.
         server: how the noised mean moves the model.
-        schedule: which groups of the model train when; None trains all of it in every round.
-        select: which slices of the model clients select; None sends them all of what trains.
+        schedule: which groups of the model train when; None trains all of them in every round.
+        select: which slices of the model clients select; None sends the whole trained part.
     """
 
     plan_schema: Literal["privpart/plan/1"] = Field(alias="schema")
@@ -324,16 +159,16 @@ class PlanFile(_Table):
 
     @model_validator(mode="after")
     def _tables_fit_each_other(self) -> Self:
-        refuse_misfits(self)
+        _refuse_misfits(self)
         return self
 
     @property
     def hash(self) -> str:
-        """SHA-256, in hex, of all values, defaults included; not of spaces and comments."""
+        """SHA-256, in hex, of all values, defaults included; spaces and comments do not count."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
-        """All values, defaults included, as canonical JSON."""
+        """Return all values, defaults included, as canonical JSON."""
         return json.dumps(
             self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":")
         )
@@ -348,7 +183,7 @@ class PlanFile(_Table):
         return None if self.schedule is None else self.model.grouped()[0]
 
     def mechanism(self) -> Mechanism:
-        """Return the mechanism: the plan's choice, for each group of its own if there are any."""
+        """Return the mechanism; with groups that take turns, one of the chosen kind per group."""
         choice = self.privacy.mechanism
         if self.select is not None and (turns := self.turns(self.model.partial())) is not None:
             return choice.build_grouped(turns.schedule, turns.sizes, self.participation())
@@ -360,7 +195,7 @@ class PlanFile(_Table):
     def turns(self, model: PartialModel) -> Turns | None:
         """Return the groups of slices under shared keys, and when each trains.
 
-        None where clients select nothing, or no keys are shared.
+        The result is None if clients select nothing, or if no keys are shared.
 
         Raises:
             ConfigError: a selection that the model does not have.
@@ -370,14 +205,14 @@ class PlanFile(_Table):
         spaces = self.select.spaces(model.module)
         layout = Layout.of(model, spaces)
         choosers = self.choosers(layout)
-        with torch.device("meta"):  # whether there is such a network at all
+        with torch.device("meta"):  # refuses selections that no smaller network fits
             shrunk(self.model.network(), spaces, [own.m for own in self.select.chosen.values()])
         return Turns.of(layout, choosers, self.privacy.rounds) if self.select.takes_turns else None
 
     def choosers(
         self, layout: Layout, *, counts: Callable[[int], Counts] | None = None
     ) -> list[KeyChooser]:
-        """Return what chooses the keys of a table [select], see ``SelectChoice.choosers``."""
+        """Return the key choosers of the table [select], see ``SelectChoice.choosers``."""
         if self.select is None:
             return []
         return self.select.choosers(
@@ -385,10 +220,10 @@ class PlanFile(_Table):
         )
 
     def privacy_plan(self) -> PrivacyPlan:
-        """Return the promise; fits a BLT, and solves for the noise, if the file asks for it.
+        """Return the promise; fit a BLT and solve for the noise if the file asks for it.
 
         Raises:
-            ConfigError: values out of range, or both or none of noise and target.
+            ConfigError: values out of range, or not exactly one of noise and target.
         """
         p, participation = self.privacy, self.participation()
         checks.probability("delta", p.delta)
@@ -409,8 +244,8 @@ def read(path: str | Path) -> PlanFile:
     """Return the plan in a TOML file.
 
     Raises:
-        ConfigError: no such file, no TOML, unknown keys (with the nearest that exist), missing
-            ones, or values out of range.
+        ConfigError: no such file, not valid TOML, unknown keys (named with the nearest known one),
+            missing keys, or values out of range.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -425,21 +260,25 @@ def parse(text: str, *, name: str = "plan") -> PlanFile:
         return validated(tomllib.loads(text), name=name)
     except ConfigError:
         raise
-    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # tomllib raises others, too, as for integers of 5,000 digits
         raise ConfigError(f"{name} is no TOML: {error}.") from None
 
 
 def validated(values: dict[str, Any], *, name: str = "plan") -> PlanFile:
     """Return the plan with these tables; raises as ``read``.
 
-    Strict, so that true is no number and "3" is none; as JSON, whose strictness still takes a list
-    for a tuple, a table for a dataclass and a string for one of its names.
+    Pydantic's strict mode keeps ``true`` and ``"3"`` from passing as numbers. Its strict mode for
+    JSON, unlike the one for Python values, still takes a list for a tuple, a table for a dataclass
+    and a string for an enum.
     """
     try:
         return PlanFile.model_validate_json(to_json(values), strict=True)
     except ValidationError as error:
-        faults = "".join(f"\n  {sentence}" for sentence in sentences(error, PlanFile))
-        raise ConfigError(f"{name} is no plan:{faults}") from None
+        faults = "".join(f"\n  {sentence}" for sentence in map(_sentence, error.errors()))
+        raise ConfigError(f"{name} is not a valid plan:{faults}") from None
 
 
 def _noise_multiplier(p: Privacy, mechanism: Mechanism, participation: Participation) -> float:
@@ -451,3 +290,169 @@ def _noise_multiplier(p: Privacy, mechanism: Mechanism, participation: Participa
     if p.target_epsilon is None:
         return float(p.noise_multiplier or 0.0)
     return calibrate(mechanism, participation, target_epsilon=p.target_epsilon, delta=p.delta)
+
+
+_WITH_USERS = ("fed-emnist", "shakespeare")
+"""Tasks whose examples already belong to users."""
+_WITHOUT_FOLDER = ("digits", "fashion-mnist")
+"""The first comes with scikit-learn, the second has a known place on Debian."""
+_MOST_PARAMETERS = 2**31
+"""8 GB, of which a server holds several copies: parameters, sum and noise."""
+_MOST_USERS = 10**8
+_MOST_SEED = 2**63 - 1
+"""The largest seed of a torch generator."""
+
+
+def _refuse_misfits(plan: "PlanFile") -> None:
+    """Check that the tables can be trained together.
+
+    Raises:
+        ConfigError: the first fault.
+    """
+    _refuse_clients(plan)
+    _refuse_task(plan.data)
+    _refuse_users(plan.data)
+    _refuse_network(plan.model)
+    _refuse_schedule(plan)
+    _refuse_short_cohorts(plan)
+
+
+def _refuse_schedule(plan: "PlanFile") -> None:
+    if plan.schedule is None:
+        if plan.model.groups is not None:
+            raise ConfigError(
+                "model.groups: need a table [schedule]; without it, all of them train in every "
+                "round."
+            )
+        return
+    groups = len(plan.model.grouped()[0])
+    if (length := plan.schedule.length(groups)) != plan.privacy.rounds:
+        raise ConfigError(
+            f"privacy.rounds={plan.privacy.rounds}: the schedule has {length} rounds for "
+            f"{groups} groups; both must be the same."
+        )
+
+
+def _refuse_clients(plan: "PlanFile") -> None:
+    if plan.select is not None and plan.schedule is not None:
+        raise ConfigError("schedule: cannot be combined with [select]; leave one of them out.")
+    if plan.data.task == "shakespeare" and plan.model.name in set(MODELS) - {"word_lm"}:
+        raise ConfigError(
+            'model.name: shakespeare is next-word prediction; its model is "word_lm".'
+        )
+    if plan.data.task != "shakespeare" and plan.model.name == "word_lm":
+        raise ConfigError('data.task: word_lm predicts the next word; its task is "shakespeare".')
+    if plan.select is not None and plan.client.objective == "moon":
+        raise ConfigError(
+            "client.objective: clients that select keep no model of their own, which moon needs; "
+            "use fedavg or fedprox."
+        )
+    if plan.client.loss != "cross_entropy":
+        raise ConfigError(
+            f"client.loss={plan.client.loss}: is for tags; every task of a plan has one label per "
+            "example. Use cross_entropy."
+        )
+
+
+def _refuse_task(data: "Data") -> None:
+    """Refuse options of another task or partition, and missing ones."""
+    given = data.task in _WITH_USERS
+    if given != (data.users is None) or (given and data.partition != "iid"):
+        says = "has users of its own; leave users and partition out" if given else "needs users"
+        raise ConfigError(f"data: {data.task} {says}.")
+    for name, owner in (("alpha", "dirichlet"), ("classes_each", "pathological")):
+        if (getattr(data, name) is not None) != (data.partition == owner):
+            raise ConfigError(f"data.{name}: a {owner} partition needs it; leave it out of others.")
+    checks.count("data.seed", data.seed, minimum=0, maximum=_MOST_SEED)
+    if data.directory is None and data.task not in _WITHOUT_FOLDER:
+        raise ConfigError(
+            f"data.directory: {data.task} is read from files; name their folder. They are not "
+            "downloaded for you."
+        )
+    if data.directory is not None and data.task == "digits":
+        raise ConfigError("data.directory: digits come with scikit-learn; leave it out.")
+
+
+def _refuse_users(data: "Data") -> None:
+    size = checks.count("data.clients_per_round", data.clients_per_round, maximum=_MOST_USERS)
+    if data.alpha is not None:
+        checks.positive("data.alpha", data.alpha)
+    if data.classes_each is not None:
+        checks.count("data.classes_each", data.classes_each)
+    if data.users is not None:
+        users = checks.count("data.users", data.users, maximum=_MOST_USERS)
+        if size > users:
+            raise ConfigError(f"data.clients_per_round={size}: must be at most data.users={users}.")
+
+
+def _refuse_network(model: "Model") -> None:
+    """Refuse networks that cannot be built, trained in part, or held in memory."""
+    seed_bytes(model.seed)
+    for name, value in model.sizes.items():
+        for size in value if isinstance(value, list) else [value]:
+            if isinstance(size, int):  # the network refuses other types
+                checks.count(f"model.sizes.{name}", int(size), minimum=0, maximum=_MOST_PARAMETERS)
+    with torch.device("meta"):  # shapes only
+        network = model.network()
+    refuse_batch_statistics(network)
+    matching_parameters(network, model.train)
+    if (total := sum(own.numel() for own in network.parameters())) > _MOST_PARAMETERS:
+        raise ConfigError(
+            f"model.sizes: the network has {total:,} parameters; must be at most "
+            f"{_MOST_PARAMETERS:,}."
+        )
+
+
+def _refuse_short_cohorts(plan: "PlanFile") -> None:
+    """Refuse plans whose cohorts run out of clients that may still take part.
+
+    Cohorts take turns, so the limits let either all members of a cohort come again, or none.
+    """
+    limits, size = plan.privacy, plan.data.clients_per_round
+    if size < limits.minimum_cohort:
+        raise short_cohort(limits.rounds, 0, size, limits.minimum_cohort)
+    if plan.data.users is None:
+        return
+    turns = plan.data.users // size
+    short = turns * (limits.max_participations if turns >= limits.min_separation else 1)
+    if short < limits.rounds:
+        raise short_cohort(limits.rounds, short, 0, limits.minimum_cohort)
+
+
+def short_cohort(rounds: int, round_: int, came: int, least: int) -> ConfigError:
+    """Return the error of a run whose limits leave too few clients from a round on."""
+    return ConfigError(
+        f"rounds={rounds}: from round {round_} on, the limits on participation leave "
+        f"{came} clients, {least} are required. Plan fewer rounds, smaller cohorts, or more "
+        "participations (which cost more)."
+    )
+
+
+def _sentence(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
+    where = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = _keys_at(fault["loc"][:-1])
+        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.0)
+        return f"{where}: no such key. The nearest is {near[0]}; all keys are {', '.join(known)}."
+    if fault["type"] in ("missing", "missing_argument"):
+        return f"{where}: is missing."
+    if fault["type"] == "value_error":
+        says = str(fault["ctx"]["error"])
+        return f"{where}: {says}" if where else says  # no key where tables contradict each other
+    return f"{where}: {fault['msg']}; this is {fault['input']!r}."
+
+
+def _keys_at(location: tuple[Any, ...]) -> list[str]:
+    """Return the keys of the table at ``location`` of a plan file."""
+    table: Any = PlanFile
+    for part in location:
+        annotation = _fields(table)[str(part)]
+        options = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type)]
+        table = next(a for a in options if is_dataclass(a) or issubclass(a, BaseModel))
+    return ["schema" if key == "plan_schema" else key for key in _fields(table)]
+
+
+def _fields(table: Any) -> dict[str, Any]:  # noqa: ANN401  a model or a dataclass
+    if is_dataclass(table):
+        return {name: field.type for name, field in table.__dataclass_fields__.items()}
+    return {name: field.annotation for name, field in table.model_fields.items()}

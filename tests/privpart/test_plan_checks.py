@@ -90,7 +90,7 @@ REFUSED = [
     ),
     (
         [("model", "sizes = { channels = [2, 4], hidden = 2000000000, image_size = 8 }")],
-        "model.sizes: the network has 54,000,000,1.. numbers; must be at most",
+        "model.sizes: the network has 54,000,000,1.. parameters; must be at most",
     ),
     (
         [("model", "sizes = { channels = [2, 4], hidden = 8, image_size = 2000000000 }")],
@@ -104,7 +104,9 @@ def test_what_the_plan_alone_shows_is_said_wherever_it_is_read(changes, says):
     tables = tomllib.loads(TEXT)
     for table, lines in changes:
         tables.setdefault(table, {}).update(tomllib.loads(lines))
-    with pytest.raises(ConfigError, match=f"(?s)^plan is no plan:\n  [^\n]*{says}") as refused:
+    with pytest.raises(
+        ConfigError, match=f"(?s)^plan is not a valid plan:\n  [^\n]*{says}"
+    ) as refused:
         validated(tables)
     assert str(refused.value).count("\n") == 1
 

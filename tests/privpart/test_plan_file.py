@@ -107,7 +107,7 @@ FAULTS = [
 def test_faults_are_named(old, new, sentence):
     with pytest.raises(ConfigError) as error:
         plan_file.parse(changed(old, new), name="mine.toml")
-    assert str(error.value).startswith("mine.toml is no plan:")
+    assert str(error.value).startswith("mine.toml is not a valid plan:")
     assert sentence in str(error.value)
 
 

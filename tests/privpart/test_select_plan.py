@@ -360,7 +360,7 @@ def test_wrong_plans_are_one_sentence(tables, says):
 
 
 def test_a_schedule_beside_shared_keys_is_refused_before_it_costs_anything():
-    with pytest.raises(ConfigError, match=r"cannot be together with \[select\]; leave one"):
+    with pytest.raises(ConfigError, match=r"cannot be combined with \[select\]; leave one"):
         validated(shared().model_dump(by_alias=True) | {"schedule": {"cycles": 1}})
 
 
