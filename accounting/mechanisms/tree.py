@@ -22,7 +22,8 @@ estimator, which weights the node and its children by their inverse variances (H
 "Efficient use of differentially private binary trees", estimation from below). A prefix sum adds
 the estimates of the complete trees that make it up.
 
-The file is long because the tree's sensitivity needs a recursion of its own.
+Encoder, noise and sensitivity are one file, as of every mechanism; it is long because the tree's
+sensitivity needs its own recursion.
 """
 
 from collections.abc import Iterator, Sequence
