@@ -1,4 +1,4 @@
-"""``privpart demo``: train, account and audit on real data, and say what the numbers mean."""
+"""``privpart demo``: train, account and audit on real data, and say what the results mean."""
 
 import json
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def demo(
         int | None, typer.Option(help="Processes; by default one per processor.")
     ] = None,
 ) -> None:
-    """Train a full and a partial model at several noise levels, report the cost, audit the leak.
+    """Train full and partial models at several noise levels; report privacy and leakage.
 
     Digits take under a minute on two idle cores, Fashion-MNIST several minutes.
     """
@@ -149,13 +149,13 @@ def _train(cells: "Sequence[Cell]", jobs: int, progress: "Progress") -> list["Ac
 
 
 def _audit(examples: "PlanData", seed: int, progress: "Progress") -> dict[str, "LeakageReport"]:
-    """Attack a convolutional and a dense network, untrained, one image at a time."""
+    """Attack an untrained convolutional network and a dense one, one image at a time."""
     import torch
 
     from attacks import leakage, suite
     from attacks.networks import smooth_lenet, smooth_mlp
 
-    torch.set_num_threads(1)  # so that the numbers do not depend on the machine's processors
+    torch.set_num_threads(1)  # the last digits depend on the number of threads
     size = examples.test_x.shape[-1]
     generator = torch.Generator().manual_seed(seed)
     networks = {
@@ -194,7 +194,7 @@ def _advance(progress: "Progress", bar: "TaskID", name: str, step: str) -> None:
 
 
 def _without_times(report: dict[str, Any]) -> dict[str, Any]:
-    """Drop what differs between two equal runs."""
+    """Return a report without the times, which differ between equal runs."""
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in report["rows"]]
     return report | {"rows": rows}
 

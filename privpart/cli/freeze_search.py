@@ -17,13 +17,13 @@ from privpart.cli.output import as_csv
 from privpart.cli.sweep import processors
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from privpart.experiment.freeze_search import Trial
+    from privpart.experiment.freeze_search import FreezeTrial
     from privpart.experiment.sweep import SweepFile
 
 NOT_COVERED = (
     "A search looks at accuracies. On the clients' private data it is a release of its own, which "
-    "no epsilon of the later training covers: search on public or proxy data, as here, and take "
-    "the result as a choice made without private data."
+    "no epsilon of the later training covers: search on public or proxy data, as this command "
+    "does."
 )
 
 
@@ -37,19 +37,22 @@ def freeze_search(
     tolerance: Annotated[
         float,
         typer.Option(
-            help="Points of accuracy that a block may cost and still be frozen, >= 0; below the "
-            "spread over seeds it is chance that decides."
+            help="Points of accuracy that freezing a block may cost, >= 0; below the standard "
+            "deviation over seeds, chance decides."
         ),
     ] = 2.0,
-    seeds: Annotated[int, typer.Option(help="Trainings per trial, the same seeds in each.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(help="Trainings per trial; all trials have the same seeds.")
+    ] = 3,
     jobs: Annotated[
         int | None, typer.Option(help="Processes; by default one per processor.")
     ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
-    """Find which layers to freeze: largest first, kept frozen while accuracy holds (FedPT).
+    """Find which layers to freeze: the largest first, each if accuracy stays (FedPT).
 
-    Trains the demo's network without noise, once per layer and seed; normalisation always trains.
+    Trains the demo's network without noise, once per layer and seed. Normalization layers always
+    train.
     Example: privpart freeze-search --data digits --tolerance 3
     """
     checks.count("seeds", seeds)
@@ -116,7 +119,7 @@ def _search(
 
 
 def _row(
-    trial: "Trial", accuracies: dict[tuple[str, ...], list[float]], count: int
+    trial: "FreezeTrial", accuracies: dict[tuple[str, ...], list[float]], count: int
 ) -> dict[str, Any]:
     full, found = accuracies[()], accuracies[trial.frozen]
     differences = [part - whole for part, whole in zip(found, full, strict=True)]
@@ -143,7 +146,7 @@ def _print_table(
     from rich.table import Table
 
     table = Table(
-        title=f"{data}, {rounds} rounds without noise; a block may cost {tolerance:g} points",
+        title=f"{data}, {rounds} rounds without noise; freezing may cost {tolerance:g} points",
         box=SIMPLE_HEAD,
         title_justify="left",
     )
@@ -164,5 +167,5 @@ def _print_table(
     console = Console(width=100, highlight=False)
     console.print(table)
     typer.echo("Train " + " ".join(f"--train '{pattern}'" for pattern in train))
-    note = "Differences below their spread over seeds mean nothing. " + NOT_COVERED
+    note = "Differences below their standard deviation over seeds mean nothing. " + NOT_COVERED
     typer.echo("\n" + fill(note, 96))

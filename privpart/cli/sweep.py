@@ -1,4 +1,4 @@
-"""``privpart sweep`` and ``privpart sweep show``: a grid of trainings, and what it says."""
+"""``privpart sweep`` and ``privpart sweep show``: train a grid of plans, and show the results."""
 
 import json
 import os
@@ -25,13 +25,13 @@ NOT_PRIVATE = (
     "run of the same plan with secret noise would cost."
 )
 UNCHARGED = (
-    "Fields were tuned per cell on a held-out half of public test examples: uncharged. On the "
+    "Fields were tuned per cell on held-out public test examples, which is uncharged. On the "
     "clients' own data each try would be a release that no epsilon here covers."
 )
 
 
 class _RunByDefault(TyperGroup):
-    """Takes a first argument that is no command for the file of ``run``."""
+    """Runs ``run`` where the first argument is not the name of a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  click's, vendored
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
@@ -43,7 +43,7 @@ app = typer.Typer(
     cls=_RunByDefault,
     no_args_is_help=True,
     subcommand_metavar="FILE --out DIR | show DIR",
-    help="""Train a grid of plans and seeds, or show what one says.
+    help="""Train a grid of plans and seeds, or show its results.
 
     privpart sweep FILE --out DIR runs the sweep in FILE; "run" may be left out.
 
@@ -53,7 +53,7 @@ app = typer.Typer(
 
     Example: privpart sweep show fedpt --format csv
 
-    A file that is called like a command is typed with its folder: privpart sweep ./show --out DIR.
+    If a file has the name of a command, type its folder, too: privpart sweep ./show --out DIR.
     """,
 )
 
@@ -67,10 +67,11 @@ def run(
     ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
-    """Train every cell of a grid, for each seed; the same command again goes on where it stopped.
+    """Train every cell of a grid, for each seed; the same command again resumes the sweep.
 
-    A cell is known by the hash of its plan and seed: finished ones are never trained twice, and
-    changing an axis trains only what is new. Failures are recorded and tried again.
+    A cell is identified by the hash of its plan and seed: finished cells are never trained twice,
+    and after a change of an axis only new cells are trained. Failed cells are recorded, and tried
+    again the next time.
 
     Example: privpart sweep examples/fedpt_sweep.toml --out fedpt -j 2
     """
@@ -90,9 +91,9 @@ def show(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the sweep.")],
     form: options.FormatOption = Format.TABLE,
 ) -> None:
-    """Print a sweep's table; write its CSV file, and accuracy against noise and epsilon.
+    """Print a sweep's table; write it as CSV, and plot accuracy against noise and epsilon.
 
-    Reads only what is finished, also while the sweep goes on.
+    Only finished cells are read, so a running sweep may be shown.
 
     Example: privpart sweep show fedpt
     """

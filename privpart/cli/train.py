@@ -27,24 +27,26 @@ def train(
     plan: Annotated[
         Path | None, typer.Option(help="TOML file with the whole training; for a new run.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     adopt: Annotated[
         bool,
         typer.Option(
             "--adopt",
-            help="With --resume: go on although this machine never saw the run. You vouch that "
+            help="With --resume: continue a run that this machine has never seen. You vouch that "
             "the original will never be continued.",
         ),
     ] = False,
     fork_of: Annotated[
         Path | None,
         typer.Option(
-            help="Begin from the model of another run, with a new key; its cost is added."
+            help="Start from the model of another run, with a new key; its cost is added."
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Noise from a seed, for simulations: the run is then NOT private."),
+        typer.Option(
+            help="Take the noise from this seed, for simulations: the run is then NOT private."
+        ),
     ] = None,
     evaluate_every: Annotated[
         int, typer.Option(help="Rounds between evaluations on the test images.")
@@ -52,42 +54,43 @@ def train(
     workers: Annotated[
         int,
         typer.Option(
-            help="Processes that simulate clients; 1 uses this one.", rich_help_panel=_ENGINE
+            help="Processes that simulate clients; 1 uses this process.", rich_help_panel=_ENGINE
         ),
     ] = _DEFAULTS.workers,
     batching: Annotated[
         Batching,
         typer.Option(
-            help="'loop' computes one client after another, 'vmap' many at once; 'auto' times a "
-            "few of them, but for noise from a seed it is 'loop', so that the run can be repeated.",
+            help="'loop' computes one client after another, 'vmap' vectorizes over many; 'auto' "
+            "times a few clients and takes the faster way. With noise from a seed, 'auto' is "
+            "'loop', so that the run can be repeated.",
             rich_help_panel=_ENGINE,
         ),
     ] = _DEFAULTS.batching,
     precision: Annotated[
         Precision,
         typer.Option(
-            help="'bfloat16' rounds the clients' products to 8 bits: faster for large convolutions "
-            "where the processor has such products, slower for small networks. Rounds after "
-            "--resume may have another precision: their numbers then differ, their privacy not.",
+            help="'bfloat16' rounds the factors of the clients' products to 8 bits. It is faster "
+            "for large convolutions on processors with bfloat16 instructions, and slower for small "
+            "networks. It may change with --resume, which does not affect privacy.",
             rich_help_panel=_ENGINE,
         ),
     ] = _DEFAULTS.precision,
     device: Annotated[
         str,
         typer.Option(
-            help="Where clients are computed: 'cpu', or an accelerator as 'cuda' or 'cuda:1', by "
-            "one process and not with noise from a seed. Rounds after --resume may have another.",
+            help="Where clients are computed: 'cpu', or an accelerator such as 'cuda' or 'cuda:1', "
+            "with one process and without --seed. It may change with --resume.",
             rich_help_panel=_ENGINE,
         ),
     ] = str(_DEFAULTS.device),
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write evaluations for TensorBoard, too.")
+        bool, typer.Option("--tensorboard", help="Also write evaluations for TensorBoard.")
     ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Train under a plan; every round is committed to the folder before its model is released.
 
-    Ctrl-C, a crash or a full disk leave a run that --resume goes on with. Evaluations are in
+    After Ctrl-C, a crash or a full disk, --resume continues the run. Evaluations are in
     metrics.jsonl and metrics.csv of the folder.
 
     Example: privpart train --plan examples/digits.toml --out run
@@ -135,9 +138,9 @@ def _resumed(
     try:
         kept = parse(run.facts.get("plan_file", ""), name=f"the plan of {out}")
         if kept.hash != run.plan.context:
-            raise ConfigError(f"{out}: the plan file in the ledger is not the run's.")
+            raise ConfigError(f"{out}: the plan file in its ledger is not the run's.")
         if plan is not None and read(plan).hash != kept.hash:
-            raise ConfigError(f"plan={plan}: is another plan than the run's; leave it out.")
+            raise ConfigError(f"plan={plan}: is not the run's plan; leave it out.")
         private = run.facts["seed"] is None
         options = replace(engine, deterministic=not private)
         return run, training(kept, options=options)

@@ -20,7 +20,7 @@ _NORMALIZATION = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class FreezeTrial:
     """One training of the search.
 
     Attributes:
@@ -38,7 +38,7 @@ class Trial:
 
 def freeze_search(
     blocks: Mapping[str, int], accuracy: Callable[[tuple[str, ...]], float], *, tolerance: float
-) -> Iterator[Trial]:
+) -> Iterator[FreezeTrial]:
     """Yield each trial as it ends: first the full model, then one per block, largest first.
 
     The last trial that was kept holds the result. A trial is kept if its accuracy, with one more
@@ -59,7 +59,7 @@ def freeze_search(
     if len(blocks) < 2:
         raise ConfigError(f"blocks={dict(blocks)}: a search needs at least two to choose from.")
     least = _accuracy(accuracy, ()) - tolerance
-    yield Trial((), 0, least + tolerance, kept=True)
+    yield FreezeTrial((), 0, least + tolerance, kept=True)
     frozen: tuple[str, ...] = ()
     for block in sorted(blocks, key=blocks.__getitem__, reverse=True):
         candidate = (*frozen, block)
@@ -68,7 +68,7 @@ def freeze_search(
         reached = _accuracy(accuracy, candidate)
         frozen_count = sum(blocks[name] for name in candidate)
         kept = reached >= least
-        yield Trial(candidate, frozen_count, reached, kept)
+        yield FreezeTrial(candidate, frozen_count, reached, kept)
         if kept:
             frozen = candidate
 

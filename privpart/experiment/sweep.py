@@ -35,14 +35,14 @@ from privpart.noise.source import SeededSource
 from privpart.plan import PrivacyPlan
 
 Changes = Mapping[str, Any]
-"""Dotted names of plan fields, and what they become."""
+"""Dotted name of a plan field -> its new value."""
 
 
 class Tuning(BaseModel):
-    """Table ``[tune]``: fields of which each cell picks the best value, by held-out accuracy.
+    """Table ``[tune]``: fields whose best value each cell chooses by held-out accuracy.
 
     Attributes:
-        held_out: share of the test examples that chooses; the others measure. In (0, 1).
+        held_out: share of the test examples to choose by, in (0, 1); the others measure.
         grid: field -> values to try.
     """
 
@@ -60,7 +60,7 @@ class SweepFile(BaseModel):
         seeds: each is the seed of the model, of the data and of the noise.
         grid: dotted field -> its values: a list, or a table that names them.
         joint: axis -> name -> the fields that change together.
-        tune: what each cell chooses by itself.
+        tune: fields that each cell chooses for itself; None tunes nothing.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -85,9 +85,9 @@ class Cell:
 
     Attributes:
         labels: axis -> name of the value that this cell has.
-        seed: of model, data and noise: the run is a simulation, and not private.
+        seed: of model, data and noise; the run is a simulation and not private.
         candidates: plans to choose among by held-out accuracy; one if nothing is tuned.
-        held_out: share of the test examples that choose; 0 if nothing is tuned.
+        held_out: share of the test examples to choose by; 0 if nothing is tuned.
     """
 
     labels: Mapping[str, str]
@@ -97,19 +97,19 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """SHA-256, in hex, of all that the result depends on."""
+        """SHA-256, in hex, of everything that the result depends on."""
         content = [self.seed, self.held_out, *(plan.hash for plan in self.candidates)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """All cells, and which axes change the noise.
+    """The cells of a sweep file.
 
     Attributes:
         cells: in the order of the axes, seeds last.
         axes: their names, in order.
-        noise_axes: those that set the noise or the epsilon it is solved for.
+        noise_axes: names of the axes that set the noise, or the epsilon that it is solved for.
     """
 
     cells: tuple[Cell, ...]
@@ -131,7 +131,7 @@ def read_sweep(path: str | Path) -> Sweep:
 
 
 def read_sweep_file(path: str | Path) -> SweepFile:
-    """Return what a TOML file says, with the tables of the plan that it names; raises as above."""
+    """Return a TOML file's sweep, with a plan that it names read; raises as ``read_sweep``."""
     path = Path(path)
     try:
         file = SweepFile.model_validate_json(_json_of(path), strict=True)
@@ -147,7 +147,7 @@ def read_sweep_file(path: str | Path) -> SweepFile:
             f"  {'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}."
             for fault in error.errors()
         )
-        raise ConfigError(f"{path} is no sweep:\n{faults}") from None
+        raise ConfigError(f"{path} is not a valid sweep:\n{faults}") from None
     return file.model_copy(update={"plan": base})
 
 
@@ -182,7 +182,7 @@ def sweep_of(file: SweepFile) -> Sweep:
 
 
 def _axes(file: SweepFile) -> dict[str, dict[str, Changes]]:
-    """Axis -> name of a value -> what it changes."""
+    """Return axis -> name of a value -> its changes."""
     axes: dict[str, dict[str, Changes]] = {
         field: {name: {field: value} for name, value in _named(values).items()}
         for field, values in file.grid.items()
@@ -215,7 +215,7 @@ def _seeded(seed: int) -> Changes:
 
 
 def _plan(base: Mapping[str, Any], changes: list[Changes]) -> PlanFile:
-    """The base plan with all changes; an error names the cell."""
+    """Return the base plan with all changes; an error names the cell."""
     values = deepcopy(dict(base))
     for field, value in (item for change in changes for item in change.items()):
         *tables, last = field.split(".")
@@ -263,8 +263,8 @@ def run_sweep(
             finished(cells[number], outcome)
     except BrokenProcessPool:
         raise WorkerError(
-            "a process of the sweep was ended, by the system for its memory or by somebody. "
-            "Finished cells are kept: run the same command again, perhaps with fewer jobs."
+            "a process that trained cells was killed, perhaps because memory ran out. Run the same "
+            "command again, with fewer jobs; a sweep keeps its finished cells."
         ) from None
 
 
@@ -353,7 +353,7 @@ def _accuracies(setup: Training, parameters: Tensor, held_out: float) -> tuple[f
     if held_out and not 0 < first < len(setup.test_x):
         raise ConfigError(
             f"held_out={held_out:g}: leaves {first} of {len(setup.test_x)} test examples to choose "
-            "by; both parts need some."
+            "by; both parts need at least one."
         )
     setup.model.load(setup.whole(parameters))
     module, x, y = setup.model.module, setup.test_x, setup.test_y

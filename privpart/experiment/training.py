@@ -201,7 +201,7 @@ def _select_engine(
 
     def smaller(*kept: int) -> PartialModel:
         network = shrunk(plan.model.network(), spaces, kept)
-        return plan.model.partial(network, fingerprint=model.fingerprint)  # one frozen part
+        return plan.model.partial(network, fingerprint=model.fingerprint)  # same frozen part
 
     return SelectEngine(
         model,
@@ -218,10 +218,10 @@ def _select_engine(
 
 
 def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[int]]) -> None:
-    """Check, before a run begins, that its limits let enough clients take part in every round.
+    """Check that a plan's limits let enough clients take part in every round.
 
     Raises:
-        ConfigError: the first round that would fall short, if every client answered.
+        ConfigError: the first round that falls short although every client answers.
     """
     limits, taken = plan.participation, dict[int, list[int]]()
     for round_, cohort in enumerate(cohorts):
@@ -237,16 +237,19 @@ def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[int]]) ->
 
 @torch.no_grad()
 def accuracy(module: torch.nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the share of ``x`` that is classified as ``y``, in evaluation mode: no dropout.
+    """Return the share of correct labels in evaluation mode, without dropout.
 
-    Of a language model, y of shape (n, length), the share of words; -100 does not count.
+    Args:
+        module: returns logits, classes last.
+        x: examples, shape (n, ...).
+        y: labels, shape (n,), or (n, length) for a language model; -100 does not count.
     """
     training = [layer for layer in module.modules() if layer.training]
     module.eval()
     try:
         right = sum(
-            int((module(some).argmax(dim=-1) == classes).sum())
-            for some, classes in zip(torch.split(x, _BATCH), torch.split(y, _BATCH), strict=True)
+            int((module(some).argmax(dim=-1) == labels).sum())
+            for some, labels in zip(torch.split(x, _BATCH), torch.split(y, _BATCH), strict=True)
         )
     finally:
         for layer in training:
@@ -256,12 +259,12 @@ def accuracy(module: torch.nn.Module, x: Tensor, y: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PlanData:
-    """Everything in it is simulated or public.
+    """Users and test examples of a plan. All of them are simulated or public.
 
     Attributes:
-        users: the clients' data.
+        users: the clients' examples.
         test_x: examples that no client holds.
-        test_y: their classes; -100 does not count.
+        test_y: their labels; -100 does not count.
     """
 
     users: Users
@@ -270,14 +273,14 @@ class PlanData:
 
 
 def plan_data(data: Data, network: nn.Module) -> PlanData:
-    """Read the task and deal it out.
+    """Read a task and deal its examples to users.
 
     Args:
-        data: of the plan.
-        network: of the plan; a language model says how many words there are.
+        data: the plan's table.
+        network: the plan's network; a language model determines the size of the vocabulary.
 
     Raises:
-        ConfigError: missing or other files, or more users than examples.
+        ConfigError: missing or unexpected files, or more users than examples.
     """
     if data.task == "shakespeare":
         return _next_word(_folder(data), network)
@@ -294,23 +297,26 @@ def _next_word(folder: Path, network: nn.Module) -> PlanData:
     words = network.embedding.num_embeddings - (BEGIN + 1)
     if words < 1:
         raise ConfigError(
-            f"model.sizes.vocabulary: must be at least {BEGIN + 2}; two are no words."
+            f"model.sizes.vocabulary: must be at least {BEGIN + 2}, because {BEGIN + 1} entries "
+            "are not words."
         )
     task = tasks.next_word(tasks.speaking_roles(folder / WHEEL), vocabulary=words)
     return PlanData(task.users, task.test_x, task.test_y)
 
 
 def _fed_emnist(folder: Path) -> PlanData:
-    """The users of TensorFlow Federated's split, tested on everyone's test examples."""
+    """Return the users of TensorFlow Federated's split and the test examples of all of them."""
     users, _ = federated_hdf5(folder / "fed_emnist_train.h5")
     test, _ = federated_hdf5(folder / "fed_emnist_test.h5")
     if users.x.shape[1:] != test.x.shape[1:]:
-        raise ConfigError(f"{folder}: the files for training and test have images of other shapes.")
+        raise ConfigError(
+            f"{folder}: the files for training and test have images of different shapes."
+        )
     return PlanData(users, test.x, test.y)
 
 
 def _dealt(task: tasks.Task, data: Data, users: int) -> list[Tensor]:
-    """Who holds which training examples."""
+    """Return the rows of each user's training examples."""
     if data.alpha is not None:
         return partition.dirichlet_users(
             task.train_y, users=users, alpha=data.alpha, data_seed=data.seed
@@ -338,10 +344,10 @@ def _folder(data: Data) -> Path:
 
 
 def refuse_other_shapes(network: nn.Module, data: PlanData) -> None:
-    """Try the network on one example.
+    """Check the network on one example.
 
     Raises:
-        ConfigError: it does not take it, or has too few outputs.
+        ConfigError: it does not take the example, or has too few outputs.
     """
     try:
         with torch.no_grad():
