@@ -435,7 +435,7 @@ def _write_statement(report: PrivacyReport) -> str:
         ("asserted", "Asserted, not checked"),
         ("enforced", "Enforced by the code that ran"),
         ("verified", "Verified afterwards"),
-        ("vouched", "Vouched for by whoever asked for this report"),
+        ("vouched", "Vouched for by the user of this report"),
     ):
         chosen = [a for a in report.assumptions if a.status == status]
         if chosen:
