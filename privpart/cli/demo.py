@@ -18,6 +18,7 @@ from privpart.engines.options import EngineOptions
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from rich.progress import Progress, TaskID
 
+    from accounting import PrivacyReport
     from attacks import LeakageReport
     from privpart.cli.demo_tables import Accuracy
     from privpart.experiment.sweep import Cell, SweepFile
@@ -77,12 +78,7 @@ def demo(
     with Progress(console=Console(stderr=True), transient=True) as progress:
         accuracies = _train(cells, jobs, progress)
         audits = _audit(examples, seed, progress)
-    promised = {cell.labels["noise"]: cell.candidates[0].privacy_plan() for cell in cells}
-    budgets = [
-        own.report(plan.privacy.delta, noise_source="seeded")
-        for own in promised.values()
-        if own.noise_multiplier
-    ]
+    budgets = _budgets(cells)
     report = {
         "schema": "privpart/demo/1",
         "version": version("privpart"),
@@ -145,6 +141,16 @@ def _train(cells: "Sequence[Cell]", jobs: int, progress: "Progress") -> list["Ac
             update_bytes=len(encode_update(sent[part], sent[part].flat)),
         )
         for (part, _), own in points.items()
+    ]
+
+
+def _budgets(cells: "Sequence[Cell]") -> "list[PrivacyReport]":
+    """Return the guarantee at each noise level but zero."""
+    plans = {cell.labels["noise"]: cell.candidates[0] for cell in cells}
+    return [
+        plan.privacy_plan().report(plan.privacy.delta, noise_source="seeded")
+        for plan in plans.values()
+        if plan.privacy.noise_multiplier
     ]
 
 

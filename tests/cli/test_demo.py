@@ -1,8 +1,12 @@
 """The demo, with one seed: three tables, three files, the same numbers twice."""
 
 import json
+from pathlib import Path
 
 import pytest
+
+from privpart.cli.demo import DataName, sweep_file
+from privpart.experiment.sweep import sweep_of
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +20,20 @@ def report(finished):
     return json.loads((finished[0] / "report.json").read_text())
 
 
+@pytest.mark.parametrize(
+    ("data", "folder", "rate", "damping"),
+    [(DataName.DIGITS, None, 0.5, 0.3), (DataName.FASHION_MNIST, Path("images"), 1.0, 1.0)],
+)
+def test_both_parts_train_at_each_noise_with_a_rate_that_falls(data, folder, rate, damping):
+    cells = sweep_of(sweep_file(data, folder, [5, 6])).cells
+    seen = [(c.labels["part"], c.candidates[0].privacy.noise_multiplier, c.seed) for c in cells]
+    assert len(set(seen)) == len(cells) == 2 * 4 * 2
+    for plan in (cell.candidates[0] for cell in cells):
+        z = plan.privacy.noise_multiplier
+        assert plan.server.learning_rate == min(rate, damping / z if z else rate)
+        assert plan.data.directory == folder
+
+
 def test_three_tables_and_three_files(finished):
     out, done = finished
     assert done.returncode == 0, done.stderr
@@ -23,6 +41,7 @@ def test_three_tables_and_three_files(finished):
         assert title in done.stdout
     assert "What this does not show" in done.stdout
     assert "training (z" not in done.stdout  # progress goes to stderr
+    assert not done.stderr.strip()  # and is not shown where there is no terminal
     files = {path.name: path.stat().st_size for path in out.iterdir()}
     assert set(files) == {"report.json", "accuracy.png", "leakage.png"}
     assert min(files.values()) > 5000
