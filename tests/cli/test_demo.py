@@ -30,7 +30,7 @@ def test_both_parts_train_at_each_noise_with_a_rate_that_falls(data, folder, rat
     assert len(set(seen)) == len(cells) == 2 * 4 * 2
     for plan in (cell.candidates[0] for cell in cells):
         z = plan.privacy.noise_multiplier
-        assert plan.server.learning_rate == min(rate, damping / z if z else rate)
+        assert plan.server.learning_rate == pytest.approx(min(rate, damping / z if z else rate))
         assert plan.data.directory == folder
 
 
