@@ -54,7 +54,8 @@ def plays(tmp_path):
     return path
 
 
-SLOW = {"fedpart_table8", "fedpart_table9"}  # the default suite has minutes
+SLOW = {"fedpart_digits", "fedpart_table8", "fedpart_table9", "federated_select_shakespeare"}
+"""The default suite has minutes; `make slow` runs these."""
 
 
 @pytest.mark.parametrize(

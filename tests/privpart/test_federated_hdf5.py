@@ -125,7 +125,7 @@ def test_a_damaged_file_begins_no_run(writers, write):
     assert "truncated" in str(told.exception)
     write({"u": {"pixels": ZEROS[:, :8, :8], "label": CLASSES}}, name=path.name)
     told = call("train", "--plan", writers / "plan.toml", "--out", writers / "run")
-    assert "images of other shapes" in str(told.exception)
+    assert "images of different shapes" in str(told.exception)
     path.unlink()
     told = call("train", "--plan", writers / "plan.toml", "--out", writers / "run")
     assert "fed_emnist_test.h5: put the file there" in str(told.exception)
