@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 
 setup: $(READY)  ## make the virtual environment in .venv
 
-demo: $(READY)  ## train, account and audit on real data (under a minute on two idle cores); writes out/
+demo: $(READY)  ## train, account and audit on real data (about a minute on two cores); writes out/
 	$(BIN)/privpart demo --out out
 
 test: lint types unit  ## lint, types and the fast tests, as CI runs them

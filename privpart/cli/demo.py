@@ -56,7 +56,7 @@ def demo(
 ) -> None:
     """Train full and partial models at several noise levels; report privacy and leakage.
 
-    Digits take under a minute on two idle cores, Fashion-MNIST several minutes.
+    Digits take about a minute on two cores, Fashion-MNIST several minutes.
     """
     checks.count("seed", seed, minimum=0)
     checks.count("seeds", seeds)
