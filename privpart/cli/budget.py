@@ -51,18 +51,14 @@ _EXCEEDED = 3
 @options.with_mechanism
 def epsilon(
     *,
-    rounds: Annotated[
-        int | None, typer.Option(help="Training rounds, each of which releases a model.")
-    ] = None,
+    rounds: options.RoundsUnlessPlanned = None,
     noise_multiplier: Annotated[
         float | None,
         typer.Option(
             help="Noise standard deviation per coordinate / clip norm, on the scale of the sum."
         ),
     ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
-    ] = None,
+    delta: options.DeltaUnlessPlanned = None,
     plan: Annotated[
         Path | None,
         typer.Option(help="Plan file to read all of this from, as `privpart train` does."),
@@ -299,12 +295,8 @@ _PREFIX_ROUNDS = 2048
 
 
 def mechanisms(
-    rounds: Annotated[
-        int | None, typer.Option(help="Training rounds, each of which releases a model.")
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
-    ] = None,
+    rounds: options.RoundsUnlessPlanned = None,
+    delta: options.DeltaUnlessPlanned = None,
     plan: Annotated[
         Path | None,
         typer.Option(

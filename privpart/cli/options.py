@@ -42,8 +42,12 @@ DEFAULT_MECHANISM = MechanismChoice(name=MechanismName("tree"))
 _TREE = "Trees"
 _FIT = "Toeplitz and BLT"
 
-Rounds = Annotated[int, typer.Option(help="Training rounds, each of which releases a model.")]
-Delta = Annotated[float, typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")]
+_ROUNDS = typer.Option(help="Training rounds, each of which releases a model.")
+_DELTA = typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
+Rounds = Annotated[int, _ROUNDS]
+RoundsUnlessPlanned = Annotated[int | None, _ROUNDS]
+Delta = Annotated[float, _DELTA]
+DeltaUnlessPlanned = Annotated[float | None, _DELTA]
 MaxParticipations = Annotated[int, typer.Option(help="Most rounds in which one client takes part.")]
 MinSeparation = Annotated[
     int,
