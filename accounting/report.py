@@ -404,8 +404,8 @@ def _common_assumptions(participation: Participation, unit: str) -> tuple[Assump
             "floating-point",
             "sums and noise in floating point behave like real numbers",
             "asserted",
-            "low-order bits may tell more than accounted (Mironov 2012)",
-            "theoretical",
+            f"low-order bits tell whether a {unit} took part, whatever epsilon says: attacks on "
+            "floating-point noise are known (Mironov 2012)",
         ),
     )
 
