@@ -9,8 +9,6 @@ with ``max_participations`` and shrinks with ``min_separation``: the admissible 
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
-
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
 from accounting.guarantee import METHODS, Guarantee, Method, guarantee, mu_upper
@@ -219,6 +217,8 @@ def _greatest(meets: Callable[[int], bool], limit: int, name: str) -> int:
 
 def _search(epsilon: Callable[[float], float], target: float, *, start: float) -> float:
     """Return the noise, from ``start`` up, at which the decreasing ``epsilon`` meets ``target``."""
+    from scipy.optimize import brentq  # dp-accounting has loaded it; method="exact" need not
+
     if epsilon(start) <= target:
         return start
     low, high = start, 2 * start

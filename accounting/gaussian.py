@@ -12,16 +12,19 @@ out, so that no exponential overflows and the difference itself is the only canc
 
 Rounding goes against us: ``log_delta`` adds a bound on its own floating-point error, so epsilon
 and delta come out high and mu comes out low.
+
+The special functions are made from ``math.erfc``: to load scipy.special, or scipy.optimize for the
+root, takes longer than everything else that a command does.
 """
 
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
-from scipy.special import erfcx, log_ndtr, ndtr, ndtri
-
 _UNIT_ROUNDOFF = 2.0**-53
 _SQRT2 = math.sqrt(2.0)
+_INVERSE_SQRT_PI = 1 / math.sqrt(math.pi)
+_TERMS = 40
+"""Terms of the continued fraction: at 3, where most are needed, 32 give 16 digits."""
 _FAR = 1e6
 """Standard deviations beyond which the mass of the tail is smaller than any float."""
 
@@ -38,9 +41,11 @@ def log_delta(mu: float, epsilon: float) -> float:
         return -x * x / 2 * (1 - 1e-9)  # Phi(-x) <= e^(-x^2/2)
     y = epsilon / mu + mu / 2
     log_first = (
-        math.log(float(erfcx(x / _SQRT2)) / 2) - x * x / 2 if x > -1 else float(log_ndtr(-x))
+        math.log(_erfcx(x / _SQRT2) / 2) - x * x / 2
+        if x > -1
+        else math.log1p(-math.erfc(-x / _SQRT2) / 2)
     )
-    log_second = math.log(float(erfcx(y / _SQRT2)) / 2) - x * x / 2
+    log_second = math.log(_erfcx(y / _SQRT2) / 2) - x * x / 2
     ratio = math.exp(log_second - log_first)
     # The relative error of each term is at most `each`: rounding of x enters through x^2/2 (|x| y)
     # and through erfcx (y / |x|), and the functions themselves are accurate to a few units.
@@ -90,21 +95,63 @@ def true_positive_rate(mu: float, false_positive_rate: float) -> float:
 
     Phi(Phi^-1(fpr) + mu) (Dong, Roth and Su 2022, Definition 2.6).
     """
-    threshold = float(ndtri(false_positive_rate))
+    from statistics import NormalDist
+
+    threshold = NormalDist().inv_cdf(false_positive_rate)
     shifted = threshold + mu
     shifted += 16 * _UNIT_ROUNDOFF * (1 + abs(threshold) + mu)
     # log Phi has slope up to |x|, so rounding of x and of Phi's own x^2 costs x^2 units.
     error = 16 * _UNIT_ROUNDOFF * (4 + min(shifted, 0.0) ** 2)
-    return min(1.0, math.nextafter(float(ndtr(shifted)) * (1 + error), 1.0))
+    return min(1.0, math.nextafter(math.erfc(-shifted / _SQRT2) / 2 * (1 + error), 1.0))
 
 
 def _safe_root(excess: Callable[[float], float], *, infeasible: float, feasible: float) -> float:
     """Return a feasible point within a few units of the root of ``excess``."""
-    root = float(brentq(excess, infeasible, feasible, xtol=1e-300, rtol=4 * 2.0**-52))
+    root = _root(excess, infeasible, feasible)
     step = abs(root) * 2.0**-50 * (1 if feasible > infeasible else -1)
     while excess(root) > 0:
         root, step = root + step, 2 * step
     return root
+
+
+def _erfcx(t: float) -> float:
+    """Return e^(t^2) erfc(t) for t above -1, to a few units in the last place.
+
+    From 3 on by Laplace's continued fraction 1 / (t + (1/2) / (t + 1 / (t + (3/2) / (t + ...)))).
+    """
+    if t < 3:
+        return math.exp(t * t) * math.erfc(t)
+    fraction = t
+    for doubled in range(_TERMS, 0, -1):
+        fraction = t + doubled / 2 / fraction
+    return _INVERSE_SQRT_PI / fraction
+
+
+def _root(f: Callable[[float], float], a: float, b: float) -> float:
+    """Return the root of ``f`` between a and b, where it has opposite signs (Chandrupatla 1997).
+
+    Inverse quadratic interpolation where that is safe, else bisection.
+    """
+    fa, fb = f(a), f(b)
+    c, fc, step = a, fa, 0.5
+    while fa and fb:
+        x = a + step * (b - a)
+        fx = f(x)
+        c, fc = a, fa
+        if (fx > 0) != (fa > 0):  # the root is between x and a, which becomes the other end
+            c, fc, b, fb = b, fb, a, fa
+        a, fa = x, fx
+        nearest = a if abs(fa) < abs(fb) else b
+        least = (2.0**-50 * abs(nearest) + 1e-300) / abs(b - a)
+        if least > 0.5:
+            return nearest
+        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        step = 0.5
+        if phi * phi < xi and (1 - phi) ** 2 < 1 - xi:
+            step = fa / (fb - fa) * fc / (fb - fc)
+            step += (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        step = min(1 - least, max(least, step))
+    return b if fa else a
 
 
 def _log_down(delta: float) -> float:

@@ -11,7 +11,6 @@ x0 = epsilon/mu + mu/2; with x = x0 + t and a = x0 - mu,
 import math
 
 import numpy as np
-from scipy.optimize import brentq
 
 _POINTS = 4001
 _SIMPSON = np.ones(_POINTS)
@@ -40,4 +39,15 @@ def epsilon(mu: float, delta: float) -> float:
     if log_delta(mu, 0.0) <= target:
         return 0.0
     enough = mu * mu / 2 + mu * math.sqrt(-2 * target)  # Bun and Steinke 2016, Proposition 1.3
-    return float(brentq(lambda e: log_delta(mu, e) - target, 0.0, enough * 1.01, xtol=1e-300))
+    low, high = 0.0, enough * 1.01
+    above, below = log_delta(mu, low) - target, log_delta(mu, high) - target
+    while high - low > 1e-12 * high:  # false position, halving the end that stays (Illinois)
+        middle = low + (high - low) * above / (above - below)
+        found = log_delta(mu, middle) - target
+        if abs(found) < 1e-13:
+            return middle
+        if found > 0:
+            low, above, below = middle, found, below / 2
+        else:
+            high, below, above = middle, found, above / 2
+    return high

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
-from importlib import metadata
 from typing import Any, Literal, get_args
 
 from accounting import checks
@@ -313,6 +312,8 @@ class PrivacyReport:
 
 @lru_cache(maxsize=1)
 def _version() -> str:
+    from importlib import metadata  # takes as long to load as numpy's half
+
     try:
         return metadata.version("privpart")
     except metadata.PackageNotFoundError:
