@@ -11,6 +11,7 @@ from accounting.cross_check import CrossCheck
 from accounting.error import PrefixError, error
 from accounting.guarantee import Guarantee, guarantee
 from accounting.mechanisms import (
+    BandedInverse,
     BinaryTree,
     BufferedToeplitz,
     Dense,
@@ -32,6 +33,7 @@ from accounting.subsampled import PoissonSampling, SampledGuarantee, amplified, 
 
 __all__ = [
     "Assumption",
+    "BandedInverse",
     "BinaryTree",
     "BufferedToeplitz",
     "ConfigError",

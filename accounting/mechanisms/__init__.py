@@ -1,5 +1,6 @@
 """Mechanisms: one file per encoder C."""
 
+from accounting.mechanisms.banded_inverse import BandedInverse
 from accounting.mechanisms.buffered_toeplitz import BufferedToeplitz
 from accounting.mechanisms.by_name import MechanismChoice, fingerprint, mechanism_from_dict
 from accounting.mechanisms.dense import Dense
@@ -11,6 +12,7 @@ from accounting.mechanisms.toeplitz import Toeplitz
 from accounting.mechanisms.tree import BinaryTree
 
 __all__ = [
+    "BandedInverse",
     "BinaryTree",
     "BufferedToeplitz",
     "Dense",

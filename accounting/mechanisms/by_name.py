@@ -2,33 +2,75 @@
 
 A new mechanism is a file of its own and its class in ``OFFERED`` (if people may choose it) or
 ``RECORDED``. An offered class has ``name``, ``from_options(participation, *, ...)`` with a keyword
-per option that it takes, and ``fitted``: whether it is fitted to the participation, so that two
-participations give two different encoders.
+per option that it takes, and ``fitted``: whether it is fitted to the participation unless its
+parameters are given, so that two participations give two different encoders.
 """
 
 import hashlib
 import inspect
 import json
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from accounting.checks import ConfigError
+from accounting.mechanisms.banded_inverse import BandedInverse
 from accounting.mechanisms.buffered_toeplitz import BufferedToeplitz
 from accounting.mechanisms.dense import Dense
 from accounting.mechanisms.grouped import Grouped
 from accounting.mechanisms.independent import Independent
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
 from accounting.mechanisms.pruned_tree import PrunedTree
-from accounting.mechanisms.toeplitz import Toeplitz
+from accounting.mechanisms.recorded import read_mechanism
+from accounting.mechanisms.toeplitz import ObjectiveName, Toeplitz
 from accounting.mechanisms.tree import BinaryTree, EstimatorName, ReleaseName
 from accounting.participation import Participation
 
-OFFERED: tuple[Any, ...] = (BinaryTree, Independent, Toeplitz, BufferedToeplitz)
+
+class FromFile:
+    """Stands for the mechanism in a file, whatever that is; see ``read_mechanism``."""
+
+    name = "file"
+    fitted = False
+
+    @classmethod
+    def from_options(
+        cls, participation: Participation, *, file: Path | None = None, fingerprint: str | None = None
+    ) -> Mechanism:
+        """Return the mechanism in ``file``, if it has this fingerprint and as many rounds.
+
+        Raises:
+            ConfigError: no file, one that does not hold a mechanism, or another one.
+        """
+        if file is None:
+            raise ConfigError("file is missing: name the file that holds the mechanism.")
+        found = read_mechanism(file, mechanism_from_dict)
+        if found.rounds != participation.rounds:
+            raise ConfigError(
+                f"mechanism file {file}: is for rounds={found.rounds}; this run has "
+                f"rounds={participation.rounds}."
+            )
+        if fingerprint is not None and fingerprint != (own := _hash(found)):
+            raise ConfigError(
+                f"fingerprint={fingerprint}: the mechanism in {file} has {own}; it was changed, or "
+                "is another one."
+            )
+        return found
+
+
+OFFERED: tuple[Any, ...] = (
+    BinaryTree,
+    Independent,
+    Toeplitz,
+    BufferedToeplitz,
+    BandedInverse,
+    FromFile,
+)
 """Classes that people choose by name, in the order in which a command lists them."""
-RECORDED: tuple[Any, ...] = (*OFFERED, Dense, Grouped, PrunedTree)
+RECORDED: tuple[Any, ...] = (*OFFERED[:-1], Dense, Grouped, PrunedTree)
 """Classes that ``mechanism_from_dict`` reads."""
 
 _OFFERED = {made.name: made for made in OFFERED}
@@ -50,11 +92,17 @@ class MechanismChoice:
         estimator: "vanilla" or "online".
         completed: whether each tree is completed before a restart.
         release: "nodes" or "prefix".
-        bands: for "toeplitz": bands of the square-root matrix; None is all of them.
-        coefficients: for "toeplitz": used instead of the square root.
+        bands: for "toeplitz": bands of the square-root matrix or of the fit; None is all of them.
+            For "banded-inverse": draws per round.
+        coefficients: for "toeplitz" and "banded-inverse": used instead of the square root.
+        normalize_columns: for "toeplitz": divide each column by its norm.
+        fit: for "toeplitz" and "banded-inverse": fit the coefficients to the participation.
+        objective: of a fit: "rmse" (None) or "max".
         buffers: for "blt", which is then fitted to the participation; None is 3.
         decay: for "blt": used, together with scale, instead of a fit.
         scale: see decay.
+        file: for "file": holds the mechanism, see ``read_mechanism``.
+        fingerprint: for "file": what the mechanism in it must have; a plan needs it.
     """
 
     name: MechanismName
@@ -67,11 +115,27 @@ class MechanismChoice:
     buffers: int | None = None
     decay: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
+    normalize_columns: bool = False
+    fit: bool = False
+    objective: ObjectiveName | None = None
+    file: Path | None = None
+    fingerprint: str | None = None
 
     @property
     def fitted(self) -> bool:
         """Whether the mechanism is fitted to its participation."""
-        return bool(_OFFERED[self.name].fitted)
+        return self.fit or (bool(_OFFERED[self.name].fitted) and self.decay is None)
+
+    def refuse_idle(self, options: Collection[str]) -> None:
+        """Raise ``ConfigError`` if one of these options, whatever its value, is not this one's."""
+        taken = _options(_OFFERED[self.name])
+        for option in (field.name for field in fields(self)):
+            if option in options and option not in taken and option != "name":
+                owners = [name for name, made in _OFFERED.items() if option in _options(made)]
+                raise ConfigError(
+                    f"{option}={getattr(self, option)}: only for --mechanism "
+                    f"{' or '.join(owners)}; leave it out with {self.name}."
+                )
 
     def build(self, participation: Participation) -> Mechanism:
         """Return the mechanism; fitting a BLT takes a few seconds for thousands of rounds.
@@ -79,19 +143,13 @@ class MechanismChoice:
         Raises:
             ConfigError: an option that this mechanism does not take, or a value out of range.
         """
-        taken = _options(_OFFERED[self.name])
-        given = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "name" or value == field.default:
-                continue
-            if field.name not in taken:
-                owners = [name for name, made in _OFFERED.items() if field.name in _options(made)]
-                raise ConfigError(
-                    f"{field.name}={value}: only for --mechanism {' or '.join(owners)}; "
-                    f"leave it out with {self.name}."
-                )
-            given[field.name] = value
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {
+            field.name: values[field.name]
+            for field in fields(self)
+            if field.name != "name" and values[field.name] != field.default
+        }
+        self.refuse_idle(given.keys())
         mechanism: Mechanism = _OFFERED[self.name].from_options(participation, **given)
         return mechanism
 
@@ -182,6 +240,10 @@ def fingerprint(mechanism: Mechanism) -> str:
     Equal mechanisms have equal fingerprints on every machine. Checkpoints and reports contain it,
     so that noise and accounting are known to use the same mechanism.
     """
+    return _hash(mechanism)
+
+
+def _hash(mechanism: Mechanism) -> str:
     canonical = json.dumps(
         mechanism.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False
     )

@@ -6,12 +6,13 @@ mechanism, its sensitivity, and the coefficients of least error.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting import checks
+from accounting import checks, fit_cache
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import record
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
@@ -22,6 +23,15 @@ Array = NDArray[np.float64]
 Objective = Literal["rmse", "max"]
 Loss = Callable[[Array], tuple[float, Array]]
 """Parameters -> log of the squared error, and its gradient."""
+
+
+class ObjectiveName(StrEnum):
+    """What a fit minimises."""
+
+    RMSE = "rmse"
+    MAX = "max"
+
+
 _MOST_GRAM_WORK = 500_000_000
 _MOST_ROUNDS = 32_768
 
@@ -91,17 +101,42 @@ class Toeplitz:
         *,
         bands: int | None = None,
         coefficients: tuple[float, ...] | None = None,
+        normalize_columns: bool = False,
+        fit: bool = False,
+        objective: ObjectiveName | None = None,
     ) -> "Toeplitz":
-        """Return the square-root filter, all of it or its first bands, or one by its coefficients.
+        """Return the square-root filter, a fitted one (BandMF), or one by its coefficients.
+
+        Args:
+            participation: rounds, and what ``fit`` is for.
+            bands: of the square root or the fit; None is all of them.
+            coefficients: instead of the square root.
+            normalize_columns: as for the class; after the fit, if there is one.
+            fit: fit the coefficients, see ``fit_toeplitz``.
+            objective: of the fit; None is "rmse".
 
         Raises:
-            ConfigError: both options, or a value out of range.
+            ConfigError: options that contradict each other, or a value out of range.
         """
-        if coefficients is None:
-            return cls.square_root(participation.rounds, bands)
+        n = participation.rounds
+        if objective is not None and not fit:
+            raise ConfigError(f"objective={objective}: is for a fit; say fit as well.")
+        if coefficients is not None:
+            if bands is not None:
+                raise ConfigError(f"bands={bands}: the coefficients already say how many.")
+            if fit:
+                raise ConfigError("fit=True: the coefficients are given; leave one of both out.")
+            return cls(n, coefficients, normalize_columns)
         if bands is not None:
-            raise ConfigError(f"bands={bands}: the coefficients already say how many.")
-        return cls(participation.rounds, coefficients)
+            checks.count("bands", bands, maximum=n, hint=f"There are {n} rounds.")
+        if not fit:
+            return cls.square_root(n, bands, normalize_columns=normalize_columns)
+        least: Objective = "rmse" if objective is None else objective.value
+        settings = {"bands": bands, "objective": least}
+        fitted = fit_cache.kept(
+            cls, participation, settings, lambda: fit_toeplitz(participation, bands, least)
+        )
+        return cls(n, fitted.coefficients, normalize_columns)
 
     @property
     def bands(self) -> int:
@@ -126,10 +161,10 @@ class Toeplitz:
         n = self.rounds
         if self.normalize_columns:
             inverse = lower_toeplitz(
-                _invertible(forward_substitution(self._column(), np.eye(1, n)[0]))
+                invertible(forward_substitution(self._column(), np.eye(1, n)[0]))
             )
             return np.cumsum(self.column_norms()[:, None] * inverse, axis=0)
-        return lower_toeplitz(_invertible(forward_substitution(self._column(), np.ones(n))))
+        return lower_toeplitz(invertible(forward_substitution(self._column(), np.ones(n))))
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """Exact where a theorem gives it, else a labelled upper bound; see its rule."""
@@ -161,12 +196,12 @@ class Toeplitz:
         """Squared row norms of B, in O(n p) without matrices (O(n^2) if normalised)."""
         if self.normalize_columns:
             return self._normalized_variance()
-        step = _invertible(forward_substitution(self._column(), np.ones(self.rounds)))
+        step = invertible(forward_substitution(self._column(), np.ones(self.rounds)))
         return np.cumsum(step**2)
 
     def _normalized_variance(self) -> Array:
         """Row by row: B_t. = B_{t-1}. + norm_t x (row t of C^-1)."""
-        inverse = _invertible(forward_substitution(self._column(), np.eye(1, self.rounds)[0]))
+        inverse = invertible(forward_substitution(self._column(), np.eye(1, self.rounds)[0]))
         backwards, row = inverse[::-1], np.zeros(self.rounds)
         variance = np.empty(self.rounds)
         for t, norm in enumerate(self.column_norms()):
@@ -289,7 +324,7 @@ def lower_toeplitz(column: Array) -> Array:
     return np.where(lag < 0, 0.0, column[lag])
 
 
-def _invertible(series: Array) -> Array:
+def invertible(series: Array) -> Array:
     """Refuse noise that grows beyond float64."""
     if not np.abs(series).max() < 1e150:
         raise ConfigError(
@@ -365,14 +400,14 @@ def coefficient_loss(participation: Participation, objective: Objective) -> Loss
             rise[: n - start] += 2 * v[start:]
         r = forward_substitution(column, np.ones(n))
         variance = float(weights @ r**2)
-        q = _convolve(r, np.diff(r, prepend=0.0))
-        fall = -2 * _convolve((weights * r)[::-1], q)[::-1]
+        q = convolve(r, np.diff(r, prepend=0.0))
+        fall = -2 * convolve((weights * r)[::-1], q)[::-1]
         return float(np.log(squared * variance)), rise / squared + fall / variance
 
     return loss
 
 
-def _convolve(left: Array, right: Array) -> Array:
+def convolve(left: Array, right: Array) -> Array:
     """Return the first n coefficients of the product of two power series of length n."""
     size = 2 * len(left)
     product = np.fft.irfft(np.fft.rfft(left, size) * np.fft.rfft(right, size), size)

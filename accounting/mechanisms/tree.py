@@ -147,7 +147,13 @@ class BinaryTree:
         completed: bool = False,
         release: ReleaseName = ReleaseName.NODES,
     ) -> "BinaryTree":
-        """Return the tree over the participation's rounds; options as for the class."""
+        """Return the tree over the participation's rounds; options as for the class.
+
+        Raises:
+            ConfigError: completed trees without a restart, which are one tree as it is.
+        """
+        if completed and restart_every is None:
+            raise ConfigError("completed=True: is about restarts; say restart_every as well.")
         return cls(
             participation.rounds,
             restart_every,

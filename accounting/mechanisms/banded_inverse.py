@@ -1,0 +1,273 @@
+"""Banded inverse: noise that mixes the last few draws, so that no state is kept at all.
+
+The noise of round t is r_0 z_t + r_1 z_{t-1} + ... + r_{p-1} z_{t-p+1}: C^-1 is banded Toeplitz.
+Each z is a function of the key and its round, so a server draws it again instead of keeping it: the
+state is 0 vectors, and a round costs p draws. Two members of the family are known by name:
+
+    DP-lambda-CGD     p = 2, r = (1, -lambda); C_ij = lambda^(i-j)   (arXiv 2601.22334)
+    BISR              the first p coefficients of (1 - x)^(1/2): banded inverse square root
+                      (Kalinin, McKenna, Upadhyay and Lampert 2025, arXiv 2505.12128)
+
+After a resumption with a new key the draws before it are gone, and other ones take their place. For
+r_j <= 0 that costs nothing: it removes the entries of C, all nonnegative, that join the rounds
+before and after, and adds independent noise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting import checks, fit_cache
+from accounting.checks import ConfigError
+from accounting.mechanisms.buffered_toeplitz import blt_coefficients
+from accounting.mechanisms.mechanism import record
+from accounting.mechanisms.program import OUT, NoiseProgram, Op
+from accounting.mechanisms.toeplitz import (
+    Array,
+    Objective,
+    ObjectiveName,
+    convolve,
+    forward_substitution,
+    lower_toeplitz,
+    minimized,
+    toeplitz_sensitivity,
+)
+from accounting.participation import Participation
+from accounting.sensitivity import Sensitivity, rounded_up, same_rounds
+
+_MOST_FITTED_ROUNDS = 32_768
+"""Of a fit with three bands or more; two bands have a closed form."""
+
+
+@dataclass(frozen=True, slots=True)
+class BandedInverse:
+    """The mechanism whose noise matrix C^-1 is Toeplitz with the given bands.
+
+    Args:
+        rounds: number of rounds n, 1 to a million.
+        coefficients: r_0 > 0, then r_1, ..., r_{p-1}, each 0 or negative, at most n of them, whose
+            sum is not negative. C then has no negative entry and does not grow.
+
+    Raises:
+        ConfigError: a value is out of range.
+
+    >>> from accounting import Participation, footprint
+    >>> footprint(BandedInverse(8, (1.0, -0.5)))
+    Footprint(state_vectors=0, draws_per_round=1.875)
+    """
+
+    rounds: int
+    coefficients: tuple[float, ...]
+
+    name = "banded-inverse"
+    groups = None
+    restart_every = None
+    prefix_only = False
+    fitted = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", checks.rounds(self.rounds))
+        first, *later = checks.reals("coefficients", self.coefficients)
+        checks.positive("coefficients[0]", first)
+        for index, value in enumerate(later, start=1):
+            if not value <= 0:
+                raise ConfigError(
+                    f"coefficients[{index}]={value:g}: must be 0 or negative; the sensitivity of "
+                    "other noise filters is not known here."
+                )
+        if first + sum(later) < -1e-12 * first:
+            raise ConfigError(
+                f"coefficients: sum to {first + sum(later):g}; a negative sum makes the encoder "
+                "grow without bound. Use smaller ones after the first."
+            )
+        if len(later) >= self.rounds:
+            raise ConfigError(
+                f"coefficients: {1 + len(later)} of them, but rounds={self.rounds}; the noise has "
+                "one per round at most."
+            )
+        object.__setattr__(self, "coefficients", (first, *later))
+
+    @classmethod
+    def square_root(cls, rounds: int, bands: int) -> "BandedInverse":
+        """Return BISR: the first ``bands`` coefficients of (1 - x)^(1/2).
+
+        >>> BandedInverse.square_root(8, bands=3).coefficients
+        (1.0, -0.5, -0.125)
+        """
+        most = min(checks.rounds(rounds), checks.count("bands", bands))
+        ratios = 1 - 1.5 / np.arange(1, most)
+        return cls(rounds, (1.0, *np.cumprod(ratios)))
+
+    @classmethod
+    def from_options(
+        cls,
+        participation: Participation,
+        *,
+        bands: int | None = None,
+        coefficients: tuple[float, ...] | None = None,
+        fit: bool = False,
+        objective: ObjectiveName | None = None,
+    ) -> "BandedInverse":
+        """Return BISR with so many bands, a fitted filter, or one by its coefficients.
+
+        Raises:
+            ConfigError: neither bands nor coefficients, options that contradict each other, or a
+                value out of range.
+        """
+        n = participation.rounds
+        if objective is not None and not fit:
+            raise ConfigError(f"objective={objective}: is for a fit; say fit as well.")
+        if coefficients is not None:
+            if bands is not None:
+                raise ConfigError(f"bands={bands}: the coefficients already say how many.")
+            if fit:
+                raise ConfigError("fit=True: the coefficients are given; leave one of both out.")
+            return cls(n, coefficients)
+        if bands is None:
+            raise ConfigError("bands is missing: a banded inverse needs bands, or coefficients.")
+        checks.count("bands", bands, maximum=n, hint=f"There are {n} rounds.")
+        if not fit:
+            return cls.square_root(n, bands)
+        least: Objective = "rmse" if objective is None else objective.value
+        settings = {"bands": bands, "objective": least}
+        return fit_cache.kept(
+            cls, participation, settings, lambda: fit_banded_inverse(participation, bands, least)
+        )
+
+    @property
+    def bands(self) -> int:
+        """Number of diagonals of C^-1 up to the last one that is not zero."""
+        return next(p for p in range(len(self.coefficients), 0, -1) if self.coefficients[p - 1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, for JSON; see ``mechanism_from_dict``."""
+        return record(self)
+
+    def encoder(self) -> NDArray[np.float64]:
+        """C, shape (n, n), lower-triangular Toeplitz without negative entries."""
+        return lower_toeplitz(_encoder_column(self._column()))
+
+    def decoder(self) -> NDArray[np.float64]:
+        """B = A C^-1, shape (n, n)."""
+        return lower_toeplitz(np.cumsum(self._column()))
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """That of the Toeplitz encoder: exact if it does not rise, else a labelled upper bound.
+
+        Each coefficient of C is a sum of at most p products of numbers that are not negative, so
+        after n rounds its relative error is at most n (p + 1) units, which are added.
+        """
+        same_rounds(self.rounds, participation)
+        found = toeplitz_sensitivity(_encoder_column(self._column()), participation)
+        squared = rounded_up(found.squared, 2 * self.rounds * (self.bands + 2))
+        return Sensitivity(squared, found.exact, found.rule)
+
+    def noise_program(self) -> NoiseProgram:
+        """y_t = sum_j r_j z_{t-j}: the last p draws, made again from the key."""
+        bands = list(enumerate(self.coefficients[: self.bands]))
+
+        def ops(t: int) -> list[Op]:
+            return [Op(OUT, draws=[(t - j, r) for j, r in bands[: t + 1] if r])]
+
+        return NoiseProgram(self.rounds, ops, rows=lambda _: 0)
+
+    def prefix_variance(self) -> NDArray[np.float64]:
+        """Squared row norms of B: prefix sums of the squared prefix sums of r."""
+        return np.asarray(np.cumsum(np.cumsum(self._column()) ** 2))
+
+    def _column(self) -> Array:
+        column = np.zeros(self.rounds)
+        column[: len(self.coefficients)] = self.coefficients
+        return column
+
+
+def _encoder_column(column: Array) -> Array:
+    """Return the first column of C: the coefficients of 1 / r(x)."""
+    if not column[2:].any() and len(column) > 1:
+        decay = -column[1] / column[0]
+        return blt_coefficients((decay,), (decay,), len(column)) / column[0]
+    return forward_substitution(column, np.eye(1, len(column))[0])
+
+
+def fit_banded_inverse(
+    participation: Participation, bands: int, objective: Objective
+) -> BandedInverse:
+    """Return the best filter r with r_0 = 1 and ``bands`` bands; with two, the best lambda.
+
+    Args:
+        participation: rounds, and how often one client may take part.
+        bands: 1 .. rounds; a round's noise takes as many draws.
+        objective: as in ``fit_toeplitz``.
+
+    Returns:
+        A local optimum found from BISR, or BISR itself where that is better.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    n = participation.rounds
+    if checks.count("bands", bands) > 2:
+        checks.count(
+            "rounds",
+            n,
+            maximum=_MOST_FITTED_ROUNDS,
+            hint="That is for fitting a banded inverse; two bands take more rounds.",
+        )
+    root = BandedInverse.square_root(n, bands)
+    if len(root.coefficients) == 1:
+        return root
+    shares = -np.array(root.coefficients[1:])
+    start = np.log(shares / (1 - shares.sum()))
+    loss = _inverse_loss(participation, objective)
+
+    def from_logs(logs: Array) -> tuple[float, Array]:
+        odds = np.exp(logs)
+        shares = odds / (1 + odds.sum())
+        column = np.zeros(n)
+        column[0], column[1 : len(shares) + 1] = 1.0, -shares
+        value, gradient = loss(column)
+        by_share = -gradient[1 : len(shares) + 1]
+        return value, shares * (by_share - shares @ by_share)
+
+    logs, _ = minimized(from_logs, start, [(-25.0, 25.0)] * len(start))
+    odds = np.exp(logs)
+    fitted = BandedInverse(n, (1.0, *(-odds / (1 + odds.sum()))))
+    return min(fitted, root, key=lambda own: _true_loss(own, participation, objective))
+
+
+def _true_loss(own: BandedInverse, participation: Participation, objective: Objective) -> float:
+    variance = own.prefix_variance()
+    worst = variance.mean() if objective == "rmse" else variance.max()
+    return float(own.sensitivity(participation).squared * worst)
+
+
+def _inverse_loss(
+    participation: Participation, objective: Objective
+) -> Callable[[Array], tuple[float, Array]]:
+    """Return the log of sensitivity^2 x error^2, with its gradient in r.
+
+    The sensitivity is that of the earliest pattern, S = sum v^2, and c = 1/r as power series, so
+    dS/dr_j = - sum_i (dS/dc_i) (c c)_{i-j}. The prefix sums' variance is quadratic in r.
+    """
+    n, b = participation.rounds, participation.min_separation
+    weights = (n - np.arange(n)) / n if objective == "rmse" else np.ones(n)
+    starts = range(0, participation.max_participations * b, b)
+
+    def loss(column: Array) -> tuple[float, Array]:
+        c = _encoder_column(column)
+        v, rise = np.zeros(n), np.zeros(n)
+        for start in starts:
+            v[start:] += c[: n - start]
+        for start in starts:
+            rise[: n - start] += 2 * v[start:]
+        squared = float(v @ v)
+        fall = -convolve(rise[::-1], convolve(c, c))[::-1]
+        sums = np.cumsum(column)
+        variance = float(weights @ sums**2)
+        growth = np.cumsum((2 * weights * sums)[::-1])[::-1]
+        return float(np.log(squared * variance)), fall / squared + growth / variance
+
+    return loss
