@@ -26,7 +26,7 @@ from accounting.mechanisms import (
     mechanism_from_dict,
 )
 from accounting.optimize import optimize
-from accounting.participation import Participation
+from accounting.participation import FixedOrder, Participation
 from accounting.report import Assumption, PrivacyReport
 from accounting.sensitivity import Sensitivity, brute_force
 from accounting.subsampled import PoissonSampling, SampledGuarantee, amplified, dp_sgd
@@ -39,6 +39,7 @@ __all__ = [
     "ConfigError",
     "CrossCheck",
     "Dense",
+    "FixedOrder",
     "Footprint",
     "Grouped",
     "Guarantee",

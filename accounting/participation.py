@@ -8,7 +8,7 @@ at most ``max_participations`` rounds, any two of them at least ``min_separation
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -34,6 +34,8 @@ class Participation:
     rounds: int
     max_participations: int = 1
     min_separation: int = 1
+
+    fixed_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         n = checks.rounds(self.rounds)
@@ -110,6 +112,38 @@ class Participation:
                     later - earlier >= self.min_separation for earlier, later in pairwise(pattern)
                 ):
                     yield pattern
+
+
+@dataclass(frozen=True, slots=True)
+class FixedOrder(Participation):
+    """Passes over the clients in one order: a client's rounds are multiples of b apart.
+
+    The order is public and fixed beforehand, and every pass takes ``min_separation`` rounds, so a
+    client that is seen in round i may take part in rounds i, i + b, i + 2 b, ... only. That is less
+    than any rounds b or more apart. (Choquette-Choo et al. 2023, "Multi-epoch matrix factorization
+    mechanisms for private machine learning": fixed-epoch order.) A server must enforce it.
+
+    >>> FixedOrder(6, 3, 2).passes
+    3
+    """
+
+    fixed_order: ClassVar[bool] = True
+
+    @property
+    def passes(self) -> int:
+        """Number of passes, the last of which may be cut off."""
+        return -(-self.rounds // self.min_separation)
+
+    def in_any_order(self) -> Participation:
+        """Return the limits alone, which allow these patterns and more."""
+        return Participation(self.rounds, self.max_participations, self.min_separation)
+
+    def patterns(self) -> Iterator[tuple[int, ...]]:
+        """Yield every admissible set of 1 to k rounds, for brute force on small n."""
+        for place in range(self.min_separation):
+            own = range(place, self.rounds, self.min_separation)
+            for size in range(1, min(self.max_participations, len(own)) + 1):
+                yield from combinations(own, size)
 
 
 def _history(client: object, taken: Iterable[int], rounds: int) -> list[int]:

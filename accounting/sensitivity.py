@@ -88,6 +88,8 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
     """
     size = len(gram)
     k, b = participation.max_participations, participation.min_separation
+    if participation.fixed_order and k > 1:
+        return _by_place(gram, participation)
     terms = (size + k) * k  # entries that nearly cancel are off by as much as the diagonal
     if k == 1:
         worst = float(np.diag(gram).max())
@@ -107,6 +109,24 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
         return Sensitivity(rounded_up(worst, terms), exact=True, rule="all patterns tried")
     worst = row_bound(magnitude, np.diag(gram), participation)
     return Sensitivity(rounded_up(worst, terms), exact=False, rule="sum of row maxima")
+
+
+def _by_place(gram: Array, participation: Participation) -> Sensitivity:
+    """Return the sensitivity of passes in a fixed order: the worst of the places in it.
+
+    A client of place i takes part in some of rounds i, i + b, ...; there, any k of them.
+    """
+    n, b = participation.rounds, participation.min_separation
+    worst: Sensitivity | None = None
+    for place in range(min(b, n)):
+        own = gram[place::b, place::b]
+        most = min(participation.max_participations, len(own))
+        found = gram_sensitivity(own, Participation(len(own), most))
+        if worst is None or found.squared > worst.squared:
+            worst = found
+    if worst is None:
+        raise ValueError("a participation has at least one round")
+    return Sensitivity(worst.squared, worst.exact, f"fixed order, {worst.rule}")
 
 
 def row_bound(magnitude: Array, diagonal: Array, participation: Participation) -> float:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
-from accounting.participation import Participation
+from accounting.participation import FixedOrder, Participation
 from accounting.sensitivity import Sensitivity, gram_sensitivity, same_rounds, worst_pattern
 
 Array = NDArray[np.float64]
@@ -151,6 +151,8 @@ class Grouped:
         same_rounds(self.rounds, participation)
         if participation.max_participations == 1:
             return self._once()
+        if isinstance(participation, FixedOrder):
+            return replace(self.sensitivity(participation.in_any_order()), exact=False)
         if self.rounds > _MOST_DENSE_ROUNDS:
             raise ConfigError(
                 f"rounds={self.rounds}: groups under several participations work on n x n matrices "

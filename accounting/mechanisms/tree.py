@@ -38,7 +38,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import prefix_sums, record
 from accounting.mechanisms.program import OUT, SCRATCH, NoiseProgram, Op
-from accounting.participation import Participation
+from accounting.participation import FixedOrder, Participation
 from accounting.sensitivity import Sensitivity, gram_sensitivity, rounded_up, same_rounds
 
 Array = NDArray[np.float64]
@@ -216,6 +216,8 @@ class BinaryTree:
         if self.release == "prefix" and not (self.estimator == "vanilla" and whole):
             return self._effective_sensitivity(participation)
         prefix_only = self.release == "prefix"
+        if isinstance(participation, FixedOrder):
+            return _in_order(blocks, participation, prefix_only=prefix_only)
         squared = forest_sensitivity_squared(blocks, participation, prefix_only=prefix_only)
         rule = "levels of the tree" if participation.max_participations == 1 else "exact recursion"
         return Sensitivity(float(squared), exact=True, rule=f"binary tree: {rule}")
@@ -442,6 +444,45 @@ def forest_sensitivity_squared(
     for block in blocks:
         front = recursion.extend(front, _Subtree(block.height, block.rounds, counted=True))
     return max(int(scores.max()) for scores in front.values())
+
+
+def _in_order(
+    blocks: Sequence[Block], participation: FixedOrder, *, prefix_only: bool
+) -> Sensitivity:
+    """Return the sensitivity of passes in a fixed order, if clients may take part in every pass.
+
+    Else, that of the same limits in any order, as an upper bound.
+    """
+    if participation.max_participations == participation.passes:
+        squared = places_sensitivity_squared(blocks, participation, prefix_only=prefix_only)
+        return Sensitivity(float(squared), exact=True, rule="binary tree: every place of the order")
+    free = participation.in_any_order()
+    bound = forest_sensitivity_squared(blocks, free, prefix_only=prefix_only)
+    once = participation.max_participations == 1
+    rule = "levels of the tree" if once else "exact recursion for any order"
+    return Sensitivity(float(bound), exact=once, rule=f"binary tree: {rule}")
+
+
+def places_sensitivity_squared(
+    blocks: Sequence[Block], participation: FixedOrder, *, prefix_only: bool
+) -> int:
+    """Return max over places of the sum over nodes of (participations inside)^2.
+
+    A client of place i takes part in all of rounds i, i + b, i + 2 b, ... Arguments as for
+    ``forest_sensitivity_squared``.
+    """
+    b = participation.min_separation
+    totals = np.zeros(min(b, participation.rounds), np.int64)
+    for block in blocks:
+        leaves = np.arange(block.rounds)
+        places = (block.first + leaves) % b
+        for height in range(block.height + 1):
+            nodes = leaves >> height
+            used = nodes % 2 == 0 if prefix_only and height < block.height else nodes >= 0
+            owners = places[used] * block.rounds + nodes[used]
+            visited, times = np.unique(owners, return_counts=True)
+            np.add.at(totals, visited // block.rounds, times**2)
+    return int(totals.max())
 
 
 @dataclass(frozen=True, slots=True)
