@@ -116,23 +116,24 @@ class Participation:
 
 @dataclass(frozen=True, slots=True)
 class FixedOrder(Participation):
-    """Passes over the clients in one order: a client's rounds are multiples of b apart.
+    """k passes over the clients in one order, each of ``min_separation`` rounds, from round 0 on.
 
-    The order is public and fixed beforehand, and every pass takes ``min_separation`` rounds, so a
-    client that is seen in round i may take part in rounds i, i + b, i + 2 b, ... only. That is less
-    than any rounds b or more apart. (Choquette-Choo et al. 2023, "Multi-epoch matrix factorization
-    mechanisms for private machine learning": fixed-epoch order.) A server must enforce it.
+    The order is public and fixed beforehand: a client of place i may take part in rounds i, i + b,
+    ..., i + (k-1) b and in no others. That is less than any rounds b or more apart, and after k b
+    rounds nobody takes part. (Choquette-Choo et al. 2023, "Multi-epoch matrix factorization
+    mechanisms for private machine learning"; for trees, Kairouz et al. 2021, DP-FTRL.) Whoever makes the cohorts must keep to it.
 
-    >>> FixedOrder(6, 3, 2).passes
-    3
+    >>> FixedOrder(8, max_participations=2, min_separation=3).places()
+    [range(0, 6, 3), range(1, 6, 3), range(2, 6, 3)]
     """
 
     fixed_order: ClassVar[bool] = True
 
-    @property
-    def passes(self) -> int:
-        """Number of passes, the last of which may be cut off."""
-        return -(-self.rounds // self.min_separation)
+    def places(self) -> list[range]:
+        """Return the rounds of each place in the order; the last pass may be cut off."""
+        b = self.min_separation
+        end = min(self.rounds, self.max_participations * b)
+        return [range(place, end, b) for place in range(min(b, self.rounds))]
 
     def in_any_order(self) -> Participation:
         """Return the limits alone, which allow these patterns and more."""
@@ -140,9 +141,8 @@ class FixedOrder(Participation):
 
     def patterns(self) -> Iterator[tuple[int, ...]]:
         """Yield every admissible set of 1 to k rounds, for brute force on small n."""
-        for place in range(self.min_separation):
-            own = range(place, self.rounds, self.min_separation)
-            for size in range(1, min(self.max_participations, len(own)) + 1):
+        for own in self.places():
+            for size in range(1, len(own) + 1):
                 yield from combinations(own, size)
 
 

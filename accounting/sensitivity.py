@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.participation import Participation
+from accounting.participation import FixedOrder, Participation
 
 Array = NDArray[np.float64]
 
@@ -88,7 +88,7 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
     """
     size = len(gram)
     k, b = participation.max_participations, participation.min_separation
-    if participation.fixed_order and k > 1:
+    if isinstance(participation, FixedOrder) and k > 1:
         return _by_place(gram, participation)
     terms = (size + k) * k  # entries that nearly cancel are off by as much as the diagonal
     if k == 1:
@@ -111,21 +111,13 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
     return Sensitivity(rounded_up(worst, terms), exact=False, rule="sum of row maxima")
 
 
-def _by_place(gram: Array, participation: Participation) -> Sensitivity:
-    """Return the sensitivity of passes in a fixed order: the worst of the places in it.
-
-    A client of place i takes part in some of rounds i, i + b, ...; there, any k of them.
-    """
-    n, b = participation.rounds, participation.min_separation
-    worst: Sensitivity | None = None
-    for place in range(min(b, n)):
-        own = gram[place::b, place::b]
-        most = min(participation.max_participations, len(own))
-        found = gram_sensitivity(own, Participation(len(own), most))
-        if worst is None or found.squared > worst.squared:
-            worst = found
-    if worst is None:
-        raise ValueError("a participation has at least one round")
+def _by_place(gram: Array, participation: FixedOrder) -> Sensitivity:
+    """Return the sensitivity of passes in a fixed order: of the worst place, in all its rounds."""
+    worst = Sensitivity(1e-200, exact=True, rule="")
+    for own in participation.places():
+        inside = gram[own.start : own.stop : own.step, own.start : own.stop : own.step]
+        found = gram_sensitivity(inside, Participation(len(own), len(own)))
+        worst = max(worst, found, key=lambda s: s.squared)
     return Sensitivity(worst.squared, worst.exact, f"fixed order, {worst.rule}")
 
 
