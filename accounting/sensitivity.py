@@ -88,7 +88,7 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
     """
     size = len(gram)
     k, b = participation.max_participations, participation.min_separation
-    if isinstance(participation, FixedOrder) and k > 1:
+    if isinstance(participation, FixedOrder):
         return _by_place(gram, participation)
     terms = (size + k) * k  # entries that nearly cancel are off by as much as the diagonal
     if k == 1:

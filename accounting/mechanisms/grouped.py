@@ -149,10 +149,10 @@ class Grouped:
         labelled exact only where a client is known that attains it.
         """
         same_rounds(self.rounds, participation)
-        if participation.max_participations == 1:
-            return self._once()
         if isinstance(participation, FixedOrder):
             return replace(self.sensitivity(participation.in_any_order()), exact=False)
+        if participation.max_participations == 1:
+            return self._once()
         if self.rounds > _MOST_DENSE_ROUNDS:
             raise ConfigError(
                 f"rounds={self.rounds}: groups under several participations work on n x n matrices "
