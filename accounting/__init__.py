@@ -27,6 +27,7 @@ from accounting.mechanisms import (
 )
 from accounting.optimize import optimize
 from accounting.participation import FixedOrder, Participation
+from accounting.realised import Realised
 from accounting.report import Assumption, PrivacyReport
 from accounting.sensitivity import Sensitivity, brute_force
 from accounting.subsampled import PoissonSampling, SampledGuarantee, amplified, dp_sgd
@@ -50,6 +51,7 @@ __all__ = [
     "PrefixError",
     "PrivacyReport",
     "PrunedTree",
+    "Realised",
     "SampledGuarantee",
     "Sensitivity",
     "Toeplitz",

@@ -1,9 +1,9 @@
 """Fit cache: fitted mechanisms on the disk, by what they were fitted to.
 
-A fit takes seconds to minutes and depends on the participation and a few settings alone. The folder
-is ``$PRIVPART_CACHE_DIR``, else ``~/.cache/privpart``; it may be deleted at any time. A file that is
-damaged or of another fit is fitted again. No guarantee depends on the cache: sensitivity and noise
-are computed from the parameters that a mechanism has, wherever they come from.
+A fit takes seconds to minutes, and depends on the participation and a few settings alone. The
+folder is ``$PRIVPART_CACHE_DIR``, else ``~/.cache/privpart``; it may be deleted at any time. A file
+that is damaged or of another fit is made again. No guarantee depends on the cache: sensitivity and
+noise are computed from the parameters that a mechanism has, wherever they come from.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from accounting import checks
 from accounting.participation import Participation
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     Fitted = TypeVar("Fitted", bound=Mechanism)
 else:
     Fitted = TypeVar("Fitted")
+
+Made = TypeVar("Made")
 
 _FITS = 1
 """Version of the fits: raise it when a fit finds something better."""
@@ -44,45 +47,73 @@ def kept(
     """
     name = getattr(kind, "name")  # noqa: B009  a protocol's property, here of the class
     key = {
-        "fits": _FITS,
         "mechanism": name,
         "rounds": participation.rounds,
         "max_participations": participation.max_participations,
         "min_separation": participation.min_separation,
         **settings,
     }
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    path = _folder() / f"{name}-{participation.rounds}-{digest[:24]}.json"
-    found = _read(path, key, kind)
+
+    def built(parameters: Mapping[str, Any]) -> Fitted:
+        found = kind(**{k: v for k, v in parameters.items() if k not in ("schema", "name")})
+        if found.rounds != participation.rounds:
+            raise ValueError("another run")
+        return found
+
+    held = _read(_path(name, key), key, built)
+    if held is None:
+        held = fit()
+        _write(_path(name, key), key, held.to_dict())
+    return held
+
+
+def kept_numbers(
+    name: str, settings: Mapping[str, Any], numbers: Callable[[], Mapping[str, float]]
+) -> Mapping[str, float]:
+    """Return the cached result of ``numbers``, or call it; for figures that only inform.
+
+    Args:
+        name: of the figures; part of the file's name.
+        settings: everything that they depend on, as JSON values.
+        numbers: computes them.
+    """
+
+    def checked(held: Mapping[str, Any]) -> Mapping[str, float]:
+        return {str(k): checks.nonnegative(str(k), v) for k, v in held.items()}
+
+    path = _path(name, settings)
+    found = _read(path, settings, checked)
     if found is None:
-        found = fit()
-        _write(path, {"key": key, "parameters": found.to_dict()})
+        found = numbers()
+        _write(path, settings, found)
     return found
 
 
-def _folder() -> Path:
+def _path(name: str, key: Mapping[str, Any]) -> Path:
     given = os.environ.get("PRIVPART_CACHE_DIR")
     base = Path(given) if given else Path("~/.cache/privpart").expanduser()
-    return base / "fits"
+    digest = hashlib.sha256(json.dumps(_versioned(key), sort_keys=True).encode()).hexdigest()
+    return base / "fits" / f"{name}-{digest[:32]}.json"
 
 
-def _read(path: Path, key: Mapping[str, Any], kind: type[Fitted]) -> Fitted | None:
+def _versioned(key: Mapping[str, Any]) -> dict[str, Any]:
+    return {"fits": _FITS, **key}
+
+
+def _read(path: Path, key: Mapping[str, Any], built: Callable[[Any], Made]) -> Made | None:
     try:
         if path.stat().st_size > _MOST_BYTES:
             return None
         held = json.loads(path.read_text(encoding="utf-8"))
-        if held["key"] != key:
-            return None
-        values = {k: v for k, v in held["parameters"].items() if k not in ("schema", "name")}
-        found = kind(**values)
+        return built(held["value"]) if held["key"] == _versioned(key) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return found if found.rounds == key["rounds"] else None
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _write(path: Path, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
     part = path.with_suffix(f".{os.getpid()}.part")
+    content = json.dumps({"key": _versioned(key), "value": dict(value)}, allow_nan=False)
     with suppress(OSError):  # a cache that cannot be written costs time and nothing else
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+        part.write_text(content, encoding="utf-8")
         part.replace(path)

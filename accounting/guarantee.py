@@ -74,8 +74,8 @@ class Guarantee:
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """1 / mu: the one noise figure that is comparable across mechanisms."""
-        return 1 / self.mu
+        """1 / mu, rounded down: the one noise figure that is comparable across mechanisms."""
+        return math.nextafter(1 / self.mu, 0.0)
 
     def epsilon(self, delta: float) -> float:
         """Return the least epsilon that holds with ``delta`` in (0, 1), rounded up."""

@@ -121,7 +121,8 @@ class FixedOrder(Participation):
     The order is public and fixed beforehand: a client of place i may take part in rounds i, i + b,
     ..., i + (k-1) b and in no others. That is less than any rounds b or more apart, and after k b
     rounds nobody takes part. (Choquette-Choo et al. 2023, "Multi-epoch matrix factorization
-    mechanisms for private machine learning"; for trees, Kairouz et al. 2021, DP-FTRL.) Whoever makes the cohorts must keep to it.
+    mechanisms for private machine learning"; for trees, Kairouz et al. 2021, DP-FTRL.) Whoever
+    makes the cohorts must keep to it.
 
     >>> FixedOrder(8, max_participations=2, min_separation=3).places()
     [range(0, 6, 3), range(1, 6, 3), range(2, 6, 3)]

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -22,6 +22,7 @@ from accounting.cross_check import CrossCheck
 from accounting.guarantee import FORMULAS, METHODS, Adjacency, Guarantee, Method, Second, mu_upper
 from accounting.mechanisms import Mechanism, fingerprint
 from accounting.participation import Participation
+from accounting.realised import Realised
 
 _SCHEMA = "privpart/epsilon/1"
 
@@ -31,6 +32,10 @@ ReportStatus = Literal["holds", "conditional", "does-not-hold", "not-private"]
 
 _FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
 _DERIVED = ("schema", "status", "warnings", "tuning_epsilon")
+_ADDED = ("mechanism_parameters", "participation_stated", "fixed_order", "realised")
+"""Fields that older reports lack."""
+_MOST_PARAMETERS = 20_000
+"""Numbers of a mechanism that a report still lists."""
 
 _COVERED = ("every released iterate, and all that is computed from the iterates alone",)
 _NOT_COVERED = (
@@ -68,6 +73,12 @@ class PrivacyReport:
             private), or "unstated".
         earlier_mu: mu of an earlier run on the same data, 0 without one. ``mu`` includes it: mu^2
             adds.
+        mechanism_parameters: what the mechanism's ``to_dict`` returns, for ``mechanism_from_dict``;
+            None if it holds more than 20,000 numbers.
+        participation_stated: False if nobody said how often a client takes part, so that one
+            participation was assumed.
+        fixed_order: whether participation is in passes of a fixed order, see ``FixedOrder``.
+        realised: cost of what happened, by a log, beside this promise; None without a log.
 
     Raises:
         ConfigError: a figure is out of range, or below the value that the other figures imply.
@@ -103,6 +114,10 @@ class PrivacyReport:
     tuning_runs: int | None = None
     noise_source: NoiseOrigin = "unstated"
     earlier_mu: float = 0.0
+    mechanism_parameters: Mapping[str, Any] | None = None
+    participation_stated: bool = True
+    fixed_order: bool = False
+    realised: Realised | None = None
 
     def __post_init__(self) -> None:
         Participation(self.rounds, self.max_participations, self.min_separation)
@@ -157,6 +172,8 @@ class PrivacyReport:
         noise_source: NoiseOrigin = "unstated",
         cross_check: Second = "quadrature",
         earlier: Guarantee | None = None,
+        participation_stated: bool = True,
+        realised: Realised | None = None,
     ) -> "PrivacyReport":
         """Return the report of a planned run.
 
@@ -172,6 +189,8 @@ class PrivacyReport:
             noise_source: see the attributes.
             cross_check: the second accountant, see ``Guarantee.cross_check``.
             earlier: guarantee of an earlier run on the same data, to compose with this one.
+            participation_stated: see the attributes.
+            realised: see the attributes.
         """
         sensitivity = mechanism.sensitivity(participation)
         run = Guarantee(mu_upper(sensitivity.squared, noise_multiplier), method)
@@ -203,6 +222,10 @@ class PrivacyReport:
             tuning_runs=tuning_runs,
             noise_source=noise_source,
             earlier_mu=0.0 if earlier is None else earlier.mu,
+            mechanism_parameters=shown_parameters(mechanism),
+            participation_stated=participation_stated,
+            fixed_order=participation.fixed_order,
+            realised=realised,
         )
 
     @property
@@ -235,6 +258,13 @@ class PrivacyReport:
     def warnings(self) -> tuple[str, ...]:
         """Objections that a reviewer would raise."""
         found = []
+        if not self.participation_stated:
+            found.append(
+                f"max_participations was not given, so this is for a {self.unit} that takes part "
+                "in one round, which nothing here enforces. More participations cost more."
+            )
+        if self.realised is not None and self.realised.deviations:
+            found.append(f"the log breaks the promise: {'; '.join(self.realised.deviations)}.")
         if self.population is not None and self.delta >= 1 / self.population:
             found.append(
                 f"delta={self.delta:g} is 1/population or more: publishing one {self.unit}'s data "
@@ -281,7 +311,7 @@ class PrivacyReport:
         if (schema := values.get("schema")) != _SCHEMA:
             raise ConfigError(f"schema={schema!r}: must be {_SCHEMA}.")
         own = {k: v for k, v in values.items() if k not in _DERIVED}
-        if wrong := own.keys() ^ {f.name for f in fields(cls)}:
+        if wrong := (own.keys() ^ {f.name for f in fields(cls)}) - (set(_ADDED) - own.keys()):
             raise ConfigError(f"missing or unknown fields: {', '.join(sorted(wrong))}.")
         try:
             own["assumptions"] = tuple(Assumption(**a) for a in own["assumptions"])
@@ -289,7 +319,11 @@ class PrivacyReport:
             own["covered"] = tuple(own["covered"])
             own["not_covered"] = tuple(own["not_covered"])
             own["cross_check"] = CrossCheck(**own["cross_check"])
-        except (TypeError, ValueError) as error:
+            if own.get("realised") is not None:
+                realised = own["realised"]
+                deviations = tuple(realised["deviations"])
+                own["realised"] = Realised(**realised | {"deviations": deviations})
+        except (TypeError, ValueError, KeyError) as error:
             raise ConfigError(f"not a report: {error}") from None
         report = cls(**own)
         if values.get("status") != report.status:
@@ -370,6 +404,8 @@ _PREFIX_ONLY = Assumption(
 def _common_assumptions(participation: Participation, unit: str) -> tuple[Assumption, ...]:
     k, b = participation.max_participations, participation.min_separation
     times = "one round" if k == 1 else f"{k} rounds, each {b} or more after the one before"
+    if participation.fixed_order:
+        times = f"{k} rounds, one in each of {k} passes of {b} rounds in one fixed order"
     return (
         Assumption(
             "participation",
@@ -453,6 +489,8 @@ def _claim(report: PrivacyReport) -> str:
     neighbours = _NEIGHBOURS[report.adjacency].format(unit=report.unit)
     k, b = report.max_participations, report.min_separation
     often = "once" if k == 1 else f"at most {k} times, {b} or more rounds apart"
+    if report.fixed_order:
+        often = f"once in each of {k} passes of {b} rounds in one fixed order"
     return (
         f"The claim is (epsilon = {up(report.epsilon)}, delta = {up(report.delta)})-differential "
         f"privacy. Unit: one {report.unit}, taking part {often} in {report.rounds} rounds. "
@@ -482,6 +520,11 @@ def _accounting(report: PrivacyReport) -> str:
     )
     if report.earlier_mu:
         text += f" An earlier run on the same data, mu = {up(report.earlier_mu)}, is included."
+    if (seen := report.realised) is not None:
+        text += (
+            f" By the log of {seen.clients} {report.unit}s, one took part in at most "
+            f"{seen.max_participations} rounds, which cost epsilon = {up(seen.epsilon)}."
+        )
     second = report.cross_check
     agrees = "agrees to" if second.consistent else "CONTRADICTS this by"
     return (
@@ -510,3 +553,27 @@ def up(value: float, digits: int = 4) -> str:
     """
     rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(value)))
     return f"{float(rounded):.{digits}g}"
+
+
+def down(value: float, digits: int = 4) -> str:
+    """Return ``value`` as text with ``digits`` significant digits, rounded down.
+
+    >>> down(1.74298), down(0.12345)
+    ('1.742', '0.1234')
+    """
+    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
+    return f"{float(rounded):.{digits}g}"
+
+
+def shown_parameters(mechanism: Mechanism) -> dict[str, Any] | None:
+    """Return the mechanism's ``to_dict``, or None if it holds more than 20,000 numbers."""
+    parameters = mechanism.to_dict()
+    return parameters if _size(parameters) <= _MOST_PARAMETERS else None
+
+
+def _size(value: object) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list):
+        return sum(map(_size, value)) if value and isinstance(value[0], list | dict) else len(value)
+    return 1

@@ -188,7 +188,7 @@ def _encoder_column(column: Array) -> Array:
     """Return the first column of C: the coefficients of 1 / r(x)."""
     if not column[2:].any() and len(column) > 1:
         decay = -column[1] / column[0]
-        return blt_coefficients((decay,), (decay,), len(column)) / column[0]
+        return np.asarray(blt_coefficients((decay,), (decay,), len(column)) / column[0])
     return forward_substitution(column, np.eye(1, len(column))[0])
 
 
@@ -232,7 +232,7 @@ def fit_banded_inverse(
         by_share = -gradient[1 : len(shares) + 1]
         return value, shares * (by_share - shares @ by_share)
 
-    logs, _ = minimized(from_logs, start, [(-25.0, 25.0)] * len(start))
+    logs, _ = minimized(f"banded inverse, {bands}", from_logs, start, [(-25.0, 25.0)] * len(start))
     odds = np.exp(logs)
     fitted = BandedInverse(n, (1.0, *(-odds / (1 + odds.sum()))))
     return min(fitted, root, key=lambda own: _true_loss(own, participation, objective))

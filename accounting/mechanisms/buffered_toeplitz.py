@@ -192,12 +192,12 @@ def step_response(gaps: Array, scale: Array, t: Array) -> Array:
 def _geometric_sum(gap: float, t: Array) -> Array:
     """Return 1 + q + ... + q^(t-1) for q = 1 - gap."""
     if gap < 0.5:
-        return -np.expm1(t * np.log1p(-gap)) / gap if gap > 1e-300 else t
+        return np.asarray(-np.expm1(t * np.log1p(-gap)) / gap) if gap > 1e-300 else t
     q = 1 - gap
     powers = np.abs(q) ** t
     if q < 0:
         powers = np.where(t % 2 == 1, -powers, np.where(t % 2 == 0, powers, 0.0))
-    return (1 - powers) / gap
+    return np.asarray((1 - powers) / gap)
 
 
 _MOST_BUFFERS = 5
@@ -244,7 +244,8 @@ def _best_fit(
     loss = blt_loss(participation, objective)
     starts = [*_spread_starts(n, buffers), *_one_more(best, buffers, n)]
     bounds = [(np.log(0.01 / n), 2.0)] * buffers + [(-16.0, 6.0)] * buffers
-    fits = [minimized(_with_gradient(loss), start, bounds) for start in starts]
+    what = f"blt, {buffers} buffer{'s' if buffers > 1 else ''}"
+    fits = [minimized(what, _with_gradient(loss), start, bounds) for start in starts]
     found, value = min(fits, key=lambda fit: fit[1])
     return (found, value) if value < lowest - _WORTH_A_BUFFER else (best, lowest)
 

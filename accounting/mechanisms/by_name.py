@@ -38,7 +38,11 @@ class FromFile:
 
     @classmethod
     def from_options(
-        cls, participation: Participation, *, file: Path | None = None, fingerprint: str | None = None
+        cls,
+        participation: Participation,
+        *,
+        file: Path | None = None,
+        fingerprint: str | None = None,
     ) -> Mechanism:
         """Return the mechanism in ``file``, if it has this fingerprint and as many rounds.
 

@@ -14,7 +14,6 @@ import numpy as np
 from accounting.checks import ConfigError
 from accounting.mechanisms.dense import Dense
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
-from accounting.participation import Participation
 
 _MOST_BYTES = 256_000_000
 _MOST_ENCODER_ROUNDS = 4096

@@ -369,7 +369,7 @@ def fit_toeplitz(participation: Participation, bands: int | None, objective: Obj
         return value, -drops * tails[1:]
 
     start = np.log(-np.log1p(-0.5 / np.arange(1, width)))
-    logs, _ = minimized(from_logs, start, [(-25.0, 3.0)] * (width - 1))
+    logs, _ = minimized(f"toeplitz, {width} bands", from_logs, start, [(-25.0, 3.0)] * (width - 1))
     coefficients = np.exp(-np.concatenate([[0.0], np.cumsum(np.exp(logs))]))
     return Toeplitz(n, tuple(coefficients))
 
@@ -415,13 +415,29 @@ def convolve(left: Array, right: Array) -> Array:
 
 
 def minimized(
-    loss: Loss, start: Array, bounds: Sequence[tuple[float, float]]
+    what: str, loss: Loss, start: Array, bounds: Sequence[tuple[float, float]]
 ) -> tuple[Array, float]:
-    """Return the minimum that L-BFGS-B finds from ``start``, and the loss there."""
+    """Return the minimum that L-BFGS-B finds from ``start``, and the loss there.
+
+    Logs every step of fitting ``what`` to "accounting.fit".
+    """
+    import logging
+
     from scipy.optimize import minimize
 
     if not len(start):
         return start, loss(start)[0]  # nothing to fit
+    log = logging.getLogger("accounting.fit")
+    steps = 0
+
+    def told(intermediate_result: Any) -> None:  # noqa: ANN401  scipy asks for this name
+        nonlocal steps
+        steps += 1
+        reached = float(np.exp(intermediate_result.fun / 2))
+        log.info("fitting %s: step %d, error %.5g", what, steps, reached)
+
     options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-9, "gtol": 1e-7, "maxcor": 20}
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    found = minimize(
+        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=told
+    )
     return np.asarray(found.x, dtype=np.float64), float(found.fun)

@@ -3,17 +3,23 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
 import typer
 
 from accounting import PrivacyReport
-from accounting.report import up
+from accounting.report import down, up
 from privpart.cli.options import Format
 
 _WIDTH = 96
+_TABLE_WIDTH = 100
+_NARROWEST = 40
+_MOST_SHOWN = 6
+"""Numbers of a sequence that the text form of a report lists."""
 
 
 def print_report(
@@ -36,6 +42,50 @@ def print_report(
         typer.echo(f"privpart: warning: {warning}", err=True)
 
 
+def print_table(
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    spare: Sequence[str] = (),
+) -> None:
+    """Print a table whose second column, a name, is on the left and the others on the right.
+
+    Args:
+        title: above the table.
+        header: names of the columns.
+        rows: cells of each row.
+        spare: columns to leave out, the first ones first, on a terminal that is too narrow.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=terminal_width(_TABLE_WIDTH), highlight=False)
+    left_out: list[str] = []
+    while True:
+        table = Table(box=SIMPLE_HEAD)
+        shown = [i for i, name in enumerate(header) if name not in left_out]
+        for i in shown:
+            table.add_column(header[i], justify="left" if i < 2 else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[i] for i in shown))
+        free = [name for name in spare if name not in left_out]
+        wide = console.options.update(max_width=10_000)
+        if not free or console.measure(table, options=wide).maximum <= console.width:
+            break
+        left_out.append(free[0])
+    typer.echo(fill(title, console.width))
+    console.print(table)
+
+
+def terminal_width(most: int) -> int:
+    """Return the terminal's width, up to ``most``; ``most`` if the output goes elsewhere."""
+    if not sys.stdout.isatty():
+        return most
+    return max(_NARROWEST, min(most, shutil.get_terminal_size((most, 24)).columns))
+
+
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     """Return rows with equal keys as CSV with a header line."""
     out = io.StringIO()
@@ -55,30 +105,39 @@ def report_row(report: PrivacyReport) -> dict[str, Any]:
 def _as_text(report: PrivacyReport, beside: Sequence[tuple[str, str]]) -> str:
     known = "" if report.sensitivity_exact else ", an upper bound"
     rounds = f"{report.rounds} rounds, a {report.unit} in at most {report.max_participations}"
-    if report.max_participations > 1:
+    if report.fixed_order:
+        rounds += f", passes of {report.min_separation} rounds in one order"
+    elif report.max_participations > 1:
         rounds += f", {report.min_separation} or more apart"
+    if not report.participation_stated:
+        rounds += " (assumed)"
+    one_over_mu = down(report.effective_noise_multiplier, 5)
     lines = [
         ("epsilon", f"{up(report.epsilon, 5)}   ({report.formula})"),
-        ("delta", f"{report.delta:g}"),
+        ("delta", up(report.delta, 6)),
         ("unit", f"{report.unit}, {report.adjacency} adjacency"),
         ("covers", "every model that the rounds release"),
         ("mechanism", f"{report.mechanism}, {rounds}"),
+        *_parameters(report.mechanism_parameters),
         ("noise multiplier", up(report.noise_multiplier, 6)),
         (
             "sensitivity^2",
             f"{up(report.sensitivity_squared, 5)}   ({report.sensitivity_rule}{known})",
         ),
         *beside,
-        ("mu", f"{up(report.mu, 5)}   (effective noise multiplier 1/mu = {1 / report.mu:.5g})"),
+        ("mu", f"{up(report.mu, 5)}   (effective noise multiplier 1/mu = {one_over_mu})"),
         ("rho", up(report.rho, 5)),
         ("advantage", f"at most {up(report.advantage, 3)} for any membership test"),
         ("cross-check", _cross_check(report)),
+        *_realised(report),
     ]
     text = [f"  {name:<17} {value}" for name, value in lines]
     text += ["", "  It holds if"]
     for assumption in report.assumptions:
         sentence = f"{assumption.text}; else: {assumption.consequence}"
-        text.append(fill(sentence, _WIDTH, initial_indent="  - ", subsequent_indent="    "))
+        text.append(
+            fill(sentence, terminal_width(_WIDTH), initial_indent="  - ", subsequent_indent="    ")
+        )
     return "\n".join(text)
 
 
@@ -86,3 +145,45 @@ def _cross_check(report: PrivacyReport) -> str:
     second = report.cross_check
     verdict = "agrees" if second.consistent else "CONTRADICTS"
     return f"{verdict}: {second.method} says {up(second.epsilon, 5)}"
+
+
+def _parameters(parameters: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return a line with what the mechanism has besides its name and rounds, if anything."""
+    if parameters is None:
+        return [("parameters", "more than can be listed")]
+    said = [
+        f"{name.replace('_', ' ')} {_shown(value)}"
+        for name, value in parameters.items()
+        if name not in ("schema", "name", "rounds") and value not in (None, False)
+        if not (isinstance(value, list) and value and isinstance(value[0], list | dict))
+    ]
+    return [("parameters", "; ".join(said))] if said else []
+
+
+def _shown(value: object) -> str:
+    if value is True:
+        return "yes"
+    if not isinstance(value, list):
+        return str(value)
+    if len(value) <= _MOST_SHOWN:
+        return ", ".join(f"{number:.6g}" for number in value)
+    first = ", ".join(f"{number:.6g}" for number in value[: _MOST_SHOWN - 3])
+    return f"{first}, ..., {value[-1]:.6g} ({len(value)} of them)"
+
+
+def _realised(report: PrivacyReport) -> list[tuple[str, str]]:
+    seen = report.realised
+    if seen is None:
+        return []
+    apart = f", {seen.min_separation} or more apart" if seen.max_participations > 1 else ""
+    bound = "" if seen.sensitivity_exact else "at most "
+    lines = [
+        ("by the log", f"{seen.clients} clients, each in at most {seen.max_participations}{apart}"),
+        (
+            "",
+            f"epsilon {up(seen.epsilon, 5)}, mu {up(seen.mu, 5)}, sensitivity^2 "
+            f"{bound}{up(seen.sensitivity_squared, 5)}",
+        ),
+    ]
+    verdict = "; ".join(seen.deviations) or "kept"
+    return [*lines, ("promise", verdict)]

@@ -72,10 +72,15 @@ def draw_accuracy(
 
 
 def draw_budget(
-    choice: MechanismChoice, report: PrivacyReport, *, against: Against, path: Path
+    choice: MechanismChoice,
+    run: Participation,
+    report: PrivacyReport,
+    *,
+    against: Against,
+    path: Path,
 ) -> None:
     """Draw epsilon along one axis through the run of ``report``; the suffix sets the format."""
-    points = _curve(choice, report, against)
+    points = _curve(choice, run, report, against)
     here = {
         Against.NOISE: report.noise_multiplier,
         Against.ROUNDS: report.rounds,
@@ -107,9 +112,8 @@ def draw_budget(
 
 
 def _curve(
-    choice: MechanismChoice, report: PrivacyReport, against: Against
+    choice: MechanismChoice, run: Participation, report: PrivacyReport, against: Against
 ) -> list[tuple[float, float]]:
-    run = Participation(report.rounds, report.max_participations, report.min_separation)
     if against is Against.NOISE:
         mechanism = choice.build(run)
         noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
@@ -122,6 +126,8 @@ def _curve(
             )
             for z in noises
         ]
+    if choice.file is not None and against is Against.ROUNDS:
+        raise ConfigError(f"plot_against={against}: the mechanism in the file has its own rounds.")
     if choice.fitted:
         raise ConfigError(
             f"plot_against={against}: {choice.name} is fitted to each participation, so one noise "
@@ -142,12 +148,50 @@ def _curve(
 def _runs(run: Participation, against: Against) -> list[Participation]:
     """Return the participations along the curve, the planned one among them."""
     n, k, b = run.rounds, run.max_participations, run.min_separation
+    kind = type(run)
     if against is Against.ROUNDS:
         lengths = sorted({max(1, round(n * 10 ** (i / 12 - 1))) for i in range(_POINTS)} | {n})
-        return [Participation(m, min(k, -(-m // b)), b) for m in lengths]
+        return [kind(m, min(k, -(-m // b)), b) for m in lengths]
     most = -(-n // b)
     counts = sorted({max(1, round(most * i / _POINTS)) for i in range(1, _POINTS + 1)} | {1, k})
-    return [Participation(n, m, b) for m in counts]
+    return [kind(n, m, b) for m in counts]
+
+
+def draw_front(rows: Sequence[Mapping[str, Any]], *, title: str, path: Path) -> None:
+    """Draw the error of each mechanism against its state vectors, and the front as a line."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    front = [row for row in rows if row["front"]]
+    steps = [(row["state_vectors"], row["rmse"]) for row in front]
+    widest = max(row["state_vectors"] for row in rows)
+    axes.step(
+        [x for x, _ in steps] + [widest],
+        [y for _, y in steps] + [steps[-1][1]],
+        where="post",
+        color="#1f6f8b",
+    )
+    for row in rows:
+        colour = "#1f6f8b" if row["front"] else "#b3552c"
+        axes.plot(row["state_vectors"], row["rmse"], "o", color=colour, markersize=4)
+        axes.annotate(
+            row["mechanism"],
+            (row["state_vectors"], row["rmse"]),
+            (3, 3),
+            textcoords="offset points",
+            fontsize=6,
+            color=colour,
+        )
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_yscale("log")
+    axes.set_xlabel("state vectors, each as long as the trained part")
+    axes.set_ylabel("rmse of the prefix sums / clip norm")
+    axes.set_title(title, fontsize=8)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"plot={path}: cannot be written: {error}") from None
 
 
 def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> None:

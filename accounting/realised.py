@@ -1,0 +1,187 @@
+"""Realised: what the clients in a log did, as a cost beside the one that was promised.
+
+A log is a fact about one run. It says what that run cost and whether it kept a promise. It promises
+nothing about the next one.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from accounting import checks
+from accounting.checks import ConfigError
+from accounting.guarantee import Guarantee, Method, mu_upper
+from accounting.mechanisms import Mechanism
+from accounting.participation import Participation
+from accounting.sensitivity import Sensitivity, rounded_up
+
+_MOST_ROWS = 20_000_000
+_MOST_BYTES = 1_000_000_000
+_MOST_DENSE_ROUNDS = 2048
+_MOST_PATTERNS = 100_000
+_LONGEST = 9
+"""Digits of a round in a log; more cannot be a round."""
+
+History = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Realised:
+    """The cost of what happened.
+
+    Attributes:
+        clients: number of clients in the log.
+        max_participations: most rounds of one client.
+        min_separation: least distance between two rounds of one client.
+        sensitivity_squared: of the worst client's own rounds, or an upper bound.
+        sensitivity_exact: False if it is only an upper bound.
+        mu: sensitivity / noise_multiplier.
+        epsilon: at the report's delta and by its method.
+        deviations: ways in which the log goes beyond what was promised; empty if it kept to it.
+    """
+
+    clients: int
+    max_participations: int
+    min_separation: int
+    sensitivity_squared: float
+    sensitivity_exact: bool
+    mu: float
+    epsilon: float
+    deviations: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        mechanism: Mechanism,
+        histories: Mapping[str, Iterable[int]],
+        promised: Participation,
+        *,
+        noise_multiplier: float,
+        delta: float,
+        method: Method = "exact",
+    ) -> "Realised":
+        """Return what these clients' rounds cost.
+
+        Args:
+            mechanism: the encoder whose noise was added.
+            histories: for each client, the rounds, from 0, in which its update entered the sum.
+            promised: the limits to compare with.
+            noise_multiplier: as in ``guarantee``, > 0.
+            delta: in (0, 1).
+            method: see ``Guarantee``.
+
+        Raises:
+            ConfigError: a value out of range, or a client twice in one round.
+        """
+        worst = Participation.from_log(mechanism.rounds, histories)
+        found = realised_sensitivity(mechanism, histories, worst)
+        run = Guarantee(mu_upper(found.squared, noise_multiplier), method)
+        return cls(
+            clients=len(histories),
+            max_participations=worst.max_participations,
+            min_separation=worst.min_separation,
+            sensitivity_squared=found.squared,
+            sensitivity_exact=found.exact,
+            mu=run.mu,
+            epsilon=run.epsilon(delta),
+            deviations=_deviations(worst, histories, promised),
+        )
+
+
+def realised_sensitivity(
+    mechanism: Mechanism, histories: Mapping[str, Iterable[int]], worst: Participation
+) -> Sensitivity:
+    """Return the squared sensitivity of the patterns in a log.
+
+    Up to 2,048 rounds by the Gram matrix of the encoder, pattern by pattern; else, and where that
+    is less, that of the log's own limits ``worst``.
+    """
+    limits = mechanism.sensitivity(worst)
+    patterns = {tuple(sorted(own)) for own in histories.values()} - {()}
+    small = mechanism.rounds <= _MOST_DENSE_ROUNDS and len(patterns) <= _MOST_PATTERNS
+    if mechanism.groups is not None or not small or not patterns:
+        return Sensitivity(limits.squared, exact=False, rule=f"limits of the log: {limits.rule}")
+    encoder = mechanism.encoder()
+    gram = encoder.T @ encoder
+    scores = {own: float(np.abs(gram[np.ix_(own, own)]).sum()) for own in patterns}
+    pattern = max(scores, key=lambda own: scores[own])
+    k = worst.max_participations
+    squared = rounded_up(scores[pattern], (mechanism.rounds + k) * k)
+    attained = bool(gram[np.ix_(pattern, pattern)].min() >= -1e-12 * gram.max())
+    if squared >= limits.squared:
+        exact = attained and squared <= limits.squared * (1 + 1e-9)
+        return Sensitivity(limits.squared, exact, f"limits of the log: {limits.rule}")
+    return Sensitivity(squared, attained, "the worst client's own rounds")
+
+
+def _deviations(
+    worst: Participation, histories: Mapping[str, Iterable[int]], promised: Participation
+) -> tuple[str, ...]:
+    found = []
+    if worst.max_participations > promised.max_participations:
+        found.append(
+            f"a client took part {worst.max_participations} times, "
+            f"{promised.max_participations} promised"
+        )
+    if worst.max_participations > 1 and worst.min_separation < promised.min_separation:
+        found.append(
+            f"a client came again after {worst.min_separation} rounds, "
+            f"{promised.min_separation} promised"
+        )
+    if promised.fixed_order:
+        b = promised.min_separation
+        last = promised.max_participations * b
+        taken = [list(own) for own in histories.values()]
+        if any(len({r % b for r in own}) > 1 or max(own, default=0) >= last for own in taken):
+            found.append("a client did not keep to the fixed order")
+    return tuple(found)
+
+
+def read_log(path: Path) -> dict[str, list[int]]:
+    """Return each client's rounds, from a CSV file with the columns client and round.
+
+    Raises:
+        ConfigError: the file cannot be read, is too large, has no such columns, or a round is not a
+            whole number from 0 on.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(
+                f"log {path}: has {path.stat().st_size:,} bytes; at most {_MOST_BYTES:,} are read."
+            )
+        with path.open(newline="", encoding="utf-8") as file:
+            return _histories(path, csv.DictReader(file))
+    except OSError as error:
+        raise ConfigError(f"log {path}: cannot be read: {error.strerror}.") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"log {path}: is not a CSV file: {error}.") from None
+
+
+def _histories(path: Path, rows: "csv.DictReader[str]") -> dict[str, list[int]]:
+    names = rows.fieldnames or ()
+    if missing := {"client", "round"} - set(names):
+        raise ConfigError(
+            f"log {path}: its first line must name the columns client and round; it lacks "
+            f"{' and '.join(sorted(missing))}."
+        )
+    found: dict[str, list[int]] = {}
+    for number, row in enumerate(rows, start=2):
+        if number > _MOST_ROWS:
+            raise ConfigError(f"log {path}: has more than {_MOST_ROWS:,} rows.")
+        client, taken = row["client"], row["round"]
+        if not client or not taken or not (taken.isascii() and taken.isdigit()):
+            raise ConfigError(
+                f"log {path}, line {number}: must hold a client and a round, a whole number from 0 "
+                "on."
+            )
+        if len(taken) > _LONGEST:
+            raise ConfigError(
+                f"log {path}, line {number}: a round must be below {checks.MOST_ROUNDS:,}."
+            )
+        found.setdefault(client, []).append(int(taken))
+    if not found:
+        raise ConfigError(f"log {path}: lists no participation.")
+    return found

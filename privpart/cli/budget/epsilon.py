@@ -1,0 +1,238 @@
+"""``privpart epsilon``: what a planned run costs, or what a finished one did cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from accounting import ConfigError, Mechanism, Participation, PrivacyReport, Realised, checks
+from accounting.mechanisms.by_name import MechanismChoice
+from accounting.realised import read_log
+from accounting.report import up
+from privpart.cli import options
+from privpart.cli.budget.options import Limits, with_shared_options
+from privpart.cli.budget.progress import shown_fits
+from privpart.cli.options import Against, Format, MethodName
+from privpart.cli.output import print_report
+
+_EXCEEDED = 3
+_LEFT_ITS_PLAN = 6
+_BESIDE_PLAN = frozenset(
+    {
+        "delta", "log", "method", "population", "cross_check", "max_epsilon", "plot",
+        "plot_against", "statement", "form",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Everything that the figures depend on."""
+
+    choice: MechanismChoice
+    participation: Participation
+    mechanism: Mechanism
+    noise_multiplier: float
+    delta: float
+    stated: bool
+
+
+@with_shared_options
+def epsilon(
+    context: typer.Context,
+    *,
+    rounds: options.RoundsUnlessPlanned = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            help="Noise standard deviation per coordinate / clip norm, on the scale of the sum."
+        ),
+    ] = None,
+    delta: options.DeltaUnlessPlanned = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="Plan file to read all of this from, as `privpart train` does."),
+    ] = None,
+    choice: MechanismChoice,
+    limits: Limits,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Who took part when: a run folder, or a CSV file with the columns client and "
+            "round. Its cost is shown beside what was promised; without a promise, alone."
+        ),
+    ] = None,
+    method: options.MethodOption = MethodName.EXACT,
+    population: Annotated[
+        int | None, typer.Option(help="Clients in all, if public: warns of too large a delta.")
+    ] = None,
+    cross_check: Annotated[
+        bool, typer.Option("--cross-check", help="Cross-check by dp-accounting (a second more).")
+    ] = False,
+    max_epsilon: options.MaxEpsilon = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw epsilon into this picture (.png, .svg, .pdf).")
+    ] = None,
+    plot_against: Annotated[
+        Against | None, typer.Option(help="What the picture varies; by default the noise.")
+    ] = None,
+    statement: Annotated[
+        bool, typer.Option("--statement", help="Print the report in plain English instead.")
+    ] = False,
+    form: options.FormatOption = Format.TABLE,
+) -> None:
+    """Report the (epsilon, delta) of a planned run.
+
+    Example: privpart epsilon --rounds 1600 --noise-multiplier 1.13 --delta 1e-6
+    --max-participations 1
+    """
+    given = options.typed(context)
+    if statement and "form" in given:
+        raise ConfigError(f"statement=True: is prose; leave out --format {form}.")
+    if plot_against is not None and plot is None:
+        raise ConfigError(f"plot_against={plot_against}: needs --plot FILE to draw into.")
+    limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
+    histories = None if log is None else histories_of(log)
+    if plan is not None:
+        why = "already contains these values; leave out the options for them"
+        options.refuse_beside(context, "plan", _BESIDE_PLAN, why)
+        run = _planned(plan, delta)
+    elif rounds is None or noise_multiplier is None or delta is None:
+        raise ConfigError(
+            "--rounds, --noise-multiplier and --delta are needed; or --plan FILE, which has them."
+        )
+    else:
+        _refuse_silent_limits(limits, limit, histories)
+        run = _typed_run(choice, limits, rounds, noise_multiplier, delta, histories)
+    report = _report(run, histories, method, population, cross_check=cross_check)
+    if plot is not None:
+        _plot(run, report, plot_against or Against.NOISE, plot)
+    if statement:
+        typer.echo(report.statement())
+    else:
+        print_report(report, form, beside=_one_stream(run, form))
+    _judge(report, limit)
+
+
+def _refuse_silent_limits(
+    limits: Limits, limit: float | None, histories: Mapping[str, list[int]] | None
+) -> None:
+    """Refuse a gate on an assumption that nothing enforces."""
+    if limit is not None and not limits.stated and histories is None:
+        raise ConfigError(
+            f"max_epsilon={limit:g}: a gate needs --max-participations, the most rounds of one "
+            "client; 1 would be assumed, which nothing enforces."
+        )
+
+
+def _typed_run(
+    choice: MechanismChoice,
+    limits: Limits,
+    rounds: int,
+    noise_multiplier: float,
+    delta: float,
+    histories: Mapping[str, list[int]] | None,
+) -> _Run:
+    participation = limits.of(rounds)
+    if histories is not None and not limits.stated:  # no promise: the log alone
+        participation = Participation.from_log(rounds, histories)
+    with shown_fits():
+        mechanism = choice.build(participation)
+    stated = limits.stated or histories is not None
+    return _Run(choice, participation, mechanism, noise_multiplier, delta, stated)
+
+
+def _planned(path: Path, delta: float | None) -> _Run:
+    """Read a plan file. It takes a second, because plans contain optimisers, which need torch."""
+    from privpart.experiment.plan_file import read
+
+    plan = read(path)
+    with shown_fits():
+        promised = plan.privacy_plan()
+    return _Run(
+        plan.privacy.mechanism,
+        promised.participation,
+        promised.mechanism,
+        promised.noise_multiplier,
+        plan.privacy.delta if delta is None else delta,
+        stated=True,
+    )
+
+
+def histories_of(log: Path) -> dict[str, list[int]]:
+    """Return each client's rounds, from a run folder or a CSV file."""
+    if not log.is_dir():
+        return read_log(log)
+    from privpart.run.ledger import Ledger
+
+    ledger = Ledger(log / "ledger.sqlite", read_only=True)
+    try:
+        ledger.rows()  # checks the chain
+        found = {str(client): own for client, own in ledger.rounds_by_client().items()}
+    finally:
+        ledger.close()
+    if not found:
+        raise ConfigError(f"log={log}: no client took part yet.")
+    return found
+
+
+def _report(
+    run: _Run,
+    histories: Mapping[str, list[int]] | None,
+    method: MethodName,
+    population: int | None,
+    *,
+    cross_check: bool,
+) -> PrivacyReport:
+    realised = None
+    if histories is not None:
+        realised = Realised.of(
+            run.mechanism,
+            histories,
+            run.participation,
+            noise_multiplier=run.noise_multiplier,
+            delta=run.delta,
+            method=method.value,
+        )
+    return PrivacyReport.of(
+        run.mechanism,
+        run.participation,
+        noise_multiplier=run.noise_multiplier,
+        delta=run.delta,
+        method=method.value,
+        population=population,
+        cross_check="dp-accounting" if cross_check else "quadrature",
+        participation_stated=run.stated,
+        realised=realised,
+    )
+
+
+def _plot(run: _Run, report: PrivacyReport, against: Against, path: Path) -> None:
+    if run.mechanism.groups is not None:
+        raise ConfigError(
+            "plot: varies a mechanism of one group; leave it out with a [schedule] or shared keys."
+        )
+    from privpart.cli.plots import draw_budget
+
+    draw_budget(run.choice, run.participation, report, against=against, path=path)
+
+
+def _one_stream(run: _Run, form: Format) -> list[tuple[str, str]]:
+    """Return the sensitivity of the same mechanism without groups, for comparison."""
+    if run.mechanism.groups is None or form is not Format.TABLE:
+        return []
+    found = run.choice.build(run.participation).sensitivity(run.participation)
+    known = "" if found.exact else " at most"
+    name = run.choice.name
+    return [("one stream", f"{up(found.squared, 5)}{known}, if all groups shared one {name}")]
+
+
+def _judge(report: PrivacyReport, limit: float | None) -> None:
+    """Exit with 6 if the log breaks the promise, or with 3 if epsilon is above the limit."""
+    if report.realised is not None and report.realised.deviations:
+        raise typer.Exit(_LEFT_ITS_PLAN)
+    if limit is not None and report.epsilon > limit:
+        typer.echo(f"privpart: epsilon {up(report.epsilon)} exceeds {limit:g}.", err=True)
+        raise typer.Exit(_EXCEEDED)

@@ -1,0 +1,322 @@
+"""``privpart mechanisms``: what memory buys, at the same guarantee.
+
+Every mechanism is known by the state vectors that its noise keeps and by the error of its prefix
+sums. The front is the mechanisms that no other beats with as little memory.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import accounting
+from accounting import (
+    BandedInverse,
+    BinaryTree,
+    BufferedToeplitz,
+    ConfigError,
+    Footprint,
+    Grouped,
+    Independent,
+    Mechanism,
+    Participation,
+    PrunedTree,
+    Toeplitz,
+    error,
+    footprint,
+    guarantee,
+    optimize,
+)
+from accounting.fit_cache import kept_numbers
+from accounting.mechanisms.by_name import MechanismChoice, MechanismName
+from accounting.report import shown_parameters, up
+from privpart.cli import options
+from privpart.cli.budget.options import Limits, with_shared_options
+from privpart.cli.budget.progress import shown_fits
+from privpart.cli.options import Format
+from privpart.cli.output import as_csv, print_table
+
+if TYPE_CHECKING:
+    from privpart.experiment.plan_file import PlanFile
+
+_PREFIX_ROUNDS = 2048
+"""The most rounds whose prefix release is accounted in about a second; the time is cubic."""
+_BANDED_ROUNDS = 8192
+"""The most rounds for which many-banded filters are fitted here; the time is quadratic."""
+_BESIDE_PLAN = frozenset({"delta", "target_epsilon", "optimal", "plot", "form"})
+_BUFFERS = (1, 2, 3, 4, 5)
+_DRAWS = (2, 4, 16)
+
+
+@with_shared_options
+def mechanisms(
+    context: typer.Context,
+    *,
+    rounds: options.RoundsUnlessPlanned = None,
+    delta: options.DeltaUnlessPlanned = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="Plan file with rounds, delta and participation; if it has a [schedule] or shared "
+            "keys, a stream per group is compared with one stream over all rounds."
+        ),
+    ] = None,
+    target_epsilon: Annotated[float, typer.Option(help="Epsilon of every row, above 0.")] = 1.0,
+    limits: Limits,
+    optimal: Annotated[
+        bool,
+        typer.Option(
+            "--optimal",
+            help="Add the numerically optimal matrix for the root mean squared error, one "
+            "participation only (15 seconds at 1600 rounds).",
+        ),
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also draw memory against error into this picture (.png, .svg, .pdf)."),
+    ] = None,
+    form: options.FormatOption = Format.TABLE,
+) -> None:
+    """Show what memory buys: the error of all mechanisms at the same epsilon, by state vectors.
+
+    Errors are per coordinate and in units of the clip norm; the prefix sum of the updates after
+    each round is what a model is made of. A star marks the mechanisms that no other beats with as
+    few state vectors. Fits are cached, so that the second call is quick.
+    Example: privpart mechanisms --rounds 1600 --delta 1e-6 --max-participations 1
+    """
+    planned = None
+    if plan is not None:
+        why = "already contains these values; leave out the options for them"
+        options.refuse_beside(context, "plan", _BESIDE_PLAN, why)
+        planned = _read(plan)
+        participation = planned.participation()
+        delta = planned.privacy.delta if delta is None else delta
+    elif rounds is None or delta is None:
+        raise ConfigError("--rounds and --delta are needed; or --plan FILE, which has them.")
+    else:
+        participation = limits.of(rounds)
+    if optimal and participation.max_participations > 1:
+        raise ConfigError(
+            f"max_participations={participation.max_participations}: the optimal matrix is known "
+            "for one only. Leave out --optimal."
+        )
+    warnings = _warnings(stated=planned is not None or limits.stated)
+    with shown_fits():
+        # all mechanisms first: what is refused must not come after a minute of calibration
+        compared = list(_rows_of(planned, participation, optimal=optimal))
+    rows = _on_front(
+        [
+            _row(label, mechanism, participation, target_epsilon, delta)
+            for label, mechanism in compared
+        ]
+    )
+    if plot is not None:
+        from privpart.cli.plots import draw_front
+
+        draw_front(rows, title=_title(participation, target_epsilon, delta), path=plot)
+    if form is Format.JSON:
+        _print_json(rows, participation, delta, warnings)
+    elif form is Format.CSV:
+        typer.echo(
+            as_csv([{k: v for k, v in row.items() if k != _LISTED} for row in rows]), nl=False
+        )
+    else:
+        _print_rows(rows, _title(participation, target_epsilon, delta))
+    for warning in warnings:
+        typer.echo(f"privpart: warning: {warning}", err=True)
+
+
+_LISTED = "mechanism_parameters"
+
+
+def _warnings(*, stated: bool) -> list[str]:
+    if stated:
+        return []
+    return [
+        "max_participations was not given, so this is for a client that takes part in one round, "
+        "which nothing here enforces. More participations change the table."
+    ]
+
+
+def _read(path: Path) -> "PlanFile":
+    from privpart.experiment.plan_file import read
+
+    plan = read(path)
+    plan.privacy_plan()  # refuses what `privpart train` would refuse
+    return plan
+
+
+def _rows_of(
+    plan: "PlanFile | None", participation: Participation, *, optimal: bool
+) -> Iterator[tuple[str, Mechanism]]:
+    shared = plan is not None and plan.select is not None and plan.select.takes_turns
+    if plan is None or (plan.schedule is None and not shared):
+        yield from _candidates(participation, optimal=optimal)
+        return
+    if optimal:
+        raise ConfigError("optimal=True: not known for groups; leave it out.")
+    groups = plan.mechanism().groups
+    if groups is None:
+        raise TypeError("a plan whose groups take turns has a mechanism with groups")
+    names = ("tree", "blt", "independent")
+    kinds = {name: MechanismChoice(name=MechanismName(name)) for name in names}
+    if (own := plan.privacy.mechanism) not in kinds.values():
+        kinds = {f"{own.name}, as planned": own} | kinds
+    for label, choice in kinds.items():
+        built = choice.build_grouped(groups.schedule, groups.sizes, participation)
+        yield f"{label}, per group", built
+        yield f"{label}, one stream", choice.build(participation)
+    nodes = [PrunedTree(participation.rounds, tuple(own)) for own in groups.active_rounds()]
+    yield "tree, one, pruned", Grouped(tuple(groups.schedule), tuple(nodes), tuple(groups.sizes))
+
+
+def _candidates(participation: Participation, *, optimal: bool) -> Iterator[tuple[str, Mechanism]]:
+    n = participation.rounds
+    yield "independent", Independent(n)
+    yield from _without_state(participation)
+    for buffers in _BUFFERS:
+        blt = BufferedToeplitz.from_options(participation, buffers=buffers)
+        if blt.buffers == buffers:  # the fit drops buffers that gain nothing
+            yield f"blt, {buffers} buffer{'s' if buffers > 1 else ''}", blt
+    yield "tree", BinaryTree(n)
+    yield "tree, online", BinaryTree(n, estimator="online")
+    if n <= _PREFIX_ROUNDS:
+        yield "tree, online, prefix", BinaryTree(n, estimator="online", release="prefix")
+    if n > _BANDED_ROUNDS:
+        typer.echo(
+            f"privpart: left out above {_BANDED_ROUNDS} rounds: banded inverses of more than two "
+            "bands, Toeplitz encoders, the prefix release of trees.",
+            err=True,
+        )
+        return
+    yield from _banded(participation)
+    yield "toeplitz, square root", Toeplitz.square_root(n)
+    if optimal:
+        typer.echo("privpart: fitting the optimal matrix ...", err=True)
+        yield "dense, optimal", optimize("dense", participation)
+
+
+def _without_state(participation: Participation) -> Iterator[tuple[str, Mechanism]]:
+    for draws in _DRAWS:
+        if draws <= participation.rounds and (draws == 2 or participation.rounds <= _BANDED_ROUNDS):
+            fitted = BandedInverse.from_options(participation, bands=draws, fit=True)
+            yield f"banded inverse, {draws}", fitted
+
+
+def _banded(participation: Participation) -> Iterator[tuple[str, Mechanism]]:
+    """Yield BandMF: fitted and column-normalised, while the bands fit into the separation."""
+    n, b = participation.rounds, participation.min_separation
+    widest = n if participation.max_participations == 1 else b
+    widths = {min(2**power, widest) for power in range(3, widest.bit_length() + 1)}
+    for bands in sorted(width for width in widths if width > 1):
+        yield (
+            f"bandmf, {bands} bands",
+            Toeplitz.from_options(participation, bands=bands, fit=True, normalize_columns=True),
+        )
+
+
+def _row(
+    label: str,
+    mechanism: Mechanism,
+    participation: Participation,
+    target_epsilon: float,
+    delta: float,
+) -> dict[str, Any]:
+    z = accounting.calibrate(mechanism, participation, target_epsilon=target_epsilon, delta=delta)
+    reached = guarantee(mechanism, participation, noise_multiplier=z)
+    sensitivity = mechanism.sensitivity(participation)
+    unit_error, cost = error(mechanism, participation), _footprint(mechanism)
+    return {
+        "mechanism": label,
+        "sensitivity_squared": sensitivity.squared,
+        "sensitivity_exact": sensitivity.exact,
+        "rmse": unit_error.rmse / reached.mu,
+        "max_error": unit_error.max_error / reached.mu,
+        "state_vectors": cost.state_vectors,
+        "draws_per_round": cost.draws_per_round,
+        "noise_multiplier": z,
+        "epsilon": reached.epsilon(delta),
+        _LISTED: shown_parameters(mechanism),
+    }
+
+
+def _footprint(mechanism: Mechanism) -> Footprint:
+    """Return the mechanism's footprint; its program is counted once and cached if it is long."""
+    if mechanism.rounds <= _BANDED_ROUNDS or mechanism.groups is not None:
+        return footprint(mechanism)
+    found = kept_numbers(
+        "footprint", {"mechanism": mechanism.to_dict()}, lambda: asdict(footprint(mechanism))
+    )
+    return Footprint(int(found["state_vectors"]), found["draws_per_round"])
+
+
+def _on_front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows by memory, with their ratio to the best and whether they are on the front."""
+    ordered = sorted(rows, key=lambda row: (row["state_vectors"], row["rmse"]))
+    best = min(ordered, key=lambda row: row["rmse"])
+    least = float("inf")
+    marked = []
+    for row in ordered:
+        first = row["rmse"] < least
+        least = min(least, row["rmse"])
+        ratio = {"rmse_ratio": row["rmse"] / best["rmse"], "rmse_ratio_to": best["mechanism"]}
+        marked.append(row | ratio | {"front": first})
+    return marked
+
+
+def _title(participation: Participation, target_epsilon: float, delta: float) -> str:
+    k, b = participation.max_participations, participation.min_separation
+    apart = f", {b} or more apart" if k > 1 else ""
+    if participation.fixed_order:
+        apart = f", passes of {b} rounds in one order"
+    return (
+        f"{participation.rounds} rounds, a client in at most {k}{apart}; epsilon "
+        f"{target_epsilon:g} at delta {up(delta, 6)}, zero-out adjacency"
+    )
+
+
+def _print_json(
+    rows: Sequence[dict[str, Any]], participation: Participation, delta: float, warnings: list[str]
+) -> None:
+    document = {
+        "schema": "privpart/mechanisms/1",
+        "rounds": participation.rounds,
+        "max_participations": participation.max_participations,
+        "min_separation": participation.min_separation,
+        "fixed_order": participation.fixed_order,
+        "delta": delta,
+        "unit": "client",
+        "adjacency": "zero-out",
+        "warnings": warnings,
+        "rows": rows,
+    }
+    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
+    header = (
+        "", "mechanism", "state", "draws", "rmse", "rmse ratio", "max error", "sens^2",
+        "noise mult.",
+    )  # fmt: skip
+    cells = [
+        (
+            "*" if row["front"] else "",
+            row["mechanism"],
+            str(row["state_vectors"]),
+            f"{row['draws_per_round']:.2f}",
+            up(row["rmse"], 4),
+            f"{row['rmse_ratio']:.3f}",
+            up(row["max_error"], 4),
+            ("" if row["sensitivity_exact"] else "<= ") + up(row["sensitivity_squared"], 5),
+            up(row["noise_multiplier"], 5),
+        )
+        for row in rows
+    ]
+    print_table(title, header, cells, spare=("noise mult.", "sens^2", "max error", "draws"))
+    typer.echo(
+        f"* least rmse with as few state vectors; rmse ratio: to {rows[0]['rmse_ratio_to']}, the "
+        "least shown"
+    )
