@@ -34,8 +34,10 @@ def calibrate(
         method: how epsilon is computed, see ``Guarantee``.
 
     Guarantees:
-        ``guarantee(..., noise_multiplier=result).epsilon(delta) <= target_epsilon``, and within
-        1e-4 of it, relatively.
+        ``guarantee(..., noise_multiplier=result).epsilon(delta) <= target_epsilon``. With method
+        "exact" also within 1e-4 of it, relatively. An epsilon by dp-accounting jumps (a grid, a
+        list of orders, a floor at 0), and where the target is inside a jump it is not reached: the
+        result is then the least noise found on the near side.
 
     Raises:
         ConfigError: a value out of range, or a target that ``method`` cannot reach.
@@ -45,8 +47,16 @@ def calibrate(
     >>> round(calibrate(BinaryTree(1000), run, target_epsilon=2.0, delta=1e-6), 4)
     7.0534
     """
-    target, delta = _target(target_epsilon, delta, method)
     squared = mechanism.sensitivity(participation).squared
+    return least_noise(squared, target_epsilon=target_epsilon, delta=delta, method=method)
+
+
+def least_noise(
+    sensitivity_squared: float, *, target_epsilon: float, delta: float, method: Method = "exact"
+) -> float:
+    """Return the least noise multiplier for a squared sensitivity; otherwise as ``calibrate``."""
+    target, delta = _target(target_epsilon, delta, method)
+    squared = checks.positive("sensitivity_squared", sensitivity_squared)
 
     def epsilon(noise_multiplier: float) -> float:
         return Guarantee(mu_upper(squared, noise_multiplier), method).epsilon(delta)

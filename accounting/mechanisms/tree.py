@@ -351,11 +351,13 @@ def node_variance(height: int, estimator: str) -> float:
 
 
 def prefix_variance(blocks: list[Block], estimator: str) -> Array:
-    """Return Var of each prefix sum, shape (n,), in O(n log n): sums over binary digits."""
+    """Return Var of each prefix sum, shape (n,), in O(n): sums over binary digits."""
     most = max(block.height for block in blocks)
     variance = np.array([node_variance(height, estimator) for height in range(most + 1)])
-    ends = np.arange(1, max(block.rounds for block in blocks) + 1)
-    within = ((ends[:, None] >> np.arange(most + 1)) & 1) @ variance
+    sums = np.zeros(2 ** (most + 1))  # of the variances of the binary digits of every index
+    for height, own in enumerate(variance):
+        sums[2**height : 2 ** (height + 1)] = own + sums[: 2**height]
+    within = sums[1:]
     parts, before = [], 0.0
     for block in blocks:
         parts.append(before + within[: block.rounds])

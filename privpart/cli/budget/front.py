@@ -5,6 +5,7 @@ sums. The front is the mechanisms that no other beats with as little memory.
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import accounting
 from accounting import (
     BandedInverse,
     BinaryTree,
@@ -20,17 +20,18 @@ from accounting import (
     ConfigError,
     Footprint,
     Grouped,
+    Guarantee,
     Independent,
     Mechanism,
     Participation,
     PrunedTree,
     Toeplitz,
-    error,
     footprint,
-    guarantee,
     optimize,
 )
+from accounting.calibrate import least_noise
 from accounting.fit_cache import kept_numbers
+from accounting.guarantee import mu_upper
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from accounting.report import shown_parameters, up
 from privpart.cli import options
@@ -225,16 +226,17 @@ def _row(
     target_epsilon: float,
     delta: float,
 ) -> dict[str, Any]:
-    z = accounting.calibrate(mechanism, participation, target_epsilon=target_epsilon, delta=delta)
-    reached = guarantee(mechanism, participation, noise_multiplier=z)
     sensitivity = mechanism.sensitivity(participation)
-    unit_error, cost = error(mechanism, participation), _footprint(mechanism)
+    z = least_noise(sensitivity.squared, target_epsilon=target_epsilon, delta=delta)
+    reached = Guarantee(mu_upper(sensitivity.squared, z))
+    variance = mechanism.prefix_variance()
+    cost = _footprint(mechanism)
     return {
         "mechanism": label,
         "sensitivity_squared": sensitivity.squared,
         "sensitivity_exact": sensitivity.exact,
-        "rmse": unit_error.rmse / reached.mu,
-        "max_error": unit_error.max_error / reached.mu,
+        "rmse": z * math.sqrt(float(variance.mean())),
+        "max_error": z * math.sqrt(float(variance.max())),
         "state_vectors": cost.state_vectors,
         "draws_per_round": cost.draws_per_round,
         "noise_multiplier": z,
