@@ -8,7 +8,8 @@ from typing import Literal, overload
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.mechanisms import BufferedToeplitz, Dense, Toeplitz
+from accounting.mechanisms import BandedInverse, BufferedToeplitz, Dense, Toeplitz
+from accounting.mechanisms.banded_inverse import fit_banded_inverse
 from accounting.mechanisms.buffered_toeplitz import fit_blt
 from accounting.mechanisms.dense import fit_dense
 from accounting.mechanisms.toeplitz import Objective, fit_toeplitz
@@ -33,25 +34,35 @@ def optimize(
 ) -> Toeplitz: ...
 @overload
 def optimize(
+    kind: Literal["banded-inverse"],
+    participation: Participation,
+    *,
+    objective: Objective = ...,
+    bands: int | None = ...,
+) -> BandedInverse: ...
+@overload
+def optimize(
     kind: Literal["dense"], participation: Participation, *, objective: Objective = ...
 ) -> Dense: ...
 def optimize(
-    kind: Literal["blt", "toeplitz", "dense"],
+    kind: Literal["blt", "toeplitz", "banded-inverse", "dense"],
     participation: Participation,
     *,
     objective: Objective = "rmse",
     buffers: int | None = None,
     bands: int | None = None,
-) -> BufferedToeplitz | Toeplitz | Dense:
+) -> BufferedToeplitz | Toeplitz | BandedInverse | Dense:
     """Return the best encoder of a kind.
 
     Args:
-        kind: "blt" (a few buffers), "toeplitz" (non-increasing coefficients), or "dense" (the
-            optimum over all matrices: rmse and one participation only, O(n^3), for reference).
+        kind: "blt" (a few buffers), "toeplitz" (non-increasing coefficients), "banded-inverse" (no
+            state, a few draws), or "dense" (the optimum over all matrices: rmse and one
+            participation only, O(n^3), for reference).
         participation: rounds, and how often one client may take part.
         objective: "rmse", the root mean squared error over the prefix sums, or "max", the largest.
         buffers: for "blt": at most this many, 1 to 5; None is 3.
-        bands: for "toeplitz": number of coefficients, 1 .. rounds; None is all of them.
+        bands: for "toeplitz": number of coefficients, 1 .. rounds; None is all of them. For
+            "banded-inverse": draws per round.
 
     Raises:
         ConfigError: a value out of range, or an option of another kind.
@@ -60,16 +71,20 @@ def optimize(
     >>> fit.sensitivity(Participation(64)).exact
     True
     """
-    checks.choice("kind", kind, ("blt", "toeplitz", "dense"))
+    checks.choice("kind", kind, ("blt", "toeplitz", "banded-inverse", "dense"))
     checks.choice("objective", objective, ("rmse", "max"))
     if buffers is not None and kind != "blt":
         raise ConfigError(f"buffers={buffers}: only kind='blt' has buffers.")
-    if bands is not None and kind != "toeplitz":
-        raise ConfigError(f"bands={bands}: only kind='toeplitz' has bands.")
+    if bands is not None and kind not in ("toeplitz", "banded-inverse"):
+        raise ConfigError(f"bands={bands}: only kind='toeplitz' and 'banded-inverse' have bands.")
     if kind == "blt":
         return fit_blt(participation, 3 if buffers is None else buffers, objective)
     if kind == "toeplitz":
         return fit_toeplitz(participation, bands, objective)
+    if kind == "banded-inverse":
+        if bands is None:
+            raise ConfigError("bands is missing: a banded inverse needs the draws per round.")
+        return fit_banded_inverse(participation, bands, objective)
     if objective != "rmse":
         raise ConfigError(f"objective={objective!r}: the dense optimum is for 'rmse'.")
     return fit_dense(participation)

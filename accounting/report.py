@@ -147,6 +147,10 @@ class PrivacyReport:
         claims += [
             (f"tpr_at_fpr {fpr:g}", tpr, run.tpr_at_fpr(fpr)) for fpr, tpr in self.tpr_at_fpr
         ]
+        if (seen := self.realised) is not None:
+            least_mu = mu_upper(seen.sensitivity_squared, self.noise_multiplier)
+            cost = Guarantee(seen.mu).epsilon(self.delta)
+            claims += [("realised mu", seen.mu, least_mu), ("realised epsilon", seen.epsilon, cost)]
         for name, claimed, least in claims:
             if not checks.nonnegative(name, claimed) >= least * slack:
                 raise ConfigError(

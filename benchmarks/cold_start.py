@@ -25,7 +25,7 @@ JOBS = {
     "import scipy.special, typer": [sys.executable, "-c", "import scipy.special, typer"],
     "import scipy.special": [sys.executable, "-c", "import scipy.special"],
     "import numpy, typer": [sys.executable, "-c", "import numpy, typer"],
-    "privpart epsilon": [sys.executable, "-m", "privpart.cli.main", *_COMMAND.split()],
+    "privpart epsilon": [sys.executable, "-m", "privpart.cli.main", *_COMMAND],
     "privpart --help": [sys.executable, "-m", "privpart.cli.main", "--help"],
 }
 BASE = "import scipy.special, typer"

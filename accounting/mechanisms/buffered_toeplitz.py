@@ -207,7 +207,6 @@ _HEAD = 512
 _NODES = 24
 
 
-@lru_cache(maxsize=32)
 def fit_blt(participation: Participation, buffers: int, objective: Objective) -> BufferedToeplitz:
     """Return the best buffered Toeplitz encoder found with at most ``buffers`` buffers.
 

@@ -136,8 +136,10 @@ class MechanismChoice:
         for option in (field.name for field in fields(self)):
             if option in options and option not in taken and option != "name":
                 owners = [name for name, made in _OFFERED.items() if option in _options(made)]
+                value = getattr(self, option)
+                shown = ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else value
                 raise ConfigError(
-                    f"{option}={getattr(self, option)}: only for --mechanism "
+                    f"{option}={shown}: only for --mechanism "
                     f"{' or '.join(owners)}; leave it out with {self.name}."
                 )
 

@@ -30,7 +30,6 @@ from privpart.cli.train import train
 app = typer.Typer(
     help="Differential privacy for partially trained models in federated learning.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 _COMMANDS = (

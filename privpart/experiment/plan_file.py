@@ -23,7 +23,7 @@ from pydantic_core import to_json
 from torch import nn
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
-from accounting.mechanisms import MechanismChoice
+from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from privpart.client import LocalTraining
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
 from privpart.experiment.select_table import SelectChoice
@@ -37,6 +37,9 @@ from privpart.select.layout import Layout
 from privpart.select.turns import Turns
 from privpart.server import ServerOptimizer
 from privpart.start_values import seed_bytes
+
+_LATER_OPTIONS = ("normalize_columns", "fit", "objective", "file", "fingerprint")
+"""Options of ``MechanismChoice`` that plans of 0.1.0 did not have."""
 
 
 class _Table(BaseModel):
@@ -62,9 +65,24 @@ class Privacy(_Table):
     mechanism: MechanismChoice
     adaptive_clipping: AdaptiveClipping | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _typed_options_apply(cls, values: Any) -> Any:  # noqa: ANN401  whatever the file holds
+        """Refuse options that another mechanism has, also where they equal their default."""
+        typed = values.get("mechanism") if isinstance(values, dict) else None
+        if isinstance(typed, dict) and typed.get("name") in set(MechanismName):
+            MechanismChoice(name=MechanismName(typed["name"])).refuse_idle(typed.keys())
+        return values
+
     @model_validator(mode="after")
     def _limits_fit_the_rounds(self) -> Self:
         Participation(self.rounds, self.max_participations, self.min_separation)
+        if self.mechanism.file is not None and self.mechanism.fingerprint is None:
+            raise ConfigError(
+                "mechanism.fingerprint: is missing. A file can change, so a plan also names the "
+                "mechanism_fingerprint that `privpart epsilon --mechanism-file ... --format json` "
+                "prints."
+            )
         return self
 
 
@@ -168,10 +186,17 @@ class PlanFile(_Table):
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
-        """Return all values, defaults included, as canonical JSON."""
-        return json.dumps(
-            self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":")
-        )
+        """Return all values, defaults included, as canonical JSON.
+
+        Options of a mechanism that came later are left out unless they are used, so that a plan
+        keeps its hash.
+        """
+        values = self.model_dump(mode="json", by_alias=True)
+        mechanism = values["privacy"]["mechanism"]
+        values["privacy"]["mechanism"] = {
+            name: value for name, value in mechanism.items() if name not in _LATER_OPTIONS or value
+        }
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     def participation(self) -> Participation:
         """Return how often the plan lets one client take part."""

@@ -3,6 +3,7 @@
 import pytest
 
 from accounting import (
+    BandedInverse,
     BinaryTree,
     BufferedToeplitz,
     Dense,
@@ -24,6 +25,8 @@ from accounting import (
         (BinaryTree(6, restart_every=3, completed=True), 2, 7 / 6),
         (Toeplitz(8, (1.0, 0.5, 0.25)), 2, 1),
         (BufferedToeplitz(8, (0.9, 0.5), (0.1, 0.2)), 2, 1),
+        (BandedInverse(8, (1.0, -0.5)), 0, 15 / 8),
+        (BandedInverse.square_root(100, 4), 0, 3.94),
         (Dense([[1.0, 0.0], [0.5, 1.0]]), 1, 1),
     ],
     ids=repr,

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting import (
+    BandedInverse,
     BinaryTree,
     BufferedToeplitz,
     ConfigError,
     Dense,
+    FixedOrder,
     Independent,
     Participation,
     Toeplitz,
@@ -61,16 +63,28 @@ def denses(draw, n):
     return Dense(np.tril(below, -1) + np.eye(n))
 
 
+@st.composite
+def banded_inverses(draw, n):
+    if draw(st.booleans()):
+        return BandedInverse.square_root(n, draw(st.integers(1, n)))
+    shares = np.array(draw(st.lists(st.floats(0, 1), max_size=n - 1)))
+    total = draw(st.floats(0, 1))
+    later = -total * shares / max(shares.sum(), 1.0) if len(shares) else shares
+    return BandedInverse(n, (1.0, *later))
+
+
 def mechanisms(n):
     return st.one_of(
-        st.just(Independent(n)), trees(n), toeplitzes(n), buffereds(n), denses(n)
+        st.just(Independent(n)), trees(n), toeplitzes(n), buffereds(n), denses(n),
+        banded_inverses(n),
     )  # fmt: skip
 
 
 @st.composite
 def participations(draw, n):
     b = draw(st.integers(1, n))
-    return Participation(n, draw(st.integers(1, -(-n // b))), b)
+    kind = draw(st.sampled_from([Participation, FixedOrder]))
+    return kind(n, draw(st.integers(1, -(-n // b))), b)
 
 
 def runs(most):
@@ -133,11 +147,12 @@ def test_every_small_tree(estimator, completed, release):
         )  # fmt: skip
         for k, b in ((1, 1), (2, 1), (2, 3), (3, 2), (n, 1)):
             if k <= -(-n // b):
-                participation = Participation(n, k, b)
-                judged = brute_force(tree.encoder(), participation)
-                claimed = tree.sensitivity(participation)
-                assert claimed.exact, (tree, participation)
-                assert claimed.squared == pytest.approx(judged, rel=1e-10), (tree, participation)
+                for kind in (Participation, FixedOrder):
+                    participation = kind(n, k, b)
+                    judged = brute_force(tree.encoder(), participation)
+                    claimed = tree.sensitivity(participation)
+                    assert claimed.exact, (tree, participation)
+                    assert claimed.squared == pytest.approx(judged, rel=1e-10), (tree, kind)
 
 
 def test_a_client_in_every_round_of_a_long_run_is_exact_at_once():
@@ -157,6 +172,7 @@ SIXES = [
     BinaryTree(6, release="prefix"),
     Toeplitz(6, (1.0, 0.5)),
     BufferedToeplitz(6, (0.5,), (0.2,)),
+    BandedInverse(6, (1.0, -0.5)),
     Dense(np.eye(6)),
 ]
 

@@ -5,8 +5,17 @@ import time
 import numpy as np
 import pytest
 
-from accounting import BinaryTree, ConfigError, Participation, Toeplitz, error, optimize
-from accounting.mechanisms.buffered_toeplitz import _blt_loss
+from accounting import (
+    BandedInverse,
+    BinaryTree,
+    ConfigError,
+    Participation,
+    Toeplitz,
+    error,
+    optimize,
+)
+from accounting.mechanisms.banded_inverse import _inverse_loss
+from accounting.mechanisms.buffered_toeplitz import _with_gradient, blt_loss
 from accounting.mechanisms.toeplitz import coefficient_loss
 
 ONCE = Participation(1600)
@@ -107,10 +116,11 @@ def test_the_loss_is_the_logarithm_of_the_squared_error(objective):
 def test_gradients_are_those_of_finite_differences(objective):
     loss = coefficient_loss(Participation(12, 3, 4), objective)
     column = Toeplitz.square_root(12).encoder()[:, 0]
-    logs = np.log([0.4, 0.05, 0.3, 0.2])
-    for function, at in ((loss, column), (_blt_loss(loss, 12), logs)):
+    inverse = _inverse_loss(Participation(12, 3, 4), objective)
+    bands = np.array([1.0, -0.4, -0.2, -0.1] + [0.0] * 8)
+    for function, at, least in ((loss, column, 1), (inverse, bands, 0)):
         _, gradient = function(at)
-        for index in range(1 if function is loss else 0, len(at)):
+        for index in range(least, len(at) if function is loss else 4):
             step = 1e-6 * np.eye(1, len(at), index)[0]
             slope = (function(at + step)[0] - function(at - step)[0]) / 2e-6
             assert gradient[index] == pytest.approx(slope, rel=1e-6, abs=1e-8)
@@ -154,7 +164,8 @@ def test_long_runs_take_seconds():
         ({"kind": "blt", "buffers": 0}, "buffers"),
         ({"kind": "blt", "buffers": 6}, "at most 5"),
         ({"kind": "blt", "buffers": 2.0}, "buffers"),
-        ({"kind": "blt", "bands": 2}, "only kind='toeplitz' has bands"),
+        ({"kind": "blt", "bands": 2}, "bands=2: only kind='toeplitz' and 'banded-inverse' have"),
+        ({"kind": "banded-inverse"}, "bands is missing"),
         ({"kind": "toeplitz", "buffers": 2}, "only kind='blt' has buffers"),
         ({"kind": "toeplitz", "bands": 0}, "bands"),
         ({"kind": "toeplitz", "bands": 9}, "at most rounds=8"),
@@ -169,3 +180,63 @@ def test_options_out_of_range(options, message):
 def test_the_dense_optimum_is_for_one_participation():
     with pytest.raises(ConfigError, match="max_participations=2"):
         optimize("dense", Participation(8, 2))
+
+
+@pytest.mark.parametrize("objective", ["rmse", "max"])
+@pytest.mark.parametrize(
+    "participation",
+    [Participation(1), Participation(2, 2), Participation(700, 20, 1), Participation(3000, 6, 314)],
+    ids=str,
+)
+def test_the_closed_form_of_a_blt_is_that_of_its_coefficients(participation, objective):
+    """Sums over few points instead of all rounds, for decays from 0.0001 to 0.99999."""
+    n = participation.rounds
+    loss = blt_loss(participation, objective)
+    slow = coefficient_loss(participation, objective)
+    draws = np.random.default_rng(3)
+    for buffers in (1, 2, 5):
+        rates = draws.uniform(np.log(0.01 / n), 2.0, buffers)
+        logs = np.concatenate([rates, draws.uniform(-6, 2, buffers)])
+        decay = np.exp(-np.exp(rates))
+        scale = np.exp(logs[buffers:]) / (1 + np.exp(logs[buffers:]).sum())
+        column = np.concatenate([[1.0], scale @ decay[:, None] ** np.arange(n - 1)])
+        value, gradient = _with_gradient(loss)(logs)
+        assert value == pytest.approx(slow(column)[0], abs=1e-9)
+        assert np.isfinite(gradient).all()
+
+
+def test_a_million_rounds_are_fitted_in_seconds_and_their_error_is_that_of_the_recurrence():
+    participation = Participation(10**6, 5, 200_000)
+    start = time.process_time()
+    fit = optimize("blt", participation, buffers=5)
+    assert time.process_time() - start < 20  # about two
+    assert error(fit, participation).rmse == pytest.approx(12.5757, rel=1e-4)
+    assert fit.sensitivity(participation).exact
+    state = [0.0] * fit.buffers
+    sums, variance = [], 0.0
+    for _ in range(3000):
+        y = 1 - sum(o * s for o, s in zip(fit.scale, state, strict=True))
+        state = [d * s + y for d, s in zip(fit.decay, state, strict=True)]
+        variance += y * y
+        sums.append(variance)
+    np.testing.assert_allclose(fit.prefix_variance()[:3000], sums, rtol=1e-10)
+
+
+@pytest.mark.parametrize("objective", ["rmse", "max"])
+@pytest.mark.parametrize("participation", [Participation(300), FIVE], ids=str)
+def test_a_fitted_banded_inverse_is_no_worse_than_the_square_root(participation, objective):
+    for bands in (1, 2, 4, 16):
+        fitted = optimize("banded-inverse", participation, bands=bands, objective=objective)
+        root = BandedInverse.square_root(participation.rounds, bands)
+        own, other = error(fitted, participation), error(root, participation)
+        better = own.rmse <= other.rmse if objective == "rmse" else own.max_error <= other.max_error
+        assert better
+        assert fitted.bands == bands
+
+
+def test_lambda_is_the_best_of_a_grid():
+    participation = Participation(500, 3, 100)
+    fitted = optimize("banded-inverse", participation, bands=2)
+    reached = error(fitted, participation).rmse
+    for strength in np.linspace(0.5, 0.999, 60):
+        assert reached <= error(BandedInverse(500, (1, -strength)), participation).rmse * (1 + 1e-7)

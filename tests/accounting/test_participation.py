@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import ConfigError, Participation, Toeplitz
+from accounting import BinaryTree, ConfigError, FixedOrder, Participation, Toeplitz
 
 
 @pytest.mark.parametrize("field", ["rounds", "max_participations", "min_separation"])
@@ -83,3 +83,18 @@ def test_narrow_integers_become_plain_ones():
     assert {type(value) for value in (narrow.rounds, narrow.min_separation)} == {int}
     toeplitz = Toeplitz(127, (1.0, 0.5))
     assert toeplitz.sensitivity(narrow) == toeplitz.sensitivity(Participation(127, 3, 60))
+
+
+def test_passes_in_a_fixed_order_allow_only_their_own_places():
+    order = FixedOrder(8, max_participations=2, min_separation=3)
+    taken = set(order.patterns())
+    assert taken == {(0,), (3,), (0, 3), (1,), (4,), (1, 4), (2,), (5,), (2, 5)}
+    assert taken < set(order.in_any_order().patterns())
+
+
+def test_a_tree_over_passes_of_one_order():
+    """20 passes of 100 rounds, then 48 rounds of nobody: DP-FTRL's privacy.py says 926."""
+    tree = BinaryTree(2048)
+    assert tree.sensitivity(FixedOrder(2048, 20, 100)).squared == 926
+    assert tree.sensitivity(Participation(2048, 20, 100)).squared == 934
+    assert BinaryTree(2000).sensitivity(FixedOrder(2000, 20, 100)).squared == 425

@@ -83,7 +83,7 @@ TREE = BinaryTree(8).to_dict()
         (TREE | {"schema": "privpart/mechanism/2"}, "schema='privpart/mechanism/2'"),
         (
             TREE | {"name": "forest"},
-            "must be one of blt, dense, grouped, independent, pruned tree, toeplitz",
+            "one of banded-inverse, blt, dense, grouped, independent, pruned tree, toeplitz, tree",
         ),
         (TREE | {"name": None}, "name=None"),
         (TREE | {"name": ["tree"]}, "name="),

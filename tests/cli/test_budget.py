@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 
 from accounting import BinaryTree, Participation, calibrate
 
-RUN = ["--mechanism", "tree", "--rounds", "1600", "--delta", "1e-6"]
+RUN = ["--mechanism", "tree", "--rounds", "1600", "--delta", "1e-6", "--max-participations", "1"]
 
 
 @pytest.fixture
@@ -50,6 +51,8 @@ def test_exact_is_the_default_and_json_is_the_whole_of_stdout(privpart):
         (["--delta", "2"], "--delta 2: must lie strictly between 0 and 1"),
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
         (["--max-participations", "9", "--min-separation", "400"], "at most 4 fit into 1600"),
+        (["--min-separation", "400"], "--min-separation 400: is between two rounds of one client"),
+        (["--fixed-order"], "--fixed-order True: needs the number of passes"),
         (["--max-epsilon", "0"], "--max-epsilon 0: must be positive"),
         (["--mechanism", "independent", "--restart-every", "4"], "only for --mechanism tree"),
         (["--mechanism", "forest"], "'independent'"),
@@ -148,7 +151,8 @@ def test_warnings_go_to_standard_error(privpart):
     done = privpart("epsilon", *RUN, "--noise-multiplier", "4", "--population", "1000")
     assert done.stderr == ""
     over = privpart("epsilon", "--rounds", "9", "--noise-multiplier", "4", "--delta", "0.01",
-                    "--population", "1000", "--format", "json")  # fmt: skip
+                    "--population", "1000", "--max-participations", "1",
+                    "--format", "json")  # fmt: skip
     assert json.loads(over.stdout)["warnings"]
     assert over.stderr.startswith("privpart: warning: ")
 
@@ -200,8 +204,12 @@ def test_calibrate_for_something_else_spends_the_budget_and_no_more(privpart, so
             "--min-separation 4: that is what is solved for",
         ),
         (
-            ["--solve", "max-participations", "--noise-multiplier", "9", "--max-participations=2"],
-            "--max-participations 2: that is what is solved for",
+            ["--solve", "min-separation", "--noise-multiplier", "9"],
+            "--solve min-separation: is between two rounds of one client",
+        ),
+        (
+            ["--solve", "max-participations", "--noise-multiplier", "9", "--max-participations=1"],
+            "--max-participations 1: that is what is solved for",
         ),
         (
             ["--solve", "rounds", "--noise-multiplier", "9", "--mechanism", "blt"],
@@ -214,3 +222,75 @@ def test_calibrate_refuses_what_makes_no_sense(privpart, options, fault):
     done = privpart("calibrate", "--target-epsilon", "2", *RUN, *options)
     assert (done.returncode, done.stdout) == (2, "")
     assert fault in done.stderr
+
+
+@pytest.mark.parametrize("command", ["epsilon", "calibrate", "mechanisms"])
+def test_one_participation_is_never_assumed_in_silence(privpart, command):
+    run = ["--rounds", "64", "--delta", "1e-6"]
+    own = {
+        "epsilon": ["--noise-multiplier", "4"],
+        "calibrate": ["--target-epsilon", "2"],
+        "mechanisms": [],
+    }[command]
+    silent = privpart(command, *run, *own, "--format", "json")
+    document = json.loads(silent.stdout)
+    assert "max_participations was not given" in document["warnings"][0]
+    assert "privpart: warning: max_participations was not given" in silent.stderr
+    stated = privpart(command, *run, *own, "--format", "json", "--max-participations", "1")
+    assert json.loads(stated.stdout)["warnings"] == []
+    assert "was not given" not in stated.stderr
+
+
+def test_a_gate_needs_the_participations(privpart):
+    gboard = ["epsilon", "--rounds", "2000", "--noise-multiplier", "7", "--delta", "1e-10",
+              "--mechanism", "tree", "--estimator", "online"]  # fmt: skip
+    refused = privpart(*gboard, "--max-epsilon", "4")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--max-epsilon 4: a gate needs --max-participations" in refused.stderr
+    six = ["--max-participations", "6", "--min-separation", "314"]
+    assert privpart(*gboard, "--max-epsilon", "4", *six).returncode == 3
+
+
+def test_figures_round_against_us(privpart):
+    done = privpart("epsilon", *RUN, "--noise-multiplier", "1.13", "--delta", "1.23456789e-6")
+    shown = dict(re.findall(r"^  (delta|mu) +(\S+)", done.stdout, re.MULTILINE))
+    assert 1.23456789e-6 <= float(shown["delta"]) < 1.23458e-6
+    reciprocal = float(re.search(r"1/mu = ([\d.]+)", done.stdout)[1])
+    assert reciprocal <= 1.13 / 11**0.5 < reciprocal * (1 + 1e-4)
+
+
+def test_calibrate_says_where_an_accountant_jumps(privpart):
+    run = ["calibrate", "--rounds", "64", "--max-participations", "1", "--format", "json"]
+    exact = privpart(*run, "--target-epsilon", "1e-3", "--delta", "1e-6")
+    assert json.loads(exact.stdout)["epsilon"] > 0.9999e-3
+    assert exact.stderr == ""
+    for method in ("pld", "rdp", "zcdp"):
+        for target, delta in (("1e-3", "1e-3"), ("1", "1e-6"), ("0.05", "0.02")):
+            done = privpart(*run, "--target-epsilon", target, "--delta", delta, "--method", method)
+            if done.returncode == 2:
+                continue
+            found = json.loads(done.stdout)["epsilon"]
+            assert found <= float(target)
+            assert (found < 0.9999 * float(target)) == ("jumps here" in done.stderr)
+
+
+def test_a_narrow_terminal_gets_fewer_columns(monkeypatch, capsys):
+    from privpart.cli.output import print_table
+
+    header = ("", "name", "error", "spare one", "spare two")
+    rows = [("*", "blt, 3 buffers", "13.53", "1.00", "7.544")]
+    monkeypatch.setattr("privpart.cli.output.terminal_width", lambda most: 60)
+    print_table("A title that is much wider than any terminal " * 3, header, rows)
+    assert "spare one" in capsys.readouterr().out
+    monkeypatch.setattr("privpart.cli.output.terminal_width", lambda most: 44)
+    print_table("t", header, rows, spare=("spare two", "spare one"))
+    shown = capsys.readouterr().out
+    assert "spare one" in shown
+    assert "spare two" not in shown
+    assert all(len(line) <= 44 for line in shown.splitlines())
+    assert "…" not in shown
+
+
+def test_completion_can_be_installed(privpart):
+    done = privpart("--help")
+    assert "--install-completion" in done.stdout

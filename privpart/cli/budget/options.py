@@ -233,7 +233,7 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
             name: _SHARED[name](**{option: values.pop(option) for option in shared})
             for name, shared in made_of.items()
         }
-        if "choice" in built:
+        if "choice" in built and "plan" not in typed(values["context"]):  # which has its own rule
             _refuse_idle(built["choice"], values["context"])
         command(**built, **values)
 

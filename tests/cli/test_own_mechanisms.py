@@ -1,0 +1,218 @@
+"""Mechanisms by their parameters, from files and in plans; and files that hold something else."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accounting import (
+    ConfigError,
+    Dense,
+    Participation,
+    fingerprint,
+    guarantee,
+    mechanism_from_dict,
+)
+from accounting.mechanisms import recorded
+
+RUN = ["--rounds", "64", "--noise-multiplier", "4", "--delta", "1e-6",
+       "--max-participations", "3", "--min-separation", "16"]  # fmt: skip
+CHOICES = [
+    [],
+    ["--restart-every", "16", "--completed", "--estimator", "online"],
+    ["--mechanism", "independent"],
+    ["--mechanism", "toeplitz", "--coefficients", "1,0.5,0.25", "--normalize-columns"],
+    ["--mechanism", "toeplitz", "--fit", "--bands", "16", "--normalize-columns"],
+    ["--mechanism", "toeplitz", "--fit", "--objective", "max"],
+    ["--mechanism", "blt"],
+    ["--mechanism", "blt", "--buffers", "2", "--objective", "max"],
+    ["--mechanism", "blt", "--decay", "0.9,0.5", "--scale", "0.2,0.1"],
+    ["--mechanism", "banded-inverse", "--bands", "4"],
+    ["--mechanism", "banded-inverse", "--fit", "--bands", "3"],
+    ["--mechanism", "banded-inverse", "--coefficients", "1,-0.9"],
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda c: " ".join(c) or "tree")
+def test_json_read_again_gives_the_same_numbers(privpart_here, tmp_path, choice):
+    first = privpart_here("epsilon", *RUN, *choice, "--format", "json")
+    report = json.loads(first.stdout)
+    file = tmp_path / "mechanism.json"
+    for text in (first.stdout, json.dumps(report["mechanism_parameters"])):
+        file.write_text(text)
+        again = privpart_here("epsilon", *RUN, "--mechanism-file", str(file), "--format", "json")
+        assert json.loads(again.stdout) == report, again.stderr
+
+
+def test_a_dense_encoder_from_an_array(privpart_here, tmp_path):
+    encoder = np.tril(np.random.default_rng(1).uniform(0, 1, (64, 64))) + np.eye(64)
+    np.save(tmp_path / "encoder.npy", encoder)
+    done = privpart_here(
+        "epsilon", *RUN, "--mechanism-file", str(tmp_path / "encoder.npy"), "--format", "json"
+    )
+    expected = guarantee(Dense(encoder), Participation(64, 3, 16), noise_multiplier=4)
+    assert json.loads(done.stdout)["epsilon"] == expected.epsilon(1e-6)
+
+
+def test_a_report_leaves_out_what_is_too_long_and_the_reader_says_so(privpart_here, tmp_path):
+    run = ["--rounds", "20001", "--noise-multiplier", "4", "--delta", "1e-6",
+           "--max-participations", "1"]  # fmt: skip
+    done = privpart_here("epsilon", *run, "--mechanism", "toeplitz", "--format", "json")
+    assert json.loads(done.stdout)["mechanism_parameters"] is None
+    table = privpart_here("epsilon", *run, "--mechanism", "toeplitz")
+    assert "more than can be listed" in table.stdout
+    file = tmp_path / "report.json"
+    file.write_text(done.stdout)
+    refused = privpart_here("epsilon", *run, "--mechanism-file", str(file))
+    assert "leaves out the mechanism's parameters" in refused.stderr
+
+
+def test_a_table_shows_what_was_fitted(privpart_here):
+    done = privpart_here("epsilon", *RUN, "--mechanism", "blt", "--decay", ".9", "--scale", ".25")
+    assert "  parameters        decay 0.9; scale 0.25\n" in done.stdout
+    fitted = privpart_here("epsilon", *RUN, "--mechanism", "blt")
+    assert "parameters        decay 0." in fitted.stdout
+
+
+def npy(tmp_path, name, shape, descr="<f8", content=b""):
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header += b" " * (117 - len(header)) + b"\n"
+    (tmp_path / name).write_bytes(
+        b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + content
+    )
+
+
+def test_hostile_arrays_give_one_sentence(privpart_here, tmp_path):
+    square = np.eye(64)
+    square[3, 3] = np.nan
+    np.save(tmp_path / "nan.npy", square)
+    np.save(tmp_path / "wide.npy", np.ones((64, 63)))
+    np.save(tmp_path / "upper.npy", np.ones((64, 64)))
+    np.save(tmp_path / "flat.npy", np.ones(64))
+    np.save(tmp_path / "other.npy", np.eye(9))
+    np.save(tmp_path / "complex.npy", np.eye(64).astype(complex))
+    np.save(tmp_path / "pickled.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "long.npy", np.zeros((5000, 1)))
+    (tmp_path / "text.npy").write_text("not an array")
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "folder.npy").mkdir()
+    npy(tmp_path, "billion.npy", "(1000000000, 1000000000)")
+    npy(tmp_path, "cut.npy", "(64, 64)")
+    npy(tmp_path, "negative.npy", "(-1, 4)")
+    with (tmp_path / "huge.npy").open("wb") as file:
+        os.truncate(file.name, 10**12)  # sparse
+    for file in sorted(tmp_path.glob("*.npy")):
+        done = privpart_here("epsilon", *RUN, "--mechanism-file", str(file))
+        assert (done.returncode, done.stdout) == (2, ""), file
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert done.stderr.startswith("privpart: "), done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "3",
+        "null",
+        "{",
+        "[" * 100_000,
+        '{"schema": "privpart/mechanism/1", "name": "tree", "rounds": 1000000000}',
+        '{"schema": "privpart/mechanism/1", "name": "blt", "rounds": 64, "decay": [NaN], '
+        '"scale": [0.1]}',
+        '{"schema": "privpart/mechanism/1", "name": "blt", "rounds": 64, "decay": [1e999], '
+        '"scale": [0.1]}',
+        '{"schema": "privpart/mechanism/1", "name": "dense", "matrix": [[1, 0], [1]]}',
+        '{"schema": "privpart/mechanism/1", "name": "banded-inverse", "rounds": 64, '
+        '"coefficients": "1,-0.5"}',
+        '{"schema": "privpart/mechanism/1", "name": "file", "file": "/etc/passwd"}',
+        '{"schema": "privpart/mechanism/2", "name": "tree"}',
+        '{"schema": "privpart/epsilon/1", "mechanism_parameters": [1]}',
+        "\ufeff{}",
+    ],
+)
+def test_hostile_json_gives_one_sentence(privpart_here, tmp_path, text):
+    file = tmp_path / "mechanism.json"
+    file.write_text(text)
+    done = privpart_here("epsilon", *RUN, "--mechanism-file", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_mechanism_of_other_rounds_is_refused(privpart_here, tmp_path):
+    file = tmp_path / "mechanism.json"
+    file.write_text(json.dumps(Dense(np.eye(9)).to_dict()))
+    done = privpart_here("epsilon", *RUN, "--mechanism-file", str(file))
+    assert "is for rounds=9; this run has rounds=64" in done.stderr
+
+
+def test_a_file_in_a_plan_is_bound_by_its_fingerprint(privpart_here, tmp_path):
+    bidiagonal = Dense(np.eye(72) + np.diag(np.full(71, 0.5), -1))
+    file = tmp_path / "mechanism.json"
+    file.write_text(json.dumps(bidiagonal.to_dict()))
+    text = Path("examples/digits.toml").read_text()
+    plan = tmp_path / "plan.toml"
+
+    def with_table(table):
+        plan.write_text(text.replace('{ name = "blt" }', table))
+        return privpart_here("epsilon", "--plan", str(plan), "--format", "json")
+
+    missing = with_table(f'{{ name = "file", file = "{file}" }}')
+    assert "mechanism.fingerprint: is missing" in missing.stderr
+    other = with_table(f'{{ name = "file", file = "{file}", fingerprint = "{"0" * 64}" }}')
+    assert "it was changed, or is another one" in other.stderr
+    own = fingerprint(bidiagonal)
+    read = with_table(f'{{ name = "file", file = "{file}", fingerprint = "{own}" }}')
+    assert json.loads(read.stdout)["sensitivity_squared"] == pytest.approx(1.25)
+    assert json.loads(read.stdout)["mechanism_fingerprint"] == own
+
+
+def test_bandmf_and_zero_state_in_a_plan(privpart_here, tmp_path):
+    text = Path("examples/digits.toml").read_text()
+    plan = tmp_path / "plan.toml"
+    for table, name in (
+        ('{ name = "toeplitz", fit = true, bands = 8, normalize_columns = true }', "toeplitz"),
+        ('{ name = "banded-inverse", coefficients = [1.0, -0.9] }', "banded-inverse"),
+    ):
+        plan.write_text(text.replace('{ name = "blt" }', table))
+        done = privpart_here("epsilon", "--plan", str(plan), "--format", "json")
+        report = json.loads(done.stdout)
+        assert report["mechanism"] == name
+        assert mechanism_from_dict(report["mechanism_parameters"]).rounds == 72
+
+
+def test_the_reader_takes_no_path_from_inside_a_file():
+    with pytest.raises(ConfigError, match="name='file'"):
+        mechanism_from_dict({"schema": "privpart/mechanism/1", "name": "file", "file": "x"})
+    assert recorded.__doc__
+
+
+def test_a_log_beside_a_promise(privpart_here, tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("client,round\nada,0\nada,20\nbob,63\n")
+    run = ["epsilon", "--rounds", "64", "--noise-multiplier", "4", "--delta", "1e-6", "--log",
+           str(log)]  # fmt: skip
+    both = privpart_here(*run, "--max-participations", "3", "--min-separation", "16")
+    assert both.returncode == 0
+    assert "by the log        2 clients, each in at most 2, 20 or more apart" in both.stdout
+    assert "promise           kept" in both.stdout
+    alone = privpart_here(*run, "--format", "json", "--max-epsilon", "99")
+    report = json.loads(alone.stdout)
+    assert (report["max_participations"], report["min_separation"]) == (2, 20)
+    assert report["participation_stated"]
+    assert report["realised"]["epsilon"] <= report["epsilon"]
+    broken = privpart_here(*run, "--max-participations", "1", "--max-epsilon", "99")
+    assert broken.returncode == 6
+    assert "the log breaks the promise: a client took part 2 times, 1 promised" in broken.stderr
+
+
+def test_passes_of_a_fixed_order(privpart_here):
+    run = ["epsilon", "--rounds", "2048", "--noise-multiplier", "100", "--delta", "1e-6",
+           "--max-participations", "20", "--min-separation", "100", "--format", "json"]  # fmt: skip
+    assert json.loads(privpart_here(*run).stdout)["sensitivity_squared"] == 934
+    ordered = json.loads(privpart_here(*run, "--fixed-order").stdout)
+    assert ordered["sensitivity_squared"] == 926
+    assert ordered["fixed_order"]
+    assert "passes of 100 rounds in one fixed order" in ordered["assumptions"][0]["text"]
