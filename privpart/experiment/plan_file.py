@@ -12,7 +12,7 @@ import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -64,15 +64,6 @@ class Privacy(_Table):
     min_separation: int = 1
     mechanism: MechanismChoice
     adaptive_clipping: AdaptiveClipping | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _typed_options_apply(cls, values: Any) -> Any:  # noqa: ANN401  whatever the file holds
-        """Refuse options that another mechanism has, also where they equal their default."""
-        typed = values.get("mechanism") if isinstance(values, dict) else None
-        if isinstance(typed, dict) and typed.get("name") in set(MechanismName):
-            MechanismChoice(name=MechanismName(typed["name"])).refuse_idle(typed.keys())
-        return values
 
     @model_validator(mode="after")
     def _limits_fit_the_rounds(self) -> Self:
@@ -300,10 +291,22 @@ def validated(values: dict[str, Any], *, name: str = "plan") -> PlanFile:
     and a string for an enum.
     """
     try:
-        return PlanFile.model_validate_json(to_json(values), strict=True)
+        plan = PlanFile.model_validate_json(to_json(values), strict=True)
+        _refuse_idle_options(values)
+    except ConfigError as error:
+        raise ConfigError(f"{name} is not a valid plan: privacy.mechanism: {error}") from None
     except ValidationError as error:
         faults = "".join(f"\n  {sentence}" for sentence in map(_sentence, error.errors()))
         raise ConfigError(f"{name} is not a valid plan:{faults}") from None
+    return plan
+
+
+def _refuse_idle_options(values: Mapping[str, Any]) -> None:
+    """Refuse options that only another mechanism has, also where they equal their default."""
+    privacy = values.get("privacy")
+    typed = privacy.get("mechanism") if isinstance(privacy, Mapping) else None
+    if isinstance(typed, Mapping) and typed.get("name") in [name.value for name in MechanismName]:
+        MechanismChoice(name=MechanismName(typed["name"])).refuse_idle(typed.keys())
 
 
 def _noise_multiplier(p: Privacy, mechanism: Mechanism, participation: Participation) -> float:

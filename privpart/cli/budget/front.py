@@ -6,8 +6,9 @@ sums. The front is the mechanisms that no other beats with as little memory.
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,7 +48,7 @@ _PREFIX_ROUNDS = 2048
 """The most rounds whose prefix release is accounted in about a second; the time is cubic."""
 _BANDED_ROUNDS = 8192
 """The most rounds for which many-banded filters are fitted here; the time is quadratic."""
-_BESIDE_PLAN = frozenset({"delta", "target_epsilon", "optimal", "plot", "form"})
+_BESIDE_PLAN = frozenset({"delta", "target_epsilon", "only", "optimal", "plot", "form"})
 _BUFFERS = (1, 2, 3, 4, 5)
 _DRAWS = (2, 4, 16)
 
@@ -66,7 +67,12 @@ def mechanisms(
         ),
     ] = None,
     target_epsilon: Annotated[float, typer.Option(help="Epsilon of every row, above 0.")] = 1.0,
+    choice: MechanismChoice,
     limits: Limits,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Only mechanisms whose name contains this, such as 'blt'."),
+    ] = None,
     optimal: Annotated[
         bool,
         typer.Option(
@@ -85,7 +91,8 @@ def mechanisms(
 
     Errors are per coordinate and in units of the clip norm; the prefix sum of the updates after
     each round is what a model is made of. A star marks the mechanisms that no other beats with as
-    few state vectors. Fits are cached, so that the second call is quick.
+    few state vectors. With --mechanism or --mechanism-file, that one has a row of its own. Fits are
+    cached, so that the second call is quick.
     Example: privpart mechanisms --rounds 1600 --delta 1e-6 --max-participations 1
     """
     planned = None
@@ -107,7 +114,12 @@ def mechanisms(
     warnings = _warnings(stated=planned is not None or limits.stated)
     with shown_fits():
         # all mechanisms first: what is refused must not come after a minute of calibration
-        compared = list(_rows_of(planned, participation, optimal=optimal))
+        own = _own(choice, options.typed(context)) if planned is None else None
+        offered = _rows_of(planned, participation, own, optimal=optimal)
+        built = [(label, build()) for label, build in offered if (only or "") in label]
+    compared = _without_repeats(built)
+    if not compared:
+        raise ConfigError(f"only={only}: no mechanism has a name that contains this.")
     rows = _on_front(
         [
             _row(label, mechanism, participation, target_epsilon, delta)
@@ -150,15 +162,44 @@ def _read(path: Path) -> "PlanFile":
     return plan
 
 
+def _without_repeats(rows: list[tuple[str, Mechanism]]) -> list[tuple[str, Mechanism]]:
+    """Drop a mechanism that an earlier row has: a fit leaves out buffers that gain nothing."""
+    first = {mechanism: label for label, mechanism in reversed(rows)}
+    return [(label, mechanism) for label, mechanism in rows if first[mechanism] == label]
+
+
+Offer = tuple[str, Callable[[], Mechanism]]
+"""Name of a row, and what makes its mechanism, which may take a fit."""
+
+
+def _own(choice: MechanismChoice, typed: frozenset[str]) -> MechanismChoice | None:
+    """Return the mechanism that was typed, if any was."""
+    named = {field.name for field in fields(MechanismChoice)} | {"mechanism", "mechanism_file"}
+    return choice if typed & named else None
+
+
 def _rows_of(
-    plan: "PlanFile | None", participation: Participation, *, optimal: bool
-) -> Iterator[tuple[str, Mechanism]]:
+    plan: "PlanFile | None",
+    participation: Participation,
+    own: MechanismChoice | None,
+    *,
+    optimal: bool,
+) -> Iterator[Offer]:
     shared = plan is not None and plan.select is not None and plan.select.takes_turns
     if plan is None or (plan.schedule is None and not shared):
+        if own is not None:
+            yield f"{own.name}, as typed", partial(own.build, participation)
+        if plan is not None:
+            planned = plan.privacy.mechanism
+            yield f"{planned.name}, as planned", partial(planned.build, participation)
         yield from _candidates(participation, optimal=optimal)
         return
     if optimal:
         raise ConfigError("optimal=True: not known for groups; leave it out.")
+    yield from _group_by_group(plan, participation)
+
+
+def _group_by_group(plan: "PlanFile", participation: Participation) -> Iterator[Offer]:
     groups = plan.mechanism().groups
     if groups is None:
         raise TypeError("a plan whose groups take turns has a mechanism with groups")
@@ -167,26 +208,36 @@ def _rows_of(
     if (own := plan.privacy.mechanism) not in kinds.values():
         kinds = {f"{own.name}, as planned": own} | kinds
     for label, choice in kinds.items():
-        built = choice.build_grouped(groups.schedule, groups.sizes, participation)
-        yield f"{label}, per group", built
-        yield f"{label}, one stream", choice.build(participation)
+        build = partial(choice.build_grouped, groups.schedule, groups.sizes, participation)
+        yield f"{label}, per group", build
+        yield f"{label}, one stream", partial(choice.build, participation)
     nodes = [PrunedTree(participation.rounds, tuple(own)) for own in groups.active_rounds()]
-    yield "tree, one, pruned", Grouped(tuple(groups.schedule), tuple(nodes), tuple(groups.sizes))
+    yield (
+        "tree, one, pruned",
+        partial(Grouped, tuple(groups.schedule), tuple(nodes), tuple(groups.sizes)),
+    )
 
 
-def _candidates(participation: Participation, *, optimal: bool) -> Iterator[tuple[str, Mechanism]]:
+def _candidates(participation: Participation, *, optimal: bool) -> Iterator[Offer]:
     n = participation.rounds
-    yield "independent", Independent(n)
-    yield from _without_state(participation)
+    yield "independent", partial(Independent, n)
+    small = n <= _BANDED_ROUNDS
+    for draws in _DRAWS if small else _DRAWS[:1]:
+        if draws <= n:
+            options_ = {"bands": draws, "fit": True}
+            yield (
+                f"banded inverse, {draws}",
+                partial(BandedInverse.from_options, participation, **options_),
+            )
     for buffers in _BUFFERS:
-        blt = BufferedToeplitz.from_options(participation, buffers=buffers)
-        if blt.buffers == buffers:  # the fit drops buffers that gain nothing
-            yield f"blt, {buffers} buffer{'s' if buffers > 1 else ''}", blt
-    yield "tree", BinaryTree(n)
-    yield "tree, online", BinaryTree(n, estimator="online")
+        label = f"blt, {buffers} buffer{'s' if buffers > 1 else ''}"
+        yield label, partial(BufferedToeplitz.from_options, participation, buffers=buffers)
+    yield "tree", partial(BinaryTree, n)
+    yield "tree, online", partial(BinaryTree, n, estimator="online")
     if n <= _PREFIX_ROUNDS:
-        yield "tree, online, prefix", BinaryTree(n, estimator="online", release="prefix")
-    if n > _BANDED_ROUNDS:
+        prefix = partial(BinaryTree, n, estimator="online", release="prefix")
+        yield "tree, online, prefix", prefix
+    if not small:
         typer.echo(
             f"privpart: left out above {_BANDED_ROUNDS} rounds: banded inverses of more than two "
             "bands, Toeplitz encoders, the prefix release of trees.",
@@ -194,29 +245,21 @@ def _candidates(participation: Participation, *, optimal: bool) -> Iterator[tupl
         )
         return
     yield from _banded(participation)
-    yield "toeplitz, square root", Toeplitz.square_root(n)
+    yield "toeplitz, square root", partial(Toeplitz.square_root, n)
     if optimal:
-        typer.echo("privpart: fitting the optimal matrix ...", err=True)
-        yield "dense, optimal", optimize("dense", participation)
+        yield "dense, optimal", partial(optimize, "dense", participation)
 
 
-def _without_state(participation: Participation) -> Iterator[tuple[str, Mechanism]]:
-    for draws in _DRAWS:
-        if draws <= participation.rounds and (draws == 2 or participation.rounds <= _BANDED_ROUNDS):
-            fitted = BandedInverse.from_options(participation, bands=draws, fit=True)
-            yield f"banded inverse, {draws}", fitted
-
-
-def _banded(participation: Participation) -> Iterator[tuple[str, Mechanism]]:
+def _banded(participation: Participation) -> Iterator[Offer]:
     """Yield BandMF: fitted and column-normalised, while the bands fit into the separation."""
     n, b = participation.rounds, participation.min_separation
     widest = n if participation.max_participations == 1 else b
     widths = {min(2**power, widest) for power in range(3, widest.bit_length() + 1)}
     for bands in sorted(width for width in widths if width > 1):
-        yield (
-            f"bandmf, {bands} bands",
-            Toeplitz.from_options(participation, bands=bands, fit=True, normalize_columns=True),
+        built = partial(
+            Toeplitz.from_options, participation, bands=bands, fit=True, normalize_columns=True
         )
+        yield f"bandmf, {bands} bands", built
 
 
 def _row(
@@ -237,6 +280,8 @@ def _row(
         "sensitivity_exact": sensitivity.exact,
         "rmse": z * math.sqrt(float(variance.mean())),
         "max_error": z * math.sqrt(float(variance.max())),
+        "unit_rmse": math.sqrt(sensitivity.squared * float(variance.mean())),
+        "unit_max_error": math.sqrt(sensitivity.squared * float(variance.max())),
         "state_vectors": cost.state_vectors,
         "draws_per_round": cost.draws_per_round,
         "noise_multiplier": z,
