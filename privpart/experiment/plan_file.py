@@ -12,7 +12,7 @@ import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -23,7 +23,7 @@ from pydantic_core import to_json
 from torch import nn
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
-from accounting.mechanisms.by_name import MechanismChoice, MechanismName
+from accounting.mechanisms.by_name import MechanismChoice
 from privpart.client import LocalTraining
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
 from privpart.experiment.select_table import SelectChoice
@@ -292,21 +292,13 @@ def validated(values: dict[str, Any], *, name: str = "plan") -> PlanFile:
     """
     try:
         plan = PlanFile.model_validate_json(to_json(values), strict=True)
-        _refuse_idle_options(values)
+        plan.privacy.mechanism.refuse_idle(values["privacy"]["mechanism"].keys())
     except ConfigError as error:
         raise ConfigError(f"{name} is not a valid plan: privacy.mechanism: {error}") from None
     except ValidationError as error:
         faults = "".join(f"\n  {sentence}" for sentence in map(_sentence, error.errors()))
         raise ConfigError(f"{name} is not a valid plan:{faults}") from None
     return plan
-
-
-def _refuse_idle_options(values: Mapping[str, Any]) -> None:
-    """Refuse options that only another mechanism has, also where they equal their default."""
-    privacy = values.get("privacy")
-    typed = privacy.get("mechanism") if isinstance(privacy, Mapping) else None
-    if isinstance(typed, Mapping) and typed.get("name") in [name.value for name in MechanismName]:
-        MechanismChoice(name=MechanismName(typed["name"])).refuse_idle(typed.keys())
 
 
 def _noise_multiplier(p: Privacy, mechanism: Mechanism, participation: Participation) -> float:

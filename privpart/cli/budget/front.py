@@ -95,51 +95,53 @@ def mechanisms(
     cached, so that the second call is quick.
     Example: privpart mechanisms --rounds 1600 --delta 1e-6 --max-participations 1
     """
-    planned = None
     if plan is not None:
         why = "already contains these values; leave out the options for them"
         options.refuse_beside(context, "plan", _BESIDE_PLAN, why)
         planned = _read(plan)
         participation = planned.participation()
         delta = planned.privacy.delta if delta is None else delta
+        own = None
     elif rounds is None or delta is None:
         raise ConfigError("--rounds and --delta are needed; or --plan FILE, which has them.")
     else:
+        planned = None
         participation = limits.of(rounds)
+        own = _own(choice, options.typed(context))
     if optimal and participation.max_participations > 1:
         raise ConfigError(
             f"max_participations={participation.max_participations}: the optimal matrix is known "
             "for one only. Leave out --optimal."
         )
-    warnings = _warnings(stated=planned is not None or limits.stated)
-    with shown_fits():
-        # all mechanisms first: what is refused must not come after a minute of calibration
-        own = _own(choice, options.typed(context)) if planned is None else None
-        offered = _rows_of(planned, participation, own, optimal=optimal)
-        built = [(label, build()) for label, build in offered if (only or "") in label]
-    compared = _without_repeats(built)
-    if not compared:
-        raise ConfigError(f"only={only}: no mechanism has a name that contains this.")
+    offered = _rows_of(planned, participation, own, optimal=optimal)
     rows = _on_front(
         [
             _row(label, mechanism, participation, target_epsilon, delta)
-            for label, mechanism in compared
+            for label, mechanism in _built(offered, only)
         ]
     )
+    title = _title(participation, target_epsilon, delta)
     if plot is not None:
         from privpart.cli.plots import draw_front
 
-        draw_front(rows, title=_title(participation, target_epsilon, delta), path=plot)
-    if form is Format.JSON:
-        _print_json(rows, participation, delta, warnings)
-    elif form is Format.CSV:
-        typer.echo(
-            as_csv([{k: v for k, v in row.items() if k != _LISTED} for row in rows]), nl=False
-        )
+        draw_front(rows, title=title, path=plot)
+    warnings = _warnings(stated=plan is not None or limits.stated)
+    if form is Format.TABLE:
+        _print_rows(rows, title)
     else:
-        _print_rows(rows, _title(participation, target_epsilon, delta))
+        _print_data(form, rows, participation, delta, warnings)
     for warning in warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
+
+
+def _built(offered: "Iterator[Offer]", only: str | None) -> list[tuple[str, Mechanism]]:
+    """Make all mechanisms first: what is refused must not come after a minute of calibration."""
+    with shown_fits():
+        rows = [(label, build()) for label, build in offered if (only or "") in label]
+    if not rows:
+        raise ConfigError(f"only={only}: no mechanism has a name that contains this.")
+    first = {mechanism: label for label, mechanism in reversed(rows)}  # fits drop useless buffers
+    return [(label, mechanism) for label, mechanism in rows if first[mechanism] == label]
 
 
 _LISTED = "mechanism_parameters"
@@ -160,12 +162,6 @@ def _read(path: Path) -> "PlanFile":
     plan = read(path)
     plan.privacy_plan()  # refuses what `privpart train` would refuse
     return plan
-
-
-def _without_repeats(rows: list[tuple[str, Mechanism]]) -> list[tuple[str, Mechanism]]:
-    """Drop a mechanism that an earlier row has: a fit leaves out buffers that gain nothing."""
-    first = {mechanism: label for label, mechanism in reversed(rows)}
-    return [(label, mechanism) for label, mechanism in rows if first[mechanism] == label]
 
 
 Offer = tuple[str, Callable[[], Mechanism]]
@@ -224,11 +220,8 @@ def _candidates(participation: Participation, *, optimal: bool) -> Iterator[Offe
     small = n <= _BANDED_ROUNDS
     for draws in _DRAWS if small else _DRAWS[:1]:
         if draws <= n:
-            options_ = {"bands": draws, "fit": True}
-            yield (
-                f"banded inverse, {draws}",
-                partial(BandedInverse.from_options, participation, **options_),
-            )
+            fitted = partial(BandedInverse.from_options, participation, bands=draws, fit=True)
+            yield f"banded inverse, {draws}", fitted
     for buffers in _BUFFERS:
         label = f"blt, {buffers} buffer{'s' if buffers > 1 else ''}"
         yield label, partial(BufferedToeplitz.from_options, participation, buffers=buffers)
@@ -325,9 +318,17 @@ def _title(participation: Participation, target_epsilon: float, delta: float) ->
     )
 
 
-def _print_json(
-    rows: Sequence[dict[str, Any]], participation: Participation, delta: float, warnings: list[str]
+def _print_data(
+    form: Format,
+    rows: Sequence[dict[str, Any]],
+    participation: Participation,
+    delta: float,
+    warnings: list[str],
 ) -> None:
+    if form is Format.CSV:
+        listed = [{k: v for k, v in row.items() if k != _LISTED} for row in rows]
+        typer.echo(as_csv(listed), nl=False)
+        return
     document = {
         "schema": "privpart/mechanisms/1",
         "rounds": participation.rounds,
@@ -364,6 +365,6 @@ def _print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
     ]
     print_table(title, header, cells, spare=("noise mult.", "sens^2", "max error", "draws"))
     typer.echo(
-        f"* least rmse with as few state vectors; rmse ratio: to {rows[0]['rmse_ratio_to']}, the "
-        "least shown"
+        f"* least rmse with as few state vectors; rmse ratio: to {rows[0]['rmse_ratio_to']}, "
+        "the least shown"
     )
