@@ -18,7 +18,8 @@ from privpart.cli.main import app
 
 PLAN = "examples/digits.toml"
 SAMPLES = {
-    "plan": "plan.toml", "target_epsilon": "1", "rounds": "72", "noise_multiplier": "1.0",
+    "plan": "plan.toml", "target_epsilon": "1", "rounds": "72", "only": "blt",
+    "noise_multiplier": "1.0",
     "delta": "1e-5", "log": "log.csv",
     "population": "1000", "max_epsilon": "20", "plot": "x.png", "plot_against": "noise",
     "max_participations": "1", "min_separation": "1", "mechanism_file": "m.json",
@@ -34,7 +35,7 @@ NOT_THE_MECHANISM = {
     "help", "rounds", "noise_multiplier", "delta", "plan", "log", "method", "population",
     "cross_check", "max_epsilon", "plot", "plot_against", "statement", "form", "mechanism",
     "max_participations", "min_separation", "fixed_order", "mechanism_file", "target_epsilon",
-    "solve", "optimal",
+    "solve", "optimal", "only",
 }  # fmt: skip
 
 
