@@ -49,7 +49,7 @@ def print_table(
     *,
     spare: Sequence[str] = (),
 ) -> None:
-    """Print a table whose second column, a name, is on the left and the others on the right.
+    """Print a table whose first column, a name, is on the left and the others on the right.
 
     Args:
         title: above the table.
@@ -67,7 +67,7 @@ def print_table(
         table = Table(box=SIMPLE_HEAD)
         shown = [i for i, name in enumerate(header) if name not in left_out]
         for i in shown:
-            table.add_column(header[i], justify="left" if i < 2 else "right", no_wrap=True)
+            table.add_column(header[i], justify="right" if i else "left", no_wrap=True)
         for row in rows:
             table.add_row(*(row[i] for i in shown))
         free = [name for name in spare if name not in left_out]

@@ -27,10 +27,9 @@ def table(privpart, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(table):
-    header, *found = [line for line in table if line.startswith("  ")]
-    columns = re.split(r"\s{2,}", header.strip())
-    cells = [re.split(r"\s{2,}", line[6:].strip()) for line in found]
-    return {row[0]: dict(zip(columns, row, strict=True)) for row in cells}
+    cells = [re.split(r"\s{2,}", line.strip()) for line in table if line.startswith("  ")]
+    header, *found = cells
+    return {row[0].removeprefix("* "): dict(zip(header, row, strict=True)) for row in found}
 
 
 def test_the_readme_shows_the_table(table):

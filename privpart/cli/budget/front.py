@@ -346,13 +346,12 @@ def _print_data(
 
 def _print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
     header = (
-        "", "mechanism", "state", "draws", "rmse", "rmse ratio", "max error", "sens^2",
+        "  mechanism", "state", "draws", "rmse", "rmse ratio", "max error", "sens^2",
         "noise mult.",
     )  # fmt: skip
     cells = [
         (
-            "*" if row["front"] else "",
-            row["mechanism"],
+            ("* " if row["front"] else "  ") + row["mechanism"],
             str(row["state_vectors"]),
             f"{row['draws_per_round']:.2f}",
             up(row["rmse"], 4),
