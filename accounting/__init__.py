@@ -27,13 +27,16 @@ from accounting.mechanisms import (
 )
 from accounting.optimize import optimize
 from accounting.participation import FixedOrder, Participation
+from accounting.random_allocation import AllocatedGuarantee, BallsInBins
 from accounting.realised import Realised
 from accounting.report import Assumption, PrivacyReport
 from accounting.sensitivity import Sensitivity, brute_force
 from accounting.subsampled import PoissonSampling, SampledGuarantee, amplified, dp_sgd
 
 __all__ = [
+    "AllocatedGuarantee",
     "Assumption",
+    "BallsInBins",
     "BandedInverse",
     "BinaryTree",
     "BufferedToeplitz",

@@ -67,15 +67,15 @@ def kept(
     return held
 
 
-def kept_numbers(
-    name: str, settings: Mapping[str, Any], numbers: Callable[[], Mapping[str, float]]
+def kept_figures(
+    name: str, settings: Mapping[str, Any], figures: Callable[[], Mapping[str, float]]
 ) -> Mapping[str, float]:
-    """Return the cached result of ``numbers``, or call it; for figures that only inform.
+    """Return the cached result of ``figures``, or call it; for figures that only inform.
 
     Args:
         name: of the figures; part of the file's name.
         settings: everything that they depend on, as JSON values.
-        numbers: computes them.
+        figures: computes them.
     """
 
     def checked(held: Mapping[str, Any]) -> Mapping[str, float]:
@@ -84,7 +84,7 @@ def kept_numbers(
     path = _path(name, settings)
     found = _read(path, settings, checked)
     if found is None:
-        found = numbers()
+        found = figures()
         _write(path, settings, found)
     return found
 

@@ -5,7 +5,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -133,12 +133,17 @@ def _as_text(report: PrivacyReport, beside: Sequence[tuple[str, str]]) -> str:
     ]
     text = [f"  {name:<17} {value}" for name, value in lines]
     text += ["", "  It holds if"]
-    for assumption in report.assumptions:
-        sentence = f"{assumption.text}; else: {assumption.consequence}"
-        text.append(
-            fill(sentence, terminal_width(_WIDTH), initial_indent="  - ", subsequent_indent="    ")
-        )
+    text += fill_lines(f"{a.text}; else: {a.consequence}" for a in report.assumptions)
     return "\n".join(text)
+
+
+def fill_lines(sentences: Iterable[str]) -> list[str]:
+    """Return sentences as a list with dashes, broken at the width of the terminal."""
+    width = terminal_width(_WIDTH)
+    return [
+        fill(sentence, width, initial_indent="  - ", subsequent_indent="    ")
+        for sentence in sentences
+    ]
 
 
 def _cross_check(report: PrivacyReport) -> str:

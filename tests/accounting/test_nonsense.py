@@ -27,6 +27,7 @@ from accounting import (
 
 RUN = BinaryTree(64), Participation(64)
 SAMPLING = PoissonSampling(10, 1000)
+BINS = accounting.BallsInBins(8, 8)
 EARLIER = Guarantee(0.5)
 REPORT = PrivacyReport.of(*RUN, noise_multiplier=4.0, delta=1e-6, earlier=EARLIER)
 BUDGET = {"noise_multiplier": 40.0, "target_epsilon": 2.0, "delta": 1e-6}
@@ -43,7 +44,20 @@ def on_run(function):
 
 # name -> (how to call it with numbers only, numbers that are fine)
 VALID = {
+    "AllocatedGuarantee": (
+        lambda **numbers: accounting.AllocatedGuarantee(sampling=BINS, **numbers),
+        {"noise_multiplier": 4.0},
+    ),
+    "AllocatedGuarantee.delta": (
+        accounting.AllocatedGuarantee(4.0, BINS).delta,
+        {"epsilon": 1.0},
+    ),
+    "AllocatedGuarantee.epsilon": (
+        accounting.AllocatedGuarantee(4.0, BINS).epsilon,
+        {"delta": 1e-6},
+    ),
     "Assumption": (None, NOTHING),
+    "BallsInBins": (accounting.BallsInBins, {"bins": 8, "rounds": 8}),
     "BandedInverse": (
         lambda **numbers: accounting.BandedInverse(coefficients=(1.0, -0.5), **numbers),
         {"rounds": 8},
@@ -207,7 +221,7 @@ NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
 
 MAY_BE_ZERO = {
     ("PrunedTree.prefix_nodes", "step"), ("Realised", "epsilon"),
-    ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
+    ("AllocatedGuarantee.delta", "epsilon"), ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
     ("PrivacyReport", "earlier_mu"), ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
     ("Participation.from_tf_privacy", "min_separation"),
 }  # fmt: skip
@@ -339,7 +353,7 @@ ROUNDS = [
 
 
 def test_the_census_of_rounds_finds_them():
-    assert len(ROUNDS) == 16
+    assert len(ROUNDS) == 17
 
 
 @pytest.mark.parametrize(("name", "argument"), ROUNDS)

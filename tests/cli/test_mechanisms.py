@@ -89,14 +89,14 @@ def test_the_front_is_what_no_other_row_beats(privpart_here, tmp_path):
 
 
 def test_the_typed_mechanism_has_a_row(privpart_here):
-    run = ["mechanisms", "--rounds", "64", *RUN[2:], "--format", "json", "--only", "typed"]
+    run = ["mechanisms", "--rounds", "64", *RUN[2:], "--format", "json", "--only", "given"]
     blt = ["--mechanism", "blt", "--decay", "0.9", "--scale", "0.25"]
     (row,) = json.loads(privpart_here(*run, *blt).stdout)["rows"]
-    assert row["mechanism"] == "blt, as typed"
+    assert row["mechanism"] == "blt, as given"
     assert row["mechanism_parameters"]["scale"] == [0.25]
     none = privpart_here(*run)
     assert (none.returncode, none.stdout) == (2, "")
-    assert "--only typed: no mechanism has a name that contains this" in none.stderr
+    assert "--only given: no mechanism has a name that contains this" in none.stderr
 
 
 def test_table_and_csv_on_standard_output_only(privpart_here):

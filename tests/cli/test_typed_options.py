@@ -19,6 +19,8 @@ from privpart.cli.main import app
 PLAN = "examples/digits.toml"
 SAMPLES = {
     "plan": "plan.toml", "target_epsilon": "1", "rounds": "72", "only": "blt",
+    "sampling": "poisson",
+    "expected_batch": "10", "bins": "8",
     "noise_multiplier": "1.0",
     "delta": "1e-5", "log": "log.csv",
     "population": "1000", "max_epsilon": "20", "plot": "x.png", "plot_against": "noise",
@@ -35,7 +37,7 @@ NOT_THE_MECHANISM = {
     "help", "rounds", "noise_multiplier", "delta", "plan", "log", "method", "population",
     "cross_check", "max_epsilon", "plot", "plot_against", "statement", "form", "mechanism",
     "max_participations", "min_separation", "fixed_order", "mechanism_file", "target_epsilon",
-    "solve", "optimal", "only",
+    "solve", "optimal", "only", "sampling", "expected_batch", "bins",
 }  # fmt: skip
 
 
@@ -67,6 +69,19 @@ def test_beside_a_plan_mechanisms_refuses_what_the_plan_says(privpart_here, type
     done = privpart_here("mechanisms", "--plan", PLAN, *typed)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"leave out the options for them: {typed[0]}." in done.stderr
+
+
+SAMPLED = ["--sampling", "poisson", "--expected-batch", "10", "--population", "100"]
+
+
+@pytest.mark.parametrize("typed", [*cases("epsilon", {
+    "rounds", "noise_multiplier", "delta", "method", "population", "max_epsilon", "form",
+    "sampling", "expected_batch", "mechanism",
+})])  # fmt: skip
+def test_beside_a_sampling_epsilon_refuses_what_does_not_apply(privpart_here, typed):
+    run = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
+    done = privpart_here("epsilon", *run, "--mechanism", "independent", *SAMPLED, *typed)
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_the_options_that_apply_beside_a_plan_are_options():

@@ -14,6 +14,13 @@ from accounting.report import up
 from privpart.cli import options
 from privpart.cli.budget.options import Limits, with_shared_options
 from privpart.cli.budget.progress import shown_fits
+from privpart.cli.budget.sampled import (
+    Bins,
+    ExpectedBatch,
+    SamplingOption,
+    print_sampled,
+    sampled_guarantee,
+)
 from privpart.cli.options import Against, Format, MethodName
 from privpart.cli.output import print_report
 
@@ -23,6 +30,14 @@ _BESIDE_PLAN = frozenset(
     {
         "delta", "log", "method", "population", "cross_check", "max_epsilon", "plot",
         "plot_against", "statement", "form",
+    }
+)  # fmt: skip
+
+
+_NOT_SAMPLED = frozenset(
+    {
+        "plan", "log", "max_participations", "min_separation", "fixed_order", "cross_check", "plot",
+        "plot_against", "statement",
     }
 )  # fmt: skip
 
@@ -68,6 +83,9 @@ def epsilon(
     population: Annotated[
         int | None, typer.Option(help="Clients in all, if public: warns of too large a delta.")
     ] = None,
+    sampling: SamplingOption = None,
+    expected_batch: ExpectedBatch = None,
+    bins: Bins = None,
     cross_check: Annotated[
         bool, typer.Option("--cross-check", help="Cross-check by dp-accounting (a second more).")
     ] = False,
@@ -88,12 +106,11 @@ def epsilon(
     Example: privpart epsilon --rounds 1600 --noise-multiplier 1.13 --delta 1e-6
     --max-participations 1
     """
-    given = options.typed(context)
-    if statement and "form" in given:
-        raise ConfigError(f"statement=True: is prose; leave out --format {form}.")
-    if plot_against is not None and plot is None:
-        raise ConfigError(f"plot_against={plot_against}: needs --plot FILE to draw into.")
+    _refuse_contradictions(context)
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
+    if sampling is not None:
+        _within(_print_sample(context, choice), limit)
+        return
     histories = None if log is None else histories_of(log)
     if plan is not None:
         why = "already contains these values; leave out the options for them"
@@ -114,6 +131,45 @@ def epsilon(
     else:
         print_report(report, form, beside=_one_stream(run, form))
     _judge(report, limit)
+
+
+def _refuse_contradictions(context: typer.Context) -> None:
+    """Refuse options that need another one, or that another one excludes."""
+    given, values = options.typed(context), context.params
+    if values["statement"] and "form" in given:
+        raise ConfigError(f"statement=True: is prose; leave out --format {values['form']}.")
+    for name, owner in (
+        ("plot_against", "plot"),
+        ("expected_batch", "sampling"),
+        ("bins", "sampling"),
+    ):
+        if name in given and owner not in given:
+            into = " FILE to draw into" if owner == "plot" else ""
+            raise ConfigError(f"{name}={values[name]}: needs --{owner}{into}.")
+    idle = sorted(given & _NOT_SAMPLED)
+    if values["sampling"] is not None and idle:
+        listed = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        raise ConfigError(
+            f"sampling={values['sampling']}: decides who takes part; leave out {listed}."
+        )
+
+
+def _print_sample(context: typer.Context, choice: MechanismChoice) -> float:
+    """Print the guarantee of a sampled run; return its epsilon."""
+    values = context.params
+    if None in (values["rounds"], values["noise_multiplier"], values["delta"]):
+        raise ConfigError("--sampling needs --rounds, --noise-multiplier and --delta.")
+    with shown_fits():
+        run = sampled_guarantee(
+            values["sampling"],
+            choice.build(Participation(values["rounds"])),
+            noise_multiplier=values["noise_multiplier"],
+            expected_batch=values["expected_batch"],
+            population=values["population"],
+            bins=values["bins"],
+            method=values["method"] if "method" in options.typed(context) else None,
+        )
+    return print_sampled(run, choice, values["delta"], values["form"])
 
 
 def _refuse_silent_limits(
@@ -233,6 +289,11 @@ def _judge(report: PrivacyReport, limit: float | None) -> None:
     """Exit with 6 if the log breaks the promise, or with 3 if epsilon is above the limit."""
     if report.realised is not None and report.realised.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)
-    if limit is not None and report.epsilon > limit:
-        typer.echo(f"privpart: epsilon {up(report.epsilon)} exceeds {limit:g}.", err=True)
+    _within(report.epsilon, limit)
+
+
+def _within(epsilon: float, limit: float | None) -> None:
+    """Exit with 3 if epsilon is above the limit."""
+    if limit is not None and epsilon > limit:
+        typer.echo(f"privpart: epsilon {up(epsilon)} exceeds {limit:g}.", err=True)
         raise typer.Exit(_EXCEEDED)

@@ -5,7 +5,6 @@ sums. The front is the mechanisms that no other beats with as little memory.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from functools import partial
@@ -31,7 +30,8 @@ from accounting import (
     optimize,
 )
 from accounting.calibrate import least_noise
-from accounting.fit_cache import kept_numbers
+from accounting.error import prefix_error
+from accounting.fit_cache import kept_figures
 from accounting.guarantee import mu_upper
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from accounting.report import shown_parameters, up
@@ -184,10 +184,10 @@ def _rows_of(
     shared = plan is not None and plan.select is not None and plan.select.takes_turns
     if plan is None or (plan.schedule is None and not shared):
         if own is not None:
-            yield f"{own.name}, as typed", partial(own.build, participation)
+            yield f"{own.name}, as given", partial(own.build, participation)
         if plan is not None:
             planned = plan.privacy.mechanism
-            yield f"{planned.name}, as planned", partial(planned.build, participation)
+            yield f"{planned.name}, as given", partial(planned.build, participation)
         yield from _candidates(participation, optimal=optimal)
         return
     if optimal:
@@ -265,16 +265,16 @@ def _row(
     sensitivity = mechanism.sensitivity(participation)
     z = least_noise(sensitivity.squared, target_epsilon=target_epsilon, delta=delta)
     reached = Guarantee(mu_upper(sensitivity.squared, z))
-    variance = mechanism.prefix_variance()
+    unit = prefix_error(sensitivity.squared, mechanism.prefix_variance())
     cost = _footprint(mechanism)
     return {
         "mechanism": label,
         "sensitivity_squared": sensitivity.squared,
         "sensitivity_exact": sensitivity.exact,
-        "rmse": z * math.sqrt(float(variance.mean())),
-        "max_error": z * math.sqrt(float(variance.max())),
-        "unit_rmse": math.sqrt(sensitivity.squared * float(variance.mean())),
-        "unit_max_error": math.sqrt(sensitivity.squared * float(variance.max())),
+        "rmse": unit.rmse / reached.mu,
+        "max_error": unit.max_error / reached.mu,
+        "unit_rmse": unit.rmse,
+        "unit_max_error": unit.max_error,
         "state_vectors": cost.state_vectors,
         "draws_per_round": cost.draws_per_round,
         "noise_multiplier": z,
@@ -287,7 +287,7 @@ def _footprint(mechanism: Mechanism) -> Footprint:
     """Return the mechanism's footprint; its program is counted once and cached if it is long."""
     if mechanism.rounds <= _BANDED_ROUNDS or mechanism.groups is not None:
         return footprint(mechanism)
-    found = kept_numbers(
+    found = kept_figures(
         "footprint", {"mechanism": mechanism.to_dict()}, lambda: asdict(footprint(mechanism))
     )
     return Footprint(int(found["state_vectors"]), found["draws_per_round"])
