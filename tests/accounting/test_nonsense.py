@@ -221,7 +221,8 @@ NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
 
 MAY_BE_ZERO = {
     ("PrunedTree.prefix_nodes", "step"), ("Realised", "epsilon"),
-    ("AllocatedGuarantee.delta", "epsilon"), ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
+    ("AllocatedGuarantee.delta", "epsilon"),
+    ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
     ("PrivacyReport", "earlier_mu"), ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
     ("Participation.from_tf_privacy", "min_separation"),
 }  # fmt: skip

@@ -54,7 +54,7 @@ def test_balls_in_bins(privpart_here):
         ([*BINS[:2], *ALONE], "bins is missing"),
         ([*BINS[:2], *ALONE, "--bins", "1"], "--bins 1: must be at least 2"),
         ([*POISSON[:2], *ALONE, "--expected-batch", "9", "--population", "3"], "expected-batch 9"),
-        (["--expected-batch", "9"], "--expected-batch 9: needs --sampling"),
+        (["--expected-batch", "9"], "--expected-batch 9.0: needs --sampling"),
         (["--bins", "9"], "--bins 9: needs --sampling"),
         (["--sampling", "b-min-sep"], "balls-in-bins"),
     ],

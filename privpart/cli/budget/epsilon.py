@@ -113,8 +113,6 @@ def epsilon(
         return
     histories = None if log is None else histories_of(log)
     if plan is not None:
-        why = "already contains these values; leave out the options for them"
-        options.refuse_beside(context, "plan", _BESIDE_PLAN, why)
         run = _planned(plan, delta)
     elif rounds is None or noise_multiplier is None or delta is None:
         raise ConfigError(
@@ -136,6 +134,9 @@ def epsilon(
 def _refuse_contradictions(context: typer.Context) -> None:
     """Refuse options that need another one, or that another one excludes."""
     given, values = options.typed(context), context.params
+    if values["plan"] is not None:
+        why = "already contains these values; leave out the options for them"
+        options.refuse_beside(context, "plan", _BESIDE_PLAN, why)
     if values["statement"] and "form" in given:
         raise ConfigError(f"statement=True: is prose; leave out --format {values['form']}.")
     for name, owner in (
