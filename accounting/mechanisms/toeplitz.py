@@ -220,6 +220,7 @@ def column_norms(column: Array) -> Array:
     return np.sqrt(np.cumsum(column**2))[::-1]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # ``Sensitivity`` refuses what is not finite
 def toeplitz_sensitivity(column: Array, participation: Participation) -> Sensitivity:
     """Return the squared sensitivity of the Toeplitz C with first column ``column``, shape (n,).
 
@@ -277,7 +278,13 @@ def non_increasing(column: Array) -> bool:
 
 def earliest_pattern(column: Array, participation: Participation) -> float:
     """Return ||v||^2 for participation in rounds 0, b, 2b, ..., (k-1) b."""
-    v = np.zeros(len(column))
+    n, b = len(column), participation.min_separation
+    if participation.max_participations == -(-n // b):  # in every pass: sums with stride b
+        passes = np.zeros((-(-n // b), b))
+        passes.reshape(-1)[:n] = column
+        every = np.cumsum(passes, axis=0).reshape(-1)[:n]
+        return float(every @ every)
+    v = np.zeros(n)
     for j in range(participation.max_participations):
         start = j * participation.min_separation
         v[start:] += column[: len(column) - start]
