@@ -8,11 +8,26 @@ server adds cannot differ.
 A register holds one vector of the model's length. State registers, numbered from 0, keep their
 value between rounds and are zero before round 0; ``OUT`` is the noise of the round's sum; the
 negative numbers below ``OUT`` are scratch, whose value is lost when the round ends.
+
+The server adds integers, so a program also says where its real numbers are rounded. All three ways
+release a function of what the real-valued mechanism releases, so they cost what it costs:
+
+    "draws"    Each draw is rounded where it is made, together with the terms of its operation, and
+               all registers hold integers. With w the integers released so far, the noise of round
+               t is round(b z_t - f(w)): given the earlier releases, round(q + b z_t - f(w)) is
+               q + round(b z_t - f(w)) for the integer sum q. Sums of nodes: as well, since a node's
+               integer sum of rounds plus round(z) is the rounded real node.
+    "buffers"  The same, but state registers hold real functions of the integers released so far. In
+               floating point they, and f above, miss their real values by an error that depends on
+               the releases. ``filter_error`` bounds it, and the server shortens the clip norm by it.
+    "output"   Registers hold real numbers, and only OUT is rounded: the released sums are those of
+               the real mechanism, rounded.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +61,19 @@ class ListedOp(NamedTuple):
     draws: Sequence[tuple[int, float]]
 
 
+class NoiseRow(NamedTuple):
+    """The noise of one round as a sum of draws.
+
+    Attributes:
+        draws: coefficients by (round, index) of the draw.
+        roundings: bound on the error of computing it in floating point, in multiples of 2^-53 times
+            the largest value of a register: three roundings per term, times its effect on the sum.
+    """
+
+    draws: dict[tuple[int, int], Fraction]
+    roundings: float
+
+
 @dataclass(frozen=True, slots=True)
 class NoiseProgram:
     """The noise of a run.
@@ -55,11 +83,26 @@ class NoiseProgram:
         ops: the operations of round t (from 0), in order.
         rows: how many of the first state registers may still matter after so many rounds, 0 to n.
             This is what a saved state contains.
+        spread: an upper bound on the standard deviation of every register, at unit draws. May
+            take as long as ``Mechanism.prefix_variance``.
+        rounded: where real numbers become integers, see above.
+        filter_error: for programs whose operations multiply integers by fractions, a bound on the
+            floating-point error of OUT before rounding and of a draw, in multiples of 2^-53 times
+            the largest value of a register.
+        kept_draws: which draw each row holds after so many rounds, if every kept row is a draw; such
+            a state need not be saved. None: rows hold sums.
+        draws_again: whether a draw is made in more than one round, or by ``kept_draws``. Draw i is
+            then first made in round i; else a draw is made in one round only.
     """
 
     rounds: int
     ops: Callable[[int], Iterable[Op]]
     rows: Callable[[int], int]
+    spread: Callable[[], float]
+    rounded: Literal["draws", "buffers", "output"] = "draws"
+    filter_error: Callable[[], float] = float
+    kept_draws: Callable[[int], list[int]] | None = None
+    draws_again: bool = False
 
     def round(self, t: int) -> list[ListedOp]:
         """Return the operations of round t, with listed terms: to be run any number of times.
@@ -78,6 +121,28 @@ class NoiseProgram:
     def draws(self) -> int:
         """Return the number of draws of all rounds."""
         return sum(len(op.draws) for t in range(self.rounds) for op in self.ops(t))
+
+    def row(self, t: int) -> "NoiseRow":
+        """Return how the noise of round t mixes the draws, by running the program backwards."""
+        reached = {OUT: Fraction(1)}
+        draws: dict[tuple[int, int], Fraction] = {}
+        roundings = 0.0
+        for s in range(t, -1, -1):
+            for target, terms, fresh in reversed(self.round(s)):
+                weight = reached.pop(target, Fraction(0))
+                if not weight:
+                    continue
+                roundings += 3 * float(abs(weight)) * (len(terms) + len(fresh))
+                for register, c in terms:
+                    reached[register] = reached.get(register, Fraction(0)) + weight * Fraction(c)
+                for index, c in fresh:
+                    made_in = index if self.draws_again else s
+                    before = draws.get((made_in, index), Fraction(0))
+                    draws[made_in, index] = before + weight * Fraction(c)
+            reached = {r: weight for r, weight in reached.items() if r >= 0 and weight}
+            if not reached:
+                break
+        return NoiseRow(draws, roundings)
 
     def matrix(self) -> NDArray[np.float64]:
         """Return N, shape (n, draws): row t is how the noise of round t mixes the draws."""

@@ -26,6 +26,7 @@ Encoder, noise and sensitivity are one file, as of every mechanism; it is long b
 sensitivity needs its own recursion.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -221,11 +222,17 @@ class BinaryTree:
         stays, need not be kept. Virtual rounds of a completed tree add to the next real round. With
         ``release="prefix"`` the noise is the same: its covariance is ``decoder() @ decoder().T``,
         though it takes more draws than L has columns.
+
+        Where a node is rounded by itself, the released sums are functions of the noised nodes. That
+        is enough if the nodes may be released, and for the vanilla tree in any case, since its
+        prefix sums determine the nodes in use. The online and the completed tree are rounded at
+        the output, so that they are functions of the noised prefix sums alone.
         """
         length = min(self.restart_every or self.rounds, self.rounds)
         leaves = 2 ** (length - 1).bit_length() if self.completed else length
         kept = (length + 1).bit_length() - 1
-        stack = _Stack(leaves, kept, online=self.estimator == "online")
+        online = self.estimator == "online"
+        stack = _Stack(leaves, kept, online=online)
 
         def ops(t: int) -> list[Op]:
             tree, leaf = divmod(t, length)
@@ -240,7 +247,25 @@ class BinaryTree:
         def rows(rounds: int) -> int:
             return ((rounds - 1) % length + 1).bit_count() if rounds else 0
 
-        return NoiseProgram(self.rounds, ops, rows)
+        def kept_draws(rounds: int) -> list[int]:
+            """A vanilla node has the draw of its last round, which is the round's number."""
+            if not rounds:
+                return []
+            tree, last = divmod(rounds - 1, length)
+            nodes = _digits(tree * length, last + 1)
+            return [node.first + node.rounds - 1 for node in nodes]
+
+        own = not (online or self.completed)
+        return NoiseProgram(
+            self.rounds,
+            ops,
+            rows,
+            # a round adds one node and drops one of each height; virtual rounds do so twice
+            spread=lambda: (1 if own else 4) * math.sqrt(1 + leaves.bit_length()),
+            rounded="draws" if own else "output",
+            kept_draws=kept_draws if own else None,
+            draws_again=own,
+        )
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """Node variances over t's binary expansion, plus what the earlier trees ended with."""
