@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -373,8 +372,7 @@ class RoundSum:
         bits: whether to count the updates that were not clipped, for adaptive clipping.
 
     Attributes:
-        total: sum of the clipped updates, shape (dim,): int64, in steps of the grid; float64
-            without a grid.
+        total: sum of the clipped updates, shape (dim,), float64; on a grid, whole numbers of steps.
         came: ids of the clients in the sum.
         received: number of updates received, of any kind.
         summed: number of clients whose updates came as part of a trusted sum.
@@ -394,9 +392,8 @@ class RoundSum:
         grid: Grid | None = None,
         bits: bool,
     ) -> None:
-        self.total = torch.zeros(dim, dtype=torch.float64 if grid is None else torch.int64)
+        self.total = torch.zeros(dim, dtype=torch.float64)
         self._grid = grid
-        self._whole = np.zeros(0 if grid is None else dim, np.int32)
         self.came: set[int] = set()
         self.received = 0
         self.summed = 0
@@ -424,8 +421,7 @@ class RoundSum:
             clipped = clip(update, clip_norm)
             add_in_place(self.total, clipped)
             return l2_norm(clipped)
-        norm = quantise(update, clip_norm, self._grid, self._whole)
-        self.total += torch.from_numpy(self._whole)
+        norm = quantise(update, clip_norm, self._grid, self.total.numpy())
         return norm * self._grid.step(clip_norm)
 
     def add_sum(self, part: object) -> None:
@@ -482,7 +478,7 @@ def _scaled_sum(total: Tensor, noise: Tensor | None, *, times: float, over: floa
         part = total[start : start + _PART]
         if noise is not None:
             part = part + noise[start : start + _PART]
-        out[start : start + _PART] = part.double().mul_(times).div_(over)
+        out[start : start + _PART] = (part * times).div_(over)
     return out
 
 
@@ -490,7 +486,7 @@ def _add_nearest(total: Tensor, addend: Tensor, factor: float) -> None:
     """Add the nearest integers to factor x addend."""
     for start in range(0, len(total), _PART):
         part = addend[start : start + _PART] * factor
-        total[start : start + _PART] += part.round_().long()
+        total[start : start + _PART] += part.round_()
 
 
 Kind = Literal["sgd", "adam", "adagrad"]

@@ -150,7 +150,7 @@ class BufferedToeplitz:
         return math.sqrt(max(squared, float(squares.max())))
 
     def _filter_error(self) -> float:
-        """Two roundings per buffer and round decay as the buffer does; the sum adds 2 per buffer."""
+        """Two roundings per buffer and round, which decay as it does; 2 per buffer in the sum."""
         decay = np.array(self.decay)
         with np.errstate(divide="ignore"):
             rounds_held = np.minimum(self.rounds, 1 / (1 - decay))

@@ -158,7 +158,7 @@ class Toeplitz:
 
         def spread() -> float:
             inverse = _invertible(forward_substitution(self._column(), np.eye(1, self.rounds)[0]))
-            return max(norms) * float(np.linalg.norm(inverse))
+            return float(max(norms) * np.linalg.norm(inverse))
 
         return NoiseProgram(
             self.rounds,
@@ -166,7 +166,7 @@ class Toeplitz:
             rows=lambda rounds: min(rounds, ring),
             spread=spread,
             # norms do not rise, so no lag has a coefficient above |c_j / c_0|
-            filter_error=lambda: (ring + 6) * sum(map(abs, past)),
+            filter_error=lambda: (ring + 6) * math.fsum(map(abs, past)),
         )
 
     def prefix_variance(self) -> Array:

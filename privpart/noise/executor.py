@@ -6,6 +6,7 @@ products and sums are rounded one by one, in a fixed order. So any slice of the 
 the same integers, on every machine.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -48,7 +49,7 @@ class Executor:
     def __init__(self, program: NoiseProgram, stddev: float) -> None:
         self.program = program
         self.stddev = stddev
-        self.limit = 2.0 ** np.ceil(np.log2(32 * stddev * program.spread()))
+        self.limit: float = 2.0 ** math.ceil(math.log2(32 * stddev * program.spread()))
         self.integers = np.dtype(np.int32 if self.limit < 2**31 else np.int64)
         whole = program.rounded == "draws"
         self.state_type = self.integers if whole else np.dtype(np.float64)
@@ -175,9 +176,9 @@ def _linear(sources: Sequence[tuple[Vector, float]], to: Vector | None = None) -
     Each product and each sum is rounded once, so that ``filter_error`` bounds the sum's error.
     """
     if not sources:
-        assert to is not None
-        to[:] = 0
-        return to
+        nothing = np.zeros(0) if to is None else to
+        nothing[:] = 0
+        return nothing
     (first, c), *others = sources
     total = np.empty(len(first)) if to is None else to
     if c == 1:

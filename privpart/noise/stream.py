@@ -155,7 +155,7 @@ class NoiseStream:
         """
         self._check_whole()
         salts = [(first, salt.hex()) for first, salt in self._salts if first < self.round and salt]
-        state = {
+        state: dict[str, Any] = {
             **self._identity(),
             "round": self.round,
             "source": self.source.identity,

@@ -28,11 +28,19 @@ from accounting.checks import ConfigError
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
-from privpart.run.files import encode_state, read_state, remove_durably, write_durably
+from privpart.run.files import (
+    encode_state,
+    read_state,
+    remove_durably,
+    write_durably,
+    write_state,
+)
 from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.server import RoundCounts, Server
 
 _RESERVED = ("start", "genesis", "adopted_at")
+ON_GRID = "integers on a public grid"
+"""How this version draws noise. Ledgers without it are of runs with floating-point noise."""
 _KEY = "key"
 _LEDGER = "ledger.sqlite"
 _LOCK = "lock"
@@ -102,7 +110,13 @@ class RunFolder:
                 "it, open it (--resume)."
             )
         run_id = secrets.token_hex(16)
-        about = {"schema": SCHEMA, "run_id": run_id, "plan": plan.to_dict(), "seed": seed}
+        about = {
+            "schema": SCHEMA,
+            "run_id": run_id,
+            "plan": plan.to_dict(),
+            "seed": seed,
+            "noise": ON_GRID,
+        }
         checks.count("seed", seed or 0, minimum=0)
         if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
             raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
@@ -149,6 +163,7 @@ class RunFolder:
         run = None
         try:
             run = cls(folder, Ledger(folder / _LEDGER), lock)
+            run._refuse_other_noise()
             run._refuse_older_copy(adopt)
             run._remove_leftovers()
         except BaseException as error:
@@ -246,10 +261,8 @@ class RunFolder:
             ) from None
 
     def _commit(self, server: Server, counts: RoundCounts) -> None:
-        data = encode_state(*server.state_dict())
-        state = hashlib.sha256(data).hexdigest()
+        state = write_state(self._state_path(server.round), *server.state_dict())
         clients = sorted(server.cohort)
-        write_durably(self._state_path(server.round), data)
         row = next_row(
             self._head,
             round_=self.rounds,
@@ -278,6 +291,14 @@ class RunFolder:
                 remove_durably(file)
         if self.rounds >= self.plan.rounds:
             remove_durably(self.path / _KEY)
+
+    def _refuse_other_noise(self) -> None:
+        noise = self.facts.get("noise", "floating point")
+        if noise != ON_GRID and self.rounds < self.plan.rounds:
+            raise ConfigError(
+                f"{self.path}: this run was begun with noise in {noise}, whose low-order bits tell "
+                "who took part. It is not continued; its report can be read. Begin a new run."
+            )
 
     def _refuse_older_copy(self, adopt: bool) -> None:
         if not self._private:
