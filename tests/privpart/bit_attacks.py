@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 STEPS = 20
-"""The grid's step is the power of two that is 2^20 to 2^21 times smaller than the noise."""
+"""The noise's standard deviation is 2^20 steps of the grid."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,21 @@ class Setting:
     @cached_property
     def plan(self) -> PrivacyPlan:
         participation = Participation(self.mechanism.rounds, 1, 1)
+        z = self.mechanism.sensitivity(participation).squared ** 0.5 / self.mu
         return PrivacyPlan(
             mechanism=self.mechanism,
             participation=participation,
-            clip_norm=1.0,
-            noise_multiplier=self.mechanism.sensitivity(participation).squared ** 0.5 / self.mu,
+            clip_norm=self.stddev / z,
+            noise_multiplier=z,
             report_goal=self.clients,
         )
+
+    @property
+    def stddev(self) -> float:
+        """Noise's standard deviation: a power of two, so that float32 holds whole steps exactly."""
+        participation = Participation(self.mechanism.rounds, 1, 1)
+        z = self.mechanism.sensitivity(participation).squared ** 0.5 / self.mu
+        return 2.0 ** round(math.log2(z))
 
     @cached_property
     def plan_hash(self) -> str:
@@ -84,7 +92,7 @@ class Setting:
 
     @property
     def step(self) -> float:
-        return 2.0 ** (math.floor(math.log2(self.plan.noise_multiplier)) - STEPS)
+        return self.stddev / 2.0**STEPS
 
     @property
     def dim(self) -> int:
@@ -101,7 +109,7 @@ class Setting:
         vector = self._vector(1, 1.0)
         vector[self.size :] = 0
         own = self.by_game(vector)
-        own *= 0.999 / own.norm(dim=(1, 2), keepdim=True)
+        own *= 0.999 * self.plan.clip_norm / own.norm(dim=(1, 2), keepdim=True)
         return vector
 
     @cached_property
@@ -110,7 +118,7 @@ class Setting:
         rounds = range(1 + (self.round if self.last is None else self.last))
         counts = [self.clients - 1 if t == self.round else 1 for t in rounds]
         return [
-            [self._vector(1000 * t + c, 0.9) for c in range(2, 2 + count)]
+            [self._vector(1000 * t + c, 0.9 * self.plan.clip_norm) for c in range(2, 2 + count)]
             for t, count in enumerate(counts)
         ]
 
