@@ -97,8 +97,14 @@ class NoNoise:
     def claim(self, stream):
         pass
 
-    def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
-        return torch.zeros(count) if out is None else out.zero_()
+    def salt(self):
+        return b""
+
+    def draws(self, stream, salt):
+        return self
+
+    def rounded(self, index, start, out, *, weight, offset=None, largest=0.0):
+        out[:] = 0
 
 
 def test_it_finds_the_quantile():

@@ -314,7 +314,10 @@ def test_one_source_per_opening_and_no_other(folder):
         with pytest.raises(ConfigError, match="a second server would repeat its noise"):
             run.source()
         other = Server(run.plan, torch.zeros(DIM), source=SeededSource(1))
-        run.restore(other)
+        with pytest.raises(ConfigError, match=r"state\['source'\]"):
+            run.restore(other)
+    with RunFolder.create(folder / "new", plan()) as run:
+        other = Server(run.plan, torch.zeros(DIM), source=SeededSource(1))
         with pytest.raises(ConfigError, match="noise is not the run's"):
             fit(other, Clients(), COHORTS, commit=run.commit)
 

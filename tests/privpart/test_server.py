@@ -206,11 +206,11 @@ def test_leaving_a_client_out_moves_the_sum_by_at_most_clip_norm(updates, absent
 def test_the_server_adds_exactly_the_noise_of_the_stream_to_the_sum(mechanism):
     a_plan = plan(rounds=5, z=2.0, mechanism=mechanism)
     one = Server(a_plan, torch.zeros(DIM), source=SeededSource(3))
-    stream = NoiseStream(mechanism, dim=DIM, stddev=2.0 * 0.5, source=SeededSource(3))
+    stream = NoiseStream(mechanism, dim=DIM, stddev=2.0**20, source=SeededSource(3))
     expected = torch.zeros(DIM, dtype=torch.float64)
     for client in range(5):
         run(one, (client, 0.1))
-        expected += (0.1 + stream.next().double()) / 10
+        expected += (0.1 + stream.next() * (2.0 * 0.5 / 2**20)) / 10
         torch.testing.assert_close(one.parameters.double(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -316,9 +316,9 @@ def test_a_schedule_of_the_servers_rate_goes_on_after_a_resume(settings):
     assert torch.equal(resumed.parameters, one.parameters)
     if "momentum" in settings:  # by hand: the step is the rate times the running sum
         running = torch.zeros(DIM)
-        noise = NoiseStream(BinaryTree(4), dim=DIM, stddev=1.0, source=SeededSource(3))
+        noise = NoiseStream(BinaryTree(4), dim=DIM, stddev=2.0**20, source=SeededSource(3))
         for round_, step in enumerate(after):
-            mean = (torch.full((DIM,), 0.1) + noise.next() * 0.5) / 10
+            mean = (torch.full((DIM,), 0.1) + noise.next() * (0.5 / 2**20)) / 10
             running = 0.5 * running + mean
             torch.testing.assert_close(step, running / (1 + round_))
 
