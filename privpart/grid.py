@@ -57,10 +57,11 @@ class Grid:
     def of(cls, bits: int, noise_multiplier: float, dim: int, *, filter_charge: float) -> "Grid":
         """Return the grid of a run whose noise has a standard deviation of 2^bits steps.
 
-        With integer updates of norm c, a mechanism of sensitivity S costs
-        mu = (S c + E) / 2^bits, where E = sqrt(d n) eta / b is what a filter's floating-point error
-        of eta in each of d coordinates and n rounds adds, b the filter's gain. Since S >= 1/b, the
-        accounted mu = S / noise_multiplier is kept by c = 2^bits / noise_multiplier - sqrt(d n) eta.
+        A mechanism of sensitivity S costs mu = (S c + sqrt(sum_t d (eta / b_t)^2)) / 2^bits for
+        integer updates of norm c, if its filter's floating-point error differs by at most eta
+        between two histories, in each of d coordinates, and the draw of round t has the factor
+        b_t. Entry (t, t) of the encoder is 1 / b_t, so S >= 1 / b_t, and the accounted
+        mu = S / noise_multiplier is kept by c = 2^bits / noise_multiplier - sqrt(d n) eta.
 
         Args:
             bits: from ``noise_bits``.

@@ -6,8 +6,8 @@ counts as zeros. A client counts once per round and at most as often as the plan
 operator's own simulation may hand over sums that it clipped; they have an argument of their own.
 
 Updates become integers on the plan's public grid, sums and noise are integers, and only the noised
-sum becomes floating point (``privpart.grid``). It is divided by the plan's ``report_goal``, never by
-the number of clients that came: that number is private, and dividing by it would let one client
+sum becomes floating point (``privpart.grid``). It is divided by the plan's ``report_goal``, never
+by the number of clients that came: that number is private, and dividing by it would let one client
 weigh more than the accountant assumes. A ``ServerOptimizer`` moves the model by this noised mean.
 
 The noise of a round does not depend on its updates, so it is drawn while the clients train.
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,7 +123,10 @@ class Server:
             z = plan.adaptive_clipping.bit_noise_multiplier
             self._bit_noise, self._bit_grid = _noise_and_grid(plan, 1, z, source, 1)
         self._coming: Future[Tensor | None] | None = None
-        self._drawn: Tensor | None = None  # the round's noise, in memory that every round reuses
+        # Vectors that every round reuses: fresh memory costs as much as the arithmetic.
+        self._drawn: Tensor | None = None
+        self._total = torch.empty(0, dtype=torch.float64)
+        self._gradient = torch.empty(0)
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[int, list[int]] = {}
         self._halted = ""
@@ -198,7 +202,11 @@ class Server:
         self._settings(self.round).set(self._optimizer)
         dim = sum(self._groups[group].numel() for group in self._active())
         bits = self._bit_noise is not None
-        found = RoundSum(self._task(()), dim, self._may_take_part, grid=self._grid, bits=bits)
+        if not len(self._total):
+            self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
+            self._gradient = torch.empty_like(self.parameters)
+        total = self._total[:dim].zero_()
+        found = RoundSum(self._task(()), total, self._may_take_part, grid=self._grid, bits=bits)
         for update in updates:
             found.add(update)
         for part in sums:
@@ -250,7 +258,8 @@ class Server:
         # An inactive group has no gradient rather than a zero one, so that its momentum rests too.
         self._optimizer.zero_grad(set_to_none=True)
         step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
-        gradient = _scaled_sum(total, noise, times=-step, over=self.plan.report_goal)
+        gradient = self._gradient[: len(total)]
+        _quotient(total, noise, -self.plan.report_goal / step, gradient)
         active = [self._groups[group] for group in self._active()]
         for part, own in zip(active, torch.split(gradient, [len(p) for p in active]), strict=True):
             part.grad = own
@@ -366,13 +375,13 @@ class RoundSum:
 
     Args:
         task: the task of the round.
-        dim: length of an update.
+        total: zeros, shape of an update, float64; becomes the sum.
         may_take_part: whether the participation limits allow a client in this round.
         grid: the grid that updates are rounded to; None for a run without noise.
         bits: whether to count the updates that were not clipped, for adaptive clipping.
 
     Attributes:
-        total: sum of the clipped updates, shape (dim,), float64; on a grid, whole numbers of steps.
+        total: sum of the clipped updates, float64; on a grid, whole numbers of steps.
         came: ids of the clients in the sum.
         received: number of updates received, of any kind.
         summed: number of clients whose updates came as part of a trusted sum.
@@ -386,13 +395,13 @@ class RoundSum:
     def __init__(
         self,
         task: RoundTask,
-        dim: int,
+        total: Tensor,
         may_take_part: Callable[[int], bool],
         *,
         grid: Grid | None = None,
         bits: bool,
     ) -> None:
-        self.total = torch.zeros(dim, dtype=torch.float64)
+        self.total = total
         self._grid = grid
         self.came: set[int] = set()
         self.received = 0
@@ -447,7 +456,8 @@ def _noise_and_grid(
     """Return the noise of updates of length ``dim``, and the grid whose steps it counts in."""
     bits = noise_bits(noise_multiplier, dim)
     noise = noise_stream(plan.mechanism, dim, 2.0**bits, source, stream)
-    charge = math.sqrt(dim * plan.rounds) * noise.filter_error
+    moved = plan.participation.max_participations * 2.0**bits / noise_multiplier
+    charge = math.sqrt(dim * plan.rounds) * noise.filter_error(moved)
     return noise, Grid.of(bits, noise_multiplier, dim, filter_charge=charge)
 
 
@@ -468,18 +478,18 @@ def _behind(work: Callable[[], Tensor | None]) -> "Future[Tensor | None]":
 _PART = 2**16
 
 
-def _scaled_sum(total: Tensor, noise: Tensor | None, *, times: float, over: float) -> Tensor:
-    """Return (total + noise) x times / over in float32.
+def _quotient(total: Tensor, noise: Tensor | None, divisor: float, out: Tensor) -> None:
+    """Write (total + noise) / divisor in float32.
 
     Part by part, since wide vectors of the model's length would cost more than the arithmetic.
     """
-    out = torch.empty(len(total))
+    noised = np.empty(_PART)
     for start in range(0, len(total), _PART):
-        part = total[start : start + _PART]
+        here = slice(start, start + _PART)
+        part = total[here].numpy()
         if noise is not None:
-            part = part + noise[start : start + _PART]
-        out[start : start + _PART] = (part * times).div_(over)
-    return out
+            part = np.add(part, noise[here].numpy(), out=noised[: len(part)])
+        np.divide(part, divisor, out=out[here].numpy(), casting="same_kind")
 
 
 def _add_nearest(total: Tensor, addend: Tensor, factor: float) -> None:

@@ -42,8 +42,6 @@ class Executor:
         limit: bound on every register; a power of two, 32 standard deviations or more.
         integers: type of the registers that hold integers.
         state_type: type of the state registers.
-        error: bound on what floating point changes in OUT before it is rounded and depends on
-            earlier releases, in steps; twice, since it may have either sign.
     """
 
     def __init__(self, program: NoiseProgram, stddev: float) -> None:
@@ -53,10 +51,17 @@ class Executor:
         self.integers = np.dtype(np.int32 if self.limit < 2**31 else np.int64)
         whole = program.rounded == "draws"
         self.state_type = self.integers if whole else np.dtype(np.float64)
-        self.error = 2 * program.filter_error() * _UNIT_ROUNDOFF * self.limit
         self._round_number = 0
         self._ops: list[ListedOp] = []
         self._row: NoiseRow | None = None
+
+    def filter_error(self, moved: float) -> float:
+        """Return by how much a filter's error may differ between two histories, in steps.
+
+        The histories are those of one release with and without a client. The noise of the one that
+        happens stays within ``limit``, and a client moves no register further than ``moved``.
+        """
+        return 2 * self.program.filter_error() * _UNIT_ROUNDOFF * (self.limit + moved)
 
     def begin(self, t: int) -> None:
         """Take the operations of round t, for any number of calls of ``run``."""

@@ -107,10 +107,17 @@ class NoiseStream:
         """Type of the noise: torch.int32, or torch.int64 if it may need more."""
         return torch.int32 if self._executor.integers == np.int32 else torch.int64
 
-    @property
-    def filter_error(self) -> float:
-        """Bound on what floating point adds to a client's effect on a coordinate, in steps."""
-        return self._executor.error
+    def filter_error(self, moved: float) -> float:
+        """Return a bound on what floating point adds to a client's effect on a coordinate.
+
+        Args:
+            moved: bound on how far the client moves a register, in steps: the sum of the norms of
+                its updates.
+
+        Returns:
+            Steps; 0 for mechanisms whose registers hold sums of draws.
+        """
+        return self._executor.filter_error(moved)
 
     def next(self, *, out: Tensor | None = None) -> Tensor:
         """Return the noise of this round's sum, shape (d,), and go to the next round.
@@ -377,10 +384,9 @@ class GroupedNoise:
         """Type of the noise: torch.int64 if any group may need it."""
         return max((group.dtype for group in self.groups), key=lambda dtype: dtype.itemsize)
 
-    @property
-    def filter_error(self) -> float:
-        """The largest of the groups', see ``NoiseStream.filter_error``."""
-        return max(group.filter_error for group in self.groups)
+    def filter_error(self, moved: float) -> float:
+        """Return the largest of the groups', see ``NoiseStream.filter_error``."""
+        return max(group.filter_error(moved) for group in self.groups)
 
     def next(self, *, out: Tensor | None = None) -> Tensor:
         """Return the noise of this round's sum over its active groups, one after the other.
