@@ -11,6 +11,8 @@ by the number of clients that came: that number is private, and dividing by it w
 weigh more than the accountant assumes. A ``ServerOptimizer`` moves the model by this noised mean.
 
 The noise of a round does not depend on its updates, so it is drawn while the clients train.
+
+Server, sum and optimiser are one file, because together they are a round, from updates to model.
 """
 
 import math
