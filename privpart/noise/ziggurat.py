@@ -240,7 +240,8 @@ class Draws:
             outside = (~(np.abs(u) < table.sure[layer])).nonzero()[0]
             if not len(outside):
                 break
-            todo, layer, u, x = todo[outside], layer[outside], u[outside], x[outside]
+            todo, words, layer = todo[outside], words[outside], layer[outside]
+            u, x = u[outside], x[outside]
             further = self._further_words(index, coordinates[todo], attempt)
             v1, v2 = _in_unit_interval(further[:, :2].T)
             low = table.density[layer]
@@ -256,8 +257,9 @@ class Draws:
                 bound[todo[tail]] = _TAIL_ERROR + 2.0**-50 / v1[tail]
             close |= np.abs(np.abs(u) - table.inner[layer]) <= _EDGE_ERROR
             doubt[todo[close]] = True
+            words[layer > 0] = further[layer > 0, 2]  # the tail keeps its word: it is tried again
             rejected = (~(close | (gap > 0))).nonzero()[0]
-            todo, words = todo[rejected], further[rejected, 2]
+            todo, words = todo[rejected], words[rejected]
             bound[todo] = _ERROR
         else:
             doubt[todo] = True
@@ -281,10 +283,10 @@ class Draws:
             digits = word << bits | int.from_bytes(digest, "big") >> -bits % 8
             return Fraction(digits, 2 ** (size + bits)), Fraction(digits + 1, 2 ** (size + bits))
 
-        attempt = 0
+        attempt = drawn = 0
         while True:
             layer = word & (_LAYERS - 1)
-            u = further(word >> _LAYER_BITS, 63 - _LAYER_BITS, f"{attempt}u")
+            u = further(word >> _LAYER_BITS, 63 - _LAYER_BITS, f"{drawn}u")
             z = _times(u, _edges(bits)[layer])
             if _less(_size(z), _edges(bits)[layer + 1]):
                 return z
@@ -294,8 +296,9 @@ class Draws:
             accepted = _accepted(layer, z, v1, v2, word < 0, bits)
             if accepted is not None:
                 return accepted
-            word = following
             attempt += 1
+            if layer:  # the tail keeps its word: it is tried again
+                word, drawn = following, attempt
 
 
 class _Odd(NamedTuple):
@@ -456,7 +459,9 @@ def _accepted(
 ) -> Enclosure | None:
     """Return z if its wedge or the tail accepts it, else None.
 
-    The tail is Marsaglia's (1964): r - log(v1)/r, accepted if -2 log(v2) > (log(v1)/r)^2.
+    The tail is Marsaglia's (1964): r - log(v1)/r, accepted if -2 log(v2) > (log(v1)/r)^2. Where a
+    wedge rejects, the next word chooses a piece anew. The tail is tried until it accepts, because
+    what the lowest piece has beyond r is as large as the tail itself.
 
     Raises:
         DoubtError: more bits are needed.
