@@ -446,10 +446,10 @@ def _pieces(r: Decimal, bits: int) -> tuple[list[Decimal], Decimal]:
 def _tail_over_density(r: Decimal, bits: int) -> Decimal:
     """Return the area under exp(-x^2/2) beyond r over exp(-r^2/2), r > 4: Laplace's fraction.
 
-    n terms leave about exp(-2 r sqrt(2n)).
+    n terms leave about exp(-2 r sqrt(n)), here 2^-(bits + 100) and less.
     """
     value = r
-    for k in range((bits + 100) ** 2 // 200, 0, -1):
+    for k in range((bits + 100) ** 2 // 100, 0, -1):
         value = r + k / value
     return 1 / value
 
