@@ -110,6 +110,37 @@ def test_numbers_in_doubt_are_settled_between_bounds(monkeypatch):
     assert len(asked) <= 3  # 0.02 are expected
 
 
+def test_comparisons_too_close_to_call_are_doubted(monkeypatch):
+    """Words made for it: so near an edge, or with such v1 and v2, nothing may be decided."""
+    table = ziggurat._table()
+
+    def doubted(word, v1=0.5, v2=0.5):
+        further = np.array([[int((v - 0.5) * 2.0**64) for v in (v1, v2, 0.5, 0.5)]])
+        monkeypatch.setattr(Draws, "_further_words", lambda *where: further)
+        return Draws(KEY)._settled(0, np.array([0]), np.array([word]))[2][0]
+
+    outer = 2**63 - 1024
+    assert not doubted(outer, 0.9, 2.0**-4)  # the tail, clearly
+    assert doubted(outer, 2.0**-21, 2.0**-19)
+    assert doubted(outer, 0.9, 2.0**-21)
+    limit = math.log(0.9) ** 2 / table.edge[1] ** 2 / 2
+    assert doubted(outer, 0.9, math.exp(-limit))
+    assert not doubted(outer, 0.9, math.exp(-limit * (1 + 1e-5)))
+    for layer in (1, 500, 1022):
+        inner = int(table.inner[layer]) & ~1023 | layer
+        assert doubted(inner)
+        assert doubted(-(inner & ~1023) | layer)
+        assert doubted(inner + 2**14)
+        assert not doubted(inner - 2**16)
+        low, high = table.density[layer], table.density[layer + 1]
+        middle = int(2.0**62 * (1 + table.inner[layer] / 2.0**63)) & ~1023 | layer
+        x = middle * table.edge_unit[layer]
+        height = (math.exp(-x * x / 2) - low) / (high - low)
+        assert doubted(middle, height)
+        assert not doubted(middle, height - 1e-5)
+    assert doubted(1023)  # the innermost piece has no inner edge but 0
+
+
 MUTANTS = {
     "an edge": ("edge_unit", 512, 1e-9),
     "the first edge": ("edge_unit", 0, 1e-9),
