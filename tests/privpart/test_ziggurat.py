@@ -164,7 +164,7 @@ def test_a_wrong_table_is_found(name, monkeypatch):
 
 
 def test_a_bound_of_zero_is_found(monkeypatch):
-    count, weight = 2**18, 2.0**38
+    count, weight = 2**17, 2.0**38
     right = drawn(count, weight=weight)
     monkeypatch.setattr(ziggurat, "_ERROR", 0.0)
     monkeypatch.setattr(ziggurat, "_rounding_error", lambda weight, largest: 0.0)
@@ -324,10 +324,10 @@ _MANY = []
 
 
 def edges_in_many_digits():
-    """The edges in 200 digits, by a secant that knows nothing of the module."""
+    """The edges in more than 120 digits, by a secant that knows nothing of the module."""
     if not _MANY:
-        r, other = mpmath.mpf("4.0388"), mpmath.mpf("4.0389")
-        while abs(r - other) > mpmath.mpf(10) ** -190:
+        r, other = mpmath.mpf("4.03884984610950"), mpmath.mpf("4.03884984610951")
+        while abs(r - other) > mpmath.mpf(10) ** -120:
             here, there = missed(r)[1], missed(other)[1]
             r, other = r - here * (r - other) / (here - there), r
         _MANY.extend([*missed(r)[0], mpmath.mpf(0)])
@@ -361,7 +361,7 @@ def digits():
 
 def test_bounds_enclose_the_draw_written_once_more(digits):
     draws = Draws(KEY)
-    some = [(0, i) for i in [*range(20), *careful_coordinates(2**14)[:30].tolist()]]
+    some = [(0, i) for i in [*range(20), *careful_coordinates(2**14)[:20].tolist()]]
     some += [(11, i) for i in words_beyond(2**19, index=11).tolist()]  # some are rejected
     for index, i in some:
         z = exact(in_many_digits(index, i))
@@ -477,8 +477,8 @@ def test_a_word_below_sure_is_inside_whatever_its_digits():
 
 def test_float64_values_are_within_the_error_stated():
     generator = np.random.default_rng(4)
-    words = generator.integers(-(2**63), 2**63, 4000) >> generator.integers(0, 63, 4000)
-    words[1000:] = words[1000:] & ~1023 | generator.integers(0, 8, 3000)  # the widest pieces
+    words = generator.integers(-(2**63), 2**63, 2000) >> generator.integers(0, 63, 2000)
+    words[500:] = words[500:] & ~1023 | generator.integers(0, 8, 1500)  # the widest pieces
     words[:2] = 2**63 - 1024, -(2**63)
     table, edges = ziggurat._table(), ziggurat._edges(84)
     for weight in (1.0, 1.7, math.pi * 2**20):
@@ -506,7 +506,7 @@ def test_uniform_numbers_are_within_the_error_stated():
 
 @pytest.fixture(scope="module")
 def sample():
-    return drawn(2**21, index=9) / K20
+    return drawn(2**20, index=9) / K20
 
 
 def p_of_chi_square(whole, weight, stddev=1.0):
@@ -520,7 +520,7 @@ def p_of_chi_square(whole, weight, stddev=1.0):
 
 
 def test_integers_have_the_law_of_a_rounded_normal():
-    for weight in (1.0, 3.0, 16.0):
+    for weight in (1.0, 16.0):
         whole = drawn(2**20, index=2, weight=weight)
         assert p_of_chi_square(whole, weight) > 1e-3
         assert p_of_chi_square(whole, weight, 1.02) < 1e-12
@@ -530,8 +530,7 @@ def test_integers_have_the_law_of_a_rounded_normal():
 def test_draws_have_the_law_of_a_normal(sample):
     some = np.sort(sample[: 2**19])
     assert stats.kstest(some, "norm").pvalue > 1e-3
-    for stddev in (0.98, 1.02):
-        assert stats.kstest(some, "norm", args=(0, stddev)).pvalue < 1e-9
+    assert stats.kstest(some, "norm", args=(0, 1.02)).pvalue < 1e-9
     square = sample * sample
     powers = {1: sample, 2: square, 3: square * sample, 4: square**2, 6: square**3}
     for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3), (6, 15)):
