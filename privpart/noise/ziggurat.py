@@ -10,32 +10,56 @@ method for generating random variables"); the others are the first digits of a p
 that piece. For 99.57 % of the words a float64 settles the integer: the place lies inside the piece
 whatever its further digits are, and the value is further from a half than the error of float64 can
 reach. Wedges and the tail take two further words, and their comparisons a bound on the error of exp
-and log. What is then still in doubt, a few in a hundred million, is computed once more in interval
-arithmetic, with 64 further bits of u, then 128, and so on, until both ends of the interval give the
-same integer.
+and log. What is then still in doubt, a few in a hundred million, is computed once more between two
+bounds, with 64 further bits of u, then 128, and so on, until both bounds give the same integer.
 
 Draws are addressed, not consumed: any slice of any draw can be made again alone, and the integers
 do not depend on the machine, on the libraries' exp and log, or on the number of threads.
 
-What is trusted: IEEE products and sums; exp and log within 2^-44 of the result, 500 times the error
-that libraries state; mpmath's intervals; AES-256, SHA-256 and SHAKE-256 as random functions. What is
-not defended is timing: about 0.4 % of the values take longer, and which ones depends on the noise.
+The errors, with e = 2^-53, for a word w, its place u and piece i of width X_i < 4.3:
+
+- w / 2^63 is within e of u, its float64 within 1.5e.
+- ``_ERROR``: in X_i u weight that counts times 4.3, as do three relative roundings (the edge, its
+  product with the weight, the product with u): 4.3 (1.5 + 3) e < 20e. The constant is 128e.
+- ``_rounding_error`` adds a product and a sum of numbers up to 8 weight (the tail, see below) and
+  ``largest``. A float64 minus its nearest integer is exact. 2^-40 covers the bound's own rounding.
+- ``sure``: a float64 u below it is inside, |u| < X_(i+1) / X_i, whatever its further digits: 2^-50
+  is 8e, for the five roundings of the table; 2^12 is 4e of u, for its 1.5e. As ``sure`` is at most
+  17e below the ratio, a u at or above ``sure`` and not within ``_EDGE_ERROR`` = 32e of the float64
+  ratio (itself within 4e) is outside.
+- ``_GAP_ERROR``: the errors of two exponentials, 2^-44 each, and below 40e for the rest (x within
+  15e, the edges, v1 within e of its digits, sums of numbers up to 1): below 2^-42.
+- The tail, while v1 and v2 > 2^-20: log(v) is below 14, within 2^-33 for v and 14 x 2^-44 for the
+  logarithm, so beyond < 3.5 is within 2^-34.9, and -2 log(v2) - beyond^2 within 2^-31.9 + 2^-32
+  < 2^-30 = ``_TAIL_GAP_ERROR``. The value r + beyond is within 2^-42 for the logarithm, 2^-54 / v1
+  for v1, and 20e for the rest: below ``_TAIL_ERROR`` + 2^-50 / v1.
+
+What is trusted: IEEE products, sums and conversions; exp and log within 2^-44 of the result, 500
+times the error that libraries state; decimal's exp and ln, which are rounded correctly; AES-256,
+SHA-256 and SHAKE-256 as random functions. What is not defended is timing: about 0.4 % of the values
+take longer, and which ones depends on the noise.
+
+This is one file, so that the float64 values are read beside the bounds that decide for them.
 """
 
 import hashlib
 from collections.abc import Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import mpmath
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
-from mpmath.ctx_iv import MPIntervalContext
 from numpy.typing import NDArray
+
+from accounting.checks import ConfigError
 
 BLOCK = 2**15
 """Coordinates that are computed together, in buffers that stay in the processor's cache."""
+
+REAL_ERROR = 2.0**-40
+"""Bound on the error of ``Draws.real``."""
 
 _LAYER_BITS = 10
 _LAYERS = 2**_LAYER_BITS
@@ -49,20 +73,32 @@ _TAIL = (
 _TAIL_BITS = 340
 """Bits to which ``_TAIL`` is stated."""
 _ERROR = 2.0**-46
-"""Bound on |float64 value - z| inside a piece: 4 times 7 roundings of numbers up to 4.2."""
-_GAP_ERROR = 2.0**-44
+"""Bound on |float64 value - z| inside a piece."""
+_TAIL_ERROR = 2.0**-41
+"""The same in the tail, but for what v1 adds."""
+_GAP_ERROR = 2.0**-42
 """Bound on the error of a difference of exponentials, all at most 1."""
+_TAIL_GAP_ERROR = 2.0**-30
+"""Bound on the error of the tail's difference, while v1 and v2 are at least ``_TAIL_LEAST``."""
+_TAIL_LEAST = 2.0**-20
+_EDGE_ERROR = 2.0**15
+"""Distance of a word from the inner edge within which its further digits decide."""
 _MOST_ATTEMPTS = 64
-"""Rejections in a row (probability of one: below 1/2) after which intervals decide."""
+"""Rejections in a row (probability of one: below 1/2) after which bounds decide."""
+_MOST_COUNTERS = 64
+"""Draws whose place in the key stream is kept, so that the next slice need not seek."""
 
 Array = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+Places = NDArray[np.intp]
 Words = NDArray[np.int64]
+Integers = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float64]
 Enclosure = tuple[Fraction, Fraction]
 """Two numbers between which a real number lies."""
 
 
 class DoubtError(ArithmeticError):
-    """Two intervals overlap: more bits are needed to compare them."""
+    """Two enclosures overlap: more bits are needed to compare them."""
 
 
 class Draws:
@@ -77,6 +113,8 @@ class Draws:
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._careful = hashlib.sha256(b"privpart wedge and tail|" + key).digest()
+        further = Cipher(algorithms.AES256(self._careful), modes.ECB())  # addresses differ
+        self._further = further.encryptor()
         self._counters: dict[int, tuple[int, CipherContext]] = {}
         self._block = _Block()
 
@@ -84,7 +122,7 @@ class Draws:
         self,
         index: int,
         start: int,
-        out: Array,
+        out: Integers,
         *,
         weight: float,
         offset: Array | None = None,
@@ -95,25 +133,26 @@ class Draws:
         Args:
             index: of the draw, 0 to 2^32 - 1.
             start: first coordinate, even.
-            out: receives the integers.
+            out: receives the integers, which must fit in.
             weight: from 2^-20 to 2^50.
             offset: exact numbers, shape of ``out``; None stands for zeros. May be ``out``.
-            largest: bound on the size of every offset.
+            largest: bound on the size of every offset, if that is above 1; at most 2^50.
         """
         error = _rounding_error(weight, largest)
-        odd: list[_Odd] = []
+        odd = [_NONE]
         for first in range(0, len(out), BLOCK):
             last = min(first + BLOCK, len(out))
             words = self._words(index, start + first, last - first)
             own = None if offset is None else offset[first:last]
-            where = self._block.rounded(words, weight, own, 0.5 - error, out[first:last])
-            odd.append(_Odd(first + where, words[where], None if own is None else own[where]))
+            whole, where = self._block.rounded(words, weight, own, 0.5 - error)
+            odd.append(_Odd(first + where, words[where], _ZERO if own is None else own[where]))
+            np.copyto(out[first:last], whole, casting="unsafe")
         where, words, offsets = _joined(odd)
         z, bound, doubt = self._settled(index, start + where, words)
         z *= weight
         z += offsets
         out[where] = whole = np.rint(z)
-        doubt |= np.abs(z - whole) > 0.5 - (bound * weight + error)
+        doubt |= ~(np.abs(z - whole) <= 0.5 - (bound * weight + error))
         for i, own_offset in zip(where[doubt].tolist(), offsets[doubt].tolist(), strict=True):
             out[i] = self._exactly(index, start + i, weight, own_offset)
 
@@ -125,12 +164,12 @@ class Draws:
             start: first coordinate, even.
             out: receives the numbers.
         """
-        odd: list[_Odd] = []
+        odd = [_NONE]
         for first in range(0, len(out), BLOCK):
             last = min(first + BLOCK, len(out))
             words = self._words(index, start + first, last - first)
             where = self._block.real(words, out[first:last])
-            odd.append(_Odd(first + where, words[where], None))
+            odd.append(_Odd(first + where, words[where], _ZERO))
         where, words, _ = _joined(odd)
         z, bound, doubt = self._settled(index, start + where, words)
         out[where] = z
@@ -139,14 +178,19 @@ class Draws:
             out[i] = float((low + high) / 2)
 
     def enclosure(self, index: int, coordinate: int, bits: int) -> Enclosure:
-        """Return two numbers, about 2^-bits apart, between which z lies."""
+        """Return two numbers, at most 2^-bits apart, between which z lies."""
+        more = bits + 4
         while True:
             try:
-                return self._enclosed(index, coordinate, bits)
+                low, high = self._enclosed(index, coordinate, more)
+                if high - low <= Fraction(1, 2**bits):
+                    return low, high
             except DoubtError:
-                bits *= 2
+                pass
+            more *= 2
 
     def _exactly(self, index: int, coordinate: int, weight: float, offset: float) -> int:
+        """Return round(weight z + offset); ends with probability 1, as z has a density."""
         shift = Fraction(offset) + Fraction(1, 2)
         bits = 64
         while True:
@@ -160,24 +204,32 @@ class Draws:
         """Return words ``start`` to ``start + count`` of a draw, in a buffer."""
         place, counter = self._counters.get(index, (-1, None))
         if counter is None or place != start:
-            first = (index << 64 | start // 2).to_bytes(16, "big")
-            counter = Cipher(algorithms.AES256(self._key), modes.CTR(first)).encryptor()
+            counter = self._counter(index, start)
         size = 8 * (count + count % 2)
         counter.update_into(_ZEROS[:size], self._block.stream)
+        if len(self._counters) >= _MOST_COUNTERS:
+            self._counters.clear()
         self._counters[index] = (start + size // 8, counter)
         return self._block.words[:count]
 
-    def _further_words(self, index: int, coordinates: Words, attempt: int, part: int) -> Words:
-        """Return two further words of each coordinate, shape (n, 2)."""
-        address = np.empty((len(coordinates), 2), ">u8")
-        address[:, 0] = index << 32 | attempt << 8 | part
-        address[:, 1] = coordinates
-        cipher = Cipher(algorithms.AES256(self._careful), modes.ECB())  # noqa: S305 (addresses differ)
-        return np.frombuffer(cipher.encryptor().update(address.tobytes()), np.int64).reshape(-1, 2)
+    def _counter(self, index: int, start: int) -> CipherContext:
+        if start % 2:
+            raise ConfigError(f"start={start}: must be even; a block of AES has two coordinates.")
+        first = (index << 64 | start // 2).to_bytes(16, "big")
+        return Cipher(algorithms.AES256(self._key), modes.CTR(first)).encryptor()
+
+    def _further_words(self, index: int, coordinates: Words, attempt: int) -> Words:
+        """Return further words, shape (n, 4): of v1 and v2, the next word, and a spare one."""
+        address = np.empty((len(coordinates), 4), np.uint64)
+        address[:, 0] = index << 32 | attempt << 8
+        address[:, 2] = index << 32 | attempt << 8 | 1
+        address[:, 1] = address[:, 3] = coordinates
+        blocks = address.astype(">u8").tobytes()
+        return np.frombuffer(self._further.update(blocks), np.int64).reshape(-1, 4)
 
     def _settled(
         self, index: int, coordinates: Words, words: Words
-    ) -> tuple[Array, Array, NDArray[np.bool_]]:
+    ) -> tuple[Array, Array, Booleans]:
         """Return z, a bound on its error, and whether a comparison was too close to call."""
         table = _table()
         value, bound = np.zeros(len(words)), np.full(len(words), _ERROR)
@@ -187,30 +239,30 @@ class Draws:
             layer, u = words & (_LAYERS - 1), words.astype(np.float64)
             x = u * table.edge_unit[layer]
             value[todo] = x
-            outside = np.flatnonzero(np.abs(u) >= table.sure[layer])
+            outside = (~(np.abs(u) < table.sure[layer])).nonzero()[0]
             if not len(outside):
                 break
-            todo, layer, u, x = todo[outside], layer[outside], u[outside], x[outside]
-            further = self._further_words(index, coordinates[todo], attempt, 0)
-            v1, v2 = _in_unit_interval(further[:, 0]), _in_unit_interval(further[:, 1])
-            low, high = table.density[layer], table.density[layer + 1]
-            gap = np.exp(-x * x / 2) - (low + v1 * (high - low))
-            close = np.abs(gap) < _GAP_ERROR
-            tail = np.flatnonzero(layer == 0)
+            todo, words, layer = todo[outside], words[outside], layer[outside]
+            u, x = u[outside], x[outside]
+            further = self._further_words(index, coordinates[todo], attempt)
+            v1, v2 = _in_unit_interval(further[:, :2].T)
+            low = table.density[layer]
+            gap = np.exp(-x * x / 2) - (low + v1 * (table.density[layer + 1] - low))
+            close = np.abs(gap) <= _GAP_ERROR
+            tail = (layer == 0).nonzero()[0]
             if len(tail):
                 beyond = -np.log(v1[tail]) / table.edge[1]
                 gap[tail] = -2 * np.log(v2[tail]) - beyond**2
-                close[tail] = np.abs(gap[tail]) < _GAP_ERROR * 2**14
-                close[tail] |= np.minimum(v1[tail], v2[tail]) < 2.0**-20
+                close[tail] = np.abs(gap[tail]) <= _TAIL_GAP_ERROR
+                close[tail] |= np.minimum(v1[tail], v2[tail]) <= _TAIL_LEAST
                 value[todo[tail]] = np.copysign(table.edge[1] + beyond, u[tail])
-                bound[todo[tail]] = 2.0**-44 + 2.0**-50 / v1[tail]
-            # so close to the edge, the digits to come decide whether u is inside
-            close |= np.abs(np.abs(u) - table.edge[layer + 1] / table.edge[layer] * _UNIT) < 2**15
+                bound[todo[tail]] = _TAIL_ERROR + 2.0**-50 / v1[tail]
+            close |= np.abs(np.abs(u) - table.inner[layer]) <= _EDGE_ERROR
             doubt[todo[close]] = True
-            rejected = np.flatnonzero(~(close | (gap > 0)))
-            todo = todo[rejected]
+            words[layer > 0] = further[layer > 0, 2]  # the tail keeps its word: it is tried again
+            rejected = (~(close | (gap > 0))).nonzero()[0]
+            todo, words = todo[rejected], words[rejected]
             bound[todo] = _ERROR
-            words = self._further_words(index, coordinates[todo], attempt, 1)[:, 0]
         else:
             doubt[todo] = True
         return value, bound, doubt
@@ -222,9 +274,8 @@ class Draws:
             DoubtError: more bits are needed to say which attempt is accepted.
         """
         even = coordinate - coordinate % 2
-        counter = (index << 64 | even // 2).to_bytes(16, "big")
-        cipher = Cipher(algorithms.AES256(self._key), modes.CTR(counter)).encryptor()
-        word = int(np.frombuffer(cipher.update(bytes(16)), np.int64)[coordinate - even])
+        pair = self._counter(index, even).update(bytes(16))
+        word = int(np.frombuffer(pair, np.int64)[coordinate - even])
         here = np.array([coordinate])
 
         def further(word: int, size: int, name: str) -> Enclosure:
@@ -234,42 +285,42 @@ class Draws:
             digits = word << bits | int.from_bytes(digest, "big") >> -bits % 8
             return Fraction(digits, 2 ** (size + bits)), Fraction(digits + 1, 2 ** (size + bits))
 
-        attempt = 0
+        attempt = drawn = 0
         while True:
             layer = word & (_LAYERS - 1)
-            u = further(word >> _LAYER_BITS, 63 - _LAYER_BITS, f"{attempt}u")
+            u = further(word >> _LAYER_BITS, 63 - _LAYER_BITS, f"{drawn}u")
             z = _times(u, _edges(bits)[layer])
             if _less(_size(z), _edges(bits)[layer + 1]):
                 return z
-            first = self._further_words(index, here, attempt, 0)[0].tolist()
-            v1, v2 = (further((w >> 11) + 2**52, 53, f"{attempt}v{i}") for i, w in enumerate(first))
+            first, second, following, _ = self._further_words(index, here, attempt)[0].tolist()
+            v1 = further((first >> 11) + 2**52, 53, f"{attempt}v0")
+            v2 = further((second >> 11) + 2**52, 53, f"{attempt}v1")
             accepted = _accepted(layer, z, v1, v2, word < 0, bits)
             if accepted is not None:
                 return accepted
-            word = int(self._further_words(index, here, attempt, 1)[0, 0])
             attempt += 1
-
-
-REAL_ERROR = 2.0**-40
-"""Bound on the error of ``Draws.real``."""
+            if layer:  # the tail keeps its word: it is tried again
+                word, drawn = following, attempt
 
 
 class _Odd(NamedTuple):
     """Coordinates that the fast path does not settle, with their words and offsets."""
 
-    where: NDArray[np.intp]
+    where: Places
     words: Words
-    offsets: Array | None
+    offsets: Array
 
 
-def _joined(parts: Sequence[_Odd]) -> tuple[NDArray[np.intp], Words, Array]:
-    where = np.concatenate([part.where for part in parts])
-    offsets = [np.zeros(0) if part.offsets is None else part.offsets for part in parts]
-    whole = np.concatenate(offsets)
-    return (
-        where,
+_ZERO = np.zeros(())
+_NONE = _Odd(np.empty(0, np.intp), np.empty(0, np.int64), _ZERO)
+
+
+def _joined(parts: Sequence[_Odd]) -> _Odd:
+    offsets = [np.broadcast_to(part.offsets, part.where.shape) for part in parts]
+    return _Odd(
+        np.concatenate([part.where for part in parts]),
         np.concatenate([part.words for part in parts]),
-        whole if len(whole) == len(where) else np.zeros(len(where)),
+        np.concatenate(offsets),
     )
 
 
@@ -280,69 +331,64 @@ class _Block:
         self.stream = bytearray(8 * BLOCK + 15)  # update_into requires room for one more block
         self.words = np.frombuffer(self.stream, np.int64, BLOCK)
         self._layer = np.empty(BLOCK, np.int64)
-        self._u = np.empty(BLOCK)
+        self._u = self._layer.view(np.float64)
         self._x = np.empty(BLOCK)
         self._other = np.empty(BLOCK)
-        self._outside = np.empty(BLOCK, np.bool_)
-        self._far = np.empty(BLOCK, np.bool_)
-        self._weight = 0.0
-        self._edge_unit = np.empty(0)
+        self._inside = np.empty(BLOCK, np.bool_)
+        self._clear = np.empty(BLOCK, np.bool_)
+        self._weight = 1.0
+        self._edge_unit = _table().edge_unit
 
     def rounded(
-        self, words: Words, weight: float, offset: Array | None, most: float, out: Array
-    ) -> NDArray[np.intp]:
-        """Write the integers; return where u may lie outside, or x further than ``most`` off."""
+        self, words: Words, weight: float, offset: Array | None, most: float
+    ) -> tuple[Array, Places]:
+        """Return the integers; and where u may lie outside, or x is more than ``most`` off."""
         if weight != self._weight:
             self._edge_unit = _table().edge_unit * weight
             self._weight = weight
-        x, outside = self._inside(words, self._edge_unit)
-        far = self._far[: len(words)]
+        x, settled = self._values(words, self._edge_unit)
+        clear, whole = self._clear[: len(words)], self._other[: len(words)]
         if offset is not None:
             x += offset
-        whole = self._other[: len(words)]
         np.rint(x, out=whole)
-        np.copyto(out, whole, casting="unsafe")
         x -= whole
         np.abs(x, out=x)
-        np.greater(x, most, out=far)
-        np.logical_or(far, outside, out=far)
-        return self._chosen(far)
+        np.less_equal(x, most, out=clear)
+        settled &= clear
+        return whole, (~settled).nonzero()[0]
 
-    def real(self, words: Words, out: Array) -> NDArray[np.intp]:
+    def real(self, words: Words, out: Array) -> Places:
         """Write u times the edges; return where u may lie outside its piece."""
-        x, outside = self._inside(words, _table().edge_unit)
+        x, inside = self._values(words, _table().edge_unit)
         out[:] = x
-        return self._chosen(outside)
+        return (~inside).nonzero()[0]
 
-    def _chosen(self, rare: NDArray[np.bool_]) -> NDArray[np.intp]:
-        """Return where ``rare`` is true; eight at a time, since numpy looks at each for a ns."""
-        if len(rare) % 8:
-            return rare.nonzero()[0]
-        eights = (rare.view(np.uint64) != 0).nonzero()[0]
-        near = (8 * eights[:, None] + np.arange(8)).ravel()
-        return near[rare[near]]
-
-    def _inside(self, words: Words, edge_unit: Array) -> tuple[Array, NDArray[np.bool_]]:
+    def _values(self, words: Words, edge_unit: Array) -> tuple[Array, Booleans]:
+        """Return u times the edges, and whether u lies inside its piece."""
         n = len(words)
         layer, u, x = self._layer[:n], self._u[:n], self._x[:n]
-        sure, outside = self._other[:n], self._outside[:n]
+        sure, inside = self._other[:n], self._inside[:n]
         np.bitwise_and(words, _LAYERS - 1, out=layer)
-        np.copyto(u, words)
         edge_unit.take(layer, out=x, mode="clip")  # "raise" would copy
-        np.multiply(x, u, out=x)
         _table().sure.take(layer, out=sure, mode="clip")
+        np.copyto(u, words)
+        x *= u
         np.abs(u, out=u)
-        np.greater_equal(u, sure, out=outside)
-        return x, outside
+        np.less(u, sure, out=inside)
+        return x, inside
 
 
 def _rounding_error(weight: float, largest: float) -> float:
     """Bound on the error of weight x z + offset in float64, beside that of z in the tail."""
+    if not (2.0**-20 <= weight <= 2.0**50 and 0 <= largest <= 2.0**50):
+        raise ConfigError(
+            f"weight={weight:g}, largest={largest:g}: must lie from 2^-20 to 2^50, and up to 2^50."
+        )
     return weight * _ERROR + (16 * weight + largest) * 2.0**-52 + 2.0**-40
 
 
 def _in_unit_interval(words: Words) -> Array:
-    """Return numbers in (0, 1): a word's upper 53 bits, unsigned, and a half."""
+    """Return numbers in (0, 1]: a word's upper 53 bits, unsigned, and a half."""
     return np.asarray(((words >> 11) + 2.0**52 + 0.5) * 2.0**-53)
 
 
@@ -355,7 +401,8 @@ class _Table:
         self.density = np.exp(-(self.edge**2) / 2)
         self.density[0] = self.density[1]
         # a word below is inside the piece, whatever the digits to come
-        self.sure = self.edge[1:] / self.edge[:-1] * _UNIT * (1 - 2.0**-50) - 2.0**12
+        self.inner = self.edge[1:] / self.edge[:-1] * _UNIT
+        self.sure = self.inner * (1 - 2.0**-50) - 2.0**12
 
 
 @lru_cache(maxsize=1)
@@ -365,42 +412,109 @@ def _table() -> _Table:
 
 @lru_cache(maxsize=8)
 def _edges(bits: int) -> list[Enclosure]:
-    """Return enclosures of the edges, relative width 2^-bits.
+    """Return enclosures of the edges, relative width 2^(1 - bits).
 
     Piece i is the rectangle of width X_i and of height f(X_{i+1}) - f(X_i), f(x) = exp(-x^2/2); all
     have the area of the lowest one, which is a rectangle of width X_1 = r and the tail beyond, and
     counts as one of width X_0 = area / f(r). The r for which the last one ends at f = 1 is found by
-    the secant method.
+    the secant method. Errors grow less than 2^20-fold from there to the edges, so 2^-(bits + 40)
+    in r and 60 guard bits in all else suffice.
     """
-    with mpmath.workprec(bits + 60):
-        r = mpmath.mpf(_TAIL)
+    with localcontext(Context(prec=_digits(bits))):
+        r = Decimal(_TAIL)
         if bits + 40 > _TAIL_BITS:
-            other = r + mpmath.mpf(2) ** -40
-            while abs(r - other) > mpmath.mpf(2) ** -(bits + 40):
-                here, there = _pieces(r)[1], _pieces(other)[1]
+            other = r + Decimal(2) ** -40
+            while abs(r - other) > Decimal(2) ** -(bits + 40):
+                here, there = _pieces(r, bits)[1], _pieces(other, bits)[1]
                 r, other = r - here * (r - other) / (here - there), r
-        wide, narrow = 1 + Fraction(1, 2**bits), 1 - Fraction(1, 2**bits)
-        exact = [_fraction(x) for x in _pieces(r)[0]]
-        return [*((x * narrow, x * wide) for x in exact), (Fraction(0), Fraction(0))]
+        narrow, wide = 1 - Fraction(1, 2**bits), 1 + Fraction(1, 2**bits)
+        edges = [Fraction(x) for x in _pieces(r, bits)[0]]
+    return [*((x * narrow, x * wide) for x in edges), (Fraction(0), Fraction(0))]
 
 
-def _pieces(r: Any) -> tuple[list[Any], Any]:  # noqa: ANN401 (mpmath has no types)
+def _pieces(r: Decimal, bits: int) -> tuple[list[Decimal], Decimal]:
     """Return the edges for a tail that begins at r, and by how much the last piece misses 1."""
-    tail = mpmath.sqrt(mpmath.pi / 2) * mpmath.erfc(r / mpmath.sqrt(2))
-    y = mpmath.exp(-r * r / 2)
-    area = r * y + tail
-    x = [area / y, r]
+    y = (-r * r / 2).exp()
+    x = [r + _tail_over_density(r, bits), r]
+    area = x[0] * y
     for _ in range(_LAYERS - 2):
         y += area / x[-1]
         if y >= 1:
-            return x, mpmath.mpf(1)
-        x.append(mpmath.sqrt(-2 * mpmath.log(y)))
+            return x, Decimal(1)
+        x.append((-2 * y.ln()).sqrt())
     return x, y + area / x[-1] - 1
 
 
-def _fraction(x: Any) -> Fraction:  # noqa: ANN401 (mpmath has no types)
-    sign, mantissa, exponent, _ = x._mpf_
-    return Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
+def _tail_over_density(r: Decimal, bits: int) -> Decimal:
+    """Return the area under exp(-x^2/2) beyond r over exp(-r^2/2), r > 4: Laplace's fraction.
+
+    n terms leave about exp(-2 r sqrt(n)), here 2^-(bits + 100) and less.
+    """
+    value = r
+    for k in range((bits + 100) ** 2 // 100, 0, -1):
+        value = r + k / value
+    return 1 / value
+
+
+def _accepted(
+    layer: int, z: Enclosure, v1: Enclosure, v2: Enclosure, negative: bool, bits: int
+) -> Enclosure | None:
+    """Return z if its wedge or the tail accepts it, else None.
+
+    The tail is Marsaglia's (1964): r - log(v1)/r, accepted if -2 log(v2) > (log(v1)/r)^2. Where a
+    wedge rejects, the next word chooses a piece anew. The tail is tried until it accepts, because
+    what the lowest piece has beyond r is as large as the tail itself.
+
+    Raises:
+        DoubtError: more bits are needed.
+    """
+    edges = _edges(bits)
+    if layer:
+        low, high = _density(edges[layer], bits), _density(edges[layer + 1], bits)
+        height = (low[0] + v1[0] * (high[0] - low[0]), low[1] + v1[1] * (high[1] - low[1]))
+        return z if _less(height, _density(z, bits)) else None
+    r = edges[1]
+    beyond = _times(_minus_log(v1, bits), (1 / r[1], 1 / r[0]))
+    if not _less(_times(beyond, beyond), _times((Fraction(2), Fraction(2)), _minus_log(v2, bits))):
+        return None
+    low_end, high_end = r[0] + beyond[0], r[1] + beyond[1]
+    return (-high_end, -low_end) if negative else (low_end, high_end)
+
+
+def _density(a: Enclosure, bits: int) -> Enclosure:
+    """Return an enclosure of exp(-a^2/2)."""
+    down, up = _directed(bits)
+    near, far = _size(a)
+    low, high = _decimal(-far * far / 2, down).exp(down), _decimal(-near * near / 2, up).exp(up)
+    return Fraction(low.next_minus(down)), Fraction(high.next_plus(up))
+
+
+def _minus_log(a: Enclosure, bits: int) -> Enclosure:
+    """Return an enclosure of -log(a).
+
+    Raises:
+        DoubtError: a may be zero.
+    """
+    if a[0] <= 0:
+        raise DoubtError
+    down, up = _directed(bits)
+    low, high = _decimal(a[0], down).ln(down), _decimal(a[1], up).ln(up)
+    return -Fraction(high.next_plus(up)), -Fraction(low.next_minus(down))
+
+
+def _directed(bits: int) -> tuple[Context, Context]:
+    """Return contexts that round quotients down and up; exp and ln they round to the nearest."""
+    digits = _digits(bits)
+    return Context(digits, ROUND_FLOOR, -9999, 9999), Context(digits, ROUND_CEILING, -9999, 9999)
+
+
+def _digits(bits: int) -> int:
+    """Return decimal digits that are worth more than ``bits`` + 60 bits."""
+    return bits * 302 // 1000 + 20
+
+
+def _decimal(a: Fraction, context: Context) -> Decimal:
+    return context.divide(Decimal(a.numerator), Decimal(a.denominator))
 
 
 def _times(a: Enclosure, b: Enclosure) -> Enclosure:
@@ -417,48 +531,13 @@ def _less(a: Enclosure, b: Enclosure) -> bool:
     """Return whether a < b.
 
     Raises:
-        DoubtError: the intervals overlap.
+        DoubtError: the enclosures overlap.
     """
     if a[1] < b[0]:
         return True
     if b[1] < a[0]:
         return False
     raise DoubtError
-
-
-def _accepted(
-    layer: int, z: Enclosure, v1: Enclosure, v2: Enclosure, negative: bool, bits: int
-) -> Enclosure | None:
-    """Return z if its wedge or the tail accepts it, else None.
-
-    The tail is Marsaglia's (1964): r - log(v1)/r, accepted if -2 log(v2) > (log(v1)/r)^2.
-
-    Raises:
-        DoubtError: more bits are needed.
-    """
-    iv: Any = MPIntervalContext()
-    iv.prec = bits + 60
-    edges = _edges(bits)
-
-    def interval(a: Enclosure) -> Any:  # noqa: ANN401 (mpmath has no types)
-        low, high = (iv.mpf(end.numerator) / iv.mpf(end.denominator) for end in a)
-        return iv.mpf([low.a, high.b])
-
-    def enclosed(x: Any) -> Enclosure:  # noqa: ANN401 (mpmath has no types)
-        return _fraction(mpmath.mpf(x.a)), _fraction(mpmath.mpf(x.b))
-
-    def density(a: Enclosure) -> Any:  # noqa: ANN401 (mpmath has no types)
-        return iv.exp(-(interval(a) ** 2) / 2)
-
-    if layer:
-        low = density(edges[layer])
-        height = low + interval(v1) * (density(edges[layer + 1]) - low)
-        return z if _less(enclosed(height), enclosed(density(z))) else None
-    beyond = -iv.log(interval(v1)) / interval(edges[1])
-    if not _less(enclosed(beyond**2), enclosed(-2 * iv.log(interval(v2)))):
-        return None
-    low, high = enclosed(interval(edges[1]) + beyond)
-    return (-high, -low) if negative else (low, high)
 
 
 _ZEROS = memoryview(bytes(8 * BLOCK))
