@@ -10,9 +10,9 @@ from privpart.experiment.sweep import sweep_of
 
 
 @pytest.fixture(scope="module")
-def finished(privpart, tmp_path_factory):
+def finished(privpart_process, tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    return out, privpart("demo", "--out", str(out), "--seeds", "1")
+    return out, privpart_process("demo", "--out", str(out), "--seeds", "1")
 
 
 @pytest.fixture(scope="module")
