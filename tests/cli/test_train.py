@@ -47,12 +47,13 @@ def plan(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(privpart, plan, tmp_path_factory):
+def done(privpart_process, plan, tmp_path_factory):
     """A finished run, and what the command said."""
     out = tmp_path_factory.mktemp("runs") / "run"
     state = str(tmp_path_factory.mktemp("witnesses"))
     os.environ["PRIVPART_STATE_DIR"] = state
-    return out, privpart("train", "--plan", str(plan), "--out", str(out), "--format", "json")
+    command = ["train", "--plan", str(plan), "--out", str(out), "--format", "json"]
+    return out, privpart_process(*command)
 
 
 def test_a_whole_run_with_its_report(done, privpart):
