@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import sqlite3
+import sys
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors import safe_open
 
 from accounting import BinaryTree, ConfigError, Participation, PrivacyReport, guarantee
 from privpart import PrivacyPlan, RunFolder, Server, fit
+from privpart.cli.main import main
 from privpart.run.fork import fork
 from privpart.run.ledger import Ledger, next_row
 from privpart.run.report import run_report, vouched
@@ -93,6 +95,9 @@ def test_a_run_with_floating_point_noise_is_read_and_not_continued(tmp_path, mon
     assert found.guarantee.status == "does-not-hold"
     with pytest.raises(ConfigError, match="must be one of choices"):
         vouched(found, "floating-point")
+    monkeypatch.setattr(sys, "argv", ["privpart", "report", str(folder), "--max-epsilon", "100"])
+    with pytest.raises(SystemExit, match="5"):
+        main()
     with pytest.raises(ConfigError, match="noise in floating point"):
         RunFolder.open(folder, adopt=True)
     with pytest.raises(ConfigError, match="drawn in floating point"):
