@@ -9,19 +9,19 @@ A register holds one vector of the model's length. State registers, numbered fro
 value between rounds and are zero before round 0; ``OUT`` is the noise of the round's sum; the
 negative numbers below ``OUT`` are scratch, whose value is lost when the round ends.
 
-The server adds integers, so a program also says where its real numbers are rounded. All three ways
-release a function of what the real-valued mechanism releases, so they cost what it costs:
+The server adds integers, so a program also says where real numbers are rounded. In each of the
+three ways the released sums are a function of what the real-valued mechanism releases for the same
+updates, so they cost what it costs (``docs/noise.md`` has the argument):
 
-    "draws"    Each draw is rounded where it is made, together with the terms of its operation, and
-               all registers hold integers. With w the integers released so far, the noise of round
-               t is round(b z_t - f(w)): given the earlier releases, round(q + b z_t - f(w)) is
-               q + round(b z_t - f(w)) for the integer sum q. Sums of nodes: as well, since a node's
-               integer sum of rounds plus round(z) is the rounded real node.
-    "buffers"  The same, but state registers hold real functions of the integers released so far. In
-               floating point they, and f above, miss their real values by an error that depends on
-               the releases. ``filter_error`` bounds it, and the server shortens the clip norm by it.
-    "output"   Registers hold real numbers, and only OUT is rounded: the released sums are those of
-               the real mechanism, rounded.
+    "draws"    Each draw is rounded where it is made, together with the other terms of its
+               operation; all registers hold integers. Either the terms are integers themselves
+               (nodes of a tree), or they are a filter f of the integers released so far, and the
+               noise of round t is round(b z_t - f).
+    "buffers"  The same filter, with state registers that hold real functions of those integers.
+    "output"   Registers hold real numbers, and only OUT is rounded.
+
+A filter that is computed in floating point misses f by an error that depends on what was released.
+``filter_error`` bounds it, and the server shortens the clip norm by its effect.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -89,8 +89,8 @@ class NoiseProgram:
         filter_error: for programs whose operations multiply integers by fractions, a bound on the
             floating-point error of OUT before rounding and of a draw, in multiples of 2^-53 times
             the largest value of a register.
-        kept_draws: which draw each row holds after so many rounds, if every kept row is a draw; such
-            a state need not be saved. None: rows hold sums.
+        kept_draws: which draw each row holds after so many rounds, if every kept row is a draw;
+            such a state need not be saved. None: rows hold sums.
         draws_again: whether a draw is made in more than one round, or by ``kept_draws``. Draw i is
             then first made in round i; else a draw is made in one round only.
     """
