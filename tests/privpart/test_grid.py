@@ -20,7 +20,7 @@ from accounting import (
     Toeplitz,
 )
 from accounting.mechanisms.program import OUT
-from privpart import AdaptiveClipping, PrivacyPlan, SeededSource, Server
+from privpart import AdaptiveClipping, NoiseStream, PrivacyPlan, SeededSource, Server
 from privpart.grid import Grid, noise_bits, quantise
 from privpart.noise.executor import Executor
 from privpart.server import RoundSum
@@ -56,12 +56,29 @@ def bound(grid):
 
 
 HOSTILE = [
-    0.0, -0.0, 1e-45, -1e-45, 1e-38, 5e-324, 1e-300, 1e-160, 1.0, -0.3, 65504.0, 1e38, -3.4e38,
-    1e154, 1e200, 1.7e308, math.inf, -math.inf, math.nan,
+    0.0,
+    -0.0,
+    1e-45,
+    -1e-45,
+    1e-38,
+    5e-324,
+    1e-300,
+    1e-160,
+    1.0,
+    -0.3,
+    65504.0,
+    1e38,
+    -3.4e38,
+    1e154,
+    1e200,
+    1.7e308,
+    math.inf,
+    -math.inf,
+    math.nan,
 ]
 numbers = st.one_of(st.sampled_from(HOSTILE), st.floats(width=64), st.floats(-2, 2))
 grids = st.one_of(
-    st.builds(lambda z, d: grid_of(z, d), st.sampled_from(Z), st.integers(1, 50)),
+    st.builds(grid_of, st.sampled_from(Z), st.integers(1, 50)),
     st.builds(coarse, st.just(50), st.sampled_from([8.0, 8.5, 13.0])),
     st.builds(coarse, st.just(1), st.sampled_from([8.0, 8.3, 9.99])),
 )
@@ -115,8 +132,13 @@ def twins(values):
     """One vector in several layouts."""
     plain = torch.tensor(values)
     wide = torch.stack([plain, plain], dim=1)
-    return [plain, wide[:, 0], wide.t()[1], plain.flip(0).flip(0), torch.cat([plain, plain])[3:-3]
-            .roll(3)[-len(values) :] if len(values) > 6 else plain]
+    return [
+        plain,
+        wide[:, 0],
+        wide.t()[1],
+        plain.flip(0).flip(0),
+        torch.cat([plain, plain])[3:-3].roll(3)[-len(values) :] if len(values) > 6 else plain,
+    ]
 
 
 def test_layouts_change_nothing():
@@ -214,7 +236,7 @@ def test_bits_are_in_range_and_the_clip_norm_stays_below_2_to_the_26(z, dim):
 
 @pytest.mark.parametrize("z", [2.0**-26, 1e-9, 5e-324])
 def test_next_to_no_noise_is_refused(z):
-    with pytest.raises(ConfigError, match="noise_multiplier=.*protects nobody"):
+    with pytest.raises(ConfigError, match=r"noise_multiplier=.*protects nobody"):
         noise_bits(z, 10)
 
 
@@ -272,7 +294,7 @@ def clipped_exactly(vector, norm):
 
 
 def hostile_clients(dim, clip, step, random):
-    """Updates of at most the clip norm: whole steps and next to nothing, which rounds up; others."""
+    """Updates of at most the clip norm: whole steps and next to nothing, which rounds up."""
     each = np.full(dim, math.floor(clip / step / math.sqrt(dim)))
     room = (clip / step) ** 2 - float(each @ each)
     longer = np.arange(dim) < math.floor(room / (2 * each[0] + 1)) - 1
@@ -330,8 +352,11 @@ def gain(mechanism):
     """The least weight of a round's draw in its noise, over the rounds."""
     program = mechanism.noise_program()
     weights = [
-        c for t in range(mechanism.rounds)
-        for op in program.round(t) if op.target == OUT for _, c in op.draws
+        c
+        for t in range(mechanism.rounds)
+        for op in program.round(t)
+        if op.target == OUT
+        for _, c in op.draws
     ]
     return min(map(Fraction, weights))
 
@@ -397,22 +422,21 @@ def test_groups_charge_the_largest_error_over_all_parameters():
 @pytest.mark.parametrize("z_bits", [1.2, 5.0, 333.3])
 def test_bits_of_adaptive_clipping_are_integers_of_half_the_norm(z_bits):
     own = plan(
-        4, 1.0, mechanism=BinaryTree(4, 2), participation=Participation(4, 4),
+        4,
+        1.0,
+        mechanism=BinaryTree(4, 2),
+        participation=Participation(4, 4),
         adaptive_clipping=AdaptiveClipping(bit_noise_multiplier=z_bits),
     )
     server = Server(own, torch.zeros(4), source=SeededSource(0))
     grid, half = server._bit_grid, math.floor(server._bit_grid.norm / 2)
+    fields = {"stddev": 2.0**grid.bits, "source": SeededSource(0), "stream": 1}
+    noise = NoiseStream(own.mechanism, dim=1, **fields)
     for bits in (0.0, 0.5, -0.5, 2.5):
         server._bits = 0.0
-        noise = []
-        inner = server._bit_noise.next
-        server._bit_noise.next = lambda inner=inner: noise.append(inner()) or noise[-1]
         server._adapt(bits)
         steps = Fraction(server._bits) * 2 * half
-        assert abs(steps - (round(bits * 2) * half + int(noise[0]))) < Fraction(1, 2**20)
-        server._bit_noise.next = inner
-        if server._bit_noise.round == 4:
-            break
+        assert abs(steps - (int(bits * 2) * half + int(noise.next()))) < Fraction(1, 2**20)
     # zeroing a client moves the integers by ``half``, less than noise of 2^bits hides by plan
     assert Fraction(half) * 2 <= Fraction(2) ** grid.bits / Fraction(z_bits)
     assert 2 * half > 0.99 * grid.norm - 2

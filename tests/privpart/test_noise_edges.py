@@ -207,7 +207,7 @@ def refused_in_a_fork(use):
             use()
         except ConfigError as error:
             os._exit(17 if "forked" in str(error) else 18)
-        except BaseException:  # noqa: BLE001 (the child must end here)
+        except BaseException:
             os._exit(19)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17

@@ -13,7 +13,6 @@ from privpart import NoiseStream, SecretSource, SeededSource
 from privpart.noise.executor import Executor
 from privpart.noise.stream import _PIECE
 
-
 TREE = BinaryTree(8, 5, estimator="online")
 
 
@@ -187,7 +186,7 @@ def with_entry(value):
         ("stddev", float("nan"), "stddev"),
         ("source", 5, "source"),
         ("source", "seeded:6", "source"),
-        ("salts", "[[0, \"00112233445566778899aabbccddeeff\"]]", "seeded source has no salts"),
+        ("salts", '[[0, "00112233445566778899aabbccddeeff"]]', "seeded source has no salts"),
         ("salts", "", "list of rounds and salts"),
         ("salts", "[0]", "list of rounds and salts"),
         ("salts", None, "list of rounds and salts"),
