@@ -34,6 +34,11 @@ from privpart.noise.stream import GroupedNoise
 
 DIM = 2
 STDDEVS = [3.0, 2.0**20]
+ALL_STDDEVS = [
+    2.0**20,
+    pytest.param(3.0, marks=pytest.mark.slow),
+    pytest.param(2.0**30, marks=pytest.mark.slow),
+]
 SMALL_TREES = [
     *(
         BinaryTree(n, every, estimator=estimator, completed=completed, release=release)
@@ -284,10 +289,11 @@ PREFIX = [
 ]
 
 
+@pytest.mark.parametrize("cases", [12, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mechanism", PREFIX, ids=short)
-def test_prefix_releases_are_functions_of_the_real_prefix_sums(mechanism):
+def test_prefix_releases_are_functions_of_the_real_prefix_sums(mechanism, cases):
     program = mechanism.noise_program()
-    assert share_that_differs(mechanism, program, 3.0, cases=25) == 0
+    assert share_that_differs(mechanism, program, 3.0, cases) == 0
 
 
 @pytest.mark.parametrize(
@@ -304,7 +310,7 @@ def test_prefix_releases_are_functions_of_the_real_prefix_sums(mechanism):
 def test_rounded_nodes_would_not_be(mechanism):
     """The power of the test above: the hole of node rounding, 11 % at two rounds."""
     program = dataclasses.replace(mechanism.noise_program(), rounded="draws")
-    assert share_that_differs(mechanism, program, 3.0, cases=100) > 0.02
+    assert share_that_differs(mechanism, program, 3.0, cases=50) > 0.02
 
 
 def test_a_half_is_rounded_alike_whatever_the_sum():
@@ -418,7 +424,7 @@ def adversarial(mechanism, limit):
     return np.trunc(np.stack(shapes, axis=1) * largest_integer(mechanism, limit))
 
 
-@pytest.mark.parametrize("stddev", [3.0, 2.0**20, 2.0**30])
+@pytest.mark.parametrize("stddev", ALL_STDDEVS)
 @pytest.mark.parametrize("mechanism", ALL_FILTERS, ids=short)
 def test_the_filter_is_the_encoder_s_within_the_error_that_is_charged(mechanism, stddev):
     """e(w) - e(w') is then at most twice that, for all integers w and w' in range."""
@@ -532,7 +538,7 @@ def test_other_roundings_are_seen(mechanism, rounding):
 # The mechanism that rounds its output: floats first, enclosures where they leave a doubt.
 
 
-@pytest.mark.parametrize("mechanism", TREES + FILTERS + LONGER, ids=short)
+@pytest.mark.parametrize("mechanism", TREES[::3] + LONGER[:2], ids=short)
 def test_a_row_is_the_row_of_the_matrix(mechanism):
     program = mechanism.noise_program()
     forward, matrix = rows_forward(program), program.matrix()
@@ -575,7 +581,7 @@ def errors_of_floats(monkeypatch, program, stddev, dim=6):
     return found
 
 
-@pytest.mark.parametrize("stddev", [3.0, 2.0**20, 2.0**30])
+@pytest.mark.parametrize("stddev", ALL_STDDEVS)
 @pytest.mark.parametrize("mechanism", OUTPUT, ids=short)
 def test_floats_are_within_the_bound_of_the_real_output(mechanism, stddev, monkeypatch):
     """With draws that are as wrong as the ziggurat's bound allows."""

@@ -247,7 +247,7 @@ def test_the_scale_of_a_normalized_filter_does_not_matter():
     np.testing.assert_allclose(noising_matrix(tiny), noising_matrix(plain), atol=1e-8)
 
 
-@pytest.mark.parametrize("stddev", [1.0, 2.0**10, 2.0**20, 2.0**30])
+@pytest.mark.parametrize("stddev", [1.0, 2.0**30])
 def test_the_noise_is_whole_steps_of_a_size_that_fits(mechanism, stddev):
     """Range and type follow from the program: 32 standard deviations of every register."""
     stream = NoiseStream(mechanism, dim=3, stddev=stddev, source=SeededSource(4))
