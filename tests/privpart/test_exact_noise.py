@@ -439,12 +439,12 @@ def test_the_filter_is_the_encoder_s_within_the_error_that_is_charged(mechanism,
         least = Fraction(stddev) / encoder[t][t]
         assert abs(Fraction(weight) / least - 1) < Fraction(2) ** -51
     largest = max(abs(error) for row in errors for error in row)
-    assert largest <= Fraction(own.error) / 2
+    assert largest <= Fraction(own.filter_error(0.0)) / 2
     spread = max(max(row) - min(row) for row in errors)
-    assert spread <= Fraction(own.error)
-    assert own.error <= 1e-9 * mechanism.rounds * stddev  # charged, but next to nothing
+    assert spread <= Fraction(own.filter_error(0.0))
+    assert own.filter_error(0.0) <= 1e-9 * mechanism.rounds * stddev  # charged, but next to nothing
     if program.state_rows() and mechanism.rounds > 1 and largest:
-        assert own.error / 2 < 300 * float(largest)  # and not by far too much
+        assert own.filter_error(0.0) / 2 < 300 * float(largest)  # and not by far too much
 
 
 def exact_norms(mechanism):
@@ -507,7 +507,7 @@ def test_coefficients_that_are_a_little_off_are_seen(mechanism):
         for t, found in enumerate(filtered)
         for a, b in zip(found, exact_filter(encoder, history, t), strict=True)
     ]
-    assert max(errors) > Fraction(own.error) / 2
+    assert max(errors) > Fraction(own.filter_error(0.0)) / 2
 
 
 @pytest.mark.parametrize("stddev", STDDEVS)
@@ -516,7 +516,7 @@ def test_filtered_integers_undo_the_encoder(mechanism, stddev):
     """C (sums + w) is C sums + (C_tt b_t) z, but for the last rounding: the theorem's release."""
     program, encoder = mechanism.noise_program(), exact_encoder(mechanism)
     own, noise = Executor(program, stddev), run(program, stddev, RationalSource())
-    half = Fraction(1, 2) + Fraction(own.error) / 2
+    half = Fraction(1, 2) + Fraction(own.filter_error(0.0)) / 2
     for t in range(mechanism.rounds):
         diagonal = encoder[t][t]
         for i in range(DIM):

@@ -279,7 +279,8 @@ def plan(dim, z=1.0, **change):
 def rounded_sum(server, totals, dim):
     """The integers of one trusted sum."""
     task = server.task([])
-    found = RoundSum(task, dim, lambda _: True, grid=server._grid, bits=False)
+    total = torch.zeros(dim, dtype=torch.float64)
+    found = RoundSum(task, total, lambda _: True, grid=server._grid, bits=False)
     found.add_sum(task.sum_of(range(len(totals)), torch.from_numpy(sum(totals)), 0))
     assert found.summed == len(totals)
     return found.total.numpy()
@@ -373,12 +374,12 @@ def claim_holds(mechanism, participation, grid, dim, error):
 
 @pytest.mark.parametrize(("z", "dim"), [(1.0, 5), (0.02, 10**6), (37.7, 10**5), (3.3, 10**8)])
 def test_mu_from_the_integers_is_the_accountant_s(mechanism, z, dim):
-    bits = noise_bits(z, dim)
-    error = Executor(mechanism.noise_program(), 2.0**bits).error
-    grid = Grid.of(bits, z, dim, filter_charge=math.sqrt(dim * mechanism.rounds) * error)
-    n = mechanism.rounds
+    n, bits = mechanism.rounds, noise_bits(z, dim)
+    own = Executor(mechanism.noise_program(), 2.0**bits)
     for k, b in ((1, 1), (2, 1), (3, 2), (2, 4)):
         if n > (k - 1) * b:
+            error = own.filter_error(k * 2.0**bits / z)
+            grid = Grid.of(bits, z, dim, filter_charge=math.sqrt(dim * n) * error)
             assert claim_holds(mechanism, Participation(n, k, b), grid, dim, error)
             uncharged = Grid.of(bits, z, dim, filter_charge=0.0)
             uncharged = Grid(bits, z, uncharged.norm * (1 + 2.0**-49), 0.0)
@@ -400,7 +401,7 @@ def test_the_server_charges_its_own_filter(mechanism):
     n, dim = mechanism.rounds, 50
     own = plan(dim, 1.0, mechanism=mechanism, participation=Participation(n))
     server = Server(own, torch.zeros(dim), source=SeededSource(0))
-    error = Executor(mechanism.noise_program(), 2.0**20).error
+    error = Executor(mechanism.noise_program(), 2.0**20).filter_error(2.0**20)
     assert filter_charge_of(server) >= math.sqrt(dim * n) * error
     assert filter_charge_of(server) <= math.sqrt(dim * n) * error * (1 + 1e-9) + 2.0**-29
     assert bool(error) == (mechanism.noise_program().filter_error() > 0)
@@ -412,7 +413,7 @@ def test_groups_charge_the_largest_error_over_all_parameters():
     mechanism = Grouped([(0, 1), (0,), (0, 1)], [steep, blt], [30, 20])
     own = plan(50, 1.0, mechanism=mechanism, participation=Participation(3))
     server = Server(own, torch.zeros(50), source=SeededSource(0))
-    errors = [Executor(m.noise_program(), 2.0**20).error for m in (steep, blt)]
+    errors = [Executor(m.noise_program(), 2.0**20).filter_error(2.0**20) for m in (steep, blt)]
     assert filter_charge_of(server) >= math.sqrt(50 * 3) * max(errors)
 
 
