@@ -437,7 +437,7 @@ def test_the_filter_is_the_encoder_s_within_the_error_that_is_charged(mechanism,
         exact = exact_filter(encoder, history, t)
         errors.append([Fraction(float(a)) - b for a, b in zip(found, exact, strict=True)])
         least = Fraction(stddev) / encoder[t][t]
-        assert abs(Fraction(weight) / least - 1) < Fraction(2) ** -51
+        assert abs(Fraction(weight) / least - 1) < Fraction(2) ** -40
     largest = max(abs(error) for row in errors for error in row)
     assert largest <= Fraction(own.filter_error(0.0)) / 2
     spread = max(max(row) - min(row) for row in errors)
