@@ -141,12 +141,16 @@ class Executor:
         self, row: NoiseRow, draws_of: DrawsOf, start: int, real: Vector, out: Vector
     ) -> None:
         """Round to the nearest integers; where floats do not settle it, from enclosures."""
-        mixed = self.stddev * float(sum(map(abs, row.draws.values())))
-        error = 1.01 * (mixed * REAL_ERROR + row.roundings * _UNIT_ROUNDOFF * self.limit)
+        error = self._real_error(row)
         np.rint(real, out=(whole := np.empty(len(real))))
         np.copyto(out, whole, casting="unsafe")
         for i in np.flatnonzero(np.abs(real - whole) > 0.5 - error).tolist():
             out[i] = self._exactly(row.draws, draws_of, start + i)
+
+    def _real_error(self, row: NoiseRow) -> float:
+        """Bound on the error of OUT before it is rounded, in steps."""
+        mixed = self.stddev * float(sum(map(abs, row.draws.values())))
+        return 1.01 * (mixed * REAL_ERROR + row.roundings * _UNIT_ROUNDOFF * self.limit)
 
     def _exactly(
         self, draws: dict[tuple[int, int], Fraction], draws_of: DrawsOf, coordinate: int
