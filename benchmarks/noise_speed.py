@@ -29,7 +29,7 @@ from privpart import NoiseStream, SecretSource
 RESULT = Path(__file__).parent / "results" / "noise.json"
 DIM = 10_000_000
 STDDEV = 2.0**20
-PIECE = 2**17
+PIECE = 2**19
 """Coordinates that a stream draws at once."""
 ROUNDS, FIRST, CYCLE = 64, 16, 8
 TURNS, CYCLES = 9, 4
