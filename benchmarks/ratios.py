@@ -124,7 +124,7 @@ def main() -> None:
     lines = [
         "# Ratios",
         "",
-        "Made by `make bench`. So many times as fast, or as small, as what stands beside; but a cost",
+        "Made by `make bench`. So many times as fast, or as small, as what stands beside. A cost",
         "is so many times that of what stands beside, in processor time, the less the better.",
         "",
         "| what | beside | least | median | aim | load |",

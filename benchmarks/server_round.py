@@ -1,7 +1,8 @@
 """Server round: what one update, its noise, the step and the commit cost, beside the noise alone.
 
 Run: ``python benchmarks/server_round.py``; writes benchmarks/results/server_round.json.
-``--largest`` runs a few rounds of 10^8 parameters instead, under a tree over 2,048 rounds.
+``--largest`` runs a few rounds of 10^8 parameters instead, under a tree over 2,048 rounds. Figures
+that a run does not measure stay in the file; each has the load of the machine when it was measured.
 
 A round is ``Server.run_round`` with one well-formed update, and ``RunFolder.commit`` into a
 temporary folder. It takes turns with ``NoiseStream.next`` of the same mechanism, on one thread. The
@@ -18,12 +19,11 @@ import argparse
 import hashlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ RESULT = Path(__file__).parent / "results" / "server_round.json"
 DIMS = (10_000_000, 40_000_000)
 MEMORY_DIM, LARGEST_DIM, LARGEST_ROUNDS = 40_000_000, 100_000_000, 2048
 ROUNDS = 16
-FIRST, COUNTED, AHEAD = 2, 5, 2
+FIRST, COUNTED, AHEAD = 1, 4, 2
 """Rounds before those that count; those; and those whose noise is drawn ahead."""
 MOMENTUM = 0.9
 STDDEV = 2.0**20
@@ -270,10 +270,46 @@ def told(name: str, found: dict[str, Any]) -> str:
     )
 
 
+def rounds_of(dims: Iterable[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Measure and print the rounds of every case; yield them by title."""
+    for dim in dims:
+        for name in MECHANISMS:
+            for momentum in (0.0, MOMENTUM):
+                title = f"{name}, {dim:.0e} parameters, momentum {momentum:g}"
+                found = in_a_process("round", name, str(dim), str(momentum))
+                print(told(title, found), flush=True)
+                yield title, found
+
+
+def peaks() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Measure and print the memory of every mechanism; yield it by name."""
+    for name in MECHANISMS:
+        found = in_a_process("memory", name, str(MEMORY_DIM), str(MOMENTUM))
+        by_round = ", ".join(f"{peak:.2f}" for peak in found["by_round"])
+        print(f"{name}: peak vectors by round {by_round}; aim: {AIMS['memory']:g}", flush=True)
+        yield name, found
+
+
+def measured(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield what was asked for: its part of the file, its name there, and its figures."""
+    if options.largest:
+        figures = in_a_process("largest", "tree", str(LARGEST_DIM), str(MOMENTUM))
+        print(json.dumps(figures, indent=2))
+        yield "largest", "tree", figures
+        return
+    if options.only != "memory":
+        for title, figures in rounds_of(options.dims):
+            yield "cases", title, figures
+    if options.only != "rounds":
+        for name, figures in peaks():
+            yield "memory", name, figures
+
+
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write each figure as it comes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--largest", action="store_true")
+    parser.add_argument("--only", choices=("rounds", "memory"))
     parser.add_argument("--dims", type=int, nargs="+", default=DIMS)
     parser.add_argument("--print-only", action="store_true", help="write no file")
     parser.add_argument("--case", nargs=4, help=argparse.SUPPRESS)
@@ -281,35 +317,14 @@ def main() -> None:
     if options.case:
         print(json.dumps(one_case(options.case)))
         return
-    facts = machine("cryptography", "numpy", "torch") | {"aims": AIMS}
-    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    if options.largest:
-        found["largest"] = in_a_process("largest", "tree", str(LARGEST_DIM), str(MOMENTUM))
-        found["largest"]["load_average"] = os.getloadavg()[0]
-        print(json.dumps(found["largest"], indent=2))
-    else:
-        found |= measured(options.dims)
-        found["machine"] = facts | {"load_average_after": os.getloadavg()[0]}
-    if not options.print_only:
-        RESULT.write_text(json.dumps(found, indent=2) + "\n")
-
-
-def measured(dims: list[int]) -> dict[str, Any]:
-    """Measure and print every case."""
-    cases = {}
-    for dim in dims:
-        for name in MECHANISMS:
-            for momentum in (0.0, MOMENTUM):
-                title = f"{name}, {dim:.0e} parameters, momentum {momentum:g}"
-                cases[title] = in_a_process("round", name, str(dim), str(momentum))
-                print(told(title, cases[title]), flush=True)
-    peaks = {}
-    for name in MECHANISMS:
-        peaks[name] = in_a_process("memory", name, str(min(MEMORY_DIM, max(dims))), "0")
-        peak = peaks[name]["peak_vectors"]
-        median = statistics.median(peaks[name]["by_round"])
-        print(f"{name}: peak {peak:.2f} vectors (median round {median:.2f}; aim: {AIMS['memory']})")
-    return {"cases": cases, "memory": peaks}
+    about = machine("cryptography", "numpy", "torch") | {"aims": AIMS}
+    for part, name, figures in measured(options):
+        found: dict[str, Any] = {"machine": about, "cases": {}, "memory": {}, "largest": {}}
+        if RESULT.exists():
+            found |= json.loads(RESULT.read_text()) | {"machine": about}
+        found[part][name] = figures | {"load_average": os.getloadavg()[0]}
+        if not options.print_only:
+            RESULT.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":
