@@ -485,13 +485,18 @@ def _quotient(total: Tensor, noise: Tensor | None, divisor: float, out: Tensor) 
 
     Part by part, since wide vectors of the model's length would cost more than the arithmetic.
     """
-    noised = np.empty(_PART)
+    factor = 1 / divisor
+    wide = np.empty(min(_PART, len(total)))
     for start in range(0, len(total), _PART):
         here = slice(start, start + _PART)
-        part = total[here].numpy()
-        if noise is not None:
-            part = np.add(part, noise[here].numpy(), out=noised[: len(part)])
-        np.divide(part, divisor, out=out[here].numpy(), casting="same_kind")
+        part = wide[: len(total) - start]
+        if noise is None:
+            np.multiply(total[here].numpy(), factor, out=part)
+        else:
+            np.copyto(part, noise[here].numpy())
+            np.add(part, total[here].numpy(), out=part)
+            np.multiply(part, factor, out=part)
+        np.copyto(out[here].numpy(), part, casting="same_kind")
 
 
 def _add_nearest(total: Tensor, addend: Tensor, factor: float) -> None:

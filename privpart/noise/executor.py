@@ -23,6 +23,8 @@ Vector = NDArray[Any]
 DrawsOf = Callable[[int], Draws]
 """The draws of a round, made or made again."""
 _UNIT_ROUNDOFF = 2.0**-53
+_BLOCK = 2**14
+"""Coordinates of a sum or a rounding that are computed together, in the processor's cache."""
 _BITS = 64
 """Bits to which a doubtful draw is computed at first."""
 
@@ -142,9 +144,15 @@ class Executor:
     ) -> None:
         """Round to the nearest integers; where floats do not settle it, from enclosures."""
         error = self._real_error(row)
-        np.rint(real, out=(whole := np.empty(len(real))))
-        np.copyto(out, whole, casting="unsafe")
-        for i in np.flatnonzero(np.abs(real - whole) > 0.5 - error).tolist():
+        doubtful = np.zeros(len(out), np.bool_)
+        scratch = np.empty(min(_BLOCK, len(out)))
+        for first in range(0, len(out), _BLOCK):
+            block = slice(first, first + _BLOCK)
+            whole = np.rint(real[block], out=scratch[: len(out) - first])
+            np.copyto(out[block], whole, casting="unsafe")
+            np.subtract(real[block], whole, out=whole)
+            np.greater(np.abs(whole, out=whole), 0.5 - error, out=doubtful[block])
+        for i in np.flatnonzero(doubtful).tolist():
             out[i] = self._exactly(row.draws, draws_of, start + i)
 
     def _real_error(self, row: NoiseRow) -> float:
@@ -188,24 +196,30 @@ def _linear(sources: Sequence[tuple[Vector, float]], to: Vector | None = None) -
         nothing = np.zeros(0) if to is None else to
         nothing[:] = 0
         return nothing
+    total = np.empty(len(sources[0][0])) if to is None else to
+    scratch = np.empty(min(_BLOCK, len(total)))
+    for start in range(0, len(total), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        _add_up(sources, block, total[block], scratch[: len(total) - start])
+    return total
+
+
+def _add_up(
+    sources: Sequence[tuple[Vector, float]], block: slice, total: Vector, scaled: Vector
+) -> None:
     (first, c), *others = sources
-    total = np.empty(len(first)) if to is None else to
     if c == 1:
-        np.copyto(total, first)
+        np.copyto(total, first[block])
     else:
-        np.multiply(first, c, out=total)
-    if not others:
-        return total
-    scaled = np.empty(len(first))
+        np.multiply(first[block], c, out=total)
     for source, c in others:
         if c == 1:
-            np.add(total, source, out=total)
+            np.add(total, source[block], out=total)
         elif c == -1:
-            np.subtract(total, source, out=total)
+            np.subtract(total, source[block], out=total)
         else:
-            np.multiply(source, c, out=scaled)
+            np.multiply(source[block], c, out=scaled)
             np.add(total, scaled, out=total)
-    return total
 
 
 def _whole(sources: Sequence[tuple[Vector, float]], to: Vector) -> None:

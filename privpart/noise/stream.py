@@ -27,7 +27,7 @@ from privpart.noise.ziggurat import Draws
 SCHEMA = "privpart/noise/2"
 GROUPED_SCHEMA = "privpart/grouped-noise/2"
 _GROUPED_KEYS = ("schema", "mechanism", "round")
-_PIECE = 2**17
+_PIECE = 2**19
 """Coordinates that a round's operations run on before the next ones; a multiple of a block."""
 _LARGEST = 2.0**52
 """Registers stay below, where every whole number is a float64."""

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,8 +18,6 @@ from torch import Tensor
 
 from accounting.checks import ConfigError
 
-_CHUNK = 2**22
-"""Bytes that are hashed while they are still in the processor's cache."""
 _DTYPES = {
     torch.float32: "F32",
     torch.float64: "F64",
@@ -79,18 +78,23 @@ def encode_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> bytes:
 def write_state(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> str:
     """Write a state file as ``write_durably`` does; return its SHA-256, in hex.
 
-    The tensors are hashed while they are written, and never copied.
+    The tensors are hashed by a second thread while they are written, and never copied.
 
     Raises:
         OSError: the disk refused; the old file stays.
     """
+    parts = list(_parts(tensors, values))
+    with ThreadPoolExecutor(1) as other:
+        digest = other.submit(_sha256, parts)
+        with _replaced(path) as file:
+            file.writelines(parts)
+    return digest.result()
+
+
+def _sha256(parts: list[memoryview]) -> str:
     digest = hashlib.sha256()
-    with _replaced(path) as file:
-        for part in _parts(tensors, values):
-            for start in range(0, len(part), _CHUNK):
-                chunk = part[start : start + _CHUNK]
-                file.write(chunk)
-                digest.update(chunk)
+    for part in parts:
+        digest.update(part)
     return digest.hexdigest()
 
 
