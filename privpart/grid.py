@@ -29,6 +29,7 @@ _FINE = 128
 _COARSE = 8
 """Clip norm over the norm of a vector of single steps: what more bits aim for, and the least."""
 _PART = 2**16
+_MOST_TURNS = 8
 
 
 Array = NDArray[np.float64]
@@ -115,28 +116,28 @@ def noise_bits(noise_multiplier: float, dim: int) -> int:
     return bits
 
 
-def quantise(update: Tensor, clip_norm: float, grid: Grid, total: Array) -> float:
-    """Add an update to a sum as whole numbers of steps, jointly scaled down to the clip norm.
+def quantise(update: Tensor, clip_norm: float, grid: Grid, out: NDArray[np.int32]) -> float:
+    """Write an update as whole numbers of steps, jointly scaled down to the clip norm.
 
     Args:
         update: shape (d,), floating point, of any content.
         clip_norm: > 0; the steps are in proportion to it.
         grid: the grid of the run.
-        total: shape (d,), integers in float64, where sums are exact below 2^53: those of 2^27
-            clients. The integers nearest to the clipped update are added to it.
+        out: shape (d,); receives the integers nearest to the clipped update.
 
     Returns:
-        The norm of the integers that were added, in steps.
+        The norm of ``out``, in steps.
 
     Guarantees:
-        Their sum of squares is at most ``grid.norm`` squared, in integers, whatever ``update``
-        holds. An update that is not finite becomes zeros: the client counts as absent.
+        The sum of squares of ``out`` is at most ``grid.norm`` squared, in integers, whatever
+        ``update`` holds, also if its memory changes meanwhile. An update that is not finite
+        becomes zeros: the client counts as absent.
 
     >>> import torch
     >>> grid = Grid.of(20, 1.0, 2, filter_charge=0.0)
-    >>> total = np.zeros(2)
-    >>> quantise(torch.tensor([0.3, 0.4]), 1.0, grid, total) < 2**20, total.tolist()
-    (True, [314573.0, 419430.0])
+    >>> whole = np.zeros(2, np.int32)
+    >>> quantise(torch.tensor([0.3, 0.4]), 1.0, grid, whole) < 2**20, whole.tolist()
+    (True, [314573, 419430])
     """
     clip_norm = at_least_tiny(clip_norm)
     norm = l2_norm(update)
@@ -147,20 +148,20 @@ def quantise(update: Tensor, clip_norm: float, grid: Grid, total: Array) -> floa
     factor = scale
     if norm * scale > grid.norm:
         # Rounding lengthens a vector by d/24 norms at the mean, and by less than 2 steps of chance.
-        factor = grid.norm * (1 - (len(total) / 24 / grid.norm + 2) / grid.norm) / norm
+        factor = grid.norm * (1 - (len(out) / 24 / grid.norm + 2) / grid.norm) / norm
     most = math.floor(Fraction(grid.norm) ** 2)
     numbers = _numpy(update)
-    while not (squares := _add_nearest(numbers, factor, total)) <= most:
-        _add_nearest(numbers, factor, total, np.subtract)  # integers: nothing is left of it
-        # It lengthens by half a step per coordinate at most: then this was the last turn.
-        factor *= max(0.0, 1 - max(math.sqrt(len(total)) / grid.norm, 2.0**-20))
-    return math.sqrt(squares)
+    for _ in range(_MOST_TURNS):
+        if (squares := _round(numbers, factor, out)) <= most:
+            return math.sqrt(squares)
+        # Rounding lengthens by half a step per coordinate at most: the next turn is the last one.
+        factor *= max(0.0, 1 - max(math.sqrt(len(out)) / grid.norm, 2.0**-20))
+    out[:] = 0  # somebody keeps changing the update
+    return 0.0
 
 
-def _add_nearest(
-    numbers: NDArray[Any], factor: float, total: Array, add: np.ufunc = np.add
-) -> float:
-    """Add the integers nearest to factor x numbers; return their sum of squares.
+def _round(numbers: NDArray[Any], factor: float, out: NDArray[np.int32]) -> float:
+    """Write the integers nearest to factor x numbers; return their sum of squares.
 
     Squares of integers that sum to less than 2^53 sum exactly in float64, in any order; of more,
     the sum can only come out too large to pass.
@@ -172,8 +173,8 @@ def _add_nearest(
         np.multiply(numbers[start : start + _PART], factor, out=part, dtype=np.float64)
         np.rint(part, out=part)
         squares += float(part @ part)
-        to = total[start : start + _PART]
-        add(to, part, out=to)
+        with np.errstate(invalid="ignore"):  # too large for int32: the squares are as well
+            np.copyto(out[start : start + _PART], part, casting="unsafe")
     return squares
 
 

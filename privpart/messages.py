@@ -155,4 +155,7 @@ def _is_vector(vector: object, types: Container[torch.dtype], shape: torch.Size)
 def _fits_its_memory(vector: Tensor) -> bool:
     """Return whether the vector's storage is long enough; reading beyond it would crash."""
     last = vector.storage_offset() + (vector.numel() - 1) * vector.stride(0)
-    return (last + 1) * vector.element_size() <= vector.untyped_storage().nbytes()
+    try:
+        return (last + 1) * vector.element_size() <= vector.untyped_storage().nbytes()
+    except RuntimeError:  # it has no memory, such as one inside torch.func.grad
+        return False

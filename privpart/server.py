@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 import torch
@@ -132,6 +132,7 @@ class Server:
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[int, list[int]] = {}
         self._halted = ""
+        self._adding_up = False
         self._process = os.getpid()
         self.cohort: tuple[int, ...] = ()
         self.last_clip_norm = self.clip_norm
@@ -201,6 +202,11 @@ class Server:
                 f"all {self.plan.rounds} planned rounds are done, and the guarantee covers no "
                 "further one. Plan more rounds from the start."
             )
+        if self._adding_up:
+            raise ConfigError(
+                f"round {self.round} is being run: its updates must not run another round, nor "
+                "may a second thread."
+            )
         self._settings(self.round).set(self._optimizer)
         dim = sum(self._groups[group].numel() for group in self._active())
         bits = self._bit_noise is not None
@@ -208,11 +214,22 @@ class Server:
             self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
             self._gradient = torch.empty_like(self.parameters)
         total = self._total[:dim].zero_()
-        found = RoundSum(self._task(()), total, self._may_take_part, grid=self._grid, bits=bits)
-        for update in updates:
-            found.add(update)
-        for part in sums:
-            found.add_sum(part)
+        found = RoundSum(
+            self._task(()),
+            total,
+            self._gradient[:dim],
+            self._may_take_part,
+            grid=self._grid,
+            bits=bits,
+        )
+        self._adding_up = True
+        try:
+            for update in updates:
+                found.add(update)
+            for part in sums:
+                found.add_sum(part)
+        finally:
+            self._adding_up = False
         came, received = found.came, found.received
         if len(came) < self.plan.minimum_cohort:
             return RoundCounts(received, 0, received, released=False)
@@ -354,14 +371,26 @@ class Server:
                 f"the state has {tensors['parameters'].numel()} parameters, "
                 f"the model {self.parameters.numel()}."
             )
+        if self.round or self._coming is not None:
+            raise ConfigError("the server has begun: load a state into a new server.")
+        self.halt("a state was loaded in part")
+        for prefix, stream in self._streams() if values["round"] < self.plan.rounds else ():
+            stream.load_state_dict({**values[prefix], **_under(prefix, tensors)})
+            if stream.round != values["round"]:
+                raise ConfigError(
+                    f"the state is that of round {values['round']}, its {prefix} that of round "
+                    f"{stream.round}."
+                )
         self.parameters.copy_(tensors["parameters"])
         self.round = values["round"]
         self.clip_norm = values["clip_norm"]
         self._bits = values["bits"]
         self._participations = participations
         load_optimizer_tensors(self._optimizer, _under("optimizer", tensors))
-        for prefix, stream in self._streams() if self.round < self.plan.rounds else ():
-            stream.load_state_dict({**values[prefix], **_under(prefix, tensors)})
+        self._halted = ""
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("Server: is never copied; a copy would repeat its noise.")
 
     def _streams(self) -> list[tuple[str, NoiseStream | GroupedNoise]]:
         both = (("noise", self._noise), ("bit_noise", self._bit_noise))
@@ -378,6 +407,7 @@ class RoundSum:
     Args:
         task: the task of the round.
         total: zeros, shape of an update, float64; becomes the sum.
+        scratch: shape of an update, float32; overwritten.
         may_take_part: whether the participation limits allow a client in this round.
         grid: the grid that updates are rounded to; None for a run without noise.
         bits: whether to count the updates that were not clipped, for adaptive clipping.
@@ -398,12 +428,14 @@ class RoundSum:
         self,
         task: RoundTask,
         total: Tensor,
+        scratch: Tensor,
         may_take_part: Callable[[int], bool],
         *,
         grid: Grid | None = None,
         bits: bool,
     ) -> None:
         self.total = total
+        self._whole = scratch.view(torch.int32).numpy()
         self._grid = grid
         self.came: set[int] = set()
         self.received = 0
@@ -432,7 +464,8 @@ class RoundSum:
             clipped = clip(update, clip_norm)
             add_in_place(self.total, clipped)
             return l2_norm(clipped)
-        norm = quantise(update, clip_norm, self._grid, self.total.numpy())
+        norm = quantise(update, clip_norm, self._grid, self._whole)
+        add_in_place(self.total, torch.from_numpy(self._whole))
         return norm * self._grid.step(clip_norm)
 
     def add_sum(self, part: object) -> None:

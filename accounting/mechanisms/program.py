@@ -67,7 +67,8 @@ class NoiseRow(NamedTuple):
     Attributes:
         draws: coefficients by (round, index) of the draw.
         roundings: bound on the error of computing it in floating point, in multiples of 2^-53 times
-            the largest value of a register: three roundings per term, times its effect on the sum.
+            the largest value of a register: one per product (two per draw) and one per sum, times
+            its effect on the noise.
     """
 
     draws: dict[tuple[int, int], Fraction]
@@ -91,6 +92,8 @@ class NoiseProgram:
             the largest value of a register.
         kept_draws: which draw each row holds after so many rounds, if every kept row is a draw;
             such a state need not be saved. None: rows hold sums.
+        weight_bits: in programs that round draws and have no ``filter_error``, coefficients are
+            multiples of 2^-weight_bits, so that their products with integers are exact.
         draws_again: whether a draw is made in more than one round, or by ``kept_draws``. Draw i is
             then first made in round i; else a draw is made in one round only.
     """
@@ -102,6 +105,7 @@ class NoiseProgram:
     rounded: Literal["draws", "buffers", "output"] = "draws"
     filter_error: Callable[[], float] = float
     kept_draws: Callable[[int], list[int]] | None = None
+    weight_bits: int = 0
     draws_again: bool = False
 
     def round(self, t: int) -> list[ListedOp]:
@@ -132,7 +136,9 @@ class NoiseProgram:
                 weight = reached.pop(target, Fraction(0))
                 if not weight:
                     continue
-                roundings += 3 * float(abs(weight)) * (len(terms) + len(fresh))
+                products = sum(abs(c) != 1 for _, c in terms) + 2 * len(fresh)
+                sums = len(terms) + len(fresh) - 1
+                roundings += float(abs(weight)) * (products + sums)
                 for register, c in terms:
                     reached[register] = reached.get(register, Fraction(0)) + weight * Fraction(c)
                 for index, c in fresh:

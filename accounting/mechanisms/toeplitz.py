@@ -147,12 +147,13 @@ class Toeplitz:
         first, ring = self.coefficients[0], self.bands - 1
         past = [-c / first for c in self.coefficients[1 : self.bands]]
         norms = (self.column_norms() if self.normalize_columns else np.ones(self.rounds)).tolist()
+        # norms sum a square per band, rounded as often; more noise in a round costs nothing
+        up = 1 + (self.bands + 4) * 2.0**-52
 
         def ops(t: int) -> list[Op]:
             own = norms[t]
             lags = (((t - j) % ring, c * (own / norms[t - j])) for j, c in enumerate(past[:t], 1))
-            # rounded up: more noise in a round costs nothing
-            weight = 1.0 if own == first else math.nextafter(own / first, math.inf)
+            weight = 1.0 if own == first else own / first * up
             noise = Op(OUT, lags, [(t, weight)])
             return [noise, Op(t % ring, [(OUT, 1.0)])] if ring else [noise]
 
@@ -166,7 +167,7 @@ class Toeplitz:
             rows=lambda rounds: min(rounds, ring),
             spread=spread,
             # norms do not rise, so no lag has a coefficient above |c_j / c_0|
-            filter_error=lambda: (ring + 6) * math.fsum(map(abs, past)),
+            filter_error=lambda: (2 * ring + 8) * math.fsum(map(abs, past)),
         )
 
     def prefix_variance(self) -> Array:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accounting.checks import ConfigError
 from accounting.mechanisms.program import OUT, ListedOp, NoiseProgram, NoiseRow
 from privpart.noise.ziggurat import REAL_ERROR, Draws, Enclosure
 
@@ -25,6 +26,8 @@ DrawsOf = Callable[[int], Draws]
 _UNIT_ROUNDOFF = 2.0**-53
 _BLOCK = 2**14
 """Coordinates of a sum or a rounding that are computed together, in the processor's cache."""
+_EXACT = 2.0**53
+"""Whole numbers up to here are float64."""
 _BITS = 64
 """Bits to which a doubtful draw is computed at first."""
 
@@ -40,6 +43,9 @@ class Executor:
         program: of a mechanism without groups.
         stddev: of one draw, in steps of the grid.
 
+    Raises:
+        ConfigError: registers may grow beyond what float64 holds exactly.
+
     Attributes:
         limit: bound on every register; a power of two, 32 standard deviations or more.
         integers: type of the registers that hold integers.
@@ -50,6 +56,12 @@ class Executor:
         self.program = program
         self.stddev = stddev
         self.limit: float = 2.0 ** math.ceil(math.log2(32 * stddev * program.spread()))
+        if not self.limit * 2.0**program.weight_bits <= _EXACT:
+            raise ConfigError(
+                f"the noise may grow to {self.limit:.3g} steps, beyond "
+                f"{_EXACT / 2.0**program.weight_bits:.3g}. Use fewer steps; of a Toeplitz filter, "
+                "non-increasing, nonnegative coefficients are always safe."
+            )
         self.integers = np.dtype(np.int32 if self.limit < 2**31 else np.int64)
         whole = program.rounded == "draws"
         self.state_type = self.integers if whole else np.dtype(np.float64)

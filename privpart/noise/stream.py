@@ -5,14 +5,15 @@ consecutive prefix-sum noises. The server adds it to the round's integer sum; th
 sums are then the prefix sums that the mechanism promises, rounded. A mechanism with groups has one
 stream per group of parameters, and a round draws noise for its active groups only.
 
-The state is as secret as the noise: with it, the rounds' noise can be removed.
+The state is as secret as the noise: with it, the rounds' noise can be removed. The streams of one
+vector and of several groups are one file, because they save and resume alike.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -29,8 +30,6 @@ GROUPED_SCHEMA = "privpart/grouped-noise/2"
 _GROUPED_KEYS = ("schema", "mechanism", "round")
 _PIECE = 2**19
 """Coordinates that a round's operations run on before the next ones; a multiple of a block."""
-_LARGEST = 2.0**52
-"""Registers stay below, where every whole number is a float64."""
 
 
 class NoiseStream:
@@ -84,11 +83,6 @@ class NoiseStream:
             raise ConfigError(f"stddev={stddev:g}: must lie from 1 to 2^30 steps of the grid.")
         self.stream = checks.count("stream", stream, minimum=0)
         self._executor = Executor(self._program, self.stddev)
-        if not self._executor.limit <= _LARGEST:
-            raise ConfigError(
-                f"mechanism={mechanism.name}: its noise may grow to {self._executor.limit:.3g} "
-                "steps, beyond 2^52. Non-increasing, nonnegative coefficients are always safe."
-            )
         source.claim(self.stream)
         self.source = source
         self.round = 0
@@ -229,7 +223,12 @@ class NoiseStream:
                     "into a stream like the one it was taken from."
                 )
         text = str(state["round"])
-        if not (text.isascii() and text.isdigit() and int(text) <= self.mechanism.rounds):
+        if not (
+            text.isascii()
+            and text.isdigit()
+            and len(text) < 20
+            and int(text) <= self.mechanism.rounds
+        ):
             raise ConfigError(
                 f"state['round']={state['round']!r}: must be a whole number from 0 to "
                 f"{self.mechanism.rounds}."
@@ -269,6 +268,9 @@ class NoiseStream:
     def _pieces(self) -> Iterator[slice]:
         for start in range(0, self.dim, _PIECE):
             yield slice(start, min(start + _PIECE, self.dim))
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a noise stream is never copied; a copy would repeat its noise.")
 
     def _check_whole(self) -> None:
         if self._interrupted:
@@ -317,7 +319,7 @@ def _checked_salts(text: object, rounds: int, private: bool) -> list[tuple[int, 
     try:
         said = json.loads(str(text))
         salts = [(first, bytes.fromhex(salt)) for first, salt in said]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         raise ConfigError("state['salts']: must be a list of rounds and salts.") from None
     if not private:
         if salts:
@@ -464,12 +466,20 @@ class GroupedNoise:
             if state.get(key) != value:
                 raise ConfigError(f"state[{key!r}]={state.get(key)!r}: this stream has {value!r}.")
         text = str(state.get("round"))
-        if not (text.isascii() and text.isdigit() and int(text) <= self.mechanism.rounds):
+        if not (
+            text.isascii()
+            and text.isdigit()
+            and len(text) < 20
+            and int(text) <= self.mechanism.rounds
+        ):
             raise ConfigError(
                 f"state['round']={state.get('round')!r}: must be a whole number from 0 to "
                 f"{self.mechanism.rounds}."
             )
         return int(text)
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a noise stream is never copied; a copy would repeat its noise.")
 
     def _check_whole(self) -> None:
         if self._interrupted:

@@ -225,7 +225,7 @@ class Draws:
         address[:, 2] = index << 32 | attempt << 8 | 1
         address[:, 1] = address[:, 3] = coordinates
         blocks = address.astype(">u8").tobytes()
-        return np.frombuffer(self._further.update(blocks), np.int64).reshape(-1, 4)
+        return np.frombuffer(self._further.update(blocks), "<i8").reshape(-1, 4)
 
     def _settled(
         self, index: int, coordinates: Words, words: Words
@@ -275,7 +275,7 @@ class Draws:
         """
         even = coordinate - coordinate % 2
         pair = self._counter(index, even).update(bytes(16))
-        word = int(np.frombuffer(pair, np.int64)[coordinate - even])
+        word = int(np.frombuffer(pair, "<i8")[coordinate - even])
         here = np.array([coordinate])
 
         def further(word: int, size: int, name: str) -> Enclosure:
@@ -329,7 +329,7 @@ class _Block:
 
     def __init__(self) -> None:
         self.stream = bytearray(8 * BLOCK + 15)  # update_into requires room for one more block
-        self.words = np.frombuffer(self.stream, np.int64, BLOCK)
+        self.words = np.frombuffer(self.stream, "<i8", BLOCK)
         self._layer = np.empty(BLOCK, np.int64)
         self._u = self._layer.view(np.float64)
         self._x = np.empty(BLOCK)

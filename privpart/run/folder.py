@@ -15,6 +15,7 @@ file is ever unpickled.
 
 import hashlib
 import json
+import os
 import secrets
 import sqlite3
 from pathlib import Path
@@ -67,6 +68,7 @@ class RunFolder:
         self._ledger = ledger
         self._lock = lock
         self._source: NoiseSource | None = None
+        self._process = os.getpid()
         rows = ledger.rows()
         self.rounds = len(rows)
         self._head = rows[-1].chain if rows else genesis(ledger.facts)
@@ -197,6 +199,7 @@ class RunFolder:
             ConfigError: the key is missing or damaged, or this method was called before: two
                 servers would draw the same noise.
         """
+        self._refuse_fork()
         if self._source is not None:
             raise ConfigError(
                 "source() was called before: a second server would repeat its noise. Open the run "
@@ -204,6 +207,13 @@ class RunFolder:
             )
         self._source = self._make_source()
         return self._source
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise ConfigError(
+                f"{self.path} is open in the process that this one was forked from: two processes "
+                "would commit the same round. Work on the run in the process that opened it."
+            )
 
     def _make_source(self) -> NoiseSource:
         if not self._private:
@@ -243,6 +253,7 @@ class RunFolder:
                 source is not the run's.
             StorageError: the disk refused. The run is unchanged, and nothing is lost.
         """
+        self._refuse_fork()
         if server.round != self.rounds + 1 or server.plan_hash != self._plan_hash:
             raise ConfigError(
                 f"the run has {self.rounds} rounds, the server {server.round}: a commit needs a "

@@ -59,7 +59,7 @@ class KeyHistogram:
         self.round = 0
         self._source = source
         source.claim(STREAM)
-        self._draws = source.draws(STREAM, source.salt())
+        self._salt = source.salt()
         self._counted: dict[int, list[int]] = {}
 
     def guarantee(self) -> Guarantee:
@@ -90,7 +90,8 @@ class KeyHistogram:
                 self._counted.setdefault(client, []).append(self.round)
         stddev = math.nextafter(self.noise_multiplier * math.sqrt(self.keys_per_client), math.inf)
         noise = np.empty(self.size, np.int64)
-        self._draws.rounded(self.round, 0, noise, weight=stddev * _STEPS)
+        draws = self._source.draws(STREAM, self._salt)
+        draws.rounded(self.round, 0, noise, weight=stddev * _STEPS)
         self.round += 1
         why = self.guarantee() if self._source.private else "a simulation: its noise is seeded"
         noised = (counts * _STEPS + noise) / _STEPS

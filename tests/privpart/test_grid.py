@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from accounting import (
 from accounting.mechanisms.program import OUT
 from privpart import AdaptiveClipping, NoiseStream, PrivacyPlan, SeededSource, Server
 from privpart.grid import Grid, noise_bits, quantise
+from privpart.messages import RoundTask
 from privpart.noise.executor import Executor
 from privpart.server import RoundSum
 
@@ -40,11 +42,10 @@ def coarse(dim, factor=8.0):
 
 
 def integers(update, clip_norm, grid):
-    """What ``quantise`` adds, in Python's integers; and what it returns."""
-    total = np.zeros(len(update))
-    norm = quantise(update, clip_norm, grid, total)
-    assert np.array_equal(total, np.rint(total))
-    return [int(x) for x in total.tolist()], norm
+    """What ``quantise`` writes, in Python's integers; and what it returns."""
+    whole = np.zeros(len(update), np.int32)
+    norm = quantise(update, clip_norm, grid, whole)
+    return whole.tolist(), norm
 
 
 def squared(numbers):
@@ -190,17 +191,44 @@ def test_rounding_is_unbiased_and_truncation_is_not():
 
 def test_a_sum_of_many_is_the_sum_of_their_integers():
     grid, random = grid_of(0.02, 30), np.random.default_rng(0)
-    total, exact = np.zeros(30), [0] * 30
-    for _ in range(300):
-        update = torch.from_numpy(random.standard_normal(30) * 10 ** random.uniform(-6, 6))
-        q, _ = integers(update, 1.0, grid)
-        quantise(update, 1.0, grid, total)
-        exact = [a + b for a, b in zip(exact, q, strict=True)]
-    assert [int(x) for x in total.tolist()] == exact
-    full = np.full(30, 2.0**52)  # far more clients than any run has: still exact
-    before = full.copy()
-    quantise(update, 1.0, grid, full)
-    assert (full - before).tolist() == q
+    scratch, task = torch.zeros(30), RoundTask(0, (), 1.0, "plan")
+    # 2^52 is the sum of far more clients than any run has: still exact
+    for before in (0.0, 2.0**52):
+        total, exact = torch.full((30,), before, dtype=torch.float64), [int(before)] * 30
+        found = RoundSum(task, total, scratch, lambda _: True, grid=grid, bits=False)
+        for client in range(300):
+            update = torch.from_numpy(random.standard_normal(30) * 10 ** random.uniform(-6, 6))
+            q, _ = integers(update, 1.0, grid)
+            found.add(task.update(client, update))
+            exact = [a + b for a, b in zip(exact, q, strict=True)]
+        assert [int(x) for x in found.total.tolist()] == exact
+
+
+class Changing(Thread):
+    """Writes to an update's memory, as a hostile client that shares it could."""
+
+    def __init__(self, update):
+        super().__init__()
+        self.update, self.going = update, True
+
+    def run(self):
+        while self.going:
+            self.update.fill_(1e6)
+            self.update[0] = math.nan
+            self.update.zero_()
+
+
+def test_an_update_that_changes_while_it_is_read_stays_within_the_norm():
+    update, grid = torch.zeros(200_000), grid_of(1.0, 200_000)
+    other = Changing(update)
+    other.start()
+    try:
+        for _ in range(30):
+            q, _ = integers(update, 1.0, grid)
+            assert squared(q) <= bound(grid)
+    finally:
+        other.going = False
+        other.join()
 
 
 def test_parts_are_one_vector():
@@ -280,7 +308,8 @@ def rounded_sum(server, totals, dim):
     """The integers of one trusted sum."""
     task = server.task([])
     total = torch.zeros(dim, dtype=torch.float64)
-    found = RoundSum(task, total, lambda _: True, grid=server._grid, bits=False)
+    scratch = torch.zeros(dim)
+    found = RoundSum(task, total, scratch, lambda _: True, grid=server._grid, bits=False)
     found.add_sum(task.sum_of(range(len(totals)), torch.from_numpy(sum(totals)), 0))
     assert found.summed == len(totals)
     return found.total.numpy()

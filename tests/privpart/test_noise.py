@@ -148,7 +148,8 @@ def test_the_state_is_what_the_footprint_claims(mechanism):
     [
         (BinaryTree(7, 3), 4),
         (BinaryTree(7, 3, completed=True), 8),
-        (BinaryTree(7, estimator="online"), 8),
+        (BinaryTree(7, estimator="online"), 4),
+        (BinaryTree(7, estimator="online", release="prefix"), 8),
         (Toeplitz.square_root(6, bands=3), 4),
         (BufferedToeplitz(5, **BLT3), 8),
         (Independent(3), 4),

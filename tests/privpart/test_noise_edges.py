@@ -64,7 +64,7 @@ def test_pieces_follow_each_other():
     whole = np.zeros(dim, np.int32)
     source.draws(0, b"").rounded(0, 0, whole, weight=STDDEV)
     assert np.array_equal(noise.numpy(), whole)
-    assert len(torch.unique(noise)) > 0.9 * dim
+    assert len(torch.unique(noise)) > 0.8 * dim
 
 
 @pytest.mark.parametrize("mechanism", LAW, ids=repr)

@@ -13,7 +13,7 @@ from privpart import NoiseStream, SecretSource, SeededSource
 from privpart.noise.executor import Executor
 from privpart.noise.stream import _PIECE
 
-TREE = BinaryTree(8, 5, estimator="online")
+TREE = BinaryTree(8, 5, estimator="online", release="prefix")
 
 
 def stream(mechanism=TREE, **change):
@@ -85,7 +85,7 @@ def test_a_state_shares_the_stream_s_memory_and_a_loaded_one_does_not():
 
 
 def test_only_the_vectors_in_use_are_saved():
-    one = stream(BinaryTree(8, estimator="online"))
+    one = stream(BinaryTree(8, estimator="online", release="prefix"))
     lengths = []
     for _ in range(8):
         one.next()
@@ -146,8 +146,8 @@ def used():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"mechanism": BinaryTree(8, 4, estimator="online")}, "mechanism"),
-        ({"mechanism": BinaryTree(9, 5, estimator="online")}, "mechanism"),
+        ({"mechanism": BinaryTree(8, 4, estimator="online", release="prefix")}, "mechanism"),
+        ({"mechanism": BinaryTree(9, 5, estimator="online", release="prefix")}, "mechanism"),
         ({"mechanism": Toeplitz.square_root(8)}, "mechanism"),
         ({"dim": 7}, "dim"),
         ({"stddev": 1000.25 * (1 + 1e-15)}, "stddev"),
