@@ -193,6 +193,14 @@ def test_histogram_noise_has_the_planned_size(factor, fits):
     assert (abs(statistic - 20_000) < 5 * math.sqrt(2 * 20_000)) is fits
 
 
+def test_a_forked_histogram_does_not_repeat_its_noise(monkeypatch):
+    own = histogram(source=SecretSource())
+    own.release({})
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(ConfigError, match="forked"):
+        own.release({})
+
+
 def test_histograms_of_two_rounds_have_other_noise():
     own = histogram()
     assert not torch.equal(own.release({}).value, own.release({}).value)

@@ -1,5 +1,6 @@
 """The server: what one client can do to the sum, and what becomes of the sum."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -338,3 +339,47 @@ def test_a_schedule_that_changes_the_kind_draws_no_noise():
         run(one, (1, 0.1))
     assert one.round == 1
     one.task([])  # not halted
+
+
+def test_a_round_does_not_run_inside_a_round():
+    """Its updates would be in two sums, and count once."""
+    one = server(plan(z=1.0))
+
+    def nested():
+        one.run_round([one.task([]).update(2, torch.ones(DIM))])
+        yield one.task([]).update(1, torch.ones(DIM))
+
+    with pytest.raises(ConfigError, match="must not run another round"):
+        one.run_round(nested())
+    assert one.round == 0
+    run(one, (2, 0.1))
+    assert one.round == 1
+
+
+def test_a_copy_would_repeat_the_noise():
+    one = server(plan(z=1.0))
+    for value in (one, one._noise):
+        with pytest.raises(TypeError, match="never copied"):
+            copy.copy(value)
+
+
+def test_a_state_whose_rounds_disagree_is_refused_and_halts_the_server():
+    one = server(plan(z=1.0))
+    run(one, (0, 0.1))
+    tensors, values = one.state_dict()
+    fresh = server(plan(z=1.0))
+    with pytest.raises(ConfigError, match="is that of round 0, its noise that of round 1"):
+        fresh.load_state_dict(tensors, values | {"round": 0}, {})
+    with pytest.raises(ConfigError, match="halted"):
+        fresh.task([])
+    with pytest.raises(ConfigError, match="the server has begun"):
+        one.load_state_dict(tensors, values, {})
+
+
+def test_a_state_is_not_taken_between_a_task_and_its_round():
+    one = server(plan(z=1.0))
+    task = one.task([0])
+    with pytest.raises(ConfigError, match="under way"):
+        one.state_dict()
+    one.run_round([task.update(0, torch.zeros(DIM))])
+    one.state_dict()
