@@ -443,7 +443,8 @@ def _common_assumptions(participation: Participation, unit: str) -> tuple[Assump
         ),
         Assumption(
             "floating-point",
-            "sums and noise in floating point behave like real numbers",
+            "updates, sums and noise are integers on a public grid, and the noise is a Gaussian "
+            "that was rounded exactly, as on this package's server",
             "asserted",
             f"low-order bits tell whether a {unit} took part, whatever epsilon says: attacks on "
             "floating-point noise are known (Mironov 2012)",

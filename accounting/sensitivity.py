@@ -72,7 +72,8 @@ def brute_force(encoder: NDArray[np.float64], participation: Participation) -> f
     if not np.isfinite(encoder).all():
         raise ConfigError("encoder has entries that are not finite.")
     gram = np.abs(encoder.T @ encoder)
-    return max(float(gram[np.ix_(u, u)].sum()) for u in participation.patterns())
+    # take, because indexing with np.ix_ takes three times as long
+    return max(float(gram.take(u, 0).take(u, 1).sum()) for u in participation.patterns())
 
 
 def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:

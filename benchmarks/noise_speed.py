@@ -1,43 +1,38 @@
-"""Noise speed: draws compared with torch.randn, and each mechanism's work relative to its draws.
+"""Noise speed: draws and streams of integers compared with the float32 noise of before.
 
 Run: ``python benchmarks/noise_speed.py``; writes benchmarks/results/noise.json.
 
-All jobs take turns in one run, so the ratios are meaningful on a shared machine. Draws are measured
-in nanoseconds per value of a vector of 10^7, minimum and median of several repeats. torch.randn
-appears twice: into a new vector, for which the system allocates pages, and into a reused one, as in
-all of our rows. Mechanisms are measured by the time of ``next()`` divided by that of its draws,
-minus 1, over 16 rounds in the middle of a run; minimum, median and maximum.
+Everything is measured per parameter of a model of 10^7, on one thread, in reused vectors; the last
+part on one thread and on two. What is compared takes turns (``benchmarks/turns.py``). A stream is
+measured over cycles of 8 rounds in the middle of a run, so that a tree's cycles have equal work.
 """
 
+import argparse
 import json
 import os
-import platform
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"  # before numpy loads
 
-from accounting import (
-    BinaryTree,
-    BufferedToeplitz,
-    Independent,
-    Mechanism,
-    Toeplitz,
-    footprint,
-)
-from privpart import NoiseStream, SecretSource, SeededSource
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from float_noise import FloatStream, float_draw
+from machine import machine
+from turns import Job, Seconds, in_turns, nanoseconds, ratios, seconds
+
+from accounting import BinaryTree, BufferedToeplitz, Independent, Mechanism, Toeplitz
+from privpart import NoiseStream, SecretSource
 
 RESULT = Path(__file__).parent / "results" / "noise.json"
 DIM = 10_000_000
-ROUNDS, WARM = 32, 16
-THREADS = (1, 2)
-DRAW_REPEATS, STREAM_REPEATS = 15, 5
+STDDEV = 2.0**20
+PIECE = 2**19
+"""Coordinates that a stream draws at once."""
+ROUNDS, FIRST, CYCLE = 64, 16, 8
+TURNS, CYCLES = 9, 4
 
 BLT3 = BufferedToeplitz(
     ROUNDS, decay=(0.703864, 0.970182, 0.998105), scale=(0.295937, 0.131099, 0.057899)
@@ -46,129 +41,136 @@ MECHANISMS: dict[str, Mechanism] = {
     "independent": Independent(ROUNDS),
     "tree": BinaryTree(ROUNDS),
     "tree, online": BinaryTree(ROUNDS, estimator="online"),
+    "Toeplitz, 8 bands": Toeplitz.square_root(ROUNDS, bands=8),
     "BLT, 3 buffers": BLT3,
-    "Toeplitz, 16 bands": Toeplitz.square_root(ROUNDS, bands=16),
 }
+AIMS = {"draw": 1.2} | dict.fromkeys(("tree", "Toeplitz, 8 bands", "BLT, 3 buffers"), 1.6)
+BEFORE = "float32 draw, before"
 
 
-def seconds(job: Callable[[], object]) -> float:
-    """Return the wall-clock time of one run of ``job``."""
-    start = time.perf_counter()
-    job()
-    return time.perf_counter() - start
+def draws(dim: int) -> dict[str, list[Seconds]]:
+    """Return the seconds of an exact draw, and of what stands beside it."""
+    exact = SecretSource().draws(0, b"")
+    integers = np.empty(dim, np.int32)
+    floats, copied = torch.empty(dim), torch.empty(dim)
+    zeros, words = bytes(8 * PIECE), bytearray(8 * PIECE + 15)
+    starts = range(0, dim, PIECE)
 
+    def exact_draw() -> None:
+        for start in starts:
+            exact.rounded(0, start, integers[start : start + PIECE], weight=STDDEV)
 
-def draws() -> dict[str, dict[str, float]]:
-    """Return nanoseconds per value of each generator."""
-    out = torch.empty(DIM)
-    secret, seeded = SecretSource(), SeededSource(0)
-    jobs: dict[str, Callable[[], object]] = {
-        "torch.randn, fresh vector": lambda: torch.randn(DIM),
-        "torch.randn, reused vector": lambda: torch.randn(DIM, out=out),
-        "SecretSource, reused vector": lambda: secret.normal(0, DIM, out=out),
-        "SeededSource, reused vector": lambda: seeded.normal(0, DIM, out=out),
-        "SecretSource, fresh vector": lambda: secret.normal(0, DIM),
+    def keystream() -> None:
+        cipher = Cipher(algorithms.AES256(bytes(32)), modes.CTR(bytes(16))).encryptor()
+        for start in starts:
+            cipher.update_into(zeros[: 8 * min(PIECE, dim - start)], words)
+
+    jobs: dict[str, Job] = {
+        "exact draw": exact_draw,
+        BEFORE: lambda: float_draw(0, 0, STDDEV, floats),
+        "torch.randn": lambda: torch.randn(dim, out=floats),
+        "AES-256 words alone": keystream,
+        "memory copy": lambda: copied.copy_(floats),
     }
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for repeat in range(DRAW_REPEATS + 1):
+    return in_turns(jobs, TURNS)
+
+
+def stream(mechanism: Mechanism, dim: int) -> dict[str, list[Seconds]]:
+    """Return the seconds of cycles of rounds: of the exact stream, and of floats."""
+    exact = NoiseStream(mechanism, dim=dim, stddev=STDDEV, source=SecretSource())
+    floats = FloatStream(mechanism.noise_program(), dim, STDDEV)
+    integers, numbers = torch.empty(dim, dtype=exact.dtype), torch.empty(dim)
+    jobs: dict[str, Job] = {
+        "exact": lambda: exact.next(out=integers),
+        "before": lambda: floats.next(numbers),
+    }
+    cycles: dict[str, list[Seconds]] = {name: [] for name in jobs}
+    for t in range(FIRST + CYCLES * CYCLE):
         for name, job in jobs.items():
             spent = seconds(job)
-            if repeat:
-                times[name].append(1e9 * spent / DIM)
-    return {name: spread(values) for name, values in times.items()}
+            if t >= FIRST and not (t - FIRST) % CYCLE:
+                cycles[name].append(Seconds(0.0, 0.0))
+            if t >= FIRST:
+                wall, cpu = cycles[name][-1]
+                cycles[name][-1] = Seconds(wall + spent.wall, cpu + spent.cpu)
+    return cycles
 
 
-def streams() -> dict[str, dict[str, float]]:
-    """Return each mechanism's work as a share of its draws, and its state in vectors."""
-    shares: dict[str, list[float]] = {name: [] for name in MECHANISMS}
-    for _ in range(STREAM_REPEATS):
-        for name, mechanism in MECHANISMS.items():
-            shares[name].append(own_work(mechanism))
+def two_threads(dim: int) -> dict[str, list[Seconds]]:
+    """Return the seconds of a tree's stream on one thread and on two, which take turns."""
+    streams = [
+        NoiseStream(BinaryTree(ROUNDS), dim=dim, stddev=STDDEV, source=SecretSource())
+        for _ in range(2)
+    ]
+    out = torch.empty(dim, dtype=streams[0].dtype)
+
+    def job(threads: int) -> None:
+        torch.set_num_threads(threads)
+        streams[threads - 1].next(out=out)
+        torch.set_num_threads(1)
+
+    return in_turns({"1 thread": lambda: job(1), "2 threads": lambda: job(2)}, 2 * CYCLE)
+
+
+def rows(
+    times: dict[str, list[Seconds]], base: str, values: int, *, aim: float | None = None
+) -> dict[str, Any]:
+    """Return nanoseconds per value of every job, and the first job's ratio to the base."""
+    first = next(iter(times))
     return {
-        name: spread(values) | {"state_vectors": footprint(MECHANISMS[name]).state_vectors}
-        for name, values in shares.items()
+        "nanoseconds": {name: nanoseconds(spent, values) for name, spent in times.items()},
+        "ratio": ratios(times[first], times[base]),
+        "aim": aim,
     }
 
 
-def own_work(mechanism: Mechanism) -> float:
-    """Return the time of 16 rounds divided by that of their draws alone, minus 1."""
-    source, out = SeededSource(0), torch.empty(DIM)
-    stream = NoiseStream(mechanism, dim=DIM, stddev=1.0, source=source)
-    for _ in range(WARM):
-        stream.next(out=out)
-    draw = round_ = 0.0
-    for _ in range(ROUNDS - WARM):
-        draw += seconds(lambda: source.normal(0, DIM, out=out))
-        round_ += seconds(lambda: stream.next(out=out))
-    program = mechanism.noise_program()
-    drawn = sum(len(op.draws) for t in range(WARM, ROUNDS) for op in program.ops(t))
-    return round_ / (draw * drawn / (ROUNDS - WARM)) - 1
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Return minimum, median and maximum."""
-    return {"least": min(values), "median": statistics.median(values), "most": max(values)}
-
-
-def machine() -> dict[str, Any]:
-    """Return the facts about the machine that a reader needs to judge the figures."""
-    packages = ("cryptography", "numpy", "torch")
+def measured(dim: int) -> dict[str, Any]:
+    """Measure everything."""
+    torch.set_num_threads(1)
+    streams = {
+        name: rows(stream(mechanism, dim), "before", CYCLE * dim, aim=AIMS.get(name))
+        for name, mechanism in MECHANISMS.items()
+    }
+    threads = two_threads(dim)
     return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "packages": {name: metadata.version(name) for name in packages},
-        "dim": DIM,
-        "draw_repeats": DRAW_REPEATS,
-        "stream_repeats": STREAM_REPEATS,
+        "draw": rows(draws(dim), BEFORE, dim, aim=AIMS["draw"]),
+        "streams": streams,
+        "threads": rows(threads, "2 threads", dim),
     }
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+def lines(found: dict[str, Any]) -> list[str]:
+    """Return the figures in words."""
+    text = []
+    parts = {"draw": found["draw"], **found["streams"], "tree, threads": found["threads"]}
+    for part, own in parts.items():
+        for name, row in own["nanoseconds"].items():
+            cpu, wall = (f"{row[f'{c}_least']:6.2f} {row[f'{c}_median']:6.2f}" for c in CLOCKS)
+            text.append(f"{part:20} {name:22} ns, least and median: processor {cpu}, wall {wall}")
+        cpu, wall = (
+            f"{own['ratio'][f'{c}_least']:.2f} {own['ratio'][f'{c}_median']:.2f}" for c in CLOCKS
+        )
+        aim = f" (aim: at most {own['aim']})" if own["aim"] else ""
+        text.append(f"{part:20} ratio: processor {cpu}, wall {wall}{aim}")
+    return text
 
 
-def measured(threads: int) -> dict[str, Any]:
-    """Run this script in a fresh interpreter with that many threads; return its figures."""
-    variables = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    command = [sys.executable, __file__, "--measure"] + (["--streams"] if threads == 1 else [])
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, check=True, stdout=subprocess.PIPE, text=True
-    )
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+CLOCKS = ("cpu", "wall")
 
 
 def main() -> None:
     """Measure, print and write."""
-    if "--measure" in sys.argv:
-        rows = {"draws": draws()} | ({"streams": streams()} if "--streams" in sys.argv else {})
-        print(json.dumps(rows))
-        return
-    facts = machine()
-    runs = {f"{threads} threads": measured(threads) for threads in THREADS}
-    print(f"{facts['processor']}, {facts['cores']} cores, load {facts['load_average']:.2f}")
-    for threads, rows in runs.items():
-        base = rows["draws"]["torch.randn, reused vector"]
-        for name, row in rows["draws"].items():
-            ratios = row["least"] / base["least"], row["median"] / base["median"]
-            print(
-                f"{threads}  {name:28} {row['least']:6.2f} ns least {row['median']:6.2f} median   "
-                f"{ratios[0]:.2f} x and {ratios[1]:.2f} x torch.randn reused"
-            )
-        for name, row in rows.get("streams", {}).items():
-            print(
-                f"{threads}  {name:28} own work {100 * row['least']:5.1f} % to "
-                f"{100 * row['most']:.1f} % (median {100 * row['median']:.1f} %) of its draws; "
-                f"{row['state_vectors']:.0f} vectors"
-            )
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps({"machine": facts, "runs": runs}, indent=2) + "\n")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dim", type=int, default=DIM)
+    parser.add_argument("--print-only", action="store_true", help="write no file")
+    options = parser.parse_args()
+    facts = machine("cryptography", "numpy", "torch") | {"dim": options.dim}
+    found = measured(options.dim)
+    facts["load_average_after"] = os.getloadavg()[0]
+    print(*lines(found), sep="\n")
+    if not options.print_only:
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text(json.dumps({"machine": facts, **found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

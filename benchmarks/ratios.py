@@ -42,20 +42,47 @@ def engine(found: dict[str, Any]) -> Iterator[Row]:
 
 
 def noise(found: dict[str, Any]) -> Iterator[Row]:
-    """Yield nanoseconds of torch.randn over ours, and a mechanism's work over its draws."""
-    one = found["runs"]["1 threads"]
-    yield from _draws(one["draws"])
-    for name, row in one["streams"].items():
-        aim = "0.3 or less" if name.startswith("BLT") else ""
-        yield f"work of {name} beside its draws", "the draws", row["least"], row["median"], aim
-
-
-def _draws(rows: dict[str, dict[str, float]]) -> Iterator[Row]:
-    plain = next(row for name, row in rows.items() if "randn" in name and "reused" in name)
+    """Yield the processor time of integer noise over that of the float32 noise of before."""
+    draw = found["draw"]
+    rows = draw["nanoseconds"]
+    exact = rows["exact draw"]
     for name, row in rows.items():
-        if "randn" not in name:
-            ratios = (plain["least"] / row["least"], plain["median"] / row["median"])
-            yield f"a draw by {name}", "torch.randn into a reused vector", *ratios, ""
+        if name != "exact draw":
+            aim = at_most(draw) if name.startswith("float32") else ""
+            ratios = (exact[f"cpu_{which}"] / row[f"cpu_{which}"] for which in WHICH)
+            yield "cost of an exact draw", name, *ratios, aim
+    for name, own in found["streams"].items():
+        ratios = (own["ratio"][f"cpu_{which}"] for which in WHICH)
+        yield (
+            f"cost of a round's noise, {name}",
+            "the same in float32, before",
+            *ratios,
+            at_most(own),
+        )
+
+
+def server_round(found: dict[str, Any]) -> Iterator[Row]:
+    """Yield the processor time of a round and its commit over that of its noise, and vectors."""
+    aims = found["machine"]["aims"]
+    for name, case in found["cases"].items():
+        ratios = (case["ratio"][f"cpu_{which}"] for which in WHICH)
+        aim = f"{aims['ratio']:g} or less"
+        yield f"cost of a round and its commit, {name}", "its noise alone", *ratios, aim
+        written = "" if name.startswith("BLT") else f"{aims['written']:g} or less"
+        vectors = case["written_vectors"]
+        yield f"cost in bytes of a commit, {name}", "a float32 model", vectors, None, written
+    for name, own in found["memory"].items():
+        aim = f"{aims['memory']:g} or less" if name == "independent" else ""
+        peak = own["peak_vectors"]
+        yield f"cost in memory of a round, {name}, momentum", "a float32 model", peak, None, aim
+
+
+WHICH = ("least", "median")
+
+
+def at_most(own: dict[str, Any]) -> str:
+    """Return the aim of a ratio, or nothing."""
+    return f"{own['aim']:g} or less" if own["aim"] else ""
 
 
 def partial_training(found: dict[str, Any]) -> Iterator[Row]:
@@ -89,7 +116,7 @@ def peers(found: dict[str, Any]) -> Iterator[Row]:
             yield f"a round of {name}, 2 workers", side, least, median, ""
 
 
-PARTS = (accounting, noise, engine, peers, partial_training, attacks)
+PARTS = (accounting, noise, server_round, engine, peers, partial_training, attacks)
 
 
 def main() -> None:
@@ -97,8 +124,8 @@ def main() -> None:
     lines = [
         "# Ratios",
         "",
-        "Made by `make bench`. So many times as fast, or as small, as what stands beside; the work",
-        "of a mechanism is a share of its draws, the less the better.",
+        "Made by `make bench`. So many times as fast, or as small, as what stands beside. A cost",
+        "is so many times that of what stands beside, in processor time, the less the better.",
         "",
         "| what | beside | least | median | aim | load |",
         "|---|---|---|---|---|---|",

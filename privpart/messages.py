@@ -24,6 +24,8 @@ class RoundTask:
         plan: hash of the plan; every update repeats it.
         active: groups of parameters that train in this round, by the plan's public schedule; None
             if the model has no groups.
+        sum_clip_norm: clip norm of updates that an engine sums before the server rounds them to its
+            grid, a little shorter than ``clip_norm``; 0 if it must not sum; None: ``clip_norm``.
     """
 
     round: int
@@ -31,6 +33,7 @@ class RoundTask:
     clip_norm: float
     plan: str
     active: tuple[int, ...] | None = None
+    sum_clip_norm: float | None = None
 
     def update(self, client: int, update: Tensor) -> "ClientUpdate":
         """Return the answer of one client to this task."""
@@ -68,7 +71,7 @@ class CohortSum:
 
     Attributes:
         clients: ids of the clients in the sum, each once, including those whose update is zero.
-        total: sum of the updates, each clipped to ``clip_norm``; shape (c,), float64.
+        total: sum of the updates, clipped to the task's ``sum_clip_norm``; shape (c,), float64.
         unclipped: number of clients whose update was nonzero and no longer than the clip norm.
         clip_norm: clip norm of the task.
         round: round of the task.
@@ -152,4 +155,7 @@ def _is_vector(vector: object, types: Container[torch.dtype], shape: torch.Size)
 def _fits_its_memory(vector: Tensor) -> bool:
     """Return whether the vector's storage is long enough; reading beyond it would crash."""
     last = vector.storage_offset() + (vector.numel() - 1) * vector.stride(0)
-    return (last + 1) * vector.element_size() <= vector.untyped_storage().nbytes()
+    try:
+        return (last + 1) * vector.element_size() <= vector.untyped_storage().nbytes()
+    except RuntimeError:  # it has no memory, such as one inside torch.func.grad
+        return False

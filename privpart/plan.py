@@ -82,6 +82,11 @@ class PrivacyPlan:
         checks.nonnegative("noise_multiplier", self.noise_multiplier)
         checks.count("report_goal", self.report_goal, maximum=_MOST_CLIENTS)
         checks.count("minimum_cohort", self.minimum_cohort)
+        if self.participation.fixed_order:
+            raise ConfigError(
+                "participation: a FixedOrder is for budgets; a server enforces how often and how "
+                "far apart a client takes part, not its place in an order. Use a Participation."
+            )
         if self.mechanism.rounds != self.participation.rounds:
             raise ConfigError(
                 f"the mechanism has rounds={self.mechanism.rounds}, the participation "

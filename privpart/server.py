@@ -5,21 +5,32 @@ clips every other again, since nothing that a client sends is trusted. An update
 counts as zeros. A client counts once per round and at most as often as the plan allows. Only the
 operator's own simulation may hand over sums that it clipped; they have an argument of their own.
 
-The noise is added to the sum, and the result is divided by the plan's ``report_goal``, never by the
-number of clients that came: that number is private, and dividing by it would let one client weigh
-more than the accountant assumes. A ``ServerOptimizer`` moves the model by this noised mean.
+Updates become integers on the plan's public grid, sums and noise are integers, and only the noised
+sum becomes floating point (``privpart.grid``). It is divided by the plan's ``report_goal``, never
+by the number of clients that came: that number is private, and dividing by it would let one client
+weigh more than the accountant assumes. A ``ServerOptimizer`` moves the model by this noised mean.
+
+The noise of a round does not depend on its updates, so it is drawn while the clients train.
+
+Server, sum and optimiser are one file, because together they are a round, from updates to model.
 """
 
+import math
+import os
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from threading import Thread
+from typing import Any, Literal, NoReturn, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
-from privpart.clip import add_in_place, clip
+from privpart.clip import add_in_place, clip, l2_norm
+from privpart.grid import Grid, noise_bits, quantise
 from privpart.messages import (
     ClientUpdate,
     CohortSum,
@@ -86,8 +97,8 @@ class Server:
     ) -> None:
         if start.dtype is not torch.float32:
             raise ConfigError(
-                f"start has {start.dtype}: must be torch.float32. The noise is float32, and a "
-                "finer type would keep low bits of the sum that no noise covers."
+                f"start has {start.dtype}: must be torch.float32, the type of the model that the "
+                "clients receive."
             )
         self.plan = plan
         self.source = source
@@ -100,17 +111,29 @@ class Server:
         self._settings = constant if callable(constant) else lambda _: constant
         self._optimizer = self._settings(0).of(*self._groups)
         # In units of the clip norm, which adaptive clipping may change.
-        z = plan.update_noise_multiplier
-        self._noise = noise_stream(plan.mechanism, start.numel(), z, source, 0)
+        self._noise: NoiseStream | GroupedNoise | None = None
+        self._grid: Grid | None = None
+        if plan.noise_multiplier:
+            self._noise, self._grid = _noise_and_grid(
+                plan, start.numel(), plan.update_noise_multiplier, source, 0
+            )
         self._restarts: frozenset[int] = frozenset()
         self._bit_noise: NoiseStream | GroupedNoise | None = None
+        self._bit_grid: Grid | None = None
         if plan.adaptive_clipping is not None:
             self._restarts = restarts(plan.mechanism)
             z = plan.adaptive_clipping.bit_noise_multiplier
-            self._bit_noise = noise_stream(plan.mechanism, 1, z, source, 1)
+            self._bit_noise, self._bit_grid = _noise_and_grid(plan, 1, z, source, 1)
+        self._coming: Future[Tensor | None] | None = None
+        # Vectors that every round reuses: fresh memory costs as much as the arithmetic.
+        self._drawn: Tensor | None = None
+        self._total = torch.empty(0, dtype=torch.float64)
+        self._gradient = torch.empty(0)
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[int, list[int]] = {}
         self._halted = ""
+        self._adding_up = False
+        self._process = os.getpid()
         self.cohort: tuple[int, ...] = ()
         self.last_clip_norm = self.clip_norm
 
@@ -131,14 +154,29 @@ class Server:
         return [client for client in clients if self._may_take_part(client)]
 
     def task(self, clients: Sequence[int]) -> RoundTask:
-        """Return the task of the next round for a cohort.
+        """Return the task of the next round for a cohort, and begin to draw the round's noise.
 
         Raises:
             ConfigError: the server was halted, so nobody may see its model.
         """
         self._check_running()
+        if self._coming is None and self.round < self.plan.rounds:
+            self._coming = _behind(self._draw)
+        return self._task(clients)
+
+    def _task(self, clients: Sequence[int]) -> RoundTask:
         active = self.plan.active(self.round)
-        return RoundTask(self.round, tuple(clients), self.clip_norm, self.plan_hash, active)
+        shorter = None if self._grid is None else self._grid.sum_clip_norm(self.clip_norm)
+        return RoundTask(
+            self.round, tuple(clients), self.clip_norm, self.plan_hash, active, shorter
+        )
+
+    def _draw(self) -> Tensor | None:
+        if self._noise is None:
+            return None
+        if self._drawn is None:
+            self._drawn = torch.empty(self.parameters.numel(), dtype=self._noise.dtype)
+        return self._noise.next(out=self._drawn)
 
     def run_round(
         self, updates: Iterable[ClientUpdate], *, sums: Iterable[CohortSum] = ()
@@ -164,13 +202,34 @@ class Server:
                 f"all {self.plan.rounds} planned rounds are done, and the guarantee covers no "
                 "further one. Plan more rounds from the start."
             )
+        if self._adding_up:
+            raise ConfigError(
+                f"round {self.round} is being run: its updates must not run another round, nor "
+                "may a second thread."
+            )
         self._settings(self.round).set(self._optimizer)
         dim = sum(self._groups[group].numel() for group in self._active())
-        found = RoundSum(self.task(()), dim, self._may_take_part, bits=self._bit_noise is not None)
-        for update in updates:
-            found.add(update)
-        for part in sums:
-            found.add_sum(part)
+        bits = self._bit_noise is not None
+        if not len(self._total):
+            self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
+            self._gradient = torch.empty_like(self.parameters)
+        total = self._total[:dim].zero_()
+        found = RoundSum(
+            self._task(()),
+            total,
+            self._gradient[:dim],
+            self._may_take_part,
+            grid=self._grid,
+            bits=bits,
+        )
+        self._adding_up = True
+        try:
+            for update in updates:
+                found.add(update)
+            for part in sums:
+                found.add_sum(part)
+        finally:
+            self._adding_up = False
         came, received = found.came, found.received
         if len(came) < self.plan.minimum_cohort:
             return RoundCounts(received, 0, received, released=False)
@@ -181,11 +240,9 @@ class Server:
         self.last_clip_norm = self.clip_norm
         for client in came:
             self._participations.setdefault(client, []).append(self.round)
-        if self._noise is not None:
-            found.total += self._noise.next() * self.clip_norm
-        # By a public constant: the number of clients that came is private, and would let one client
-        # weigh more than the accountant assumes.
-        self._step(found.total / self.plan.report_goal)
+        noise = self._draw() if self._coming is None else self._coming.result()
+        self._coming = None
+        self._step(found.total, noise)
         self.round += 1
         self._adapt(found.bits)
         self._halted = ""
@@ -196,6 +253,11 @@ class Server:
         self._halted = reason
 
     def _check_running(self) -> None:
+        if os.getpid() != self._process:
+            raise ConfigError(
+                "this process was forked from the one that holds the server, and would repeat its "
+                "noise. Run rounds in the process that made the server."
+            )
         if self._halted:
             raise ConfigError(
                 f"this server is halted: {self._halted}. Nobody may see its model. Make a new "
@@ -206,20 +268,30 @@ class Server:
         rounds = self._participations.get(client, ())
         return may_take_part(self.plan.participation, rounds, self.round)
 
-    def _step(self, mean: Tensor) -> None:
+    def _step(self, total: Tensor, noise: Tensor | None) -> None:
+        """Release the noised sum: divide it by a public constant and take a step.
+
+        The number of clients that came is private, and dividing by it would let one client weigh
+        more than the accountant assumes.
+        """
         # An inactive group has no gradient rather than a zero one, so that its momentum rests too.
         self._optimizer.zero_grad(set_to_none=True)
+        step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
+        gradient = self._gradient[: len(total)]
+        _quotient(total, noise, -self.plan.report_goal / step, gradient)
         active = [self._groups[group] for group in self._active()]
-        for part, own in zip(active, torch.split(mean, [len(p) for p in active]), strict=True):
-            part.grad = -own.to(part.dtype)
+        for part, own in zip(active, torch.split(gradient, [len(p) for p in active]), strict=True):
+            part.grad = own
         self._optimizer.step()
 
     def _adapt(self, bits: float) -> None:
         """Add the round's noised bits; at a restart of the noise, let them move the clip norm."""
-        adaptive = self.plan.adaptive_clipping
-        if adaptive is None or self._bit_noise is None:
+        adaptive, grid = self.plan.adaptive_clipping, self._bit_grid
+        if adaptive is None or self._bit_noise is None or grid is None:
             return
-        self._bits += bits + float(self._bit_noise.next())
+        # A bit is half an update's norm in steps, an integer, and so is the noise.
+        half = math.floor(grid.norm / 2)
+        self._bits += (bits * 2 * half + int(self._bit_noise.next())) / (2 * half)
         if self.round in self._restarts:
             began = max((r for r in self._restarts if r < self.round), default=0)
             # The bits are +1/2 and -1/2, so their noised mean plus 1/2 is the share of unclipped
@@ -247,9 +319,18 @@ class Server:
         """Return everything that the next round depends on, except plan, key and participations.
 
         Returns:
-            Tensors by name, and plain values, ready for JSON. The state of a complete run holds no
-            noise: nothing needs it any more, and whoever read it could subtract it.
+            Tensors by name, which share memory with the server, and plain values, ready for JSON.
+            The state of a complete run holds no noise: nothing needs it any more, and whoever read
+            it could subtract it.
+
+        Raises:
+            ConfigError: a task was given out and its round was not run.
         """
+        if self._coming is not None:
+            raise ConfigError(
+                f"round {self.round} is under way and its noise is drawn: save the server after "
+                "run_round, before the next task."
+            )
         tensors = {"parameters": self.parameters.detach()}
         for name, tensor in optimizer_tensors(self._optimizer).items():
             tensors[f"optimizer.{name}"] = tensor
@@ -290,14 +371,26 @@ class Server:
                 f"the state has {tensors['parameters'].numel()} parameters, "
                 f"the model {self.parameters.numel()}."
             )
+        if self.round or self._coming is not None:
+            raise ConfigError("the server has begun: load a state into a new server.")
+        self.halt("a state was loaded in part")
+        for prefix, stream in self._streams() if values["round"] < self.plan.rounds else ():
+            stream.load_state_dict({**values[prefix], **_under(prefix, tensors)})
+            if stream.round != values["round"]:
+                raise ConfigError(
+                    f"the state is that of round {values['round']}, its {prefix} that of round "
+                    f"{stream.round}."
+                )
         self.parameters.copy_(tensors["parameters"])
         self.round = values["round"]
         self.clip_norm = values["clip_norm"]
         self._bits = values["bits"]
         self._participations = participations
         load_optimizer_tensors(self._optimizer, _under("optimizer", tensors))
-        for prefix, stream in self._streams() if self.round < self.plan.rounds else ():
-            stream.load_state_dict({**values[prefix], **_under(prefix, tensors)})
+        self._halted = ""
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("Server: is never copied; a copy would repeat its noise.")
 
     def _streams(self) -> list[tuple[str, NoiseStream | GroupedNoise]]:
         both = (("noise", self._noise), ("bit_noise", self._bit_noise))
@@ -313,12 +406,14 @@ class RoundSum:
 
     Args:
         task: the task of the round.
-        dim: length of an update.
+        total: zeros, shape of an update, float64; becomes the sum.
+        scratch: shape of an update, float32; overwritten.
         may_take_part: whether the participation limits allow a client in this round.
+        grid: the grid that updates are rounded to; None for a run without noise.
         bits: whether to count the updates that were not clipped, for adaptive clipping.
 
     Attributes:
-        total: sum of the clipped updates, shape (dim,), float64.
+        total: sum of the clipped updates, float64; on a grid, whole numbers of steps.
         came: ids of the clients in the sum.
         received: number of updates received, of any kind.
         summed: number of clients whose updates came as part of a trusted sum.
@@ -326,13 +421,22 @@ class RoundSum:
 
     Guarantees:
         ``add`` raises nothing, whatever it is given, and leaving one client out changes the sum by
-        at most the clip norm.
+        at most the clip norm: on a grid by integers whose norm is at most ``grid.norm``.
     """
 
     def __init__(
-        self, task: RoundTask, dim: int, may_take_part: Callable[[int], bool], *, bits: bool
+        self,
+        task: RoundTask,
+        total: Tensor,
+        scratch: Tensor,
+        may_take_part: Callable[[int], bool],
+        *,
+        grid: Grid | None = None,
+        bits: bool,
     ) -> None:
-        self.total = torch.zeros(dim, dtype=torch.float64)
+        self.total = total
+        self._whole = scratch.view(torch.int32).numpy()
+        self._grid = grid
         self.came: set[int] = set()
         self.received = 0
         self.summed = 0
@@ -349,11 +453,20 @@ class RoundSum:
             return
         if not self._may_take_part(update.client):
             return
-        clipped = clip(update.update.detach(), task.clip_norm)  # zeros if not finite
+        norm = self._add(update.update.detach(), task.clip_norm)
         if self._count_bits:
-            self.bits += 0.5 if clipped.norm() <= task.clip_norm * _UNCLIPPED else -0.5
-        add_in_place(self.total, clipped)
+            self.bits += 0.5 if norm <= task.clip_norm * _UNCLIPPED else -0.5
         self.came.add(update.client)
+
+    def _add(self, update: Tensor, clip_norm: float) -> float:
+        """Clip and add an update, zeros if it is not finite; return the norm of what was added."""
+        if self._grid is None:
+            clipped = clip(update, clip_norm)
+            add_in_place(self.total, clipped)
+            return l2_norm(clipped)
+        norm = quantise(update, clip_norm, self._grid, self._whole)
+        add_in_place(self.total, torch.from_numpy(self._whole))
+        return norm * self._grid.step(clip_norm)
 
     def add_sum(self, part: object) -> None:
         """Add a sum of a trusted engine, or refuse all of it."""
@@ -364,9 +477,66 @@ class RoundSum:
         if not self.came.isdisjoint(clients) or not all(map(self._may_take_part, clients)):
             return
         self.bits += part.unclipped - 0.5 * len(clients)
-        self.total += part.total
+        if self._grid is None:
+            self.total += part.total
+        else:
+            _add_nearest(self.total, part.total, 1 / self._grid.step(self._task.clip_norm))
         self.summed += len(clients)
         self.came.update(clients)
+
+
+def _noise_and_grid(
+    plan: PrivacyPlan, dim: int, noise_multiplier: float, source: NoiseSource, stream: int
+) -> tuple[NoiseStream | GroupedNoise, Grid]:
+    """Return the noise of updates of length ``dim``, and the grid whose steps it counts in."""
+    bits = noise_bits(noise_multiplier, dim)
+    noise = noise_stream(plan.mechanism, dim, 2.0**bits, source, stream)
+    moved = plan.participation.max_participations * 2.0**bits / noise_multiplier
+    charge = math.sqrt(dim * plan.rounds) * noise.filter_error(moved)
+    return noise, Grid.of(bits, noise_multiplier, dim, filter_charge=charge)
+
+
+def _behind(work: Callable[[], Tensor | None]) -> "Future[Tensor | None]":
+    """Begin a piece of work on a thread of its own."""
+    coming: Future[Tensor | None] = Future()
+
+    def run() -> None:
+        try:
+            coming.set_result(work())
+        except BaseException as error:  # it reaches whoever asks for the result
+            coming.set_exception(error)
+
+    Thread(target=run, name="privpart-noise").start()
+    return coming
+
+
+_PART = 2**16
+
+
+def _quotient(total: Tensor, noise: Tensor | None, divisor: float, out: Tensor) -> None:
+    """Write (total + noise) / divisor in float32.
+
+    Part by part, since wide vectors of the model's length would cost more than the arithmetic.
+    """
+    factor = 1 / divisor
+    wide = np.empty(min(_PART, len(total)))
+    for start in range(0, len(total), _PART):
+        here = slice(start, start + _PART)
+        part = wide[: len(total) - start]
+        if noise is None:
+            np.multiply(total[here].numpy(), factor, out=part)
+        else:
+            np.copyto(part, noise[here].numpy())
+            np.add(part, total[here].numpy(), out=part)
+            np.multiply(part, factor, out=part)
+        np.copyto(out[here].numpy(), part, casting="same_kind")
+
+
+def _add_nearest(total: Tensor, addend: Tensor, factor: float) -> None:
+    """Add the nearest integers to factor x addend."""
+    for start in range(0, len(total), _PART):
+        part = addend[start : start + _PART] * factor
+        total[start : start + _PART] += part.round_()
 
 
 Kind = Literal["sgd", "adam", "adagrad"]

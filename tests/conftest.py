@@ -1,7 +1,13 @@
 """Hypothesis: the same examples on every machine, and no deadline on a shared one."""
 
+import os
+
 import pytest
 from hypothesis import settings
+
+# The tests run beside each other and start processes; several threads each make them wait for each
+# other: a matrix decomposition then takes eight times as long. Before anything imports numpy.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("ci", derandomize=True, database=None, deadline=None, max_examples=100)
 settings.load_profile("ci")

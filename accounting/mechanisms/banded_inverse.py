@@ -8,11 +8,10 @@ state is 0 vectors, and a round costs p draws. Two members of the family are kno
     BISR              the first p coefficients of (1 - x)^(1/2): banded inverse square root
                       (Kalinin, McKenna, Upadhyay and Lampert 2025, arXiv 2505.12128)
 
-After a resumption with a new key the draws before it are gone, and other ones take their place. For
-r_j <= 0 that costs nothing: it removes the entries of C, all nonnegative, that join the rounds
-before and after, and adds independent noise.
+The noise is rounded at the output: a round's sum of real draws, not each draw, becomes integers.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -172,7 +171,14 @@ class BandedInverse:
         def ops(t: int) -> list[Op]:
             return [Op(OUT, draws=[(t - j, r) for j, r in bands[: t + 1] if r])]
 
-        return NoiseProgram(self.rounds, ops, rows=lambda _: 0)
+        return NoiseProgram(
+            self.rounds,
+            ops,
+            rows=lambda _: 0,
+            spread=lambda: math.sqrt(math.fsum(r * r for r in self.coefficients)),
+            rounded="output",
+            draws_again=True,
+        )
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """Squared row norms of B: prefix sums of the squared prefix sums of r."""

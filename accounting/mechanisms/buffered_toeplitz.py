@@ -5,6 +5,7 @@ whatever the number of rounds (Dvijotham et al. 2024, "Efficient and near-optima
 for streaming differential privacy"; many participations: McMahan et al. 2024, arXiv 2408.08868).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -137,12 +138,35 @@ class BufferedToeplitz:
     def noise_program(self) -> NoiseProgram:
         """y_t = z_t - sum_i omega_i s_i, then s_i <- theta_i s_i + y_t; s_i is 0 at first."""
         noise = [(i, -omega) for i, omega in enumerate(self.scale)]
-        buffers = [Op(i, [(OUT, 1.0), (i, theta)]) for i, theta in enumerate(self.decay)]
+        buffers = [Op(i, [(i, theta), (OUT, 1.0)]) for i, theta in enumerate(self.decay)]
         return NoiseProgram(
             self.rounds,
             ops=lambda t: [Op(OUT, noise, [(t, 1.0)]), *buffers],
             rows=lambda rounds: self.buffers if rounds else 0,
+            spread=self._spread,
+            rounded="buffers",
+            filter_error=self._filter_error,
         )
+
+    def _spread(self) -> float:
+        """Standard deviation after all rounds: the norms of the responses to one draw."""
+        decay, scale = np.array(self.decay), np.array(self.scale)
+        held, squares, out, squared = np.zeros(self.buffers), np.zeros(self.buffers), 1.0, 0.0
+        for _ in range(self.rounds):
+            squared += out * out
+            held = decay * held + out
+            squares += held**2
+            out = -float(scale @ held)
+            if not squared < 1e300:
+                raise ConfigError("scale: this filter's noise grows without bound.")
+        return math.sqrt(max(squared, float(squares.max())))
+
+    def _filter_error(self) -> float:
+        """Two roundings per buffer and round, which decay as it does; 2 per buffer in the sum."""
+        decay = np.array(self.decay)
+        with np.errstate(divide="ignore"):
+            rounds_held = np.minimum(self.rounds, 1 / (1 - decay))
+        return float(np.array(self.scale) @ (2 * rounds_held + 2 * self.buffers + 2))
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """That of its coefficients, in O(n) by ``step_response``."""

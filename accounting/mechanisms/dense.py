@@ -1,5 +1,6 @@
 """Dense: any lower-triangular encoder, given as a matrix. For reference and small n."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,17 +77,32 @@ class Dense:
         return gram_sensitivity(self.matrix.T @ self.matrix, participation)
 
     def noise_program(self) -> NoiseProgram:
-        """y_t = (z_t - sum_{j<t} C_tj y_j) / C_tt, from all earlier y."""
+        """y_t = z_t / C_tt - sum_{j<t} (C_tj / C_tt) y_j, from all earlier y."""
 
         def ops(t: int) -> list[Op]:
             *past, own = self.matrix[t, : t + 1].tolist()
-            round_ = [
-                Op(OUT, ((j, -c) for j, c in enumerate(past)), [(t, 1.0)]),
-                Op(OUT, [(OUT, 1 / own)]),
-            ]
+            lags = ((j, -c / own) for j, c in enumerate(past))
+            # rounded up: more noise in a round costs nothing
+            round_ = [Op(OUT, lags, [(t, math.nextafter(1 / own, math.inf))])]
             return [*round_, Op(t, [(OUT, 1.0)])] if t < self.rounds - 1 else round_
 
-        return NoiseProgram(self.rounds, ops, rows=lambda rounds: min(rounds, self.rounds - 1))
+        def filter_error() -> float:
+            lags = np.abs(np.tril(self.matrix, -1)).sum(axis=1) / np.diag(self.matrix)
+            return (self.rounds + 6) * float(lags.max())
+
+        return NoiseProgram(
+            self.rounds,
+            ops,
+            rows=lambda rounds: min(rounds, self.rounds - 1),
+            spread=self._spread,
+            filter_error=filter_error,
+        )
+
+    def _spread(self) -> float:
+        from scipy.linalg import solve_triangular
+
+        inverse = solve_triangular(self.matrix, np.eye(self.rounds), lower=True)
+        return float(np.sqrt((inverse**2).sum(axis=1).max()))
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """Squared row norms of B."""

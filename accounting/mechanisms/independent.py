@@ -59,7 +59,11 @@ class Independent:
     def noise_program(self) -> NoiseProgram:
         """y_t = z_t: a fresh draw per round."""
         return NoiseProgram(
-            self.rounds, ops=lambda t: [Op(OUT, draws=[(t, 1.0)])], rows=lambda _: 0
+            self.rounds,
+            ops=lambda t: [Op(OUT, draws=[(t, 1.0)])],
+            rows=lambda _: 0,
+            spread=lambda: 1.0,
+            kept_draws=lambda _: [],
         )
 
     def prefix_variance(self) -> NDArray[np.float64]:

@@ -8,11 +8,26 @@ server adds cannot differ.
 A register holds one vector of the model's length. State registers, numbered from 0, keep their
 value between rounds and are zero before round 0; ``OUT`` is the noise of the round's sum; the
 negative numbers below ``OUT`` are scratch, whose value is lost when the round ends.
+
+The server adds integers, so a program also says where real numbers are rounded. In each of the
+three ways the released sums are a function of what the real-valued mechanism releases for the same
+updates, so they cost what it costs (``docs/noise.md`` has the argument):
+
+    "draws"    Each draw is rounded where it is made, together with the other terms of its
+               operation; all registers hold integers. Either the terms are integers themselves
+               (nodes of a tree), or they are a filter f of the integers released so far, and the
+               noise of round t is round(b z_t - f).
+    "buffers"  The same filter, with state registers that hold real functions of those integers.
+    "output"   Registers hold real numbers, and only OUT is rounded.
+
+A filter that is computed in floating point misses f by an error that depends on what was released.
+``filter_error`` bounds it, and the server shortens the clip norm by its effect.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +61,20 @@ class ListedOp(NamedTuple):
     draws: Sequence[tuple[int, float]]
 
 
+class NoiseRow(NamedTuple):
+    """The noise of one round as a sum of draws.
+
+    Attributes:
+        draws: coefficients by (round, index) of the draw.
+        roundings: bound on the error of computing it in floating point, in multiples of 2^-53 times
+            the largest value of a register: one per product (two per draw) and one per sum, times
+            its effect on the noise.
+    """
+
+    draws: dict[tuple[int, int], Fraction]
+    roundings: float
+
+
 @dataclass(frozen=True, slots=True)
 class NoiseProgram:
     """The noise of a run.
@@ -55,11 +84,29 @@ class NoiseProgram:
         ops: the operations of round t (from 0), in order.
         rows: how many of the first state registers may still matter after so many rounds, 0 to n.
             This is what a saved state contains.
+        spread: an upper bound on the standard deviation of every register, at unit draws. May
+            take as long as ``Mechanism.prefix_variance``.
+        rounded: where real numbers become integers, see above.
+        filter_error: for programs whose operations multiply integers by fractions, a bound on the
+            floating-point error of OUT before rounding and of a draw, in multiples of 2^-53 times
+            the largest value of a register.
+        kept_draws: which draw each row holds after so many rounds, if every kept row is a draw;
+            such a state need not be saved. None: rows hold sums.
+        weight_bits: in programs that round draws and have no ``filter_error``, coefficients are
+            multiples of 2^-weight_bits, so that their products with integers are exact.
+        draws_again: whether a draw is made in more than one round, or by ``kept_draws``. Draw i is
+            then first made in round i; else a draw is made in one round only.
     """
 
     rounds: int
     ops: Callable[[int], Iterable[Op]]
     rows: Callable[[int], int]
+    spread: Callable[[], float]
+    rounded: Literal["draws", "buffers", "output"] = "draws"
+    filter_error: Callable[[], float] = float
+    kept_draws: Callable[[int], list[int]] | None = None
+    weight_bits: int = 0
+    draws_again: bool = False
 
     def round(self, t: int) -> list[ListedOp]:
         """Return the operations of round t, with listed terms: to be run any number of times.
@@ -78,6 +125,30 @@ class NoiseProgram:
     def draws(self) -> int:
         """Return the number of draws of all rounds."""
         return sum(len(op.draws) for t in range(self.rounds) for op in self.ops(t))
+
+    def row(self, t: int) -> "NoiseRow":
+        """Return how the noise of round t mixes the draws, by running the program backwards."""
+        reached = {OUT: Fraction(1)}
+        draws: dict[tuple[int, int], Fraction] = {}
+        roundings = 0.0
+        for s in range(t, -1, -1):
+            for target, terms, fresh in reversed(self.round(s)):
+                weight = reached.pop(target, Fraction(0))
+                if not weight:
+                    continue
+                products = sum(abs(c) != 1 for _, c in terms) + 2 * len(fresh)
+                sums = len(terms) + len(fresh) - 1
+                roundings += float(abs(weight)) * (products + sums)
+                for register, c in terms:
+                    reached[register] = reached.get(register, Fraction(0)) + weight * Fraction(c)
+                for index, c in fresh:
+                    made_in = index if self.draws_again else s
+                    before = draws.get((made_in, index), Fraction(0))
+                    draws[made_in, index] = before + weight * Fraction(c)
+            reached = {r: weight for r, weight in reached.items() if r >= 0 and weight}
+            if not reached:
+                break
+        return NoiseRow(draws, roundings)
 
     def matrix(self) -> NDArray[np.float64]:
         """Return N, shape (n, draws): row t is how the noise of round t mixes the draws."""

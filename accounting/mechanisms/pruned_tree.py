@@ -5,6 +5,7 @@ is zero by the public schedule. With this mechanism for every group, ``Grouped``
 over all rounds without that needless noise. A ``BinaryTree`` per group is shallower and has less.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -140,7 +141,8 @@ class PrunedTree:
         def rows(rounds: int) -> int:
             return len(self.prefix_nodes(rounds - 1)) if rounds else 0
 
-        return NoiseProgram(self.rounds, ops, rows)
+        # a step drops at most every node of a prefix sum, and adds one
+        return NoiseProgram(self.rounds, ops, rows, lambda: math.sqrt(1 + self.span.bit_length()))
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """The number of nodes in each prefix sum."""

@@ -4,6 +4,7 @@ With p coefficients C is p-banded, and its noise keeps p - 1 past vectors. This 
 mechanism, its sensitivity, and the coefficients of least error.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -173,24 +174,36 @@ class Toeplitz:
         return rule(self._column(), participation)
 
     def noise_program(self) -> NoiseProgram:
-        """x_t = z_t - sum_{j=1}^{p-1} (c_j / c_0) x_{t-j}, and y_t = x_t w_t / c_0.
+        """y_t = (w_t / c_0) (z_t - sum_{j=1}^{p-1} c_j y_{t-j} / w_{t-j}).
 
-        w_t is the norm of column t of C if ``normalize_columns``, else 1. The last p - 1 vectors x
+        w_t is the norm of column t of C if ``normalize_columns``, else 1. The last p - 1 vectors y
         are kept in a ring.
         """
         first, ring = self.coefficients[0], self.bands - 1
         past = [-c / first for c in self.coefficients[1 : self.bands]]
-        norms = self.column_norms() if self.normalize_columns else np.ones(self.rounds)
-        weights = (norms / first).tolist()
+        norms = (self.column_norms() if self.normalize_columns else np.ones(self.rounds)).tolist()
+        # norms sum a square per band, rounded as often; more noise in a round costs nothing
+        up = 1 + (self.bands + 4) * 2.0**-52
 
         def ops(t: int) -> list[Op]:
-            lags = (((t - j) % ring, c) for j, c in enumerate(past[:t], start=1))
-            round_ = [Op(OUT, lags, [(t, 1.0)])]
-            if ring:
-                round_.append(Op(t % ring, [(OUT, 1.0)]))
-            return round_ if weights[t] == 1 else [*round_, Op(OUT, [(OUT, weights[t])])]
+            own = norms[t]
+            lags = (((t - j) % ring, c * (own / norms[t - j])) for j, c in enumerate(past[:t], 1))
+            weight = 1.0 if own == first else own / first * up
+            noise = Op(OUT, lags, [(t, weight)])
+            return [noise, Op(t % ring, [(OUT, 1.0)])] if ring else [noise]
 
-        return NoiseProgram(self.rounds, ops, rows=lambda rounds: min(rounds, ring))
+        def spread() -> float:
+            inverse = invertible(forward_substitution(self._column(), np.eye(1, self.rounds)[0]))
+            return float(max(norms) * np.linalg.norm(inverse))
+
+        return NoiseProgram(
+            self.rounds,
+            ops,
+            rows=lambda rounds: min(rounds, ring),
+            spread=spread,
+            # norms do not rise, so no lag has a coefficient above |c_j / c_0|
+            filter_error=lambda: (2 * ring + 8) * math.fsum(map(abs, past)),
+        )
 
     def prefix_variance(self) -> Array:
         """Squared row norms of B, in O(n p) without matrices (O(n^2) if normalised)."""

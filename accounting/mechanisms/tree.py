@@ -26,6 +26,7 @@ Encoder, noise and sensitivity are one file, as of every mechanism; it is long b
 sensitivity needs its own recursion.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -48,6 +49,8 @@ Front = dict[int, Scores]
 """Scores by the earliest next round, counted from the end of what was scored."""
 _IMPOSSIBLE = np.int64(-(2**62))
 _MOST_DENSE_ROUNDS = 8192
+_WEIGHT_BITS = 16
+"""Bits of the online estimator's weights where its nodes are integers."""
 _NODE = SCRATCH
 """Register of the estimate that is being made."""
 _VIRTUAL = SCRATCH - 1
@@ -231,11 +234,19 @@ class BinaryTree:
         stays, need not be kept. Virtual rounds of a completed tree add to the next real round. With
         ``release="prefix"`` the noise is the same: its covariance is ``decoder() @ decoder().T``,
         though it takes more draws than L has columns.
+
+        Where a node is rounded by itself, the released sums are functions of the noised nodes. That
+        is enough if the nodes may be released, and for the vanilla tree in any case, since its
+        prefix sums determine the nodes in use. The online tree of ``release="prefix"`` and the
+        completed tree are rounded at the output, so that they are functions of the noised prefix
+        sums alone.
         """
         length = min(self.restart_every or self.rounds, self.rounds)
         leaves = 2 ** (length - 1).bit_length() if self.completed else length
         kept = (length + 1).bit_length() - 1
-        stack = _Stack(leaves, kept, online=self.estimator == "online")
+        online = self.estimator == "online"
+        own = not self.completed and (self.release == "nodes" or not online)
+        stack = _Stack(leaves, kept, online=online, dyadic=self.release == "nodes")
 
         def ops(t: int) -> list[Op]:
             tree, leaf = divmod(t, length)
@@ -250,7 +261,26 @@ class BinaryTree:
         def rows(rounds: int) -> int:
             return ((rounds - 1) % length + 1).bit_count() if rounds else 0
 
-        return NoiseProgram(self.rounds, ops, rows)
+        def kept_draws(rounds: int) -> list[int]:
+            """A vanilla node has the draw of its last round, which is the round's number."""
+            if not rounds:
+                return []
+            tree, last = divmod(rounds - 1, length)
+            nodes = _digits(tree * length, last + 1)
+            return [node.first + node.rounds - 1 for node in nodes]
+
+        draws_kept = not (online or self.completed)
+        return NoiseProgram(
+            self.rounds,
+            ops,
+            rows,
+            # a round adds one node and drops one of each height; virtual rounds do so twice
+            spread=lambda: (4 if self.completed else 1) * math.sqrt(1 + leaves.bit_length()),
+            rounded="draws" if own else "output",
+            weight_bits=_WEIGHT_BITS if own and online else 0,
+            kept_draws=kept_draws if draws_kept else None,
+            draws_again=draws_kept,
+        )
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """Node variances over t's binary expansion, plus what the earlier trees ended with."""
@@ -314,11 +344,13 @@ class _Stack:
         leaves: of each tree but the last, virtual ones included.
         kept: registers that keep their value between rounds; the virtual rounds may need more.
         online: the estimator.
+        dyadic: whether weights are those of ``node_weight``, as ``node_decoder``'s are.
     """
 
     leaves: int
     kept: int
     online: bool
+    dyadic: bool
 
     def push(self, tree: int, leaf: int) -> list[Op]:
         """Complete a leaf and the nodes that end with it; OUT <- what the stack's sum gains."""
@@ -330,7 +362,7 @@ class _Stack:
             return [Op(OUT, draws=[(first, 1.0)]), Op(self._register(bottom), [(OUT, 1.0)])]
         ops = [Op(_NODE, draws=[(first, 1.0)])]
         for height, left in enumerate(lefts if self.online else (), start=1):
-            v = node_variance(height, "online")
+            v = node_weight(height, "online") if self.dyadic else node_variance(height, "online")
             ops.append(Op(_NODE, [(_NODE, 1.0), (left, 1.0)]))
             ops.append(Op(_NODE, [(_NODE, 1 - v)], [(first + height, v)]))
         gain = [(_NODE, 1.0), *((left, -1.0) for left in lefts)]
@@ -348,6 +380,14 @@ class _Stack:
 def node_variance(height: int, estimator: str) -> float:
     """Return v, the variance of a node's estimate at unit noise."""
     return 1.0 / (2.0 - 2.0**-height) if estimator == "online" else 1.0
+
+
+def node_weight(height: int, estimator: str) -> float:
+    """Return v as the weight of integers: a multiple of 2^-16, so that products are exact.
+
+    The variance is least at ``node_variance``, so it is larger by less than 1e-9 of itself.
+    """
+    return round(node_variance(height, estimator) * 2.0**_WEIGHT_BITS) / 2.0**_WEIGHT_BITS
 
 
 def prefix_variance(blocks: list[Block], estimator: str) -> Array:
@@ -377,7 +417,7 @@ def node_decoder(blocks: list[Block], estimator: str) -> Array:
             column += 1
             while stack and stack[-1][0] == height:
                 height += 1
-                v = node_variance(height, estimator)
+                v = node_weight(height, estimator)
                 estimate = (1 - v) * (stack.pop()[1] + estimate)
                 estimate[column] = v
                 column += 1

@@ -4,7 +4,7 @@
     2    bad input                     7    an optional extra is missing (reserved)
     3    budget exceeded               70   a fault of the machine, for instance a full disk
     4    audit threshold passed        130  interrupted; the run can be resumed
-    5    unsound or unsupported combination (reserved; 2 today)
+    5    the guarantee of a run does not hold, although it kept to its plan
 
 Standard output carries only the result; progress, warnings and errors go to standard error.
 """

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from privpart.run.report import RunReport
 
 _EXCEEDED = 3
+_UNSOUND = 5
 _LEFT_ITS_PLAN = 6
 _WIDTH = 96
 _VERDICTS = {
@@ -48,7 +49,8 @@ def report(
 ) -> None:
     """Report the guarantee of a run and whether it holds, from the run's ledger.
 
-    Works while the run continues. Exit code 6 if the run left its plan, 3 above --max-epsilon.
+    Works while the run continues. Exit code 6 if the run left its plan, 5 if its guarantee does not
+    hold for another reason, 3 above --max-epsilon.
     """
     from privpart.run.report import run_report, vouched
 
@@ -64,6 +66,8 @@ def report(
         print_run(found, form)
     if found.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)
+    if found.guarantee.status == "does-not-hold":
+        raise typer.Exit(_UNSOUND)
     if limit is not None:
         _within(found.guarantee, limit)
 

@@ -113,7 +113,7 @@ class EmbeddedEngine:
             WorkerError, ConfigError: as ``run`` does.
         """
         local = self.local_of(task.round)
-        if not self._may_sum or local.objective == "moon":
+        if not self._may_sum or local.objective == "moon" or task.sum_clip_norm == 0:
             return None
         computation = self._ready(task, start, local)
         most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0

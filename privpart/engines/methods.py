@@ -221,7 +221,7 @@ class LocalComputation:
             x,
             lambda logits: sum_of_losses(logits.view(*y.shape[:2], *logits.shape[1:]), y),
             learning_rate=self.local.learning_rate,
-            clip_norm=task.clip_norm,
+            clip_norm=task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm,
             out=out,
         )
 

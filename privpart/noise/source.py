@@ -1,44 +1,29 @@
-"""Noise source: where the Gaussian draws of the noise come from.
+"""Noise source: the key that the Gaussian draws of the noise come from.
 
-Draws are addressed, not consumed: (stream, index, coordinate) always gives the same number, so any
-slice of any draw can be made again alone, and no number depends on what was drawn before it.
+Draws are addressed, not consumed: (stream, salt, index, coordinate) always gives the same number,
+so any slice of any draw can be made again alone, and no number depends on what was drawn before.
+``privpart.noise.ziggurat`` makes the numbers.
 
-From bits to numbers: AES-256 in counter mode, one 16-byte block per pair of coordinates, half of it
-for the radius and half for the angle of Box and Muller (1958), in blocks of 2^15 coordinates that
-stay in the processor's cache. Every block is computed whole and by one thread (torch.randn uses one
-as well), so neither slices nor the number of threads change a bit.
-
-What is claimed: the radius is made from 64 bits, so tails end at sqrt(128 ln 2) = 9.42 standard
-deviations (probability 5e-21 beyond), and each number is that of exact arithmetic up to float
-rounding. What is not: a Gaussian computed in floats has a finite support, which in principle tells
-apart sums that differ in their last bits (Mironov 2012, "On significance of the least significant
-bits for differential privacy"). No defence against that is claimed, nor against timing. The last
-bit of a logarithm or cosine may differ between processors and torch versions, so draws are the same
-bit for bit only on the same kind of machine with the same torch.
+A salt is part of the address, so that a round which is tried twice never has one noise under two
+sums, not even on a disk: every noise stream of a secret source begins with a fresh salt, also when
+it resumes a run, and the state keeps the salts of the rounds that were committed. A seeded source
+has one salt for good, so that a resumed simulation ends as an undisturbed one.
 """
 
 import hashlib
-import math
+import os
 import secrets
 from typing import NoReturn, Protocol
 
-import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from torch import Tensor
-
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.engines.device import one_thread
+from privpart.noise.ziggurat import Draws
 
-BLOCK = 2**15
-"""Coordinates that are computed together: 128 KiB of float32."""
-
-_PAIRS = BLOCK // 2
-_ZEROS = bytes(16 * _PAIRS)
+SALT_BYTES = 16
 
 
 class NoiseSource(Protocol):
-    """Standard normal vectors by address."""
+    """Standard normal draws by address."""
 
     @property
     def private(self) -> bool:
@@ -54,38 +39,23 @@ class NoiseSource(Protocol):
         """Take one stream of draws for one noise stream; a secret source refuses a second claim."""
         ...
 
-    def normal(
-        self,
-        index: int,
-        count: int,
-        *,
-        stream: int = 0,
-        start: int = 0,
-        stddev: float = 1.0,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """Return coordinates ``start`` to ``start + count`` of a draw: independent N(0, stddev^2).
+    def salt(self) -> bytes:
+        """Return the salt of a new attempt, 0 or 16 bytes."""
+        ...
 
-        Args:
-            index: of the draw within its stream, >= 0.
-            count: number of coordinates, >= 1.
-            stream: id of the stream, >= 0; other streams have other draws.
-            start: first coordinate, >= 0.
-            stddev: from 1e-15 to 1e15; multiplying here costs no time.
-            out: where to write, shape (count,), contiguous, float32 or float64 (the same numbers
-                up to rounding); None makes a float32 vector.
-        """
+    def draws(self, stream: int, salt: bytes) -> Draws:
+        """Return the draws of a stream, an id from 0 to 2^32 - 1, under a salt."""
         ...
 
 
 class SecretSource:
-    """AES-256 in counter mode under a secret key; for every run whose result is released.
+    """Draws under a secret key; for every run whose result is released.
 
     Args:
         key: 32 bytes; None draws them from the operating system. Never the seed of anything else,
-            and never for two runs: the same key repeats the same noise, and the difference of the
-            two releases has none. To resume with the same draws, keep the key yourself; the source
-            never shows it, and refuses to be copied or pickled.
+            and never for two runs: the same key under the same salt repeats the same noise, and the
+            difference of the two releases has none. To resume with the same draws, keep the key
+            yourself; the source never shows it, and refuses to be copied or pickled.
     """
 
     private = True
@@ -95,6 +65,7 @@ class SecretSource:
         if not isinstance(key, bytes) or len(key) != 32:
             raise ConfigError("key: must be 32 bytes; leave it out to draw them from the system.")
         self._key = key
+        self._process = os.getpid()
         self._claimed: set[int] = set()
 
     @property
@@ -117,18 +88,22 @@ class SecretSource:
             )
         self._claimed.add(stream)
 
-    def normal(
-        self,
-        index: int,
-        count: int,
-        *,
-        stream: int = 0,
-        start: int = 0,
-        stddev: float = 1.0,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """Return a slice of a draw; see ``NoiseSource``."""
-        return _normal(self._key, index, count, stream, start, stddev, out)
+    def salt(self) -> bytes:
+        """Return 16 bytes from the operating system."""
+        return secrets.token_bytes(SALT_BYTES)
+
+    def draws(self, stream: int, salt: bytes) -> Draws:
+        """Return the draws of a stream under a salt.
+
+        Raises:
+            ConfigError: this process was forked from the one that made the source.
+        """
+        if os.getpid() != self._process:
+            raise ConfigError(
+                "this process was forked from the one that holds the noise key, and would repeat "
+                "its noise. Draw in the process that made the SecretSource."
+            )
+        return _draws(self._key, stream, salt)
 
     def __repr__(self) -> str:
         return "SecretSource(<key>)"
@@ -158,95 +133,20 @@ class SeededSource:
     def claim(self, stream: int) -> None:
         """Nothing to protect: simulations repeat themselves."""
 
-    def normal(
-        self,
-        index: int,
-        count: int,
-        *,
-        stream: int = 0,
-        start: int = 0,
-        stddev: float = 1.0,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """Return a slice of a draw; see ``NoiseSource``."""
-        return _normal(self._key, index, count, stream, start, stddev, out)
+    def salt(self) -> bytes:
+        """Return no bytes: a simulation that is resumed draws what it would have drawn."""
+        return b""
+
+    def draws(self, stream: int, salt: bytes) -> Draws:
+        """Return the draws of a stream."""
+        return _draws(self._key, stream, salt)
 
     def __repr__(self) -> str:
         return f"SeededSource({self.seed})"
 
 
-def _normal(
-    key: bytes,
-    index: int,
-    count: int,
-    stream: int,
-    start: int,
-    stddev: float,
-    out: Tensor | None,
-) -> Tensor:
-    address = _address(stream, index)
-    count = checks.count("count", count)
-    start = checks.count("start", start, minimum=0)
-    stddev = checked_stddev(stddev)
-    out = torch.empty(count) if out is None else _writable(out, count)
-    with one_thread():  # the vectors are too short to gain from more
-        for first in range(start - start % BLOCK, start + count, BLOCK):
-            low, high = max(first, start), min(first + BLOCK, start + count)
-            piece = out[low - start : high - start]
-            if high - low == BLOCK:
-                _gaussian_block(key, address + first // 2, stddev, piece)
-            else:
-                block = torch.empty(BLOCK, dtype=out.dtype)
-                _gaussian_block(key, address + first // 2, stddev, block)
-                piece.copy_(block[low - first : high - first])
-    return out
-
-
-def checked_stddev(stddev: float) -> float:
-    """Return a standard deviation whose square is a normal float32."""
-    stddev = checks.positive("stddev", stddev)
-    if not 1e-15 <= stddev <= 1e15:
-        raise ConfigError(f"stddev={stddev:g}: must lie from 1e-15 to 1e15, or float32 loses it.")
-    return stddev
-
-
-def _address(stream: int, index: int) -> int:
-    """First counter of a draw: 32 bits of stream, 48 of index, 48 of pairs of coordinates."""
-    stream = checks.count("stream", stream, minimum=0)
-    index = checks.count("index", index, minimum=0)
-    if not (stream < 2**32 and index < 2**48):
-        raise ConfigError(f"stream={stream}, index={index}: must be below 2^32 and 2^48.")
-    return stream << 96 | index << 48
-
-
-def _writable(out: Tensor, count: int) -> Tensor:
-    fits = out.shape == (count,) and out.is_contiguous() and out.device.type == "cpu"
-    if not fits or out.dtype not in (torch.float32, torch.float64):
-        raise ConfigError(
-            f"out: has shape {tuple(out.shape)}, {out.dtype}, on {out.device}; must be a "
-            f"contiguous vector of count={count} float32 or float64 numbers on the cpu."
-        )
-    return out
-
-
-def _gaussian_block(key: bytes, counter: int, stddev: float, out: Tensor) -> None:
-    """Fill ``out``, shape (BLOCK,), with the numbers of the AES blocks from ``counter`` on."""
-    cipher = Cipher(algorithms.AES256(key), modes.CTR(counter.to_bytes(16, "big")))
-    keystream = bytearray(16 * _PAIRS + 15)  # update_into requires room for one more block
-    cipher.encryptor().update_into(_ZEROS, keystream)
-    words = torch.frombuffer(keystream, dtype=torch.int64, count=2 * _PAIRS)
-    _box_muller(words.view(2, _PAIRS), stddev, out)
-
-
-def _box_muller(words: Tensor, stddev: float, out: Tensor) -> None:
-    """Turn signed 64-bit words, shape (2, n), into 2n normal numbers.
-
-    Radius: u = |w| / 2^63 + 2^-64 lies in (0, 1], and small u, which make the tail, keep their
-    relative precision in floats. Angle: in [-pi, pi].
-    """
-    radius, angle = torch.empty(words.shape, dtype=out.dtype).copy_(words)
-    radius.abs_().mul_(2.0**-63).add_(2.0**-64).log_().mul_(-2.0 * stddev**2).sqrt_()
-    angle.mul_(math.pi * 2.0**-63)
-    cosines, sines = out.view(2, -1)
-    torch.mul(torch.cos(angle), radius, out=cosines)
-    torch.mul(angle.sin_(), radius, out=sines)
+def _draws(key: bytes, stream: int, salt: bytes) -> Draws:
+    if not checks.count("stream", stream, minimum=0) < 2**32:
+        raise ConfigError(f"stream={stream}: must be below 2^32.")
+    own = b"privpart draws|%d|" % stream + salt
+    return Draws(hashlib.sha256(key + own).digest())

@@ -1,15 +1,19 @@
-"""Noise stream: the correlated noise of a mechanism, one flat vector per round.
+"""Noise stream: the correlated noise of a mechanism, one vector of integers per round.
 
-``next()`` is the noise of this round's *sum*: the difference of two consecutive prefix-sum noises
-(B z)_t - (B z)_{t-1}. The server adds it to the round's sum; the sums of the noised sums are then
-exactly the prefix sums that the mechanism promises. A mechanism with groups has one stream per
-group of parameters, and a round draws noise for its active groups only.
+``next()`` is the noise of this round's *sum*, in steps of the grid: the difference of two
+consecutive prefix-sum noises. The server adds it to the round's integer sum; the sums of the noised
+sums are then the prefix sums that the mechanism promises, rounded. A mechanism with groups has one
+stream per group of parameters, and a round draws noise for its active groups only.
 
-The state is as secret as the noise: with it, the rounds' noise can be removed.
+The state is as secret as the noise: with it, the rounds' noise can be removed. The streams of one
+vector and of several groups are one file, because they save and resume alike.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,15 +21,15 @@ from torch import Tensor
 
 from accounting import Mechanism, checks, fingerprint
 from accounting.checks import ConfigError
-from privpart.engines.device import one_thread
-from privpart.noise.executor import Draw, execute
-from privpart.noise.source import BLOCK, NoiseSource, checked_stddev
+from privpart.noise.executor import Executor
+from privpart.noise.source import SALT_BYTES, NoiseSource
+from privpart.noise.ziggurat import Draws
 
-SCHEMA = "privpart/noise/1"
-GROUPED_SCHEMA = "privpart/grouped-noise/1"
+SCHEMA = "privpart/noise/2"
+GROUPED_SCHEMA = "privpart/grouped-noise/2"
 _GROUPED_KEYS = ("schema", "mechanism", "round")
-_MOST = 1e30
-_SEVERAL = "several sources"
+_PIECE = 2**19
+"""Coordinates that a round's operations run on before the next ones; a multiple of a block."""
 
 
 class NoiseStream:
@@ -34,26 +38,28 @@ class NoiseStream:
     Args:
         mechanism: the object that the accountant reads its sensitivity from.
         dim: length d of the trainable part, >= 1.
-        stddev: of one i.i.d. coordinate that enters the mechanism: noise_multiplier x clip_norm.
+        stddev: of one i.i.d. coordinate that enters the mechanism, in steps of the grid, from 1 to
+            2^30; see ``Grid``.
         source: where the i.i.d. draws come from.
         stream: id of this stream at the source, >= 0. Two streams of one source need two ids:
             under one id they would have the same draws.
-        device: of the noise and the state. Draws are made on the cpu.
-        dtype: torch.float32 or torch.float64, of the noise, the state and the arithmetic. In
-            float32 the mechanism that runs is the accounted one up to relative 1e-6.
 
     Attributes:
         round: rounds done, which is also the round that ``next()`` is for (from 0).
 
+    Guarantees:
+        The noise is that of the real-valued mechanism, rounded as ``accounting.mechanisms.program``
+        states; the integers are the same on every machine.
+
     Raises:
-        ConfigError: a value out of range, a filter whose noise grows beyond float32, or a stream id
-            that this secret source already feeds.
+        ConfigError: a value out of range, a filter whose noise grows beyond 2^52 steps, or a stream
+            id that this secret source already feeds.
 
     >>> from accounting import BinaryTree
     >>> from privpart import SeededSource
-    >>> stream = NoiseStream(BinaryTree(8), dim=5, stddev=2.0, source=SeededSource(0))
-    >>> stream.next().shape, stream.round, stream.state_vectors
-    (torch.Size([5]), 1, 3)
+    >>> stream = NoiseStream(BinaryTree(8), dim=5, stddev=2.0**20, source=SeededSource(0))
+    >>> stream.next().dtype, stream.round, stream.state_vectors
+    (torch.int32, 1, 3)
     """
 
     def __init__(
@@ -64,8 +70,6 @@ class NoiseStream:
         stddev: float,
         source: NoiseSource,
         stream: int = 0,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         if not isinstance(mechanism, Mechanism):
             raise ConfigError(
@@ -74,31 +78,47 @@ class NoiseStream:
         self.mechanism = mechanism
         self._program = mechanism.noise_program()
         self.dim = checks.count("dim", dim)
-        self.stddev = checked_stddev(stddev)
-        _check_bounded(mechanism, self.stddev)
+        self.stddev = checks.positive("stddev", stddev)
+        if not 1 <= self.stddev <= 2.0**30:
+            raise ConfigError(f"stddev={stddev:g}: must lie from 1 to 2^30 steps of the grid.")
         self.stream = checks.count("stream", stream, minimum=0)
-        if dtype not in (torch.float32, torch.float64):
-            raise ConfigError(f"dtype={dtype}: must be torch.float32 or torch.float64.")
-        self.device = torch.device(device)
-        self.dtype = dtype
+        self._executor = Executor(self._program, self.stddev)
         source.claim(self.stream)
         self.source = source
         self.round = 0
-        self._history = source.identity
+        self._salts = [(0, source.salt())]
         self._interrupted = False
-        self._state = self._zeros(self._program.state_rows(), self.dim)
+        rows = self._program.state_rows()
+        self._state = np.zeros((rows, self.dim), self._executor.state_type)
 
     @property
     def state_vectors(self) -> int:
         """Vectors of length d kept between rounds: ``accounting.footprint``'s, and nothing else."""
         return len(self._state)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the noise: torch.int32, or torch.int64 if it may need more."""
+        return torch.int32 if self._executor.integers == np.int32 else torch.int64
+
+    def filter_error(self, moved: float) -> float:
+        """Return a bound on what floating point adds to a client's effect on a coordinate.
+
+        Args:
+            moved: bound on how far the client moves a register, in steps: the sum of the norms of
+                its updates.
+
+        Returns:
+            Steps; 0 for mechanisms whose registers hold sums of draws.
+        """
+        return self._executor.filter_error(moved)
+
     def next(self, *, out: Tensor | None = None) -> Tensor:
         """Return the noise of this round's sum, shape (d,), and go to the next round.
 
         Args:
-            out: contiguous vector to write into, of this stream's dtype and device. Reusing one
-                saves the system's time for allocating memory, up to a third of the call.
+            out: contiguous vector to write into, of this stream's dtype. Reusing one saves the
+                system's time for allocating memory, up to a third of the call.
 
         Raises:
             ConfigError: all planned rounds are done (one more could open a new level of the tree,
@@ -110,70 +130,53 @@ class NoiseStream:
                 "round is not covered by the guarantee. Plan more rounds from the start."
             )
         self._check_whole()
-        noise = torch.empty(self.dim, dtype=self.dtype, device=self.device) if out is None else out
+        noise = torch.empty(self.dim, dtype=self.dtype) if out is None else out
         self._check_writable(noise)
         self._interrupted = True
-        with one_thread():
-            ops = self._program.round(self.round)
-            for piece in self._pieces():
-                execute(ops, self._draw_from(piece.start), self._state[:, piece], noise[piece])
+        values = noise.numpy()
+        self._executor.begin(self.round)
+
+        def run(pieces: list[slice]) -> None:
+            draws = _SaltedDraws(self)
+            for piece in pieces:
+                state = self._state[:, piece]
+                self._executor.run(draws, piece.start, state, values[piece])
+
+        _in_threads(run, list(self._pieces()))
         self._interrupted = False
         self.round += 1
         return noise
 
-    def cumulative(self) -> Tensor:
-        """Return the noise on the prefix sum so far: the sum of all ``next()``, shape (d,).
-
-        Draws every round again, so that ``next()`` need not keep a sum; this takes as long as all
-        rounds so far. To have it in every round, add up ``next()`` instead.
-
-        Raises:
-            ConfigError: an earlier round had another source, whose draws are gone.
-        """
-        self._check_whole()
-        if self._history != self.source.identity:
-            raise ConfigError(
-                "cumulative: rounds before the resumption had another source, whose draws cannot "
-                "be made again. Add up next() instead."
-            )
-        total = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
-        with one_thread():
-            for piece in self._pieces():
-                part = total[piece]
-                state = self._zeros(len(self._state), len(part))
-                noise = self._zeros(len(part))
-                draw = self._draw_from(piece.start)
-                for t in range(self.round):
-                    execute(self._program.round(t), draw, state, noise)
-                    part += noise
-        return total.to(self.dtype)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of the state: one tensor "state", shape (vectors in use, d), on the cpu.
+        """Return the state, for the metadata and tensors of a safetensors file.
 
-        The other entries are strings, ints and a float, for the metadata of a safetensors file.
-        Keep it as secret as the noise.
+        One tensor "state", shape (vectors in use, d), shares memory with the stream; it is missing
+        if the draws can be made again from the key. The other entries are strings, ints and a
+        float. Keep all of it as secret as the noise.
         """
         self._check_whole()
-        kept = self._program.rows(self.round)
-        return {
+        salts = [(first, salt.hex()) for first, salt in self._salts if first < self.round and salt]
+        state: dict[str, Any] = {
             **self._identity(),
             "round": self.round,
-            "source": self._history,
-            "state": self._state[:kept].to("cpu", copy=True),
+            "source": self.source.identity,
+            "salts": json.dumps(salts),
         }
+        if self._program.kept_draws is None:
+            state["state"] = torch.from_numpy(self._state[: self._program.rows(self.round)])
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue, bit for bit, where ``state_dict()`` was taken; numbers may be strings.
+        """Continue where ``state_dict()`` was taken; numbers may be strings.
 
-        With the same source, the draws that follow are those of the undisturbed run. With a new
-        source they are new, so a round that was drawn but never released can be run again without
-        adding the same noise to two sums. Never resume before a round that was released.
+        A round that was drawn but never committed is drawn again under a new salt, so it never has
+        one noise under two sums. The draws of a seeded source have no salt: they are those of the
+        undisturbed run. Never resume before a round that was released.
 
         Raises:
             ConfigError: this stream has begun (going back would repeat its noise), or the state is
-                of another mechanism, dim, stddev, stream or dtype, lacks a key, has an unknown
-                one, a round out of range, or a tensor of another shape or with a NaN in it.
+                of another mechanism, dim, stddev, stream or source, lacks a key, has an unknown
+                one, a round or number out of range, or a tensor of another shape or type.
         """
         if self.round or self._interrupted:
             raise ConfigError(
@@ -181,18 +184,32 @@ class NoiseStream:
                 "their noise. Load the state into a new stream."
             )
         rounds = self._checked_round(state)
-        kept = _checked_tensor(state["state"], (self._program.rows(rounds), self.dim))
-        if kept.dtype is not self.dtype:
-            raise ConfigError(f"state['state']: has {kept.dtype}; this stream has {self.dtype}.")
-        self._state[: len(kept)].copy_(kept)
+        salts = _checked_salts(state["salts"], rounds, self.source.private)
+        kept = self._program.rows(rounds)
+        if self._program.kept_draws is None:
+            own = self._checked_tensor(state["state"], (kept, self.dim))
+            self._state[:kept] = own
         self.round = rounds
-        self._history = self.source.identity
-        if rounds and state["source"] != self.source.identity:
-            self._history = _SEVERAL
+        self._salts = [*salts, (rounds, self.source.salt())]
+        if self._program.kept_draws is not None:
+            self._interrupted = True  # until every draw is made again
+            self._recall(self._program.kept_draws(rounds))
+            self._interrupted = False
+
+    def _recall(self, indices: list[int]) -> None:
+        def run(pieces: list[slice]) -> None:
+            draws = _SaltedDraws(self)
+            for piece in pieces:
+                rows = self._state[: len(indices), piece]
+                self._executor.recall(indices, draws, piece.start, rows)
+
+        _in_threads(run, list(self._pieces()))
 
     def _checked_round(self, state: Mapping[str, Any]) -> int:
-        own = self._identity()
-        expected = {*own, "round", "source", "state"}
+        own = self._identity() | {"source": self.source.identity}
+        expected = {*own, "round", "salts"}
+        if self._program.kept_draws is None:
+            expected |= {"state"}
         for fault, odd in (
             ("missing", expected - state.keys()),
             ("unknown", state.keys() - expected),
@@ -205,15 +222,35 @@ class NoiseStream:
                     f"state[{key!r}]={state[key]!r}: this stream has {value!r}. Load a state only "
                     "into a stream like the one it was taken from."
                 )
-        if not isinstance(state["source"], str):
-            raise ConfigError(f"state['source']={state['source']!r}: must be a string.")
         text = str(state["round"])
-        if not (text.isascii() and text.isdigit() and int(text) <= self.mechanism.rounds):
+        if not (
+            text.isascii()
+            and text.isdigit()
+            and len(text) < 20
+            and int(text) <= self.mechanism.rounds
+        ):
             raise ConfigError(
                 f"state['round']={state['round']!r}: must be a whole number from 0 to "
                 f"{self.mechanism.rounds}."
             )
         return int(text)
+
+    def _checked_tensor(self, value: object, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            raise ConfigError("state['state']: must be a dense tensor.")
+        if tuple(value.shape) != shape:
+            raise ConfigError(
+                f"state['state']: has shape {tuple(value.shape)}; after that many rounds it is "
+                f"{shape}."
+            )
+        own = torch.from_numpy(self._state).dtype
+        if value.dtype is not own:
+            raise ConfigError(f"state['state']: has {value.dtype}; this stream has {own}.")
+        numbers = value.numpy()
+        limit = self._executor.limit
+        if numbers.size and not (-limit < numbers.min() and numbers.max() < limit):
+            raise ConfigError(f"state['state']: every number must lie between +-{limit:g}.")
+        return numbers
 
     def _identity(self) -> dict[str, str | int | float]:
         return {
@@ -222,28 +259,18 @@ class NoiseStream:
             "dim": self.dim,
             "stddev": self.stddev,
             "stream": self.stream,
-            "dtype": str(self.dtype).removeprefix("torch."),
         }
 
-    def _draw_from(self, start: int) -> Draw:
-        def draw(index: int, into: Tensor) -> None:
-            here = into if into.device.type == "cpu" else torch.empty_like(into, device="cpu")
-            self.source.normal(
-                index, len(here), stream=self.stream, start=start, stddev=self.stddev, out=here
-            )
-            if here is not into:
-                into.copy_(here)
-
-        return draw
+    def salt_of(self, round_: int) -> bytes:
+        """Return the salt of the attempt in which a round was drawn."""
+        return next(salt for first, salt in reversed(self._salts) if first <= round_)
 
     def _pieces(self) -> Iterator[slice]:
-        # pieces that stay in the processor's cache; another device takes the whole vector
-        size = BLOCK if self.device.type == "cpu" else self.dim
-        for start in range(0, self.dim, size):
-            yield slice(start, min(start + size, self.dim))
+        for start in range(0, self.dim, _PIECE):
+            yield slice(start, min(start + _PIECE, self.dim))
 
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a noise stream is never copied; a copy would repeat its noise.")
 
     def _check_whole(self) -> None:
         if self._interrupted:
@@ -254,34 +281,58 @@ class NoiseStream:
 
     def _check_writable(self, out: Tensor) -> None:
         fits = out.shape == (self.dim,) and out.dtype is self.dtype and out.is_contiguous()
-        if not fits or out.device.type != self.device.type:
+        if not fits or out.device.type != "cpu":
             raise ConfigError(
                 f"out: has shape {tuple(out.shape)}, {out.dtype}, on {out.device}; must be a "
-                f"contiguous vector of {self.dim} {self.dtype} numbers on {self.device}."
+                f"contiguous vector of {self.dim} {self.dtype} numbers on the cpu."
             )
 
 
-def _check_bounded(mechanism: Mechanism, stddev: float) -> None:
-    """Refuse a mechanism whose noise grows beyond float32."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        largest = stddev * float(np.sqrt(mechanism.prefix_variance().max()))
-    if not largest < _MOST:
-        raise ConfigError(
-            f"mechanism={mechanism.name}: its noise grows to {largest:.3g}, beyond float32. "
-            "Non-increasing, nonnegative coefficients are always safe."
-        )
+class _SaltedDraws:
+    """The draws of each round under its salt; for one thread."""
+
+    def __init__(self, stream: NoiseStream) -> None:
+        self._stream = stream
+        self._of_salt: dict[bytes, Draws] = {}
+
+    def __call__(self, round_: int) -> Draws:
+        salt = self._stream.salt_of(round_)
+        if salt not in self._of_salt:
+            self._of_salt[salt] = self._stream.source.draws(self._stream.stream, salt)
+        return self._of_salt[salt]
 
 
-def _checked_tensor(value: object, shape: tuple[int, ...]) -> Tensor:
-    if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        raise ConfigError("state['state']: must be a dense tensor.")
-    if tuple(value.shape) != shape:
+def _in_threads(run: Callable[[list[slice]], None], pieces: list[slice]) -> None:
+    """Run the pieces on as many threads as torch may use; which one runs which changes nothing."""
+    threads = min(torch.get_num_threads(), len(pieces))
+    if threads == 1:
+        run(pieces)
+        return
+    ends = [len(pieces) * k // threads for k in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(run, pieces[i:j]) for i, j in pairwise(ends)]:
+            done.result()
+
+
+def _checked_salts(text: object, rounds: int, private: bool) -> list[tuple[int, bytes]]:
+    """Return (first round, salt) of every attempt that was committed."""
+    try:
+        said = json.loads(str(text))
+        salts = [(first, bytes.fromhex(salt)) for first, salt in said]
+    except (TypeError, ValueError, RecursionError):
+        raise ConfigError("state['salts']: must be a list of rounds and salts.") from None
+    if not private:
+        if salts:
+            raise ConfigError("state['salts']: a seeded source has no salts.")
+        return [(0, b"")] if rounds else []
+    firsts = [first for first, _ in salts]
+    ordered = all(type(first) is int for first in firsts) and firsts == sorted(set(firsts))
+    whole = not rounds or (bool(firsts) and firsts[0] == 0 and firsts[-1] < rounds)
+    if not (ordered and whole and all(len(salt) == SALT_BYTES for _, salt in salts)):
         raise ConfigError(
-            f"state['state']: has shape {tuple(value.shape)}; after that many rounds it is {shape}."
+            f"state['salts']: must hold {SALT_BYTES} bytes for each attempt, from round 0 on."
         )
-    if not bool(torch.isfinite(value).all()):
-        raise ConfigError("state['state']: every number must be finite.")
-    return value
+    return salts
 
 
 class GroupedNoise:
@@ -291,10 +342,9 @@ class GroupedNoise:
 
     Args:
         mechanism: the object that the accountant reads its sensitivity from; it has groups.
-        stddev: of one i.i.d. coordinate that enters the mechanism.
+        stddev: of one i.i.d. coordinate that enters the mechanism, as for ``NoiseStream``.
         source: where the i.i.d. draws come from.
         stream: id of the first group's stream at the source; group g has ``stream + g``.
-        dtype: as for ``NoiseStream``.
 
     Attributes:
         round: rounds done, of the whole run.
@@ -305,7 +355,7 @@ class GroupedNoise:
     >>> from accounting import Grouped, Independent
     >>> from privpart import SeededSource
     >>> mechanism = Grouped([[0, 1], [1]], [Independent(1), Independent(2)], [3, 2])
-    >>> noise = GroupedNoise(mechanism, stddev=1.0, source=SeededSource(0))
+    >>> noise = GroupedNoise(mechanism, stddev=2.0**20, source=SeededSource(0))
     >>> noise.next().shape, noise.next().shape
     (torch.Size([5]), torch.Size([2]))
     """
@@ -317,7 +367,6 @@ class GroupedNoise:
         stddev: float,
         source: NoiseSource,
         stream: int = 0,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         groups = mechanism.groups
         if groups is None:
@@ -326,14 +375,26 @@ class GroupedNoise:
         self._planned = groups
         first = checks.count("stream", stream, minimum=0)
         self.groups = [
-            NoiseStream(own, dim=size, stddev=stddev, source=source, stream=first + g, dtype=dtype)
+            NoiseStream(own, dim=size, stddev=stddev, source=source, stream=first + g)
             for g, (own, size) in enumerate(zip(groups.mechanisms, groups.sizes, strict=True))
         ]
         self.round = 0
         self._interrupted = False
 
-    def next(self) -> Tensor:
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the noise: torch.int64 if any group may need it."""
+        return max((group.dtype for group in self.groups), key=lambda dtype: dtype.itemsize)
+
+    def filter_error(self, moved: float) -> float:
+        """Return the largest of the groups', see ``NoiseStream.filter_error``."""
+        return max(group.filter_error(moved) for group in self.groups)
+
+    def next(self, *, out: Tensor | None = None) -> Tensor:
         """Return the noise of this round's sum over its active groups, one after the other.
+
+        Args:
+            out: vector to write into, at least that long, of this noise's dtype.
 
         Raises:
             ConfigError: as ``NoiseStream.next``.
@@ -345,10 +406,17 @@ class GroupedNoise:
             )
         self._check_whole()
         self._interrupted = True
-        parts = [self.groups[g].next() for g in self._planned.schedule[self.round]]
+        active = [self.groups[g] for g in self._planned.schedule[self.round]]
+        dim = sum(group.dim for group in active)
+        noise = torch.empty(dim, dtype=self.dtype) if out is None else out[:dim]
+        for group, part in zip(active, torch.split(noise, [g.dim for g in active]), strict=True):
+            if group.dtype is self.dtype:
+                group.next(out=part)
+            else:
+                part.copy_(group.next())
         self._interrupted = False
         self.round += 1
-        return torch.cat(parts)
+        return noise
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of all groups' states; group g's keys are "g.name", see ``NoiseStream``."""
@@ -398,12 +466,20 @@ class GroupedNoise:
             if state.get(key) != value:
                 raise ConfigError(f"state[{key!r}]={state.get(key)!r}: this stream has {value!r}.")
         text = str(state.get("round"))
-        if not (text.isascii() and text.isdigit() and int(text) <= self.mechanism.rounds):
+        if not (
+            text.isascii()
+            and text.isdigit()
+            and len(text) < 20
+            and int(text) <= self.mechanism.rounds
+        ):
             raise ConfigError(
                 f"state['round']={state.get('round')!r}: must be a whole number from 0 to "
                 f"{self.mechanism.rounds}."
             )
         return int(text)
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a noise stream is never copied; a copy would repeat its noise.")
 
     def _check_whole(self) -> None:
         if self._interrupted:
@@ -415,14 +491,12 @@ class GroupedNoise:
 
 def noise_stream(
     mechanism: Mechanism, dim: int, stddev: float, source: NoiseSource, stream: int
-) -> NoiseStream | GroupedNoise | None:
-    """Return the noise of any mechanism; None if ``stddev`` is 0.
+) -> NoiseStream | GroupedNoise:
+    """Return the noise of any mechanism.
 
     The ids of groups begin at ``stream`` + 2, because a server has two other streams: 0 for the
     updates and 1 for the bits of adaptive clipping.
     """
-    if stddev == 0:
-        return None
     if mechanism.groups is not None:
         return GroupedNoise(mechanism, stddev=stddev, source=source, stream=stream + 2)
     return NoiseStream(mechanism, dim=dim, stddev=stddev, source=source, stream=stream)

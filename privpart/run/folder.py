@@ -15,6 +15,7 @@ file is ever unpickled.
 
 import hashlib
 import json
+import os
 import secrets
 import sqlite3
 from pathlib import Path
@@ -28,11 +29,19 @@ from accounting.checks import ConfigError
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
-from privpart.run.files import encode_state, read_state, remove_durably, write_durably
+from privpart.run.files import (
+    encode_state,
+    read_state,
+    remove_durably,
+    write_durably,
+    write_state,
+)
 from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.server import RoundCounts, Server
 
 _RESERVED = ("start", "genesis", "adopted_at")
+ON_GRID = "integers on a public grid"
+"""How this version draws noise. Ledgers without it are of runs with floating-point noise."""
 _KEY = "key"
 _LEDGER = "ledger.sqlite"
 _LOCK = "lock"
@@ -59,6 +68,7 @@ class RunFolder:
         self._ledger = ledger
         self._lock = lock
         self._source: NoiseSource | None = None
+        self._process = os.getpid()
         rows = ledger.rows()
         self.rounds = len(rows)
         self._head = rows[-1].chain if rows else genesis(ledger.facts)
@@ -102,7 +112,13 @@ class RunFolder:
                 "it, open it (--resume)."
             )
         run_id = secrets.token_hex(16)
-        about = {"schema": SCHEMA, "run_id": run_id, "plan": plan.to_dict(), "seed": seed}
+        about = {
+            "schema": SCHEMA,
+            "run_id": run_id,
+            "plan": plan.to_dict(),
+            "seed": seed,
+            "noise": ON_GRID,
+        }
         checks.count("seed", seed or 0, minimum=0)
         if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
             raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
@@ -149,6 +165,7 @@ class RunFolder:
         run = None
         try:
             run = cls(folder, Ledger(folder / _LEDGER), lock)
+            run._refuse_other_noise()
             run._refuse_older_copy(adopt)
             run._remove_leftovers()
         except BaseException as error:
@@ -182,6 +199,7 @@ class RunFolder:
             ConfigError: the key is missing or damaged, or this method was called before: two
                 servers would draw the same noise.
         """
+        self._refuse_fork()
         if self._source is not None:
             raise ConfigError(
                 "source() was called before: a second server would repeat its noise. Open the run "
@@ -189,6 +207,13 @@ class RunFolder:
             )
         self._source = self._make_source()
         return self._source
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise ConfigError(
+                f"{self.path} is open in the process that this one was forked from: two processes "
+                "would commit the same round. Work on the run in the process that opened it."
+            )
 
     def _make_source(self) -> NoiseSource:
         if not self._private:
@@ -228,6 +253,7 @@ class RunFolder:
                 source is not the run's.
             StorageError: the disk refused. The run is unchanged, and nothing is lost.
         """
+        self._refuse_fork()
         if server.round != self.rounds + 1 or server.plan_hash != self._plan_hash:
             raise ConfigError(
                 f"the run has {self.rounds} rounds, the server {server.round}: a commit needs a "
@@ -246,10 +272,8 @@ class RunFolder:
             ) from None
 
     def _commit(self, server: Server, counts: RoundCounts) -> None:
-        data = encode_state(*server.state_dict())
-        state = hashlib.sha256(data).hexdigest()
+        state = write_state(self._state_path(server.round), *server.state_dict())
         clients = sorted(server.cohort)
-        write_durably(self._state_path(server.round), data)
         row = next_row(
             self._head,
             round_=self.rounds,
@@ -278,6 +302,14 @@ class RunFolder:
                 remove_durably(file)
         if self.rounds >= self.plan.rounds:
             remove_durably(self.path / _KEY)
+
+    def _refuse_other_noise(self) -> None:
+        noise = self.facts.get("noise", "floating point")
+        if noise != ON_GRID and self.rounds < self.plan.rounds:
+            raise ConfigError(
+                f"{self.path}: this run was begun with noise in {noise}, whose low-order bits tell "
+                "who took part. It is not continued; its report can be read. Begin a new run."
+            )
 
     def _refuse_older_copy(self, adopt: bool) -> None:
         if not self._private:

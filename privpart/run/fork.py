@@ -42,7 +42,11 @@ def fork(
                 f"{old} was not private: its noise is seeded, so its cost has no bound."
             )
         if before.status == "does-not-hold":
-            raise ConfigError(f"{old} left its plan, so its cost has no bound that could be added.")
+            broken = "; ".join(a.evidence for a in before.assumptions if a.status == "violated")
+            raise ConfigError(
+                f"{old}: its guarantee does not hold ({broken}), so its cost has no bound that "
+                "could be added."
+            )
         ledger = Ledger(folder / "ledger.sqlite", read_only=True)
         rows = ledger.rows()
         ledger.close()

@@ -13,8 +13,9 @@ from typing import Any
 from accounting import Participation, PrivacyReport
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
-from accounting.report import Assumption
+from accounting.report import Assumption, AssumptionStatus
 from privpart.plan import PrivacyPlan
+from privpart.run.folder import ON_GRID
 from privpart.run.ledger import Ledger, Row
 from privpart.select.disclosure import SeenByParty, SelectReport
 
@@ -176,13 +177,31 @@ def _clipping(rows: Sequence[Row]) -> str:
     )
 
 
+def _floating_point(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[AssumptionStatus, str]:
+    if facts.get("noise") != ON_GRID:
+        return "violated", "the noise was drawn in floating point, on which attacks are known"
+    if summed := sum(row.summed > 0 for row in rows):
+        return (
+            "asserted",
+            f"in {summed} of {len(rows)} rounds the run's own engine summed updates in floating "
+            "point before the server rounded them",
+        )
+    return (
+        "enforced",
+        "the server rounds each update to a public grid within the clip norm, sums integers, and "
+        "adds exactly rounded Gaussian noise; what floating point adds to a mechanism's filter is "
+        "taken from the clip norm",
+    )
+
+
 def _with_evidence(
     report: PrivacyReport, rows: Sequence[Row], facts: dict[str, Any], deviations: tuple[str, ...]
 ) -> PrivacyReport:
     """Return the report with what the run's own code enforced and what its ledger shows."""
     adopted = facts.get("adopted_at")
     secret = facts["seed"] is None
-    evidence: dict[str, tuple[Any, str]] = {
+    evidence: dict[str, tuple[AssumptionStatus, str]] = {
+        "floating-point": _floating_point(rows, facts),
         "participation": ("verified", f"ledger of {len(rows)} rounds in one chain, by client id"),
         "clipping": ("enforced", _clipping(rows)),
         "divisor": ("enforced", "the server divides by the plan's report_goal"),

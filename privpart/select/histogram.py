@@ -8,6 +8,7 @@ sqrt(m).
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,13 +21,17 @@ from privpart.select.primitive import Keys
 
 STREAM = 2**31
 """Stream of the histogram's draws, disjoint from the streams of the server's noise."""
+_STEPS = 2**20
+"""Steps of the grid in a count of 1."""
 
 
 class KeyHistogram:
     """Release one noised histogram of keys per round.
 
-    The state is not stored in a run folder. Do not create a second histogram when a run is resumed
-    under the same noise key: its draws would repeat those of round 0.
+    The state is not stored in a run folder: a histogram that is made when a run is resumed counts
+    from round 0 again, with new noise.
+
+    A count is 2^20 steps of the grid, and the noise a whole number of steps (``privpart.grid``).
 
     Args:
         size: number of keys, K.
@@ -54,6 +59,7 @@ class KeyHistogram:
         self.round = 0
         self._source = source
         source.claim(STREAM)
+        self._salt = source.salt()
         self._counted: dict[int, list[int]] = {}
 
     def guarantee(self) -> Guarantee:
@@ -77,16 +83,19 @@ class KeyHistogram:
         """
         if self.round >= self.participation.rounds:
             raise ConfigError(f"all {self.participation.rounds} planned histograms are released.")
-        counts = torch.zeros(self.size)
+        counts = np.zeros(self.size, np.int64)
         for client, seen in keys.items():
             if self._may_take_part(client) and (own := self._countable(seen.at_party())):
                 counts[own] += 1
                 self._counted.setdefault(client, []).append(self.round)
         stddev = math.nextafter(self.noise_multiplier * math.sqrt(self.keys_per_client), math.inf)
-        noise = self._source.normal(self.round, self.size, stream=STREAM, stddev=stddev)
+        noise = np.empty(self.size, np.int64)
+        draws = self._source.draws(STREAM, self._salt)
+        draws.rounded(self.round, 0, noise, weight=stddev * _STEPS)
         self.round += 1
         why = self.guarantee() if self._source.private else "a simulation: its noise is seeded"
-        return Released(counts + noise, why)
+        noised = (counts * _STEPS + noise) / _STEPS
+        return Released(torch.from_numpy(noised).float(), why)
 
     def _may_take_part(self, client: int) -> bool:
         limits = self.participation

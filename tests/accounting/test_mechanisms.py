@@ -92,14 +92,14 @@ def runs(most):
 
 
 @given(st.integers(1, 12).flatmap(mechanisms))
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_decoder_times_encoder_is_the_prefix_sum(mechanism):
     product = mechanism.decoder() @ mechanism.encoder()
     np.testing.assert_allclose(product, prefix_sums(mechanism.rounds), atol=1e-10)
 
 
 @given(st.integers(1, 12).flatmap(mechanisms))
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_prefix_variance_is_the_diagonal_of_the_noise_covariance(mechanism):
     covariance = (mechanism.decoder() ** 2).sum(axis=1)
     np.testing.assert_allclose(mechanism.prefix_variance(), covariance, rtol=1e-10)

@@ -174,3 +174,103 @@ def test_every_draw_is_made_once_and_in_order(mechanism):
 def test_counting_draws_reads_no_coefficient():
     """So the footprint of a filter with ten thousand bands takes no hundred million steps."""
     assert footprint(Toeplitz.square_root(10_000)).state_vectors == 9_999
+
+
+@pytest.mark.parametrize("mechanism", FILTERS + TREES, **short)
+def test_a_row_is_the_row_of_the_matrix(mechanism):
+    """Backwards from the round's noise, as forwards on unit vectors; each draw where it is made."""
+    program, matrix = mechanism.noise_program(), noise_matrix(mechanism)
+    made = {i: t for t in range(program.rounds) for op in program.ops(t) for i, _ in op.draws}
+    for t in range(program.rounds):
+        row = program.row(t)
+        found = np.zeros(matrix.shape[1])
+        for (made_in, index), c in row.draws.items():
+            assert made_in == made[index] <= t
+            found[index] = float(c)
+        np.testing.assert_allclose(found, matrix[t], atol=1e-13)
+        assert row.roundings >= 2
+
+
+def spreads(program):
+    """Standard deviation of every register, whenever it is written, at unit draws."""
+    last = max(i for t in range(program.rounds) for op in program.ops(t) for i, _ in op.draws)
+    registers, found = {}, []
+    for t in range(program.rounds):
+        for target, terms, draws in program.round(t):
+            value = np.zeros(last + 1)
+            for register, c in terms:
+                value = value + c * registers.get(register, np.zeros(last + 1))
+            for index, c in draws:
+                value[index] += c
+            registers[target] = value
+            found.append(np.linalg.norm(value))
+    return found
+
+
+@pytest.mark.parametrize("mechanism", FILTERS + TREES, **short)
+def test_no_register_varies_more_than_the_program_says(mechanism):
+    program = mechanism.noise_program()
+    assert max(spreads(program)) <= program.spread() * (1 + 1e-9)
+    assert program.spread() <= 20 * max(spreads(program))
+
+
+def operations(program):
+    return [op for t in range(program.rounds) for op in program.round(t)]
+
+
+@pytest.mark.parametrize("mechanism", FILTERS + TREES, **short)
+def test_where_it_rounds_is_where_it_may(mechanism):
+    tree = isinstance(mechanism, BinaryTree)
+    online_prefix = tree and mechanism.estimator == "online" and mechanism.prefix_only
+    at_output = tree and (mechanism.completed or online_prefix)
+    kind = "buffers" if isinstance(mechanism, BufferedToeplitz) else "draws"
+    assert mechanism.noise_program().rounded == ("output" if at_output else kind)
+
+
+@pytest.mark.parametrize("mechanism", FILTERS + TREES, **short)
+def test_products_with_integers_are_exact_or_their_error_is_charged(mechanism):
+    program = mechanism.noise_program()
+    weights = [abs(c) for op in operations(program) for _, c in op.terms]
+    if isinstance(mechanism, BinaryTree | PrunedTree | Independent):
+        assert program.filter_error() == 0
+    if program.rounded == "output":  # a term is no larger than a register
+        draws = [abs(c) for op in operations(program) for _, c in op.draws]
+        assert max([*weights, *draws]) <= 1
+    elif not program.filter_error():
+        assert all((c * 2.0**program.weight_bits).is_integer() for c in weights)
+
+
+@pytest.mark.parametrize("mechanism", FILTERS + TREES, **short)
+def test_each_draw_is_rounded_by_itself(mechanism):
+    program = mechanism.noise_program()
+    for op in operations(program) if program.rounded != "output" else ():
+        assert len(op.draws) <= 1
+
+
+@pytest.mark.parametrize("mechanism", FILTERS + TREES, **short)
+def test_kept_draws_are_what_the_rows_hold(mechanism):
+    """A state that is not saved is made again from these."""
+    program = mechanism.noise_program()
+    if program.kept_draws is None:
+        return
+    registers = {}
+    for t in range(program.rounds):
+        for target, terms, draws in program.round(t):
+            held = dict(draws)
+            for register, c in terms:
+                for index, own in registers.get(register, {}).items():
+                    held[index] = held.get(index, 0.0) + c * own
+            registers[target] = {index: c for index, c in held.items() if c}
+        kept = program.kept_draws(t + 1)
+        assert len(kept) == program.rows(t + 1)
+        assert [registers[row] for row in range(len(kept))] == [{index: 1.0} for index in kept]
+        assert all(index <= t for index in kept)
+    assert program.kept_draws(0) == []
+
+
+def test_draws_that_are_made_again_are_made_in_the_round_of_their_number():
+    for mechanism in TREES:
+        program = mechanism.noise_program()
+        if program.draws_again:
+            made = [i for t in range(program.rounds) for op in program.ops(t) for i, _ in op.draws]
+            assert made == list(range(program.rounds))

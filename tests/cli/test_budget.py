@@ -14,11 +14,6 @@ from accounting import BinaryTree, Participation, calibrate
 RUN = ["--mechanism", "tree", "--rounds", "1600", "--delta", "1e-6", "--max-participations", "1"]
 
 
-@pytest.fixture
-def privpart(privpart_here):
-    return privpart_here
-
-
 @pytest.mark.parametrize(
     ("z", "published"),
     [("1.13", 18.71), ("2.33", 7.83), ("4.03", 4.19), ("6.21", 2.60), ("8.83", 1.77)],

@@ -12,7 +12,7 @@ from privpart.experiment.sweep import sweep_of
 @pytest.fixture(scope="module")
 def finished(privpart, tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    return out, privpart("demo", "--out", str(out), "--seeds", "1")
+    return out, privpart("demo", "--out", str(out), "--seeds", "1", "--jobs", "1")
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,11 @@ def test_three_tables_and_three_files(finished):
 
 
 @pytest.mark.slow
-def test_same_seed_same_numbers_whatever_the_number_of_processes(privpart, report, tmp_path):
-    assert privpart("demo", "--out", str(tmp_path), "--seeds", "1", "--jobs", "1").returncode == 0
+def test_same_seed_same_numbers_whatever_the_number_of_processes(
+    privpart_process, report, tmp_path
+):
+    command = ["demo", "--out", str(tmp_path), "--seeds", "1", "--jobs", "2"]
+    assert privpart_process(*command).returncode == 0
     assert json.loads((tmp_path / "report.json").read_text()) == report
 
 

@@ -46,8 +46,8 @@ def test_blt_is_within_four_percent_of_the_optimum_and_the_tree_is_not(rows):
     assert float(rows["independent"]["rmse ratio"]) == pytest.approx(9.14, abs=0.01)
 
 
-def test_every_row_meets_the_same_target(privpart_here):
-    done = privpart_here("mechanisms", "--rounds", "64", *RUN[2:], "--optimal", "--format", "json")
+def test_every_row_meets_the_same_target(privpart):
+    done = privpart("mechanisms", "--rounds", "64", *RUN[2:], "--optimal", "--format", "json")
     document = json.loads(done.stdout)
     assert (document["unit"], document["adjacency"]) == ("client", "zero-out")
     assert len(document["rows"]) > 5
@@ -69,9 +69,9 @@ def test_memory_and_draws(rows):
     assert cost["banded inverse, 2"] == (0, 2)
 
 
-def test_the_front_is_what_no_other_row_beats(privpart_here, tmp_path):
+def test_the_front_is_what_no_other_row_beats(privpart, tmp_path):
     picture = tmp_path / "front.svg"
-    done = privpart_here("mechanisms", "--rounds", "200", "--delta", "1e-6", "--max-participations",
+    done = privpart("mechanisms", "--rounds", "200", "--delta", "1e-6", "--max-participations",
                          "5", "--min-separation", "40", "--format", "json", "--plot",
                          str(picture))  # fmt: skip
     rows = json.loads(done.stdout)["rows"]
@@ -88,32 +88,32 @@ def test_the_front_is_what_no_other_row_beats(privpart_here, tmp_path):
     assert b"<svg" in picture.read_bytes()
 
 
-def test_the_typed_mechanism_has_a_row(privpart_here):
+def test_the_typed_mechanism_has_a_row(privpart):
     run = ["mechanisms", "--rounds", "64", *RUN[2:], "--format", "json", "--only", "given"]
     blt = ["--mechanism", "blt", "--decay", "0.9", "--scale", "0.25"]
-    (row,) = json.loads(privpart_here(*run, *blt).stdout)["rows"]
+    (row,) = json.loads(privpart(*run, *blt).stdout)["rows"]
     assert row["mechanism"] == "blt, as given"
     assert row["mechanism_parameters"]["scale"] == [0.25]
-    none = privpart_here(*run)
+    none = privpart(*run)
     assert (none.returncode, none.stdout) == (2, "")
     assert "--only given: no mechanism has a name that contains this" in none.stderr
 
 
-def test_table_and_csv_on_standard_output_only(privpart_here):
+def test_table_and_csv_on_standard_output_only(privpart):
     few = ["mechanisms", "--rounds", "32", "--delta", "1e-6", "--max-participations", "1"]
-    (first, *_) = csv.DictReader(io.StringIO(privpart_here(*few, "--format", "csv").stdout))
+    (first, *_) = csv.DictReader(io.StringIO(privpart(*few, "--format", "csv").stdout))
     assert set(first) >= {
         "mechanism", "sensitivity_squared", "rmse", "max_error", "rmse_ratio", "state_vectors",
         "draws_per_round", "noise_multiplier", "epsilon",
     }  # fmt: skip
-    table = privpart_here(*few)
+    table = privpart(*few)
     assert table.stdout.count("blt, 2 buffers") == 1
     assert "blt, 3 buffers" not in table.stdout  # at 32 rounds a third one gains nothing
     assert "fitting" not in table.stdout
 
 
-def test_the_optimal_matrix_is_for_one_participation(privpart_here):
-    done = privpart_here("mechanisms", *RUN[:4], "--max-participations", "2", "--optimal")
+def test_the_optimal_matrix_is_for_one_participation(privpart):
+    done = privpart("mechanisms", *RUN[:4], "--max-participations", "2", "--optimal")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
@@ -141,16 +141,16 @@ def test_shared_keys_of_a_plan_are_compared_group_by_group(tmp_path):
         assert "select.filters.m=65: must be from 1 to K=64" in str(refused)
 
 
-def test_a_million_rounds(privpart_here):
+def test_a_million_rounds(privpart):
     """About half a minute the first time; the second, a second."""
     run = ["mechanisms", "--rounds", "1000000", "--delta", "1e-10", "--max-participations", "5",
            "--min-separation", "200000", "--only", "b", "--format", "json"]  # fmt: skip
-    first = privpart_here(*run)
+    first = privpart(*run)
     assert "left out above 8192 rounds" in first.stderr
     rows = {row["mechanism"]: row for row in json.loads(first.stdout)["rows"]}
     assert rows["blt, 5 buffers"]["unit_rmse"] == pytest.approx(12.5757, rel=1e-4)
     start = time.process_time()
-    assert privpart_here(*run).stdout == first.stdout
+    assert privpart(*run).stdout == first.stdout
     assert time.process_time() - start < 3  # about half a second
 
 

@@ -36,43 +36,43 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda c: " ".join(c) or "tree")
-def test_json_read_again_gives_the_same_numbers(privpart_here, tmp_path, choice):
-    first = privpart_here("epsilon", *RUN, *choice, "--format", "json")
+def test_json_read_again_gives_the_same_numbers(privpart, tmp_path, choice):
+    first = privpart("epsilon", *RUN, *choice, "--format", "json")
     report = json.loads(first.stdout)
     file = tmp_path / "mechanism.json"
     for text in (first.stdout, json.dumps(report["mechanism_parameters"])):
         file.write_text(text)
-        again = privpart_here("epsilon", *RUN, "--mechanism-file", str(file), "--format", "json")
+        again = privpart("epsilon", *RUN, "--mechanism-file", str(file), "--format", "json")
         assert json.loads(again.stdout) == report, again.stderr
 
 
-def test_a_dense_encoder_from_an_array(privpart_here, tmp_path):
+def test_a_dense_encoder_from_an_array(privpart, tmp_path):
     encoder = np.tril(np.random.default_rng(1).uniform(0, 1, (64, 64))) + np.eye(64)
     np.save(tmp_path / "encoder.npy", encoder)
-    done = privpart_here(
+    done = privpart(
         "epsilon", *RUN, "--mechanism-file", str(tmp_path / "encoder.npy"), "--format", "json"
     )
     expected = guarantee(Dense(encoder), Participation(64, 3, 16), noise_multiplier=4)
     assert json.loads(done.stdout)["epsilon"] == expected.epsilon(1e-6)
 
 
-def test_a_report_leaves_out_what_is_too_long_and_the_reader_says_so(privpart_here, tmp_path):
+def test_a_report_leaves_out_what_is_too_long_and_the_reader_says_so(privpart, tmp_path):
     run = ["--rounds", "20001", "--noise-multiplier", "4", "--delta", "1e-6",
            "--max-participations", "1"]  # fmt: skip
-    done = privpart_here("epsilon", *run, "--mechanism", "toeplitz", "--format", "json")
+    done = privpart("epsilon", *run, "--mechanism", "toeplitz", "--format", "json")
     assert json.loads(done.stdout)["mechanism_parameters"] is None
-    table = privpart_here("epsilon", *run, "--mechanism", "toeplitz")
+    table = privpart("epsilon", *run, "--mechanism", "toeplitz")
     assert "more than can be listed" in table.stdout
     file = tmp_path / "report.json"
     file.write_text(done.stdout)
-    refused = privpart_here("epsilon", *run, "--mechanism-file", str(file))
+    refused = privpart("epsilon", *run, "--mechanism-file", str(file))
     assert "leaves out the mechanism's parameters" in refused.stderr
 
 
-def test_a_table_shows_what_was_fitted(privpart_here):
-    done = privpart_here("epsilon", *RUN, "--mechanism", "blt", "--decay", ".9", "--scale", ".25")
+def test_a_table_shows_what_was_fitted(privpart):
+    done = privpart("epsilon", *RUN, "--mechanism", "blt", "--decay", ".9", "--scale", ".25")
     assert "  parameters        decay 0.9; scale 0.25\n" in done.stdout
-    fitted = privpart_here("epsilon", *RUN, "--mechanism", "blt")
+    fitted = privpart("epsilon", *RUN, "--mechanism", "blt")
     assert "parameters        decay 0." in fitted.stdout
 
 
@@ -84,7 +84,7 @@ def npy(tmp_path, name, shape, descr="<f8", content=b""):
     )
 
 
-def test_hostile_arrays_give_one_sentence(privpart_here, tmp_path):
+def test_hostile_arrays_give_one_sentence(privpart, tmp_path):
     square = np.eye(64)
     square[3, 3] = np.nan
     np.save(tmp_path / "nan.npy", square)
@@ -104,7 +104,7 @@ def test_hostile_arrays_give_one_sentence(privpart_here, tmp_path):
     with (tmp_path / "huge.npy").open("wb") as file:
         os.truncate(file.name, 10**12)  # sparse
     for file in sorted(tmp_path.glob("*.npy")):
-        done = privpart_here("epsilon", *RUN, "--mechanism-file", str(file))
+        done = privpart("epsilon", *RUN, "--mechanism-file", str(file))
         assert (done.returncode, done.stdout) == (2, ""), file
         assert len(done.stderr.splitlines()) == 1, done.stderr
         assert done.stderr.startswith("privpart: "), done.stderr
@@ -133,22 +133,22 @@ def test_hostile_arrays_give_one_sentence(privpart_here, tmp_path):
         "\ufeff{}",
     ],
 )
-def test_hostile_json_gives_one_sentence(privpart_here, tmp_path, text):
+def test_hostile_json_gives_one_sentence(privpart, tmp_path, text):
     file = tmp_path / "mechanism.json"
     file.write_text(text)
-    done = privpart_here("epsilon", *RUN, "--mechanism-file", str(file))
+    done = privpart("epsilon", *RUN, "--mechanism-file", str(file))
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_a_mechanism_of_other_rounds_is_refused(privpart_here, tmp_path):
+def test_a_mechanism_of_other_rounds_is_refused(privpart, tmp_path):
     file = tmp_path / "mechanism.json"
     file.write_text(json.dumps(Dense(np.eye(9)).to_dict()))
-    done = privpart_here("epsilon", *RUN, "--mechanism-file", str(file))
+    done = privpart("epsilon", *RUN, "--mechanism-file", str(file))
     assert "is for rounds=9; this run has rounds=64" in done.stderr
 
 
-def test_a_file_in_a_plan_is_bound_by_its_fingerprint(privpart_here, tmp_path):
+def test_a_file_in_a_plan_is_bound_by_its_fingerprint(privpart, tmp_path):
     bidiagonal = Dense(np.eye(72) + np.diag(np.full(71, 0.5), -1))
     file = tmp_path / "mechanism.json"
     file.write_text(json.dumps(bidiagonal.to_dict()))
@@ -157,7 +157,7 @@ def test_a_file_in_a_plan_is_bound_by_its_fingerprint(privpart_here, tmp_path):
 
     def with_table(table):
         plan.write_text(text.replace('{ name = "blt" }', table))
-        return privpart_here("epsilon", "--plan", str(plan), "--format", "json")
+        return privpart("epsilon", "--plan", str(plan), "--format", "json")
 
     missing = with_table(f'{{ name = "file", file = "{file}" }}')
     assert "mechanism.fingerprint: is missing" in missing.stderr
@@ -169,7 +169,7 @@ def test_a_file_in_a_plan_is_bound_by_its_fingerprint(privpart_here, tmp_path):
     assert json.loads(read.stdout)["mechanism_fingerprint"] == own
 
 
-def test_bandmf_and_zero_state_in_a_plan(privpart_here, tmp_path):
+def test_bandmf_and_zero_state_in_a_plan(privpart, tmp_path):
     text = Path("examples/digits.toml").read_text()
     plan = tmp_path / "plan.toml"
     for table, name in (
@@ -177,7 +177,7 @@ def test_bandmf_and_zero_state_in_a_plan(privpart_here, tmp_path):
         ('{ name = "banded-inverse", coefficients = [1.0, -0.9] }', "banded-inverse"),
     ):
         plan.write_text(text.replace('{ name = "blt" }', table))
-        done = privpart_here("epsilon", "--plan", str(plan), "--format", "json")
+        done = privpart("epsilon", "--plan", str(plan), "--format", "json")
         report = json.loads(done.stdout)
         assert report["mechanism"] == name
         assert mechanism_from_dict(report["mechanism_parameters"]).rounds == 72
@@ -189,30 +189,30 @@ def test_the_reader_takes_no_path_from_inside_a_file():
     assert recorded.__doc__
 
 
-def test_a_log_beside_a_promise(privpart_here, tmp_path):
+def test_a_log_beside_a_promise(privpart, tmp_path):
     log = tmp_path / "log.csv"
     log.write_text("client,round\nada,0\nada,20\nbob,63\n")
     run = ["epsilon", "--rounds", "64", "--noise-multiplier", "4", "--delta", "1e-6", "--log",
            str(log)]  # fmt: skip
-    both = privpart_here(*run, "--max-participations", "3", "--min-separation", "16")
+    both = privpart(*run, "--max-participations", "3", "--min-separation", "16")
     assert both.returncode == 0
     assert "by the log        2 clients, each in at most 2, 20 or more apart" in both.stdout
     assert "promise           kept" in both.stdout
-    alone = privpart_here(*run, "--format", "json", "--max-epsilon", "99")
+    alone = privpart(*run, "--format", "json", "--max-epsilon", "99")
     report = json.loads(alone.stdout)
     assert (report["max_participations"], report["min_separation"]) == (2, 20)
     assert report["participation_stated"]
     assert report["realised"]["epsilon"] <= report["epsilon"]
-    broken = privpart_here(*run, "--max-participations", "1", "--max-epsilon", "99")
+    broken = privpart(*run, "--max-participations", "1", "--max-epsilon", "99")
     assert broken.returncode == 6
     assert "the log breaks the promise: a client took part 2 times, 1 promised" in broken.stderr
 
 
-def test_passes_of_a_fixed_order(privpart_here):
+def test_passes_of_a_fixed_order(privpart):
     run = ["epsilon", "--rounds", "2048", "--noise-multiplier", "100", "--delta", "1e-6",
            "--max-participations", "20", "--min-separation", "100", "--format", "json"]  # fmt: skip
-    assert json.loads(privpart_here(*run).stdout)["sensitivity_squared"] == 934
-    ordered = json.loads(privpart_here(*run, "--fixed-order").stdout)
+    assert json.loads(privpart(*run).stdout)["sensitivity_squared"] == 934
+    ordered = json.loads(privpart(*run, "--fixed-order").stdout)
     assert ordered["sensitivity_squared"] == 926
     assert ordered["fixed_order"]
     assert "passes of 100 rounds in one fixed order" in ordered["assumptions"][0]["text"]

@@ -12,8 +12,8 @@ ROWS = ROW.findall(PAGE)
 
 
 @pytest.mark.parametrize(("figure", "field", "command"), ROWS, ids=lambda value: value[:60])
-def test_the_command_gives_the_figure(privpart_here, figure, field, command):
-    done = privpart_here(*command.split(), "--format", "json")
+def test_the_command_gives_the_figure(privpart, figure, field, command):
+    done = privpart(*command.split(), "--format", "json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     (found,) = [row[field] for row in document.get("rows", [document])]

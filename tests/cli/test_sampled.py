@@ -12,32 +12,32 @@ BINS = ["--sampling", "balls-in-bins", "--bins", "8"]
 ALONE = ["--mechanism", "independent"]
 
 
-def test_dp_sgd_of_jax_privacy(privpart_here):
+def test_dp_sgd_of_jax_privacy(privpart):
     run = [*RUN, *ALONE, "--rounds", "512", "--noise-multiplier", "3", *POISSON]
-    report = json.loads(privpart_here(*run).stdout)
+    report = json.loads(privpart(*run).stdout)
     assert report["epsilon"] == pytest.approx(3.7697, rel=1e-4)
     assert (report["adjacency"], report["steps"]) == ("add-or-remove", 512)
     assert {a["status"] for a in report["assumptions"]} == {"asserted"}
-    assert privpart_here(*run, "--max-epsilon", "3.7").returncode == 3
-    assert json.loads(privpart_here(*run, "--method", "rdp").stdout)["epsilon"] > 3.77
+    assert privpart(*run, "--max-epsilon", "3.7").returncode == 3
+    assert json.loads(privpart(*run, "--method", "rdp").stdout)["epsilon"] > 3.77
 
 
-def test_a_banded_mechanism_takes_its_groups_in_turn(privpart_here):
+def test_a_banded_mechanism_takes_its_groups_in_turn(privpart):
     run = [*RUN, "--rounds", "30", "--noise-multiplier", "4", "--mechanism", "toeplitz",
            "--bands", "3", *POISSON]  # fmt: skip
     expected = amplified(
         Toeplitz.square_root(30, 3), bands=3, noise_multiplier=4,
         sampling=PoissonSampling(100, 1000),
     )  # fmt: skip
-    assert json.loads(privpart_here(*run).stdout)["epsilon"] == expected.epsilon(1e-6)
+    assert json.loads(privpart(*run).stdout)["epsilon"] == expected.epsilon(1e-6)
 
 
-def test_balls_in_bins(privpart_here):
+def test_balls_in_bins(privpart):
     run = [*RUN, *ALONE, "--rounds", "32", "--noise-multiplier", "4", *BINS]
-    report = json.loads(privpart_here(*run).stdout)
+    report = json.loads(privpart(*run).stdout)
     assert report["epsilon"] == AllocatedGuarantee(4.0, BallsInBins(8, 32)).epsilon(1e-6)
     assert report["epsilon"] < report["epsilon_unsampled"]
-    assert "uniformly" in privpart_here(*run[:3], *run[5:]).stdout
+    assert "uniformly" in privpart(*run[:3], *run[5:]).stdout
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_balls_in_bins(privpart_here):
         (["--sampling", "b-min-sep"], "balls-in-bins"),
     ],
 )
-def test_other_combinations_are_refused(privpart_here, typed, fault):
-    done = privpart_here(*RUN, "--rounds", "32", "--noise-multiplier", "4", *typed)
+def test_other_combinations_are_refused(privpart, typed, fault):
+    done = privpart(*RUN, "--rounds", "32", "--noise-multiplier", "4", *typed)
     assert (done.returncode, done.stdout) == (2, "")
     assert fault in " ".join(done.stderr.split())

@@ -177,7 +177,7 @@ def test_inspect_compares_two_runs_channel_by_channel(privpart, small, tmp_path,
         return out
 
     run, other = trained("one"), trained("two", "learning_rate = 0.1", "learning_rate = 0.5")
-    fields = ("--out", pictures, "--channels", "3", "--rounds", "2")
+    fields = ("--out", pictures, "--channels", "1", "--rounds", "2")
 
     def similarity(against):
         done = privpart("inspect", run, "--against", against, *fields, "--format", "json")

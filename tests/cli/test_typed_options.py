@@ -58,15 +58,15 @@ def cases(command, allowed):
 
 
 @pytest.mark.parametrize("typed", [*cases("epsilon", _BESIDE_PLAN)])
-def test_beside_a_plan_epsilon_refuses_what_the_plan_says(privpart_here, typed):
-    done = privpart_here("epsilon", "--plan", PLAN, *typed)
+def test_beside_a_plan_epsilon_refuses_what_the_plan_says(privpart, typed):
+    done = privpart("epsilon", "--plan", PLAN, *typed)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"leave out the options for them: {typed[0]}." in done.stderr
 
 
 @pytest.mark.parametrize("typed", [*cases("mechanisms", _BESIDE_PLANNED_FRONT)])
-def test_beside_a_plan_mechanisms_refuses_what_the_plan_says(privpart_here, typed):
-    done = privpart_here("mechanisms", "--plan", PLAN, *typed)
+def test_beside_a_plan_mechanisms_refuses_what_the_plan_says(privpart, typed):
+    done = privpart("mechanisms", "--plan", PLAN, *typed)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"leave out the options for them: {typed[0]}." in done.stderr
 
@@ -78,9 +78,9 @@ SAMPLED = ["--sampling", "poisson", "--expected-batch", "10", "--population", "1
     "rounds", "noise_multiplier", "delta", "method", "population", "max_epsilon", "form",
     "sampling", "expected_batch", "mechanism",
 })])  # fmt: skip
-def test_beside_a_sampling_epsilon_refuses_what_does_not_apply(privpart_here, typed):
+def test_beside_a_sampling_epsilon_refuses_what_does_not_apply(privpart, typed):
     run = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
-    done = privpart_here("epsilon", *run, "--mechanism", "independent", *SAMPLED, *typed)
+    done = privpart("epsilon", *run, "--mechanism", "independent", *SAMPLED, *typed)
     assert (done.returncode, done.stdout) == (2, "")
 
 
@@ -99,20 +99,18 @@ def foreign(command):
 
 
 @pytest.mark.parametrize(("mechanism", "typed"), [*foreign("epsilon")])
-def test_an_option_of_another_mechanism_is_refused_with_its_default_too(
-    privpart_here, mechanism, typed
-):
+def test_an_option_of_another_mechanism_is_refused_with_its_default_too(privpart, mechanism, typed):
     run = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
-    done = privpart_here("epsilon", *run, "--mechanism", mechanism, *typed)
+    done = privpart("epsilon", *run, "--mechanism", mechanism, *typed)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"privpart: {typed[0]} " in done.stderr
     assert "only for --mechanism" in done.stderr
 
 
 @pytest.mark.parametrize(("mechanism", "typed"), [*foreign("calibrate")])
-def test_calibrate_refuses_them_as_well(privpart_here, mechanism, typed):
+def test_calibrate_refuses_them_as_well(privpart, mechanism, typed):
     run = ["--rounds", "64", "--delta", "1e-6", "--target-epsilon", "4"]
-    done = privpart_here("calibrate", *run, "--mechanism", mechanism, *typed)
+    done = privpart("calibrate", *run, "--mechanism", mechanism, *typed)
     assert (done.returncode, done.stdout) == (2, "")
     assert "only for --mechanism" in done.stderr
 
@@ -149,28 +147,28 @@ def test_calibrate_refuses_them_as_well(privpart_here, mechanism, typed):
         (["--mechanism", "banded-inverse", "--coefficients", "1,-2"], "sum to -1"),
     ],
 )
-def test_options_that_contradict_each_other(privpart_here, typed, fault):
+def test_options_that_contradict_each_other(privpart, typed, fault):
     run = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
-    done = privpart_here("epsilon", *run, *typed)
+    done = privpart("epsilon", *run, *typed)
     assert (done.returncode, done.stdout) == (2, "")
     assert fault in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_two_gates_that_passed(privpart_here):
+def test_the_two_gates_that_passed(privpart):
     plan = ["epsilon", "--plan", PLAN, "--max-epsilon", "10"]
     for typed in (["--mechanism", "tree"], ["--max-participations", "1"]):
-        done = privpart_here(*plan, *typed)
+        done = privpart(*plan, *typed)
         assert (done.returncode, done.stdout) == (2, "")
-    assert privpart_here(*plan).returncode == 0
-    tree = privpart_here("epsilon", "--rounds", "72", "--noise-multiplier", "1", "--delta", "1e-5",
+    assert privpart(*plan).returncode == 0
+    tree = privpart("epsilon", "--rounds", "72", "--noise-multiplier", "1", "--delta", "1e-5",
                          "--mechanism", "tree", "--max-participations", "1", "--max-epsilon", "10",
                          "--format", "json")  # fmt: skip
     assert tree.returncode == 3
     assert json.loads(tree.stdout)["epsilon"] == pytest.approx(14.191, abs=6e-4)
 
 
-def test_what_is_typed_in_a_plan_counts_too(privpart_here, tmp_path):
+def test_what_is_typed_in_a_plan_counts_too(privpart, tmp_path):
     text = Path(PLAN).read_text()
     plan = tmp_path / "plan.toml"
     for table, fault in (
@@ -179,6 +177,6 @@ def test_what_is_typed_in_a_plan_counts_too(privpart_here, tmp_path):
         ('{ name = "toeplitz", objective = "max" }', "is for a fit"),
     ):
         plan.write_text(text.replace('{ name = "blt" }', table))
-        done = privpart_here("epsilon", "--plan", str(plan))
+        done = privpart("epsilon", "--plan", str(plan))
         assert (done.returncode, done.stdout) == (2, "")
         assert fault in done.stderr

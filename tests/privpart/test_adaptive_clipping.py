@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from no_noise import NoNoise
 
 from accounting import BinaryTree, ConfigError, Independent, Participation, guarantee
 from privpart import AdaptiveClipping, PrivacyPlan, SecretSource, SeededSource, Server
@@ -87,18 +88,6 @@ def test_the_clip_norm_stays_in_the_range_of_floats():
     for _ in range(1000):
         norm = adaptive.next_clip_norm(norm, -9.0, first=0.1)
     assert norm == pytest.approx(1e3)
-
-
-class NoNoise:
-    """Draws zeros: shows what the noiseless part of the server does."""
-
-    private, identity = False, "zeros"
-
-    def claim(self, stream):
-        pass
-
-    def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
-        return torch.zeros(count) if out is None else out.zero_()
 
 
 def test_it_finds_the_quantile():

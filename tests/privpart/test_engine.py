@@ -186,8 +186,12 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
     assert torch.equal(torch.stack(scheduled), alone_then)
 
 
-def test_groups_that_take_turns_train_in_workers_bit_for_bit():
-
+@pytest.mark.parametrize(
+    "options",
+    [{"deterministic": True}, pytest.param({"batching": "loop"}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_groups_that_take_turns_train_in_workers_bit_for_bit(options):
     def grouped():
         groups = [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]
         network = small_cnn(channels=(4, 8), hidden=16, image_size=8)
@@ -195,28 +199,27 @@ def test_groups_that_take_turns_train_in_workers_bit_for_bit():
 
     data = users()
     local = LocalTraining(0.2, batch_size=3, objective="fedprox", mu=0.3)
-    for options in ({"deterministic": True}, {"batching": "loop"}):
-        model = grouped()
-        start = model.flat.clone()
-        with EmbeddedEngine(
-            model, data, local=local, data_seed=5, workers=2, report=lambda _: None, **options
-        ) as engine:
-            for active in ((0,), (0, 2), None, (1,)):
-                task = replace(TASK, active=active)
-                found = [u.update for u in engine.run(task, start)]
-                for client in (0, 3, 4):
-                    one = client_update(
-                        grouped(),
-                        start,
-                        *data.examples(client),
-                        local=local,
-                        clip_norm=TASK.clip_norm,
-                        generator=client_generator(5, TASK.round, client),
-                        active=active,
-                    )
-                    assert torch.equal(found[client], one)
-                assert len(found[0]) == model.active_dim(active)
-                assert found[0].norm() > 0.1 * TASK.clip_norm
+    model = grouped()
+    start = model.flat.clone()
+    with EmbeddedEngine(
+        model, data, local=local, data_seed=5, workers=2, report=lambda _: None, **options
+    ) as engine:
+        for active in ((0,), (0, 2), None, (1,)):
+            task = replace(TASK, active=active)
+            found = [u.update for u in engine.run(task, start)]
+            for client in (0, 3, 4):
+                one = client_update(
+                    grouped(),
+                    start,
+                    *data.examples(client),
+                    local=local,
+                    clip_norm=TASK.clip_norm,
+                    generator=client_generator(5, TASK.round, client),
+                    active=active,
+                )
+                assert torch.equal(found[client], one)
+            assert len(found[0]) == model.active_dim(active)
+            assert found[0].norm() > 0.1 * TASK.clip_norm
 
 
 @pytest.mark.parametrize("network", ["cnn", "dense"])

@@ -102,7 +102,7 @@ def test_a_round_is_committed_before_anyone_sees_it():
     assert order == [("commit", 1), "evaluate", "callback", ("commit", 2), "evaluate", "callback"]
 
 
-def digits_accuracy(train: list[str], z: float) -> float:
+def digits_accuracy(train: list[str], z: float, rounds: int = 72) -> float:
     task = digits()
     model = PartialModel(
         lambda: small_cnn(channels=(16, 32), hidden=64, image_size=8), train=train, seed=0
@@ -118,12 +118,12 @@ def digits_accuracy(train: list[str], z: float) -> float:
         with torch.no_grad():
             return float((model.module(task.test_x).argmax(1) == task.test_y).float().mean())
 
-    return fit(server, engine, cohorts, evaluate=accuracy)[-1].metric
+    return fit(server, engine, cohorts[:rounds], evaluate=accuracy)[-1].metric
 
 
 def test_partial_training_learns_digits_and_repeats_itself():
     part = ["conv*", "norm.*", "dense2.*"]
-    learned = digits_accuracy(part, z=0.0)
-    assert learned > 0.8
-    assert digits_accuracy(part, z=0.0) == learned
+    assert digits_accuracy(part, z=0.0) > 0.8
+    first, again = (digits_accuracy(part, z=0.0, rounds=18) for _ in range(2))
+    assert first == again > 0.4  # learning has begun
     assert digits_accuracy(part, z=30.0) < 0.4

@@ -1,5 +1,8 @@
-"""The state of a noise stream: resumed bit for bit, and refused where it does not belong."""
+"""The state of a noise stream: resumed to the last integer, and refused where it is not its own."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -7,89 +10,82 @@ from safetensors.torch import load_file, save_file
 
 from accounting import BinaryTree, ConfigError, Independent, Toeplitz
 from privpart import NoiseStream, SecretSource, SeededSource
-from privpart.noise.source import BLOCK
+from privpart.noise.executor import Executor
+from privpart.noise.stream import _PIECE
 
-
-class QuickSource:
-    """Draws that cost little, for the many rounds below."""
-
-    private = False
-    identity = "quick"
-
-    def claim(self, stream): ...
-
-    def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
-        seed = (index * 7 + stream) * 1000 + start // BLOCK
-        return out.normal_(0, stddev, generator=torch.Generator().manual_seed(seed))
-
-
-TREE = BinaryTree(8, 5, estimator="online")
+TREE = BinaryTree(8, 5, estimator="online", release="prefix")
 
 
 def stream(mechanism=TREE, **change):
-    fields = {"dim": 6, "stddev": 0.1, "source": SeededSource(5)} | change
+    fields = {"dim": 6, "stddev": 1000.25, "source": SeededSource(5)} | change
     return NoiseStream(mechanism, **fields)
 
 
+def saved(one):
+    """A copy of the state: it shares memory with the stream."""
+    state = one.state_dict()
+    return state | ({"state": state["state"].clone()} if "state" in state else {})
+
+
 def through_a_file(state, path):
-    """Tensors as safetensors, the rest as the strings of its header."""
+    """Tensors as safetensors, the others as the strings of its header."""
     text = {key: str(value) for key, value in state.items() if key != "state"}
-    save_file({"state": state["state"]}, path, metadata=text)
+    tensors = {key: value.contiguous() for key, value in state.items() if key == "state"}
+    save_file(tensors, path, metadata=text)
     with safe_open(path, "pt") as file:
         return {**file.metadata(), **load_file(path)}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_resumed_stream_is_the_undisturbed_one(mechanism, dtype):
-    fields = {"stream": 3, "dtype": dtype, "source": QuickSource()}
-    undisturbed = stream(mechanism, **fields)
-    states, noises = [undisturbed.state_dict()], []
+def test_a_resumed_stream_is_the_undisturbed_one(mechanism):
+    undisturbed = stream(mechanism, stream=3)
+    states, noises = [saved(undisturbed)], []
     for _ in range(mechanism.rounds):
         noises.append(undisturbed.next())
-        states.append(undisturbed.state_dict())
+        states.append(saved(undisturbed))
     for start, state in enumerate(states):
-        resumed = stream(mechanism, **fields)
+        resumed = stream(mechanism, stream=3)
         resumed.load_state_dict(state)
         assert resumed.round == start
         for t in range(start, mechanism.rounds):
             assert torch.equal(resumed.next(), noises[t])
-        assert torch.equal(resumed.cumulative(), undisturbed.cumulative())
 
 
 def test_a_state_survives_a_file(mechanism, tmp_path):
     first, second = stream(mechanism), stream(mechanism)
     for _ in range(mechanism.rounds):
         fresh = stream(mechanism)
-        fresh.load_state_dict(through_a_file(first.state_dict(), tmp_path / "noise"))
+        fresh.load_state_dict(through_a_file(saved(first), tmp_path / "noise"))
         noise = second.next()
         assert torch.equal(fresh.next(), noise)
         assert torch.equal(first.next(), noise)
 
 
-def test_long_vectors_resume_as_well():
-    first = stream(dim=2 * BLOCK + 9)
-    for _ in range(4):
+@pytest.mark.parametrize("mechanism", [TREE, BinaryTree(8), Toeplitz.square_root(8, bands=3)])
+def test_long_vectors_resume_as_well(mechanism):
+    first = stream(mechanism, dim=_PIECE + 9)
+    for _ in range(3):
         first.next()
-    resumed = stream(dim=2 * BLOCK + 9)
-    resumed.load_state_dict(first.state_dict())
-    for _ in range(4):
+    resumed = stream(mechanism, dim=_PIECE + 9)
+    resumed.load_state_dict(saved(first))
+    for _ in range(2):
         assert torch.equal(resumed.next(), first.next())
 
 
-def test_a_state_is_a_copy():
-    """The stream works in place; what was saved must stay what it was."""
+def test_a_state_shares_the_stream_s_memory_and_a_loaded_one_does_not():
+    """Saving takes no memory; whoever keeps a state copies it."""
     one = stream(Toeplitz.square_root(8, bands=2))
     one.next()
     state = one.state_dict()
     kept = state["state"].clone()
+    other = stream(Toeplitz.square_root(8, bands=2))
+    other.load_state_dict(state)
     one.next()
-    assert torch.equal(state["state"], kept)
-    state["state"].zero_()
-    assert one.state_dict()["state"].any()
+    assert not torch.equal(state["state"], kept)
+    assert torch.equal(other.state_dict()["state"], kept)
 
 
 def test_only_the_vectors_in_use_are_saved():
-    one = stream(BinaryTree(8))
+    one = stream(BinaryTree(8, estimator="online", release="prefix"))
     lengths = []
     for _ in range(8):
         one.next()
@@ -97,19 +93,47 @@ def test_only_the_vectors_in_use_are_saved():
     assert lengths == [1, 1, 2, 1, 2, 2, 3, 1]
 
 
+def test_draws_that_can_be_made_again_are_not_saved(mechanism):
+    """Nodes of a vanilla tree are draws; sums of them, filtered ones and buffers are not."""
+    again = isinstance(mechanism, Independent) or (
+        isinstance(mechanism, BinaryTree)
+        and mechanism.estimator == "vanilla"
+        and not mechanism.completed
+    )
+    one = stream(mechanism)
+    for _ in range(mechanism.rounds):
+        one.next()
+        assert ("state" in one.state_dict()) == (not again)
+
+
+@pytest.mark.parametrize("every", [None, 3, 5])
+def test_recalled_draws_are_the_state(every):
+    one = stream(BinaryTree(13, every))
+    for _ in range(13):
+        one.next()
+        resumed = stream(BinaryTree(13, every))
+        resumed.load_state_dict(one.state_dict())
+        rows = one._program.rows(one.round)
+        assert rows
+        assert np.array_equal(resumed._state[:rows], one._state[:rows])
+
+
 def test_what_a_state_says():
     one = stream(stream=2)
     one.next()
     state = one.state_dict()
     assert {key: value for key, value in state.items() if key not in ("mechanism", "state")} == {
-        "schema": "privpart/noise/1",
+        "schema": "privpart/noise/2",
         "dim": 6,
-        "stddev": 0.1,
+        "stddev": 1000.25,
         "stream": 2,
-        "dtype": "float32",
         "round": 1,
         "source": "seeded:5",
+        "salts": "[]",
     }
+    assert state["state"].dtype is torch.float64
+    filtered = stream(Toeplitz.square_root(8))
+    assert filtered.state_dict()["state"].dtype is filtered.dtype is torch.int32
 
 
 def used():
@@ -122,13 +146,14 @@ def used():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"mechanism": BinaryTree(8, 5)}, "mechanism"),
-        ({"mechanism": BinaryTree(9, 5, estimator="online")}, "mechanism"),
-        ({"mechanism": Independent(8)}, "mechanism"),
+        ({"mechanism": BinaryTree(8, 4, estimator="online", release="prefix")}, "mechanism"),
+        ({"mechanism": BinaryTree(9, 5, estimator="online", release="prefix")}, "mechanism"),
+        ({"mechanism": Toeplitz.square_root(8)}, "mechanism"),
         ({"dim": 7}, "dim"),
-        ({"stddev": 0.1 * (1 + 1e-15)}, "stddev"),
+        ({"stddev": 1000.25 * (1 + 1e-15)}, "stddev"),
         ({"stream": 1}, "stream"),
-        ({"dtype": torch.float64}, "dtype"),
+        ({"source": SeededSource(6)}, "source"),
+        ({"source": SecretSource()}, "source"),
     ],
     ids=repr,
 )
@@ -137,11 +162,11 @@ def test_a_state_goes_on_only_in_its_like(other, message):
     with pytest.raises(ConfigError, match=rf"state\['{message}'\]"):
         fresh.load_state_dict(used().state_dict())
     assert fresh.round == 0
-    assert not fresh.cumulative().any()
+    assert not fresh._state.any()
 
 
-def not_finite(value):
-    state = used().state_dict()["state"]
+def with_entry(value):
+    state = saved(used())["state"]
     state[-1, -1] = value
     return state
 
@@ -149,7 +174,7 @@ def not_finite(value):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("schema", "privpart/noise/2", "schema"),
+        ("schema", "privpart/noise/1", "schema"),
         ("round", 9, "whole number from 0 to 8"),
         ("round", -1, "whole number from 0 to 8"),
         ("round", 3.0, "whole number from 0 to 8"),
@@ -159,20 +184,26 @@ def not_finite(value):
         ("round", 4, r"has shape \(2, 6\); after that many rounds it is \(1, 6\)"),
         ("round", 0, "has shape"),
         ("stddev", float("nan"), "stddev"),
-        ("source", 5, "must be a string"),
+        ("source", 5, "source"),
+        ("source", "seeded:6", "source"),
+        ("salts", '[[0, "00112233445566778899aabbccddeeff"]]', "seeded source has no salts"),
+        ("salts", "", "list of rounds and salts"),
+        ("salts", "[0]", "list of rounds and salts"),
+        ("salts", None, "list of rounds and salts"),
         ("state", torch.zeros(0, 6), "has shape"),  # lost buffers are not fresh ones
         ("state", torch.zeros(12), "has shape"),
-        ("state", torch.zeros(2, 6, dtype=torch.float64), "float64"),
+        ("state", torch.zeros(2, 6, dtype=torch.float32), "float32"),
         ("state", torch.zeros(2, 6).to_sparse(), "dense tensor"),
         ("state", [[0.0] * 6] * 2, "dense tensor"),
-        ("state", not_finite(float("nan")), "finite"),
-        ("state", not_finite(float("inf")), "finite"),
+        ("state", with_entry(float("nan")), "every number must lie between"),
+        ("state", with_entry(-1e9), "every number must lie between"),
+        ("state", with_entry(float("inf")), "every number must lie between"),
     ],
 )
 def test_damaged_states_are_refused(key, value, message):
     fresh = stream()
     with pytest.raises(ConfigError, match=message):
-        fresh.load_state_dict(used().state_dict() | {key: value})
+        fresh.load_state_dict(saved(used()) | {key: value})
     assert fresh.round == 0
     assert not fresh.state_dict()["state"].any()
 
@@ -199,33 +230,146 @@ def test_fresh_buffers_are_another_noise():
     """What the refusals protect: without its state the stream's correlation would be gone."""
     whole, lost = used(), stream()
     lost.load_state_dict(whole.state_dict())
-    lost._state.zero_()
+    lost._state[:] = 0
     assert not torch.equal(lost.next(), whole.next())
 
 
-def test_a_new_secret_source_may_go_on_with_new_draws():
-    """A round that was drawn and never released can be run again without the same noise."""
+# Salts: a secret stream never has one noise under two sums.
+
+KEY = bytes(range(32))
+KINDS = [TREE, BinaryTree(8), BinaryTree(8, 3), Toeplitz.square_root(8), Independent(8)]
+
+
+def secret(mechanism, state=None):
+    """A stream of the one key, as a new process would have it."""
+    one = stream(mechanism, source=SecretSource(KEY))
+    if state is not None:
+        one.load_state_dict(state)
+    return one
+
+
+def run_on(one, rounds):
+    return [one.next() for _ in range(rounds)]
+
+
+@pytest.mark.parametrize("mechanism", KINDS, ids=repr)
+def test_a_round_that_is_drawn_twice_has_another_noise(mechanism):
+    first = secret(mechanism)
+    run_on(first, 3)
+    state = saved(first)
+    lost = first.next()  # a round that was never committed
+    again, other = secret(mechanism, state).next(), secret(mechanism, state).next()
+    assert not torch.equal(again, lost)
+    assert not torch.equal(again, other)
+    assert not torch.equal(secret(mechanism).next(), secret(mechanism).next())
+
+
+@pytest.mark.parametrize("mechanism", KINDS, ids=repr)
+def test_the_draws_of_committed_rounds_are_still_those(mechanism):
+    """After any number of attempts: the stack of a tree, and doubts that look back, need them."""
+    one, committed = secret(mechanism), []
+    for rounds in (2, 1, 0, 3, 1):
+        committed += run_on(one, rounds)
+        state = saved(one)
+        one.next()  # lost
+        one = secret(mechanism, state)
+    committed += run_on(one, 1)
+    noises = torch.stack(committed).double().numpy()
+    draws = {}
+    for t in range(8):
+        for op in one._program.round(t):
+            for index, _ in op.draws:
+                z = np.zeros(6)
+                one.source.draws(0, one.salt_of(t)).real(index, 0, z)
+                draws[index] = z
+    mixed = one._program.matrix() @ np.stack([draws[i] for i in range(len(draws))]) * one.stddev
+    assert np.abs(noises - mixed).max() < 9  # roundings of a step, filtered
+    assert one.stddev > 100 * 9
+
+
+def test_salts_of_attempts_are_kept_and_of_lost_ones_are_not():
+    one = secret(BinaryTree(8))
+    run_on(one, 2)
+    for _ in range(3):  # three attempts, of which none commits a round
+        one = secret(BinaryTree(8), saved(one))
+    run_on(one, 1)
+    salts = json.loads(one.state_dict()["salts"])
+    assert [first for first, _ in salts] == [0, 2]
+    assert len({salt for _, salt in salts}) == 2
+    assert all(len(bytes.fromhex(salt)) == 16 for _, salt in salts)
+    assert json.loads(secret(BinaryTree(8)).state_dict()["salts"]) == []
+
+
+def test_a_seeded_stream_has_no_salt():
+    one = stream()
+    run_on(one, 3)
+    assert one.state_dict()["salts"] == "[]"
+    assert {one.salt_of(t) for t in range(8)} == {b""}
+
+
+GOOD = "00112233445566778899aabbccddeeff"
+
+
+@pytest.mark.parametrize(
+    "salts",
+    [
+        [],  # the salt of rounds 0 to 2 is lost
+        [[1, GOOD]],
+        [[0, GOOD], [3, GOOD]],  # of a round that was not committed
+        [[0, GOOD], [0, GOOD]],
+        [[0, GOOD], [2, GOOD], [1, GOOD]],
+        [[0, GOOD[2:]]],
+        [[0, ""]],
+        [[0.0, GOOD]],
+        [[False, GOOD]],
+        [[0, "xy"]],
+        [["0", GOOD]],
+        [[0, GOOD, 1]],
+        [0, GOOD],
+        {"0": GOOD},
+        GOOD,
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("mechanism", [BinaryTree(8), TREE], ids=repr)
+def test_damaged_salts_are_refused(mechanism, salts):
+    one = secret(mechanism)
+    run_on(one, 3)
+    fresh = secret(mechanism)
+    with pytest.raises(ConfigError, match=r"state\['salts'\]"):
+        fresh.load_state_dict(saved(one) | {"salts": json.dumps(salts)})
+    assert fresh.round == 0
+    fresh.load_state_dict(saved(one))
+
+
+def test_another_key_is_another_source():
+    """Its draws of committed rounds would be others: the stack of a tree could not be made."""
     first = stream(source=SecretSource())
     first.next()
-    state = first.state_dict()
-    assert state["source"].startswith("secret:")
-    noise = first.next()
-    resumed = stream(source=SecretSource())
-    resumed.load_state_dict(state)
-    assert not torch.equal(resumed.next(), noise)
-    with pytest.raises(ConfigError, match="another source"):
-        resumed.cumulative()
-    again = stream(source=SecretSource())
-    again.load_state_dict(resumed.state_dict())
-    with pytest.raises(ConfigError, match="another source"):
-        again.cumulative()
+    with pytest.raises(ConfigError, match=r"state\['source'\]"):
+        stream(source=SecretSource()).load_state_dict(saved(first))
 
 
-def test_the_same_key_goes_on_with_the_same_draws():
-    key = bytes(range(32))
-    first = stream(source=SecretSource(key))
-    first.next()
-    resumed = stream(source=SecretSource(key))
-    resumed.load_state_dict(first.state_dict())
-    assert torch.equal(resumed.next(), first.next())
-    assert torch.equal(resumed.cumulative(), first.cumulative())
+def test_a_state_reveals_no_key():
+    one = secret(BinaryTree(8))
+    one.next()
+    text = json.dumps(one.state_dict())
+    assert KEY.hex() not in text
+    assert one.state_dict()["source"].startswith("secret:")
+
+
+def test_an_interrupted_recall_leaves_no_stream(monkeypatch):
+    one = stream(BinaryTree(8))
+    run_on(one, 3)
+
+    def broken(self, *arguments):
+        raise MemoryError
+
+    fresh = stream(BinaryTree(8))
+    with monkeypatch.context() as patched:
+        patched.setattr(Executor, "recall", broken)
+        with pytest.raises(MemoryError):
+            fresh.load_state_dict(one.state_dict())
+    for use in (fresh.next, fresh.state_dict):
+        with pytest.raises(ConfigError, match="interrupted halfway"):
+            use()

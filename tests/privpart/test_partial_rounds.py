@@ -327,12 +327,14 @@ def test_the_noise_of_the_model_is_the_stream_of_the_mechanism():
     z, clip_norm = 2.0, 0.5
     a_plan = plan(z, clip_norm=clip_norm)
     one, noise = server(a_plan), GroupedNoise(
-        a_plan.mechanism, stddev=z, source=SeededSource(3), stream=2
+        a_plan.mechanism, stddev=2.0**20, source=SeededSource(3), stream=2
     )  # fmt: skip
     total = network().flat.clone().double()
     for t in range(ROUNDS):
         step(one, 0.0)
-        own = torch.split(noise.next() * clip_norm / 4, [s.stop - s.start for s in spans(t)])
+        own = torch.split(
+            noise.next() * (z * clip_norm / 2**20) / 4, [s.stop - s.start for s in spans(t)]
+        )
         for span, part in zip(spans(t), own, strict=True):
             total[span] += part
         torch.testing.assert_close(one.parameters.double(), total, rtol=1e-5, atol=1e-6)

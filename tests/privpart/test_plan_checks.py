@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from accounting import ConfigError, Participation
+from accounting import ConfigError, FixedOrder, Independent, Participation
 from privpart.cli.main import app
 from privpart.data import cohorts_in_turn
 from privpart.experiment import plan_file
@@ -173,3 +173,14 @@ def test_a_folder_is_named_before_it_is_opened():
     data = validated(tomllib.loads(TEXT)).data.model_copy(update={"task": "emnist"})
     with pytest.raises(TypeError, match="names the folder"):
         plan_data(data, build_network("emnist_cnn"))
+
+
+def test_a_plan_does_not_promise_an_order_that_no_server_enforces():
+    with pytest.raises(ConfigError, match="a FixedOrder is for budgets"):
+        PrivacyPlan(
+            mechanism=Independent(8),
+            participation=FixedOrder(8, 2, 3),
+            clip_norm=1.0,
+            noise_multiplier=1.0,
+            report_goal=1,
+        )

@@ -314,9 +314,25 @@ def test_one_source_per_opening_and_no_other(folder):
         with pytest.raises(ConfigError, match="a second server would repeat its noise"):
             run.source()
         other = Server(run.plan, torch.zeros(DIM), source=SeededSource(1))
-        run.restore(other)
+        with pytest.raises(ConfigError, match=r"state\['source'\]"):
+            run.restore(other)
+    with RunFolder.create(folder / "new", plan()) as run:
+        other = Server(run.plan, torch.zeros(DIM), source=SeededSource(1))
         with pytest.raises(ConfigError, match="noise is not the run's"):
             fit(other, Clients(), COHORTS, commit=run.commit)
+
+
+def test_a_forked_process_does_not_work_on_the_run(folder, monkeypatch):
+    with RunFolder.open(folder) as run:
+        one = server(run)
+        with monkeypatch.context() as patched:
+            patched.setattr("os.getpid", lambda: -1)
+            with pytest.raises(ConfigError, match="forked"):
+                run.source()
+            with pytest.raises(ConfigError, match="forked"):
+                run.commit(one, None)
+            with pytest.raises(ConfigError, match="forked"):
+                one.task([])
 
 
 def test_a_model_that_was_not_committed_is_never_sent(folder, monkeypatch):

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from no_noise import NoNoise
 
 from accounting import BinaryTree, ConfigError, Grouped, Participation
 from privpart import RoundTask, RunFolder, SeededSource, Server, fit
@@ -128,19 +129,8 @@ def test_what_is_foreseen_is_what_the_run_shows(delivery):
     foreseen = setup.seen()
     assert {party: list(what) for party, what in foreseen if what} == SEEN[delivery]
     assert not setup.engine.ledger.sightings  # it was a rehearsal
-    list(setup.engine.run(server_of(chosen, setup, Nothing()).task([4, 9]), setup.start))
+    list(setup.engine.run(server_of(chosen, setup, NoNoise()).task([4, 9]), setup.start))
     assert seen_in(setup.engine.ledger) == foreseen
-
-
-class Nothing:
-    """A noise source of zeros."""
-
-    private, identity = False, "nothing"
-
-    def claim(self, stream): ...
-
-    def normal(self, index, count, *, stream=0, start=0, stddev=1.0, out=None):
-        return torch.zeros(count) if out is None else out.zero_()
 
 
 def test_the_report_of_a_run_has_the_two_lines(tmp_path):
@@ -174,7 +164,7 @@ def test_all_keys_are_the_plan_without_a_selection(plays):
     models = []
     for chosen in (plan(select, base=plays), plan(base=whole)):
         setup = training(chosen, options=EngineOptions(deterministic=True))
-        server = server_of(chosen, setup, Nothing())
+        server = server_of(chosen, setup, NoNoise())
         fit(server, setup.engine, setup.cohorts)
         models.append(server.parameters.detach())
     assert torch.equal(*models)
@@ -265,10 +255,10 @@ def test_updates_of_turns_are_those_of_independent_noise_elsewhere():
     for turns in (True, False):
         setup = training(chosen)
         if turns:
-            server = server_of(chosen, setup, Nothing())
+            server = server_of(chosen, setup, NoNoise())
         else:
             setup.engine.turns = None
-            server = server_of(plan(), setup, Nothing())
+            server = server_of(plan(), setup, NoNoise())
         fit(server, setup.engine, setup.cohorts)
         models.append(setup.whole(server.parameters.detach()))
     torch.testing.assert_close(*models, rtol=0, atol=1e-6)

@@ -10,6 +10,7 @@ import math
 
 import pytest
 import torch
+from no_noise import NoNoise
 
 from accounting import ConfigError, Guarantee, Independent, Participation
 from privpart import NoiseStream, PrivacyPlan, SecretSource, SeededSource, Server
@@ -66,7 +67,9 @@ def release_noise_on_selected_rows_only(*, without_client_0, seed):
     updates, keys = world(without_client_0=without_client_0)
     selected = sorted({k for own in keys for k in own})
     total = torch.stack(updates).sum(dim=0)
-    total[selected] += SeededSource(seed).normal(0, len(selected), stddev=Z * CLIP)
+    one = Independent(1)
+    noise = NoiseStream(one, dim=len(selected), stddev=2.0**20, source=SeededSource(seed)).next()
+    total[selected] += noise * (Z * CLIP / 2**20)
     return total / N
 
 
@@ -100,8 +103,8 @@ def test_noise_on_every_row_leaves_that_test_blind():
 
 def test_rows_that_nobody_selected_carry_exactly_the_noise_of_the_stream():
     model = release(without_client_0=False, seed=3)
-    stream = NoiseStream(Independent(1), dim=K, stddev=Z, source=SeededSource(3))
-    noise = stream.next() * CLIP / N
+    stream = NoiseStream(Independent(1), dim=K, stddev=2.0**20, source=SeededSource(3))
+    noise = (stream.next().double() * (CLIP * Z / 2**20) / N).float()
     nobody = 5
     assert model[nobody] == noise[nobody] != 0
 
@@ -141,18 +144,10 @@ def histogram(m=2, z=3.0, rounds=4, k=1, source=None, size=K):
     )
 
 
-class NoNoise(SeededSource):
-    """Records the standard deviation that it was asked for, and returns zeros."""
-
-    def normal(self, index, count, *, stddev=1.0, **address):
-        self.stddev = stddev
-        return torch.zeros(count)
-
-
 def counts_of(keys, **options):
-    source = NoNoise(0)
+    source = NoNoise()
     seen = {n: ServerSees(z) for n, z in enumerate(keys)}
-    return histogram(source=source, **options).release(seen).value, source.stddev
+    return histogram(source=source, **options).release(seen).value, source.stddev / 2**20
 
 
 @pytest.mark.parametrize("m", [1, 2, 3])
@@ -181,7 +176,7 @@ def test_who_sends_malformed_keys_does_not_count(keys):
 
 
 def test_a_client_counts_as_often_as_planned():
-    own = histogram(source=NoNoise(0), k=2)
+    own = histogram(source=NoNoise(), k=2)
     seen = {7: ServerSees((0, 1))}
     totals = [float(own.release(seen).value.sum()) for _ in range(4)]
     assert totals == [2, 2, 0, 0]
@@ -196,6 +191,14 @@ def test_histogram_noise_has_the_planned_size(factor, fits):
     noise = own.release({}).value.double() * factor
     statistic = float((noise / (3.0 * 2)).square().sum())
     assert (abs(statistic - 20_000) < 5 * math.sqrt(2 * 20_000)) is fits
+
+
+def test_a_forked_histogram_does_not_repeat_its_noise(monkeypatch):
+    own = histogram(source=SecretSource())
+    own.release({})
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(ConfigError, match="forked"):
+        own.release({})
 
 
 def test_histograms_of_two_rounds_have_other_noise():
@@ -264,6 +267,6 @@ def test_the_report_claims_nothing_without_noise():
 def test_keys_reach_the_histogram_only_as_what_the_server_sees():
     own = DeviceOnly((1, 2))
     seen = own.show(SelectLedger(), "server", round_=0, client=0, what="keys")
-    assert histogram(source=NoNoise(0)).release({0: seen}).value.tolist() == [0, 1, 1, 0, 0, 0]
+    assert histogram(source=NoNoise()).release({0: seen}).value.tolist() == [0, 1, 1, 0, 0, 0]
     with pytest.raises(AttributeError):
         histogram().release({0: own})

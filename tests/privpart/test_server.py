@@ -1,5 +1,6 @@
 """The server: what one client can do to the sum, and what becomes of the sum."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -206,11 +207,11 @@ def test_leaving_a_client_out_moves_the_sum_by_at_most_clip_norm(updates, absent
 def test_the_server_adds_exactly_the_noise_of_the_stream_to_the_sum(mechanism):
     a_plan = plan(rounds=5, z=2.0, mechanism=mechanism)
     one = Server(a_plan, torch.zeros(DIM), source=SeededSource(3))
-    stream = NoiseStream(mechanism, dim=DIM, stddev=2.0 * 0.5, source=SeededSource(3))
+    stream = NoiseStream(mechanism, dim=DIM, stddev=2.0**20, source=SeededSource(3))
     expected = torch.zeros(DIM, dtype=torch.float64)
     for client in range(5):
         run(one, (client, 0.1))
-        expected += (0.1 + stream.next().double()) / 10
+        expected += (0.1 + stream.next() * (2.0 * 0.5 / 2**20)) / 10
         torch.testing.assert_close(one.parameters.double(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -316,9 +317,9 @@ def test_a_schedule_of_the_servers_rate_goes_on_after_a_resume(settings):
     assert torch.equal(resumed.parameters, one.parameters)
     if "momentum" in settings:  # by hand: the step is the rate times the running sum
         running = torch.zeros(DIM)
-        noise = NoiseStream(BinaryTree(4), dim=DIM, stddev=1.0, source=SeededSource(3))
+        noise = NoiseStream(BinaryTree(4), dim=DIM, stddev=2.0**20, source=SeededSource(3))
         for round_, step in enumerate(after):
-            mean = (torch.full((DIM,), 0.1) + noise.next() * 0.5) / 10
+            mean = (torch.full((DIM,), 0.1) + noise.next() * (0.5 / 2**20)) / 10
             running = 0.5 * running + mean
             torch.testing.assert_close(step, running / (1 + round_))
 
@@ -338,3 +339,47 @@ def test_a_schedule_that_changes_the_kind_draws_no_noise():
         run(one, (1, 0.1))
     assert one.round == 1
     one.task([])  # not halted
+
+
+def test_a_round_does_not_run_inside_a_round():
+    """Its updates would be in two sums, and count once."""
+    one = server(plan(z=1.0))
+
+    def nested():
+        one.run_round([one.task([]).update(2, torch.ones(DIM))])
+        yield one.task([]).update(1, torch.ones(DIM))
+
+    with pytest.raises(ConfigError, match="must not run another round"):
+        one.run_round(nested())
+    assert one.round == 0
+    run(one, (2, 0.1))
+    assert one.round == 1
+
+
+def test_a_copy_would_repeat_the_noise():
+    one = server(plan(z=1.0))
+    for value in (one, one._noise):
+        with pytest.raises(TypeError, match="never copied"):
+            copy.copy(value)
+
+
+def test_a_state_whose_rounds_disagree_is_refused_and_halts_the_server():
+    one = server(plan(z=1.0))
+    run(one, (0, 0.1))
+    tensors, values = one.state_dict()
+    fresh = server(plan(z=1.0))
+    with pytest.raises(ConfigError, match="is that of round 0, its noise that of round 1"):
+        fresh.load_state_dict(tensors, values | {"round": 0}, {})
+    with pytest.raises(ConfigError, match="halted"):
+        fresh.task([])
+    with pytest.raises(ConfigError, match="the server has begun"):
+        one.load_state_dict(tensors, values, {})
+
+
+def test_a_state_is_not_taken_between_a_task_and_its_round():
+    one = server(plan(z=1.0))
+    task = one.task([0])
+    with pytest.raises(ConfigError, match="under way"):
+        one.state_dict()
+    one.run_round([task.update(0, torch.zeros(DIM))])
+    one.state_dict()

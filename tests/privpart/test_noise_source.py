@@ -1,0 +1,163 @@
+"""The source of draws: addresses and salts, the secrecy of the key, who may draw."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from accounting import ConfigError
+from privpart import SecretSource, SeededSource
+from privpart.noise.ziggurat import BLOCK
+
+SOURCES = [SeededSource(0), SecretSource(bytes(32))]
+SALT = bytes(range(16))
+CELLS = 2**16
+
+
+def integers(source, count=100, *, index=5, stream=0, salt=b"", start=0):
+    """Draws in steps of 2^-20."""
+    out = np.zeros(count, np.int64)
+    source.draws(stream, salt).rounded(index, start, out, weight=2.0**20)
+    return out
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=repr)
+def test_draws_are_addressed_not_consumed(source):
+    first, again = integers(source), integers(source)
+    draws = source.draws(0, b"")
+    other, own = np.zeros(100, np.int64), np.zeros(100, np.int64)
+    draws.rounded(6, 0, other, weight=2.0**20)
+    draws.rounded(5, 0, own, weight=2.0**20)
+    assert np.array_equal(first, again)
+    assert np.array_equal(first, own)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=repr)
+def test_any_slice_can_be_made_alone(source):
+    whole = integers(source, 2 * BLOCK + 100, stream=4, salt=SALT)
+    for start, count in ((0, 1), (8, 50), (BLOCK - 4, 6), (BLOCK, BLOCK), (6, 2 * BLOCK + 94)):
+        part = integers(source, count, stream=4, salt=SALT, start=start)
+        assert np.array_equal(part, whole[start : start + count])
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=repr)
+def test_no_two_addresses_share_a_draw(source):
+    """Neighbouring streams, salts, indices and blocks, and their carries into each other."""
+    sample = np.stack(
+        [
+            integers(source, 64, index=index, stream=stream, salt=salt, start=start)
+            for stream in (0, 1, 2**32 - 1)
+            for salt in (b"", SALT, bytes(16))
+            for index in (0, 1, 2**32 - 1)
+            for start in (0, BLOCK, 2 * BLOCK)
+        ]
+    )
+    fine = sample / 2.0**20
+    correlation = fine @ fine.T / 64
+    np.fill_diagonal(correlation, 0)
+    assert np.abs(correlation).max() < 8 / 8  # 64 products each: P < 1e-9 if independent
+    assert len(np.unique(sample)) > 0.99 * sample.size
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=repr)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"stream": 0}, {"stream": 1}),
+        ({"salt": SALT}, {"salt": SALT[::-1]}),
+        ({"salt": b""}, {"salt": SALT}),
+        ({"index": 5}, {"index": 6}),
+        ({"start": 0}, {"start": 2}),
+        ({"stream": 1, "salt": b"1|" + SALT[2:]}, {"stream": 11, "salt": b"|" + SALT[2:]}),
+    ],
+    ids=repr,
+)
+def test_unlike_addresses_are_uncorrelated(source, one, other):
+    """Also in their squares, so that no magnitude is shared."""
+    a, b = (integers(source, CELLS, **address) / 2.0**20 for address in (one, other))
+    bound = 6.5 / CELLS**0.5
+    assert abs((a * b).mean()) < bound
+    assert abs(((a**2 - 1) * (b**2 - 1)).mean()) < 2 * bound
+    assert abs((a * a).mean()) > bound  # power
+
+
+def test_salts_are_fresh_for_secrets_and_empty_for_simulations():
+    source = SecretSource()
+    salts = {source.salt() for _ in range(100)}
+    assert len(salts) == 100
+    assert {len(salt) for salt in salts} == {16}
+    assert len({SecretSource(bytes(32)).salt() for _ in range(5)}) == 5  # not from the key
+    assert SeededSource(0).salt() == b""
+
+
+def test_the_kinds_of_sources_share_no_draws():
+    """A seed's key is derived, so that no secret key is a seed by chance."""
+    samples = [integers(source) for source in (*SOURCES, SeededSource(1), SecretSource(b"1" * 32))]
+    assert len({tuple(sample.tolist()) for sample in samples}) == 4
+
+
+@pytest.mark.parametrize("stream", [-1, 2**32, 0.5, "0", True, None])
+@pytest.mark.parametrize("source", SOURCES, ids=repr)
+def test_a_stream_is_a_number_of_32_bits(source, stream):
+    with pytest.raises(ConfigError, match="stream"):
+        source.draws(stream, b"")
+
+
+def test_keys_come_from_the_system_and_stay_out_of_sight():
+    one, two = SecretSource(), SecretSource()
+    assert not np.array_equal(integers(one), integers(two))
+    assert (one.private, SeededSource(0).private) == (True, False)
+    source = SecretSource(b"k" * 32)
+    assert repr(source) == "SecretSource(<key>)"
+    assert "kkkk" not in source.identity
+    assert b"k".hex() * 4 not in source.identity
+
+
+def test_identity_tells_sources_apart():
+    assert SecretSource(bytes(32)).identity == SecretSource(bytes(32)).identity
+    identities = {SecretSource().identity, SecretSource().identity, SeededSource(0).identity}
+    assert len({*identities, SeededSource(1).identity}) == 4
+
+
+@pytest.mark.parametrize("leak", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_secret_source_is_never_copied(leak):
+    with pytest.raises(TypeError, match="never copied or pickled"):
+        leak(SecretSource())
+    assert np.array_equal(integers(copy.copy(SeededSource(3))), integers(SeededSource(3)))
+
+
+def test_zero_is_a_seed_like_any_other():
+    assert not np.array_equal(integers(SeededSource(0)), integers(SeededSource(1)))
+
+
+def test_global_randomness_is_neither_used_nor_moved():
+    state = torch.get_rng_state()
+    first = integers(SeededSource(0))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(1)
+    assert np.array_equal(first, integers(SeededSource(0)))
+    torch.set_rng_state(state)
+
+
+def test_a_stream_of_a_secret_source_is_claimed_once():
+    source = SecretSource()
+    source.claim(0)
+    source.claim(1)
+    with pytest.raises(ConfigError, match="stream=1: this SecretSource already feeds"):
+        source.claim(1)
+    SecretSource().claim(1)
+
+
+@pytest.mark.parametrize("key", [b"", bytes(16), "k" * 32, 7])
+def test_a_key_is_32_bytes(key):
+    with pytest.raises(ConfigError, match="32 bytes"):
+        SecretSource(key)
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, None, b"1", True])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(ConfigError, match="seed"):
+        SeededSource(seed)

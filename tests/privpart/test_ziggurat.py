@@ -1,0 +1,615 @@
+"""Ziggurat: every integer against bounds, the bounds against mpmath, and the law of the draws."""
+
+import copy
+import hashlib
+import itertools
+import math
+import threading
+from decimal import Context, Decimal, localcontext
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from scipy import stats
+
+from accounting.checks import ConfigError
+from privpart.noise import ziggurat
+from privpart.noise.ziggurat import BLOCK, REAL_ERROR, Draws
+
+KEY = bytes(range(32))
+K20 = 2.0**20
+E = Fraction(1, 2**53)
+
+
+def drawn(
+    count, *, index=0, start=0, weight=K20, offset=None, largest=0.0, key=KEY, dtype=np.int64
+):
+    out = np.empty(count, dtype)
+    Draws(key).rounded(index, start, out, weight=weight, offset=offset, largest=largest)
+    return out
+
+
+def words_of(count, *, index=0, key=KEY):
+    counter = (index << 64).to_bytes(16, "big")
+    stream = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor().update(bytes(8 * count))
+    return np.frombuffer(stream, np.int64)
+
+
+def careful_coordinates(count, *, index=0):
+    """Where the first word does not lie inside its piece."""
+    words, table = words_of(count, index=index), ziggurat._table()
+    return np.flatnonzero(np.abs(words.astype(float)) >= table.sure[words & 1023])
+
+
+def words_beyond(count, *, index=0):
+    """Where the first word lies in the lowest piece beyond the begin of the tail."""
+    words = words_of(count, index=index)
+    outside = np.abs(words.astype(float)) >= ziggurat._table().inner[0]
+    return np.flatnonzero((words & 1023 == 0) & outside)
+
+
+def tail_coordinates(count, *, index=0):
+    return np.flatnonzero(np.abs(drawn(count, index=index)) > 4.0388 * K20)
+
+
+def wrong(coordinates, whole, *, index=0, weight=K20, offset=None):
+    """Coordinates whose integer is not that between bounds."""
+    draws = Draws(KEY)
+    return [
+        i
+        for i in np.unique(coordinates).tolist()
+        if whole[i] != draws._exactly(index, i, weight, 0.0 if offset is None else float(offset[i]))
+    ]
+
+
+# --- the integers
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [2.0**-20, 0.3, 1.0, 1234.56789, K20, 1234567.875 * 0.7, 2.0**30, 3e11, 2.0**45, 2.0**50],
+)
+@pytest.mark.parametrize("largest", [None, 1.0, 2.0**40])
+def test_integers_are_those_between_bounds(weight, largest):
+    count = 2**14
+    offset = None
+    if largest is not None:
+        offset = np.random.default_rng(7).uniform(0 if largest == 1 else -largest, largest, count)
+    if weight > 2.0**40:  # where every number is in doubt
+        count = 64
+        offset = None if offset is None else offset[:count]
+    whole = drawn(count, weight=weight, offset=offset, largest=largest or 0.0)
+    some = np.concatenate([np.arange(64), careful_coordinates(count)])
+    assert not wrong(some, whole, weight=weight, offset=offset)
+
+
+def test_integers_of_the_tail_are_those_between_bounds():
+    tail = tail_coordinates(2**20)
+    assert 30 < len(tail) < 90  # 56 are expected
+    assert not wrong(tail, drawn(2**20))
+
+
+def test_numbers_in_doubt_are_settled_between_bounds(monkeypatch):
+    """At 2^38 a bound of 2^-8 + 2^-10 leaves 0.98 % in doubt."""
+    asked = []
+    exactly = Draws._exactly
+    monkeypatch.setattr(
+        Draws, "_exactly", lambda self, *where: asked.append(where[1]) or exactly(self, *where)
+    )
+    count, weight = 2**15, 2.0**38
+    whole = drawn(count, weight=weight)
+    share = 2 * (2.0**-8 + 2.0**-10)
+    assert abs(len(asked) - count * share) < 5 * math.sqrt(count * share)
+    assert len(set(asked)) == len(asked)
+    some = np.concatenate([np.arange(200), careful_coordinates(count), asked[:200]])
+    assert not wrong(some, whole, weight=weight)
+    asked.clear()
+    drawn(2**18)
+    assert len(asked) <= 3  # 0.02 are expected
+
+
+def test_comparisons_too_close_to_call_are_doubted(monkeypatch):
+    """Words made for it: so near an edge, or with such v1 and v2, nothing may be decided."""
+    table = ziggurat._table()
+
+    def doubted(word, v1=0.5, v2=0.5):
+        further = np.array([[int((v - 0.5) * 2.0**64) for v in (v1, v2, 0.5, 0.5)]])
+        monkeypatch.setattr(Draws, "_further_words", lambda *where: further)
+        return Draws(KEY)._settled(0, np.array([0]), np.array([word]))[2][0]
+
+    outer = 2**63 - 1024
+    assert not doubted(outer, 0.9, 2.0**-4)  # the tail, clearly
+    assert doubted(outer, 2.0**-21, 2.0**-19)
+    assert doubted(outer, 0.9, 2.0**-21)
+    limit = math.log(0.9) ** 2 / table.edge[1] ** 2 / 2
+    assert doubted(outer, 0.9, math.exp(-limit))
+    assert not doubted(outer, 0.9, math.exp(-limit * (1 + 1e-5)))
+    for layer in (1, 500, 1022):
+        inner = int(table.inner[layer]) & ~1023 | layer
+        assert doubted(inner)
+        assert doubted(-(inner & ~1023) | layer)
+        assert doubted(inner + 2**14)
+        assert not doubted(inner - 2**16)
+        low, high = table.density[layer], table.density[layer + 1]
+        middle = int(2.0**62 * (1 + table.inner[layer] / 2.0**63)) & ~1023 | layer
+        x = middle * table.edge_unit[layer]
+        height = (math.exp(-x * x / 2) - low) / (high - low)
+        assert doubted(middle, height)
+        assert not doubted(middle, height - 1e-5)
+    assert doubted(1023)  # the innermost piece has no inner edge but 0
+
+
+MUTANTS = {
+    "an edge": ("edge_unit", 512, 1e-9),
+    "the first edge": ("edge_unit", 0, 1e-9),
+    "the table of what is inside": ("sure", slice(None), 3e-4),
+    "the density": ("density", slice(None), -1e-2),
+    "where the tail begins": ("edge", 1, 1e-7),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_table_is_found(name, monkeypatch):
+    attribute, where, change = MUTANTS[name]
+    count = 2**17
+    table = copy.deepcopy(ziggurat._table())
+    getattr(table, attribute)[where] *= 1 + change
+    right = drawn(count, weight=2.0**30)
+    monkeypatch.setattr(ziggurat, "_table", lambda: table)
+    changed = np.flatnonzero(right != drawn(count, weight=2.0**30))
+    assert len(changed)
+    assert not wrong(changed[:20], right, weight=2.0**30)
+
+
+def test_a_bound_of_zero_is_found(monkeypatch):
+    count, weight = 2**17, 2.0**38
+    right = drawn(count, weight=weight)
+    monkeypatch.setattr(ziggurat, "_ERROR", 0.0)
+    monkeypatch.setattr(ziggurat, "_rounding_error", lambda weight, largest: 0.0)
+    changed = np.flatnonzero(right != drawn(count, weight=weight))
+    assert len(changed)
+    assert not wrong(changed[:20], right, weight=weight)
+
+
+def test_integers_are_the_same_on_every_machine():
+    assert drawn(8).tolist() == FROZEN_FIRST
+    for (index, weight, largest), digest in FROZEN.items():
+        offset = np.arange(2**17) % 97 / 128 * largest if largest else None
+        whole = drawn(2**17, index=index, weight=weight, offset=offset, largest=largest)
+        whole = whole.astype("<i8")
+        assert hashlib.sha256(whole.tobytes()).hexdigest()[:32] == digest
+
+
+# --- addresses
+
+
+def test_slices_are_slices_of_the_whole_in_any_order():
+    count = 3 * BLOCK + 11
+    whole = drawn(count, index=5)
+    draws, generator = Draws(KEY), np.random.default_rng(1)
+    for turn in range(40):
+        start = 2 * int(generator.integers(0, count // 2))
+        size = min(int(generator.integers(0, 2 ** int(generator.integers(1, 17)))), count - start)
+        out = np.empty(size, np.int64)
+        draws.rounded(5, start, out, weight=K20)
+        assert (out == whole[start : start + size]).all()
+        draws.rounded(turn % 3, start, np.empty(5, np.int64), weight=3.0)
+    for index in range(100):  # more than are kept
+        draws.rounded(index, 0, np.empty(2, np.int64), weight=1.0)
+    parts = [np.empty(1000, np.int64) for _ in range(4)]
+    for i, part in enumerate(parts):  # continued, with another draw in between
+        draws.rounded(5, 1000 * i, part, weight=K20)
+        draws.rounded(6, 1000 * i, np.empty(1000), weight=K20)
+    assert (np.concatenate(parts) == whole[:4000]).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 8, BLOCK - 1, BLOCK, BLOCK + 1])
+def test_a_vector_has_any_length(count):
+    assert (drawn(count) == drawn(2 * BLOCK)[:count]).all()
+    out = np.empty(count)
+    Draws(KEY).real(0, 0, out)
+    assert np.isfinite(out).all()
+
+
+def test_integers_do_not_depend_on_their_type():
+    expected = drawn(2**16)
+    for dtype in (np.int32, np.int64, np.float64):
+        out = drawn(2**16, dtype=dtype)
+        assert out.dtype == dtype
+        assert (out == expected).all()
+
+
+def test_an_offset_may_be_overwritten():
+    offset = np.random.default_rng(3).uniform(0, 1, 2**17)
+    expected = drawn(2**17, weight=4.0, offset=offset)
+    out = offset.copy()
+    Draws(KEY).rounded(0, 0, out, weight=4.0, offset=out)
+    assert (out == expected).all()
+    assert (expected != drawn(2**17, weight=4.0)).any()
+
+
+def test_other_addresses_have_other_draws():
+    first = drawn(2**16)
+    others = [drawn(2**16, index=i) for i in (1, 2, 2**16, 2**31, 2**32 - 1)]
+    others += [drawn(2**16, start=2**16), drawn(2**16, start=2**40), drawn(2**16, key=bytes(32))]
+    for i, other in enumerate(others):
+        for earlier in [first, *others[:i]]:
+            assert (other == earlier).mean() < 1e-3
+            assert abs(np.corrcoef(other, earlier)[0, 1]) < 5 / 2**8
+
+
+def test_threads_have_the_same_integers():
+    """With draws in doubt, and with tables that no thread has made before."""
+    expected = drawn(1024, weight=2.0**42)
+    for cached in (ziggurat._table, ziggurat._edges):
+        cached.cache_clear()
+    found = [np.zeros(1024, np.int64) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda out=out: Draws(KEY).rounded(0, 0, out, weight=2.0**42))
+        for out in found
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((out == expected).all() for out in found)
+
+
+def test_what_is_refused():
+    out = np.empty(4, np.int64)
+    with pytest.raises(ConfigError, match="start=3: must be even"):
+        Draws(KEY).rounded(0, 3, out, weight=1.0)
+    for weight, largest in (
+        (2.0**-21, 0.0),
+        (2.0**51, 0.0),
+        (-1.0, 0.0),
+        (np.nan, 0.0),
+        (1.0, np.nan),
+    ):
+        with pytest.raises(ConfigError, match="weight="):
+            Draws(KEY).rounded(0, 0, out, weight=weight, largest=largest)
+    with pytest.raises(ValueError, match="NaN"):
+        Draws(KEY).rounded(0, 0, np.empty(4), weight=1.0, offset=np.full(4, np.nan))
+
+
+# --- real draws and their bounds
+
+
+def in_many_digits(index, coordinate, key=KEY):  # noqa: C901 (one rule, whole)
+    """A draw written once more, in 1000 bits: 700 further bits of each word, mpmath."""
+    careful = hashlib.sha256(b"privpart wedge and tail|" + key).digest()
+
+    def more(word, size, name):
+        data = careful + f"privpart digits|{index}|{coordinate}|{name}".encode()
+        low = int.from_bytes(hashlib.shake_256(data).digest(88)[:87], "big")
+        return mpmath.ldexp(word * 2**696 + low, -size - 696)
+
+    def further(attempt, part):
+        block = (index << 32 | attempt << 8 | part).to_bytes(8, "big") + coordinate.to_bytes(
+            8, "big"
+        )
+        stream = Cipher(algorithms.AES256(careful), modes.ECB()).encryptor().update(block)
+        return [int.from_bytes(stream[i : i + 8], "little", signed=True) for i in (0, 8)]
+
+    def density(x):
+        return mpmath.exp(-x * x / 2)
+
+    counter = (index << 64 | coordinate // 2).to_bytes(16, "big")
+    pair = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor().update(bytes(16))
+    word = int.from_bytes(pair[8 * (coordinate % 2) :][:8], "little", signed=True)
+    edges = edges_in_many_digits()
+    for attempt in itertools.count():
+        layer, u = word % 1024, more(word >> 10, 53, f"{attempt}u")
+        z = u * edges[layer]
+        if abs(z) < edges[layer + 1]:
+            return z
+        if layer == 0:
+            break
+        v1 = more((further(attempt, 0)[0] >> 11) + 2**52, 53, f"{attempt}v0")
+        if density(edges[layer]) * (1 - v1) + density(edges[layer + 1]) * v1 < density(z):
+            return z
+        word = further(attempt, 1)[0]
+    v1 = v2 = mpmath.mpf(1)
+    while not -2 * mpmath.log(v2) > (mpmath.log(v1) / edges[1]) ** 2:
+        one, other = further(attempt, 0)
+        v1 = more((one >> 11) + 2**52, 53, f"{attempt}v0")
+        v2 = more((other >> 11) + 2**52, 53, f"{attempt}v1")
+        attempt += 1
+    return mpmath.sign(u) * (edges[1] - mpmath.log(v1) / edges[1])
+
+
+_MANY = []
+
+
+def edges_in_many_digits():
+    """The edges in more than 120 digits, by a secant that knows nothing of the module."""
+    if not _MANY:
+        r, other = mpmath.mpf("4.03884984610950"), mpmath.mpf("4.03884984610951")
+        while abs(r - other) > mpmath.mpf(10) ** -120:
+            here, there = missed(r)[1], missed(other)[1]
+            r, other = r - here * (r - other) / (here - there), r
+        _MANY.extend([*missed(r)[0], mpmath.mpf(0)])
+    return _MANY
+
+
+def missed(r):
+    y = mpmath.exp(-r * r / 2)
+    area = r * y + mpmath.sqrt(mpmath.pi / 2) * mpmath.erfc(r / mpmath.sqrt(2))
+    x = [area / y, r]
+    for _ in range(1022):
+        y += area / x[-1]
+        x.append(mpmath.sqrt(-2 * mpmath.log(y)))
+    return x, y + area / x[-1] - 1
+
+
+def as_mp(a):
+    return mpmath.mpf(a.numerator) / a.denominator
+
+
+def exact(a):
+    sign, mantissa, exponent, _ = a._mpf_
+    return (-1) ** sign * int(mantissa) * Fraction(2) ** exponent
+
+
+@pytest.fixture
+def digits():
+    with mpmath.workdps(220):
+        yield
+
+
+def test_bounds_enclose_the_draw_written_once_more(digits):
+    draws = Draws(KEY)
+    some = [(0, i) for i in [*range(20), *careful_coordinates(2**14)[:20].tolist()]]
+    some += [(11, i) for i in words_beyond(2**19, index=11).tolist()]  # some are rejected
+    for index, i in some:
+        z = exact(in_many_digits(index, i))
+        widths = []
+        for bits in (8, 64, 128) if i < 2**14 else (64,):
+            low, high = draws.enclosure(index, i, bits)
+            assert low <= z <= high
+            widths.append(high - low)
+            assert 0 < widths[-1] <= Fraction(1, 2**bits)
+        assert widths[-1] < Fraction(1, 2**64)
+
+
+def test_real_draws_are_within_their_bound():
+    count = 2**16
+    z = np.empty(count)
+    draws = Draws(KEY)
+    draws.real(0, 0, z)
+    where = [*range(200), *careful_coordinates(count), *np.flatnonzero(np.abs(z) > 4.03)]
+    for i in map(int, where):
+        low, high = draws.enclosure(0, i, 64)
+        assert max(abs(Fraction(z[i]) - low), abs(Fraction(z[i]) - high)) < REAL_ERROR
+    assert (np.abs(np.rint(z * 1024.0) - drawn(count, weight=1024.0)) == 0).mean() > 0.999
+
+
+def test_logarithms_and_densities_are_enclosed():
+    generator = np.random.default_rng(2)
+    for bits in (64, 128):
+        for _ in range(100):
+            size = int(generator.integers(1, 60))
+            digits = int(generator.integers(1, 2**size)) << bits
+            whole = 2 ** (size + bits)
+            close_to_one = (Fraction(whole - 1, whole), Fraction(1))
+            for v in ((Fraction(digits, whole), Fraction(digits + 1, whole)), close_to_one):
+                low, high = ziggurat._minus_log(v, bits)
+                with mpmath.workprec(3 * bits + 200):
+                    assert low < -exact(mpmath.log(as_mp(v[1]))) or v[1] == 1
+                    assert low <= -exact(mpmath.log(as_mp(v[1])))
+                    assert high > -exact(mpmath.log(as_mp(v[0])))
+                assert high - low < Fraction(2, digits) * 2**0 + Fraction(1, 2**bits)
+                a = (5 * v[0], 5 * v[1]) if generator.integers(2) else (-5 * v[1], -5 * v[0])
+                low, high = ziggurat._density(a, bits)
+                with mpmath.workprec(3 * bits + 200):
+                    for end in a:
+                        assert low < exact(mpmath.exp(-(as_mp(end) ** 2) / 2)) < high
+    low, high = ziggurat._density((Fraction(-1, 9), Fraction(1, 10)), 64)
+    assert low < Fraction(math.exp(-1 / 162)) + E
+    assert high > 1
+
+
+def test_a_comparison_without_enough_bits_is_not_decided():
+    with pytest.raises(ziggurat.DoubtError):
+        ziggurat._minus_log((Fraction(0), Fraction(1, 2)), 64)
+    with pytest.raises(ziggurat.DoubtError):
+        ziggurat._less((Fraction(0), Fraction(2)), (Fraction(1), Fraction(3)))
+    with pytest.raises(ziggurat.DoubtError):
+        ziggurat._less((Fraction(0), Fraction(1)), (Fraction(1), Fraction(3)))
+    assert ziggurat._size((Fraction(-2), Fraction(1))) == (0, 2)
+    assert ziggurat._size((Fraction(-2), Fraction(-1))) == (1, 2)
+
+
+# --- the table
+
+
+def test_the_tail_begins_where_a_secant_says(digits):
+    r = edges_in_many_digits()[1]
+    assert abs(r - mpmath.mpf(ziggurat._TAIL)) < mpmath.mpf(2) ** -ziggurat._TAIL_BITS
+
+
+@pytest.mark.parametrize("bits", [68, 132, pytest.param(620, marks=pytest.mark.slow)])
+def test_pieces_have_equal_areas(bits, digits):
+    pieces = [as_mp((low + high) / 2) for low, high in ziggurat._edges(bits)]
+    heights = [mpmath.exp(-x * x / 2) for x in pieces]
+    r = pieces[1]
+    areas = [r * heights[1] + mpmath.sqrt(mpmath.pi / 2) * mpmath.erfc(r / mpmath.sqrt(2))]
+    areas += [pieces[i] * (heights[i + 1] - heights[i]) for i in range(1, 1024)]
+    assert len(areas) == 1024
+    assert pieces[1024] == 0
+    assert max(areas) - min(areas) < mpmath.mpf(2) ** -(bits + 30)
+    assert abs(pieces[0] * heights[1] - areas[0]) < mpmath.mpf(2) ** -(bits + 30)
+
+
+@pytest.mark.parametrize("bits", [68, 132, 308, 620])
+def test_the_tail_over_the_density_has_the_bits_stated(bits, digits):
+    r = mpmath.mpf(ziggurat._TAIL)
+    expected = mpmath.sqrt(mpmath.pi / 2) * mpmath.erfc(r / mpmath.sqrt(2)) * mpmath.exp(r * r / 2)
+    with localcontext(Context(prec=250)):
+        found = Fraction(ziggurat._tail_over_density(Decimal(ziggurat._TAIL), bits))
+    assert abs(as_mp(found) - expected) < mpmath.mpf(2) ** -(bits + 80)
+
+
+@pytest.mark.parametrize("bits", [68, 84, 132, 260, pytest.param(302, marks=pytest.mark.slow)])
+def test_edges_are_enclosed(bits, digits):
+    for (low, high), x in zip(ziggurat._edges(bits), edges_in_many_digits(), strict=True):
+        assert low <= exact(x) <= high
+        assert high - low == 2 * (low + high) / 2 / 2**bits
+
+
+def test_a_word_below_sure_is_inside_whatever_its_digits():
+    """All 1024 pieces, in fractions."""
+    table, edges = ziggurat._table(), ziggurat._edges(84)
+    slack = Fraction(1.5) * E
+    for i in range(1023):
+        ratio = edges[i + 1][0] / edges[i][1]
+        sure, inner = Fraction(table.sure[i]) / 2**63, Fraction(table.inner[i]) / 2**63
+        assert sure + slack < ratio
+        assert ratio - sure < 17 * E
+        assert abs(inner - ratio) < 4 * E
+        assert table.edge[i] < 4.3
+        assert abs(Fraction(table.edge[i]) / edges[i][0] - 1) <= E * 1.01
+    assert table.sure[1023] < 0
+    assert Fraction(ziggurat._EDGE_ERROR) / 2**63 == 32 * E
+
+
+def test_float64_values_are_within_the_error_stated():
+    generator = np.random.default_rng(4)
+    words = generator.integers(-(2**63), 2**63, 2000) >> generator.integers(0, 63, 2000)
+    words[500:] = words[500:] & ~1023 | generator.integers(0, 8, 1500)  # the widest pieces
+    words[:2] = 2**63 - 1024, -(2**63)
+    table, edges = ziggurat._table(), ziggurat._edges(84)
+    for weight in (1.0, 1.7, math.pi * 2**20):
+        x = words.astype(float) * (table.edge_unit * weight)[words & 1023]
+        worst = 0
+        for word, value in zip(words.tolist(), x.tolist(), strict=True):
+            edge = edges[word & 1023][0]
+            for n in (word >> 10, (word >> 10) + 1):
+                worst = max(worst, abs(Fraction(value) / Fraction(weight) - edge * n / 2**53))
+        assert 3 * E < worst < 20 * E
+
+
+def test_uniform_numbers_are_within_the_error_stated():
+    words = np.random.default_rng(5).integers(-(2**63), 2**63, 1000)
+    words[:4] = -(2**63), -(2**63) + 2**11, 2**63 - 1, 0
+    for word, v in zip(words.tolist(), ziggurat._in_unit_interval(words).tolist(), strict=True):
+        digits = (word >> 11) + 2**52
+        assert 0 < v <= 1
+        assert -E <= Fraction(v) - digits * E <= 2 * E
+        assert abs(Fraction(v) - (digits + 1) * E) <= E
+
+
+# --- the law
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return drawn(2**20, index=9) / K20
+
+
+def p_of_chi_square(whole, weight, stddev=1.0):
+    """Of integers against the normal law rounded: a cell each, merged where few are expected."""
+    edges = np.arange(-4 * weight, 4 * weight + 1) + 0.5
+    expected = np.diff(
+        stats.norm.cdf(np.concatenate([[-np.inf], edges, [np.inf]]) / weight / stddev)
+    )
+    found = np.bincount(np.searchsorted(edges, whole), minlength=len(expected))
+    return stats.chisquare(found, expected * len(whole)).pvalue
+
+
+def test_integers_have_the_law_of_a_rounded_normal():
+    for weight in (1.0, 16.0):
+        whole = drawn(2**20, index=2, weight=weight)
+        assert p_of_chi_square(whole, weight) > 1e-3
+        assert p_of_chi_square(whole, weight, 1.02) < 1e-12
+        assert p_of_chi_square(whole, weight, 0.98) < 1e-12
+
+
+def test_draws_have_the_law_of_a_normal(sample):
+    some = np.sort(sample[: 2**19])
+    assert stats.kstest(some, "norm").pvalue > 1e-3
+    assert stats.kstest(some, "norm", args=(0, 1.02)).pvalue < 1e-9
+    square = sample * sample
+    powers = {1: sample, 2: square, 3: square * sample, 4: square**2, 6: square**3}
+    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3), (6, 15)):
+        spread = math.sqrt((math.prod(range(2 * power - 1, 0, -2)) - moment**2) / len(sample))
+        assert abs(powers[power].mean() - moment) < 4.5 * spread
+
+
+def check_tails(sample_of, parts):
+    beyond = dict.fromkeys((3.5, 4.03, 4.04, 4.05, 4.5, 5.0), 0)
+    tail = []
+    size = 0
+    for part in range(parts):
+        z = np.abs(sample_of(part))
+        size += len(z)
+        z = z[z > 3.5]
+        for at in beyond:
+            beyond[at] += int((z > at).sum())
+        tail.append(z[z > 4.04])
+    for at, found in beyond.items():
+        expected = size * 2 * stats.norm.sf(at)
+        assert abs(found - expected) < 4.5 * math.sqrt(expected) + 1, at
+    law = stats.truncnorm(4.04, np.inf)
+    assert stats.kstest(np.concatenate(tail), law.cdf).pvalue > 1e-3
+    return np.concatenate(tail)
+
+
+def test_tails_are_those_of_a_normal(sample):
+    tail = check_tails(lambda part: drawn(2**21, index=10 + part) / K20, 2)
+    assert stats.kstest(tail - 0.05, stats.truncnorm(4.04, np.inf).cdf).pvalue < 1e-6
+    positive = int((sample > 0).sum())
+    assert abs(positive - len(sample) / 2) < 4.5 * math.sqrt(len(sample)) / 2
+
+
+def test_a_word_beyond_the_tail_begins_gives_a_number_beyond():
+    """The lowest piece beyond r has the area of the tail, so a rejection there chooses no piece."""
+    count = 2**22
+    words, places = words_of(count, index=11), words_beyond(count, index=11)
+    whole = drawn(count, index=11)[places]
+    assert 150 < len(places) < 300  # 224 are expected, of which 12 are rejected at least once
+    assert (np.abs(whole) > 4.0388 * K20).all()
+    assert (np.sign(whole) == np.sign(words[places])).all()
+    assert not wrong(places, drawn(count, index=11), index=11)
+
+
+def test_coordinates_are_not_correlated(sample):
+    pairs = sample.reshape(-1, 2)
+    bound = 4.5 / math.sqrt(len(pairs))
+    for f in (np.sign, np.abs, np.square, lambda z: z, lambda z: np.abs(z) > 2):
+        a, b = f(pairs[:, 0]).astype(float), f(pairs[:, 1]).astype(float)
+        assert abs(np.corrcoef(a, b)[0, 1]) < bound
+        assert abs(np.corrcoef(a[1:], b[:-1])[0, 1]) < bound
+        assert abs(np.corrcoef(a[1:], a[:-1])[0, 1]) < bound
+    signs, sizes = np.sign(pairs[:, 0]), np.abs(pairs[:, 1])
+    assert abs(np.corrcoef(signs, sizes)[0, 1]) < bound
+
+
+# --- long
+
+
+@pytest.mark.slow
+def test_many_integers_are_those_between_bounds():
+    whole = drawn(2**22, index=3)
+    assert not wrong(careful_coordinates(2**22, index=3), whole, index=3)
+    assert not wrong(np.arange(20_000), whole, index=3)
+    for weight in (2.0**36, 2.0**40):
+        whole = drawn(2**15, index=4, weight=weight)
+        assert not wrong(np.arange(2**15), whole, index=4, weight=weight)
+
+
+@pytest.mark.slow
+def test_far_tails_are_those_of_a_normal():
+    check_tails(lambda part: drawn(2**22, index=100 + part) / K20, 64)
+
+
+FROZEN_FIRST = [-799408, -748479, -338036, 631302, -1779950, -2894252, 219993, 936214]
+FROZEN = {
+    (0, K20, 0.0): "4833c1ab8347c58e2ebc47b8583070a8",
+    (1, 1234567.875, 1.0): "e8cfbe039b723ad2c22e833cd1ee8f92",
+    (2, 2.0**36, 2.0**30): "92d22181a4fd9bebd3d8d9849ff8a16f",
+    (2**32 - 1, 0.75, 1.0): "3780976b14d393294c7f96da7fe59e2d",
+}
+"""Digests of the integers by index, weight and largest offset."""
