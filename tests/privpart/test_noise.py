@@ -9,6 +9,7 @@ from rational_draws import unit_vectors
 from scipy.stats import chi2
 
 from accounting import (
+    BandedInverse,
     BinaryTree,
     BufferedToeplitz,
     ConfigError,
@@ -189,6 +190,7 @@ LAW = [
     BufferedToeplitz(5, **BLT3),
     Toeplitz.square_root(6, bands=3, normalize_columns=True),
     Independent(3),
+    BandedInverse(6, (2.0, -0.5, -0.25)),
     Dense([[2.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.5, 0.25, 3.0]]),
 ]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from accounting import (
+    BandedInverse,
     BinaryTree,
     BufferedToeplitz,
     ConfigError,
@@ -27,6 +28,7 @@ LAW = [
     BufferedToeplitz(5, **BLT3),
     Toeplitz.square_root(6, bands=3, normalize_columns=True),
     Independent(3),
+    BandedInverse(6, (2.0, -0.5, -0.25)),
     Dense([[2.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.5, 0.25, 3.0]]),
 ]
 
