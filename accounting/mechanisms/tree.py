@@ -27,7 +27,7 @@ sensitivity needs its own recursion.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
@@ -284,7 +284,8 @@ class BinaryTree:
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """Node variances over t's binary expansion, plus what the earlier trees ended with."""
-        return prefix_variance(self.blocks(), self.estimator)
+        weight = node_weight if self.release == "nodes" else node_variance
+        return prefix_variance(self.blocks(), self.estimator, weight)
 
     def _effective_sensitivity(self, participation: Participation) -> Sensitivity:
         encoder = self._effective_encoder()
@@ -390,10 +391,22 @@ def node_weight(height: int, estimator: str) -> float:
     return round(node_variance(height, estimator) * 2.0**_WEIGHT_BITS) / 2.0**_WEIGHT_BITS
 
 
-def prefix_variance(blocks: list[Block], estimator: str) -> Array:
-    """Return Var of each prefix sum, shape (n,), in O(n): sums over binary digits."""
+def prefix_variance(
+    blocks: list[Block], estimator: str, weight: Callable[[int, str], float]
+) -> Array:
+    """Return Var of each prefix sum, shape (n,), in O(n): sums over binary digits.
+
+    Args:
+        blocks: see ``forest``.
+        estimator: see ``BinaryTree``.
+        weight: ``node_variance``, or ``node_weight`` where nodes are integers.
+    """
     most = max(block.height for block in blocks)
-    variance = np.array([node_variance(height, estimator) for height in range(most + 1)])
+    estimates = [1.0]
+    for height in range(1, most + 1):
+        v = weight(height, estimator)
+        estimates.append(v**2 + 2 * (1 - v) ** 2 * estimates[-1])
+    variance = np.array(estimates)
     sums = np.zeros(2 ** (most + 1))  # of the variances of the binary digits of every index
     for height, own in enumerate(variance):
         sums[2**height : 2 ** (height + 1)] = own + sums[: 2**height]
