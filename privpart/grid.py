@@ -116,6 +116,16 @@ def noise_bits(noise_multiplier: float, dim: int) -> int:
     return bits
 
 
+def refuse_noise(noise_multiplier: float, dim: int) -> None:
+    """Refuse a noise multiplier for which there is no grid, before a run begins.
+
+    Raises:
+        ConfigError: so little or so much noise that no grid fits, see ``noise_bits`` and ``Grid``.
+    """
+    if noise_multiplier:
+        Grid.of(noise_bits(noise_multiplier, dim), noise_multiplier, dim, filter_charge=0.0)
+
+
 def quantise(update: Tensor, clip_norm: float, grid: Grid, out: NDArray[np.int32]) -> float:
     """Write an update as whole numbers of steps, jointly scaled down to the clip norm.
 

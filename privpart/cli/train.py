@@ -159,6 +159,7 @@ def _begun(
     """Put a plan together, and begin its run only if that succeeds."""
     from privpart.experiment.plan_file import read
     from privpart.experiment.training import refuse_short_cohorts, training
+    from privpart.grid import refuse_noise
     from privpart.run.files import write_durably
     from privpart.run.folder import RunFolder
     from privpart.run.fork import fork
@@ -169,6 +170,7 @@ def _begun(
     # choose how its clients are computed.
     setup = training(chosen, options=replace(engine, deterministic=seed is not None))
     refuse_short_cohorts(promised, setup.cohorts)
+    refuse_noise(promised.update_noise_multiplier, setup.start.numel())
     facts = {"delta": chosen.privacy.delta, "plan_file": text}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
     if fork_of is None:

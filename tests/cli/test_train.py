@@ -213,3 +213,13 @@ def test_too_little_memory_is_one_sentence(work, monkeypatch, capsys):
         main.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("privpart: not enough memory. Use fewer rounds")
+
+
+@pytest.mark.parametrize("noise", ["1e9", "1e-9"])
+def test_noise_without_a_grid_begins_no_run(privpart, tmp_path, noise):
+    text = PLAN.replace("noise_multiplier = 1.0", f"noise_multiplier = {noise}")
+    (tmp_path / "plan.toml").write_text(text)
+    done = privpart("train", "--plan", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("privpart: --noise-multiplier")
+    assert not (tmp_path / "run").exists()
