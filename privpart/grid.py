@@ -22,7 +22,7 @@ from privpart.clip import at_least_tiny, clip, l2_norm
 
 _BITS = 20
 _MOST_BITS = 24
-"""The exact draw takes longer with more: at 24, one value in a million is computed twice."""
+"""With each bit twice as many draws are too close to a half for float64 and take longer."""
 _MOST_CLIP_BITS = 26
 """So that sums of squares of an update's integers stay below 2^53, where float64 adds exactly."""
 _FINE = 128

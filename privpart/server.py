@@ -18,9 +18,8 @@ Server, sum and optimiser are one file, because together they are a round, from 
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Thread
 from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
@@ -498,15 +497,9 @@ def _noise_and_grid(
 
 def _behind(work: Callable[[], Tensor | None]) -> "Future[Tensor | None]":
     """Begin a piece of work on a thread of its own."""
-    coming: Future[Tensor | None] = Future()
-
-    def run() -> None:
-        try:
-            coming.set_result(work())
-        except BaseException as error:  # it reaches whoever asks for the result
-            coming.set_exception(error)
-
-    Thread(target=run, name="privpart-noise").start()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="privpart-noise")
+    coming = pool.submit(work)
+    pool.shutdown(wait=False)  # the thread ends with its work
     return coming
 
 

@@ -222,18 +222,7 @@ class NoiseStream:
                     f"state[{key!r}]={state[key]!r}: this stream has {value!r}. Load a state only "
                     "into a stream like the one it was taken from."
                 )
-        text = str(state["round"])
-        if not (
-            text.isascii()
-            and text.isdigit()
-            and len(text) < 20
-            and int(text) <= self.mechanism.rounds
-        ):
-            raise ConfigError(
-                f"state['round']={state['round']!r}: must be a whole number from 0 to "
-                f"{self.mechanism.rounds}."
-            )
-        return int(text)
+        return _checked_rounds(state["round"], self.mechanism.rounds)
 
     def _checked_tensor(self, value: object, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
@@ -312,6 +301,13 @@ def _in_threads(run: Callable[[list[slice]], None], pieces: list[slice]) -> None
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(run, pieces[i:j]) for i, j in pairwise(ends)]:
             done.result()
+
+
+def _checked_rounds(value: object, most: int) -> int:
+    text = str(value)  # metadata of a file are strings
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
+        raise ConfigError(f"state['round']={value!r}: must be a whole number from 0 to {most}.")
+    return int(text)
 
 
 def _checked_salts(text: object, rounds: int, private: bool) -> list[tuple[int, bytes]]:
@@ -465,18 +461,7 @@ class GroupedNoise:
         for key, value in (("schema", GROUPED_SCHEMA), ("mechanism", fingerprint(self.mechanism))):
             if state.get(key) != value:
                 raise ConfigError(f"state[{key!r}]={state.get(key)!r}: this stream has {value!r}.")
-        text = str(state.get("round"))
-        if not (
-            text.isascii()
-            and text.isdigit()
-            and len(text) < 20
-            and int(text) <= self.mechanism.rounds
-        ):
-            raise ConfigError(
-                f"state['round']={state.get('round')!r}: must be a whole number from 0 to "
-                f"{self.mechanism.rounds}."
-            )
-        return int(text)
+        return _checked_rounds(state.get("round"), self.mechanism.rounds)
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a noise stream is never copied; a copy would repeat its noise.")
