@@ -105,10 +105,7 @@ def draw_budget(
     )
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"plot={path}: cannot be written: {error}") from None
+    _write(figure, path)
 
 
 def _curve(
@@ -188,10 +185,7 @@ def draw_front(rows: Sequence[Mapping[str, Any]], *, title: str, path: Path) -> 
     axes.set_title(title, fontsize=8)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"plot={path}: cannot be written: {error}") from None
+    _write(figure, path)
 
 
 def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> None:
@@ -209,10 +203,7 @@ def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> Non
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"plot={path}: cannot be written: {error}") from None
+    _write(figure, path)
 
 
 def draw_steps(found: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
@@ -257,6 +248,13 @@ def draw_grid(images: Sequence["Tensor"], path: Path, columns: int = 8) -> None:
     for cell, image in zip(cells, images, strict=False):
         _show(cell, image)
     figure.savefig(path, dpi=120)
+
+
+def _write(figure: Figure, path: Path) -> None:
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"plot={path}: cannot be written: {error}") from None
 
 
 def _show(cell: Axes, image: "Tensor") -> None:
