@@ -7,10 +7,50 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from accounting import Participation
+from accounting.checks import ConfigError
+
+ClientId = int | str
+"""A whole number of magnitude below 2^256, or a string of 1 to 256 characters."""
+
+_LARGEST_ID = 2**256
+_LONGEST_ID = 256
+
+
+def client_id(value: object) -> ClientId:
+    """Return the id of a client as a Python int or str; NumPy's integers and strings are accepted.
+
+    Raises:
+        ConfigError: a value of another type, or out of range.
+
+    >>> client_id(np.uint64(2**64 - 1))
+    18446744073709551615
+    """
+    found = value.item() if isinstance(value, np.integer | np.str_) else value
+    if is_client_id(found):
+        return found
+    raise ConfigError(
+        f"client id {str(value)[:80]!r} of type {type(value).__name__}: must be a whole number of "
+        f"magnitude below 2^256, or a string of 1 to {_LONGEST_ID} characters."
+    )
+
+
+def is_client_id(value: object) -> TypeGuard[ClientId]:
+    """Return whether a value is an id: exactly an int or str, in range and encodable as UTF-8."""
+    if type(value) is int:
+        return -_LARGEST_ID < value < _LARGEST_ID
+    if type(value) is not str or not 0 < len(value) <= _LONGEST_ID:
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def id_order(client: ClientId) -> tuple[bool, ClientId]:
+    """Return a key for ``sorted``: whole numbers first, then strings."""
+    return (isinstance(client, str), client)
 
 
 @dataclass(frozen=True, slots=True)
