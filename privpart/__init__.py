@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
     from privpart.engines.workers import WorkerError
+    from privpart.experiment.metric import Accuracy
+    from privpart.experiment.train import Run, train
     from privpart.loop import CohortTooSmallError, Engine, RoundRecord, fit
     from privpart.messages import ClientUpdate, RoundTask
     from privpart.model import PartialModel
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
 
 _HOME = {
+    "Accuracy": "experiment.metric",
     "AdaptiveClipping": "plan",
     "ClientUpdate": "messages",
     "CohortTooSmallError": "loop",
@@ -39,6 +42,7 @@ _HOME = {
     "RoundCounts": "server",
     "RoundRecord": "loop",
     "RoundTask": "messages",
+    "Run": "experiment.train",
     "RunFolder": "run.folder",
     "SecretSource": "noise.source",
     "SeededSource": "noise.source",
@@ -49,9 +53,11 @@ _HOME = {
     "WorkerError": "engines.workers",
     "client_update": "client",
     "fit": "loop",
+    "train": "experiment.train",
 }
 
 __all__ = [
+    "Accuracy",
     "AdaptiveClipping",
     "ClientUpdate",
     "CohortTooSmallError",
@@ -69,6 +75,7 @@ __all__ = [
     "RoundCounts",
     "RoundRecord",
     "RoundTask",
+    "Run",
     "RunFolder",
     "SecretSource",
     "SeededSource",
@@ -79,6 +86,7 @@ __all__ = [
     "WorkerError",
     "client_update",
     "fit",
+    "train",
 ]
 
 

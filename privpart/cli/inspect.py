@@ -49,7 +49,7 @@ def inspect(
         raise ConfigError(f"rounds={rounds}: must be at least 2, to see the effect of averaging.")
     checks.count("channels", channels)
     plan, setup, parameters = _opened(run)
-    if not setup.test_x.is_floating_point():
+    if not setup.test[0].is_floating_point():
         raise ConfigError(f"{run}: trains on text; inspect needs a run that trains on images.")
     other = None if against is None else _comparable(against, plan, setup)
     try:
@@ -92,7 +92,7 @@ def _comparable(run: Path, plan: "PlanFile", setup: "Training") -> "Training":
     theirs, other, parameters = _opened(run)
     keys = ("name", "sizes", "seed")
     ours, found = ([getattr(p.model, key) for key in keys] for p in (plan, theirs))
-    if ours != found or setup.test_x.shape[1:] != other.test_x.shape[1:]:
+    if ours != found or setup.test[0].shape[1:] != other.test[0].shape[1:]:
         raise ConfigError(
             f"against={run}: differs in network, start values (model.seed) or shape of images, so "
             "its channels do not correspond. Compare runs that agree in these."
@@ -223,8 +223,8 @@ def _figures(
     if len(setup.model.group_sizes) > 1:
         found = mask_ratio(
             setup.model,
-            setup.test_x[:_EXAMPLES],
-            setup.test_y[:_EXAMPLES],
+            setup.test[0][:_EXAMPLES],
+            setup.test[1][:_EXAMPLES],
             masks=_MASKS,
             generator=torch.Generator().manual_seed(plan.model.seed % 2**63),
         )
@@ -254,7 +254,7 @@ def _features(setup: "Training", channels: int) -> "Features":
     from privpart.measure.inspect import maximal_activation
 
     # one grey start for all: images from different starts differ by chance
-    start = torch.full_like(setup.test_x[0], 0.5)
+    start = torch.full_like(setup.test[0][0], 0.5)
     start += 0.01 * torch.randn(start.shape, generator=torch.Generator().manual_seed(0))
     found: dict[str, list[torch.Tensor]] = {}
     for name, layer in setup.model.module.named_modules():

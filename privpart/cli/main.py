@@ -21,7 +21,10 @@ from privpart.cli import audit, sweep
 from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
+from privpart.cli.doctor import doctor
+from privpart.cli.export import export
 from privpart.cli.freeze_search import freeze_search
+from privpart.cli.init import init
 from privpart.cli.inspect import inspect
 from privpart.cli.report import report
 from privpart.cli.schedule import schedule
@@ -36,8 +39,11 @@ _COMMANDS = (
     epsilon,
     calibrate,
     mechanisms,
+    init,
+    doctor,
     train,
     report,
+    export,
     schedule,
     inspect,
     costs,

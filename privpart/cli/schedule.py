@@ -29,24 +29,36 @@ def schedule(
 ) -> None:
     """Show a plan's schedule and measure a client's bytes and FLOPs, compared with full training.
 
+    Code that the plan names is not imported; bytes and FLOPs are then left out.
+
     Example: privpart schedule --plan examples/fedpart_digits.toml
     """
     from privpart.experiment.plan_file import read
-    from privpart.experiment.training import training
     from privpart.plan import active_rounds
 
     chosen = read(plan)
     if chosen.schedule is None:
         raise ConfigError(f"plan={plan}: has no table [schedule]; every round trains everything.")
-    setup = training(chosen)
-    sizes = setup.model.group_sizes
+    patterns, found = chosen.model.grouped()
+    builtin = chosen.model.builtin is not None
+    sizes: list[int | None] = list(found) if builtin else [None] * len(found)
     rounds = chosen.schedule.rounds(len(sizes))
-    names = [", ".join(_layers(own)) for own in chosen.groups() or ()]
+    names = [", ".join(_layers(own) if builtin else own) for own in patterns]
     groups = [
         {"group": g + 1, "layers": name, "numbers": size, "active_rounds": len(own)}
         for g, (name, size, own) in enumerate(zip(names, sizes, active_rounds(rounds), strict=True))
     ]
-    costs = _costs(chosen, setup, rounds, every)
+    costs: list[dict[str, Any]] = []
+    if chosen.references():
+        typer.echo(
+            "privpart: this command does not import the plan's own code, so a client's bytes and "
+            "FLOPs are left out.",
+            err=True,
+        )
+    else:
+        from privpart.experiment.training import training
+
+        costs = _costs(chosen, training(chosen), rounds, every)
     if form is Format.JSON:
         document = {
             "schema": "privpart/schedule/1",
@@ -118,9 +130,14 @@ def _print(
     layers.add_column("active rounds", justify="right")
     for row in groups:
         layers.add_row(
-            f"#{row['group']}", row["layers"], f"{row['numbers']:,}", f"{row['active_rounds']}"
+            f"#{row['group']}",
+            row["layers"],
+            "" if row["numbers"] is None else f"{row['numbers']:,}",
+            f"{row['active_rounds']}",
         )
     console.print(layers)
+    if not costs:
+        return
     when = "in every round" if every == 1 else f"in every {every}th round"
     table = Table(title=f"A client {when}", box=SIMPLE_HEAD, title_justify="left")
     table.add_column("")

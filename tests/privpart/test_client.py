@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
 from privpart.client import loss
-from privpart.experiment.training import accuracy
+from privpart.experiment.metric import accuracy
 from privpart.models import bag_of_words, small_cnn
 
 PART = ["conv*", "norm.*", "dense2.*"]
