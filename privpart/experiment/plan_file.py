@@ -179,10 +179,11 @@ class PlanFile(_Table):
     def to_json(self) -> str:
         """Return all values, defaults included, as canonical JSON.
 
-        Options of a mechanism that came later are left out unless they are used, so that a plan
-        keeps its hash.
+        Options that came later are left out unless they are used, so that a plan keeps its hash.
         """
         values = self.model_dump(mode="json", by_alias=True)
+        if values["client"]["augment"] is None:
+            del values["client"]["augment"]
         mechanism = values["privacy"]["mechanism"]
         values["privacy"]["mechanism"] = {
             name: value for name, value in mechanism.items() if name not in _LATER_OPTIONS or value
