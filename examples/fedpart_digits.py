@@ -149,8 +149,7 @@ def costs(case: Case) -> tuple[float, float]:
     found = run_costs(
         model,
         case.rounds,
-        task.train_x[:batch],
-        task.train_y[:batch],
+        (task.train_x[:batch], task.train_y[:batch]),
         local=case.local(),
         examples=len(task.train_y) // case.users,
     )

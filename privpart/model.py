@@ -112,6 +112,7 @@ class PartialModel:
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in trained)
         self.flat, self.gradient = _join([parameters[name] for name in self.trainable])
+        self.own, self.own_gradient, self.own_start = (self.flat.new_empty(0) for _ in range(3))
         self._frozen = [parameters[name] for name in self.frozen]
         self._buffers = _kept_buffers(module)
         self.fingerprint = tensors_fingerprint(

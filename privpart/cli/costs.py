@@ -182,7 +182,7 @@ def _rows(
             seed=0,
             initializers=MODELS[name].initializers,
         )
-        found = client_costs(model, x, y, local=local, examples=examples)
+        found = client_costs(model, (x, y), local=local, examples=examples)
         row = {"part": part, "train": " ".join(train)} | found.to_dict(bandwidth)
         sent = row["bytes_down"] + row["bytes_up"]
         full = rows[0] if rows else row

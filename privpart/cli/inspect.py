@@ -185,7 +185,7 @@ def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, li
                 update, sizes = step_sizes(
                     setup.model,
                     now,
-                    *setup.engine.users.examples(client),
+                    setup.engine.users.examples(client),
                     local=setup.engine.local_of(number),
                     generator=client_generator(setup.engine.data_seed, number, client),
                     active=active,
@@ -223,8 +223,7 @@ def _figures(
     if len(setup.model.group_sizes) > 1:
         found = mask_ratio(
             setup.model,
-            setup.test[0][:_EXAMPLES],
-            setup.test[1][:_EXAMPLES],
+            (setup.test[0][:_EXAMPLES], setup.test[1][:_EXAMPLES]),
             masks=_MASKS,
             generator=torch.Generator().manual_seed(plan.model.seed % 2**63),
         )

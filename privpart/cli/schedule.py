@@ -93,8 +93,7 @@ def _costs(
         found = run_costs(
             setup.model,
             own,
-            users.x[batch],
-            users.y[batch],
+            (users.x[batch], users.y[batch]),
             local=plan.client,
             examples=held,
             every=every,

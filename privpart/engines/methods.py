@@ -165,8 +165,7 @@ class LocalComputation:
                 client_update(
                     self.model,
                     start,
-                    x[own],
-                    y[own],
+                    (x[own], y[own]),
                     local=self.local,
                     clip_norm=task.clip_norm,
                     generator=generator,

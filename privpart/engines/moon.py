@@ -48,13 +48,11 @@ class MoonClients:
             )
         now: dict[int, Tensor] = {}
         for client in task.clients:
-            x, y = self._users.examples(client)
             now[client] = self._previous.get(client, start).clone()
             update = client_update(
                 self._model,
                 start,
-                x,
-                y,
+                self._users.examples(client),
                 local=local,
                 clip_norm=task.clip_norm,
                 generator=client_generator(self._data_seed, task.round, client),

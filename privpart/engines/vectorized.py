@@ -27,13 +27,13 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import SGD, Adam, Optimizer
 from torch.overrides import TorchFunctionMode
 
-from privpart.client import LocalTraining, loss
+from privpart.client import LocalTraining, logits_of, mean_loss
 from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
 from privpart.model import PartialModel
 
 LARGEST_PASS = 256
 """Examples in one pass: of each client here, of all clients in ``ghost_sum``."""
-_PADDING = -100  # the label that ``loss`` ignores
+_PADDING = -100  # the label that ``mean_loss`` ignores
 
 _Logits = Callable[[Sequence[Tensor], Tensor], Tensor]
 """Maps each client's parameters and examples to its logits, shape (V, n, ..., labels)."""
@@ -221,11 +221,10 @@ class VectorizedTraining:
     def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         named = dict(zip(self._model.trainable, parts, strict=True))
         with IndexedEmbeddings():
-            logits: Tensor = functional_call(self._model.module, named, (x,))
-        return logits
+            return logits_of(functional_call(self._model.module, named, (x,)))
 
     def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss(self._forward(parts, x), y)
+        return mean_loss(self._forward(parts, x), y)
 
 
 def single_step(local: LocalTraining) -> bool:
@@ -249,7 +248,7 @@ def _gradients(
 
 
 def sum_of_losses(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the sum over clients of ``loss``, shape ().
+    """Return the sum over clients of ``mean_loss``, shape ().
 
     Args:
         logits: shape (V, n, ..., labels).

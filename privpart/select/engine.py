@@ -170,8 +170,7 @@ class SelectEngine:
         update = client_update(
             model,
             assemble(layout, shared, slices),
-            x,
-            y,
+            (x, y),
             local=self.local,
             clip_norm=task.clip_norm,
             generator=client_generator(self.data_seed, task.round, client),

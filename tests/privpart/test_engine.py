@@ -115,7 +115,7 @@ def test_the_loop_is_client_update_bit_for_bit():
     generator = client_generator(5, TASK.round, 4)
     start, rows = model.flat.clone(), data.indices[4]
     one = client_update(
-        model, start, data.x[rows], data.y[rows], local=local, clip_norm=0.2, generator=generator
+        model, start, (data.x[rows], data.y[rows]), local=local, clip_norm=0.2, generator=generator
     )
     assert torch.equal(found[4], one)
 
@@ -211,7 +211,7 @@ def test_groups_that_take_turns_train_in_workers_bit_for_bit(options):
                 one = client_update(
                     grouped(),
                     start,
-                    *data.examples(client),
+                    data.examples(client),
                     local=local,
                     clip_norm=TASK.clip_norm,
                     generator=client_generator(5, TASK.round, client),
@@ -450,7 +450,7 @@ def test_tags_are_never_trained_as_classes():
         rows = data.indices[update.client]
         generator = client_generator(1, 0, update.client)
         alone = client_update(
-            model, start, x[rows], y[rows], local=local, clip_norm=1.0, generator=generator
+            model, start, (x[rows], y[rows]), local=local, clip_norm=1.0, generator=generator
         )
         torch.testing.assert_close(update.update, alone)
     with pytest.raises(ConfigError, match="another loss than cross_entropy"):

@@ -86,7 +86,7 @@ def one_by_one(network, data, task=TASK, train=("*",), local=LOCAL):
     start = model.flat.clone()
     return torch.stack([
         client_update(
-            model, start, *data.examples(client), local=local, clip_norm=task.clip_norm,
+            model, start, data.examples(client), local=local, clip_norm=task.clip_norm,
             generator=client_generator(5, task.round, client),
         ).double()
         for client in task.clients
