@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
     from privpart.engines.workers import WorkerError
-    from privpart.loop import CohortTooSmallError, Engine, RoundRecord, fit
+    from privpart.loop import (
+        CohortRefusedError,
+        CohortTooSmallError,
+        Engine,
+        RoundRecord,
+        fit,
+    )
     from privpart.messages import ClientUpdate, RoundTask
     from privpart.model import PartialModel
     from privpart.noise.source import NoiseSource, SecretSource, SeededSource
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 _HOME = {
     "AdaptiveClipping": "plan",
     "ClientUpdate": "messages",
+    "CohortRefusedError": "loop",
     "CohortTooSmallError": "loop",
     "Constant": "start_values",
     "EmbeddedEngine": "engines.embedded",
@@ -54,6 +61,7 @@ _HOME = {
 __all__ = [
     "AdaptiveClipping",
     "ClientUpdate",
+    "CohortRefusedError",
     "CohortTooSmallError",
     "Constant",
     "EmbeddedEngine",
