@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from privpart.engines.workers import WorkerError
     from privpart.experiment.metric import Accuracy
     from privpart.experiment.train import Run, train
-    from privpart.loop import CohortTooSmallError, Engine, RoundRecord, fit
+    from privpart.loop import (
+        CohortRefusedError,
+        CohortTooSmallError,
+        Engine,
+        RoundRecord,
+        fit,
+    )
     from privpart.messages import ClientUpdate, RoundTask
     from privpart.model import PartialModel
     from privpart.noise.source import NoiseSource, SecretSource, SeededSource
@@ -27,6 +33,7 @@ _HOME = {
     "Accuracy": "experiment.metric",
     "AdaptiveClipping": "plan",
     "ClientUpdate": "messages",
+    "CohortRefusedError": "loop",
     "CohortTooSmallError": "loop",
     "Constant": "start_values",
     "EmbeddedEngine": "engines.embedded",
@@ -60,6 +67,7 @@ __all__ = [
     "Accuracy",
     "AdaptiveClipping",
     "ClientUpdate",
+    "CohortRefusedError",
     "CohortTooSmallError",
     "Constant",
     "EmbeddedEngine",

@@ -603,7 +603,8 @@ class _LossOf(nn.Module):
         self.loss = loss
 
     def forward(self, batch: Batch) -> Tensor:
-        return _computed_loss(self.module, batch, self.loss)
+        total: Tensor = _computed_loss(self.module, batch, self.loss)
+        return total
 
 
 @torch.no_grad()

@@ -4,14 +4,15 @@ The loop does no accounting: the guarantee follows from the plan, and the server
 
 Callbacks write the metrics of an evaluation on public data, and nothing about which or how many
 clients took part, which no guarantee covers. Their files may be published; the run's ledger may
-not.
+not, nor may the lines on standard error that say why a cohort came out smaller than it should.
 """
 
 import csv
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -28,7 +29,14 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.messages import ClientUpdate, CohortSum, RoundTask
+from privpart.messages import (
+    ClientId,
+    ClientUpdate,
+    CohortSum,
+    Reason,
+    RoundTask,
+    client_id,
+)
 from privpart.server import RoundCounts, Server
 
 
@@ -40,11 +48,23 @@ class RoundRecord:
         round: from 0.
         counts: received, counted and refused updates; not covered by the guarantee.
         metric: what ``evaluate`` returned; None if it did not run.
+        not_asked: number of clients of the cohort that the limits forbade to ask, by reason; not
+            covered by the guarantee.
     """
 
     round: int
     counts: RoundCounts
     metric: float | None
+    not_asked: Mapping[Reason, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def asked(self) -> int:
+        """Number of clients that were asked; not covered by the guarantee."""
+        return self.counts.asked
+
+    def missing(self) -> str:
+        """Return why fewer clients counted than the cohort has, or updates were refused; or ""."""
+        return _missing(self.counts, self.not_asked)
 
 
 class CohortTooSmallError(RuntimeError):
@@ -52,6 +72,32 @@ class CohortTooSmallError(RuntimeError):
 
     The server has not changed: ``fit`` may be called again.
     """
+
+
+class CohortRefusedError(CohortTooSmallError):
+    """Most clients that were asked in a round are missing from it, and their updates were refused.
+
+    Nothing was released, no noise was spent and the server has not changed. To go on would divide
+    the model as if all had come. The sentence says why they were refused.
+    """
+
+
+def _missing(counts: RoundCounts, not_asked: Mapping[Reason, int]) -> str:
+    """Return what became of those clients of a cohort whose updates were not admitted."""
+    silent = max(0, counts.asked - counts.admitted - counts.refused)
+    parts = [
+        ("not asked", sum(not_asked.values()), not_asked),
+        ("refused", counts.refused, counts.refusals),
+        ("without an answer", silent, {}),
+    ]
+    return "; ".join(_listed(what, *found) for what, *found in parts if found[0])
+
+
+def _listed(what: str, number: int, reasons: Mapping[Reason, int]) -> str:
+    """Return a number by reason, the most frequent first: "3 refused (2 malformed, ...)"."""
+    often_first = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
+    listed = ", ".join(f"{count} {reason}" for reason, count in often_first)
+    return f"{number} {what}" + (f" ({listed})" if listed else "")
 
 
 class Engine(Protocol):
@@ -74,7 +120,7 @@ class SummingEngine(Engine, Protocol):
 def fit(
     server: Server,
     engine: Engine,
-    cohorts: Sequence[Sequence[int]],
+    cohorts: Sequence[Sequence[ClientId]],
     *,
     commit: Callable[[Server, RoundCounts], None] | None = None,
     evaluate: Callable[[Tensor], float] | None = None,
@@ -87,7 +133,8 @@ def fit(
         server: owns the model, the noise and the participation limits.
         engine: trains the clients.
         cohorts: ids of the clients to ask in each round, from round 0 even when a run is resumed;
-            chosen without looking at data. Clients that have reached their limit are not asked.
+            chosen without looking at data. Ids are whole numbers or strings, see ``ClientId``;
+            NumPy's become Python's. Clients that have reached their limit are not asked.
         commit: makes a round durable, for instance ``RunFolder.commit``. It is called before
             anything else, inside or outside ``fit``, sees the round's model.
         evaluate: returns a metric of the trainable part, shape (d,). Use public data only: the
@@ -96,36 +143,68 @@ def fit(
         callbacks: called after each committed round, in order.
 
     Raises:
-        ConfigError: more cohorts than planned rounds, or ``evaluate_every`` is not a count.
+        ConfigError: more cohorts than planned rounds, a cohort with something that is not an id or
+            with one client twice (both before the first round), or ``evaluate_every`` is not a
+            count.
         CohortTooSmallError: a round had too few well-formed updates.
+        CohortRefusedError: most of a cohort was refused.
     """
     if evaluate_every is not None:
         checks.count("evaluate_every", evaluate_every)
     if len(cohorts) > server.plan.rounds:
         raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
+    for number in range(server.round, len(cohorts)):
+        _ids_of(number, cohorts[number])
     records = []
     for number in range(server.round, len(cohorts)):
-        counts = _run_round(server, engine, cohorts[number], commit)
+        cohort = _ids_of(number, cohorts[number])
+        not_asked = server.ineligible(cohort)
+        counts = _run_round(server, engine, cohort, not_asked, commit)
         due = evaluate_every is not None and (number + 1) % evaluate_every == 0
         metric = None
         if evaluate is not None and (due or number + 1 == len(cohorts)):
             metric = evaluate(server.parameters)
-        record = RoundRecord(number, counts, metric)
+        record = RoundRecord(number, counts, metric, Counter(not_asked.values()))
         records.append(record)
         for callback in callbacks:
             callback(record)
     return records
 
 
+def _ids_of(round_: int, cohort: Sequence[object]) -> list[ClientId]:
+    """Return the ids of a cohort as Python's int and str, each once.
+
+    Raises:
+        ConfigError: it is no sequence of ids, or names a client twice.
+    """
+    if isinstance(cohort, str | bytes) or not isinstance(cohort, Iterable):
+        raise ConfigError(
+            f"cohorts: round {round_} has {cohort!r:.80}: must be a sequence of ids. A cohort of "
+            "one client is a list with one id."
+        )
+    try:
+        ids = [client_id(client) for client in cohort]
+    except ConfigError as error:
+        raise ConfigError(f"cohorts: round {round_}: {error}") from None
+    if len(set(ids)) < len(ids):
+        twice = next(client for client, times in Counter(ids).items() if times > 1)
+        raise ConfigError(
+            f"cohorts: round {round_} has client {twice!r} twice: a client counts once per round. "
+            "Name it once."
+        )
+    return ids
+
+
 def _run_round(
     server: Server,
     engine: Engine,
-    cohort: Sequence[int],
+    cohort: Sequence[ClientId],
+    not_asked: Mapping[ClientId, Reason],
     commit: Callable[[Server, RoundCounts], None] | None,
 ) -> RoundCounts:
     """Run one round and commit it; halt the server if noise was drawn but not committed."""
     number = server.round
-    task = server.task(server.eligible(cohort))
+    task = server.task([client for client in cohort if client not in not_asked])
     try:
         counts = _aggregate(server, engine, task)
         if counts.released and commit is not None:
@@ -136,19 +215,33 @@ def _run_round(
             server.halt(f"round {number} was not committed ({type(error).__name__})")
         raise
     if not counts.released:
-        raise CohortTooSmallError(
-            f"round {number}: fewer than {server.plan.minimum_cohort} well-formed updates among "
-            f"the {counts.received} received. Nothing was released; try again later."
-        )
+        raise _not_released(server, counts, Counter(not_asked.values()))
     return counts
 
 
 def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
+    asked = len(task.clients)
     if isinstance(engine, SummingEngine):
         sums = engine.sums(task, server.parameters)
         if sums is not None:
-            return server.run_round((), sums=sums)
-    return server.run_round(engine.run(task, server.parameters))
+            return server.run_round((), sums=sums, asked=asked)
+    return server.run_round(engine.run(task, server.parameters), asked=asked)
+
+
+def _not_released(
+    server: Server, counts: RoundCounts, not_asked: Mapping[Reason, int]
+) -> CohortTooSmallError:
+    """Return the error of a round whose updates were too few, or mostly refused."""
+    missing = _missing(counts, not_asked) or "nobody was asked"
+    if counts.mostly_refused:
+        return CohortRefusedError(
+            f"round {server.round}: most of the {counts.asked} clients that were asked were "
+            f"refused: {missing}. Nothing was released. Correct what they send, then resume."
+        )
+    return CohortTooSmallError(
+        f"round {server.round}: fewer than {server.plan.minimum_cohort} well-formed updates among "
+        f"the {counts.received} received: {missing}. Nothing was released; try again later."
+    )
 
 
 Callback = Callable[[RoundRecord], None]
@@ -192,7 +285,10 @@ class MetricsFiles:
 class ProgressBar:
     """Callback that shows rounds, time elapsed and left, and the last metric on standard error.
 
-    If standard error is not a terminal, each metric is printed on a line of its own.
+    If standard error is not a terminal, each metric is printed on a line of its own. A cohort that
+    came out smaller than it should gets a line with the reasons; the line is for the operator's
+    eyes and not for release, since the guarantee does not cover it. A later round that fell short
+    for the same reasons is not listed again.
 
     Args:
         rounds: number of rounds of the run, >= 1.
@@ -211,15 +307,32 @@ class ProgressBar:
         self._console = Console(stderr=True)
         self._progress = Progress(*columns, console=self._console)
         self._bar = self._progress.add_task("", total=rounds, completed=done)
+        self._told: set[frozenset[str]] = set()
 
     def __call__(self, record: RoundRecord) -> None:
         """Advance the bar by one round."""
         self._progress.update(self._bar, completed=record.round + 1)
+        self._tell_who_is_missing(record)
         if record.metric is None:
             return
         self._progress.update(self._bar, description=f"test {record.metric:.1%}")
         if not self._console.is_terminal:
             self._console.print(f"round {record.round + 1}: test accuracy {record.metric:.1%}")
+
+    def _tell_who_is_missing(self, record: RoundRecord) -> None:
+        missing = record.missing()
+        reasons = frozenset([*record.not_asked, *record.counts.refusals])
+        if not missing or reasons in self._told:
+            return
+        self._told.add(reasons)
+        cohort = record.asked + sum(record.not_asked.values())
+        self._console.print(
+            f"round {record.round + 1}: {record.counts.counted} of the {cohort} clients of the "
+            f"cohort counted: {missing}. Not for release; later rounds like it are not listed.",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
 
     def close(self) -> None:
         """Stop drawing and restore the terminal."""

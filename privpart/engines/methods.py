@@ -4,6 +4,8 @@
 structure of the network decides which methods are possible, then a few clients are timed.
 """
 
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -33,7 +35,7 @@ from privpart.engines.vectorized import (
     sum_of_losses,
     to_channels_last,
 )
-from privpart.messages import RoundTask
+from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
 
 _PASS_BYTES = 2**24
@@ -259,10 +261,17 @@ def can_vectorize(local: LocalTraining, active: Sequence[int] | None) -> bool:
     return active is None and local.objective == "fedavg"
 
 
-def client_generator(data_seed: int, round_: int, client: int) -> torch.Generator:
+def client_generator(data_seed: int, round_: int, client: ClientId) -> torch.Generator:
     """Return the generator of one client in one round; other clients have no influence on it."""
-    address = np.random.SeedSequence((data_seed, round_, client)).generate_state(1)
+    number = client if isinstance(client, int) and client >= 0 else _number_of(client)
+    address = np.random.SeedSequence((data_seed, round_, number)).generate_state(1)
     return torch.Generator().manual_seed(int(address[0]))
+
+
+def _number_of(client: ClientId) -> int:
+    """Return the hash of an id that is a string or a negative number, 256 bits."""
+    digest = hashlib.sha256(b"privpart/client id/" + json.dumps(client).encode())
+    return int.from_bytes(digest.digest(), "big")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """``privpart epsilon``: what a planned run costs, or what a finished one did cost."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,7 +228,8 @@ def histories_of(log: Path) -> dict[str, list[int]]:
     ledger = Ledger(log / "ledger.sqlite", read_only=True)
     try:
         ledger.rows()  # checks the chain
-        found = {str(client): own for client, own in ledger.rounds_by_client().items()}
+        # JSON, because the number 1 and the string "1" are two clients
+        found = {json.dumps(client): own for client, own in ledger.rounds_by_client().items()}
     finally:
         ledger.close()
     if not found:
