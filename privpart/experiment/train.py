@@ -60,6 +60,14 @@ class Run:
         """Return the guarantee, derived from the ledger; see ``privpart.run.report.run_report``."""
         return run_report(self.path, delta=delta)
 
+    def statement(self) -> str:
+        """Return the guarantee and what it rests on, as prose.
+
+        Raises:
+            ConfigError: the plan adds no noise, so there is no guarantee.
+        """
+        return self.report().guarantee.statement()
+
     def module(self) -> nn.Module:
         """Return a copy of the network with the parameters that the last round released.
 

@@ -6,7 +6,9 @@ plan names of its author's code is imported and called here, and nowhere else.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -274,7 +276,8 @@ def _model(plan: PlanFile, own: Own, code: Code) -> PartialModel:
         raise ConfigError("module: the plan's table [model] names a network as well; give one.")
     if own.module is None and table.name is None and table.factory is None:
         raise ConfigError("module: is missing; pass one, or name it in the plan's table [model].")
-    module = own.module or _built(table, code)
+    # a copy, because a PartialModel takes a module's parameters over
+    module = _built(table, code) if own.module is None else deepcopy(own.module)
     if table.weights is not None:
         kept = matching_parameters(module, table.keep or ["*"])
         load_weights(module, plan.folder / table.weights, kept)
@@ -337,7 +340,7 @@ def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
     if not ids:
         raise ConfigError("clients: there are none; must be at least one.")
     if len(set(ids)) < len(ids):
-        twice = next(one for n, one in enumerate(ids) if one in set(ids[:n]))
+        twice = Counter(ids).most_common(1)[0][0]
         raise ConfigError(f"clients: two have the id {twice!r}; each must have its own.")
     size = plan.data.clients_per_round
     if size > len(ids):
