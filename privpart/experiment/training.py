@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, Loss, batch_loss
+from privpart.client import LocalTraining, Loss, batch_loss, logits_of
 from privpart.data import federated_hdf5, partition, tasks
 from privpart.data.batches import Batch, count_rows, take
 from privpart.data.clients import Clients
@@ -498,45 +498,63 @@ def _folder(data: Data) -> Path:
 def refuse_misfit(
     network: nn.Module, clients: Clients, local: LocalTraining, metric: Metric | None
 ) -> None:
-    """Check the network and the loss on examples of one client.
+    """Check the network and the loss on an example of one client.
 
     Raises:
-        ConfigError: the network does not take them, the loss is not one number with a gradient, or
-            a label is not below the number of outputs.
+        ConfigError: the network does not take it, the loss is not one number with a gradient, or a
+            label is not below the number of outputs.
     """
-    first = client_id(next(iter(clients.ids)))
-    examples = clients.examples(first)
-    batch = take(examples, torch.arange(min(2, count_rows(examples))))
     if isinstance(clients, Users) and local.loss == "cross_entropy":
-        _refuse_other_shapes(network, clients, batch[0], batch[1], metric)
+        refuse_other_shapes(network, clients, metric)
+    examples = clients.examples(client_id(next(iter(clients.ids))))
+    batch = take(examples, torch.arange(min(local.batch_size, count_rows(examples))))
     if local.augment is not None and not isinstance(local.augment, str):
         batch = local.augment(batch)
     found = batch_loss(network, batch, local.loss)
-    trained = [p for p in network.parameters() if p.requires_grad]
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(found, trained, allow_unused=True)
     if all(gradient is None for gradient in gradients):
         raise ConfigError("client.loss: does not depend on any parameter that trains.")
 
 
-def _refuse_other_shapes(
-    network: nn.Module, users: Users, x: Tensor, y: Tensor, metric: Metric | None
-) -> None:
-    """Refuse a network that does not take the examples, or has too few outputs."""
-    kind = f"of shape {tuple(x.shape[1:])} and type {x.dtype}"
+def refuse_other_shapes(network: nn.Module, users: Users, metric: Metric | None = None) -> None:
+    """Check that the network gives one number per class for an example.
+
+    Raises:
+        ConfigError: it does not take the example, or has too few outputs.
+    """
+    x, y = (tensor[:1] for tensor in users.examples(users.ids[0]))
+    shape = tuple(x.shape[1:])
     try:
         with torch.no_grad():
-            found = network(x)
-            found = getattr(found, "logits", found)
-            *places, outputs = found.shape
+            *places, outputs = logits_of(network(x)).shape
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model: does not take the task's examples, {kind}: {reason}.") from None
+        raise ConfigError(
+            f"model: does not take the examples, of shape {shape} and type {x.dtype}: {reason}."
+        ) from None
     if places != list(y.shape):
         raise ConfigError(
-            f"model: does not take the task's examples, of shape {tuple(x.shape[1:])}: it gives "
-            f"outputs of shape {(*places[1:], outputs)} for one; must be one number per class."
+            f"model: does not take the examples, of shape {shape}: it gives outputs of shape "
+            f"{(*places[1:], outputs)} for one; must be one number per class."
         )
-    tested = metric.y if isinstance(metric, Accuracy) else y
-    most = max(int(users.y.max()), int(tested.max()))
-    if most >= outputs:
-        raise ConfigError(f"model: has {outputs} outputs, but the task {most + 1} classes.")
+    if int(users.y.max()) >= outputs:
+        client, row = _first_beyond(users, outputs)
+        raise ConfigError(
+            f"model: has {outputs} outputs, but client {client!r} has the label "
+            f"{int(users.y.max())} or others above {outputs - 1}, first in row {row}; labels count "
+            "from 0."
+        )
+    if isinstance(metric, Accuracy) and int(metric.y.max()) >= outputs:
+        raise ConfigError(
+            f"model: has {outputs} outputs, but a test example has the label {int(metric.y.max())}."
+        )
+
+
+def _first_beyond(users: Users, outputs: int) -> tuple[ClientId, int]:
+    """Return the first client with a label that has no output, and the row of all examples."""
+    for client in users.ids:
+        for row in users.indices[client].tolist():
+            if int(users.y[row].max()) >= outputs:
+                return client, row
+    raise ValueError("no label is beyond the outputs")

@@ -52,7 +52,7 @@ def changed(table, line):
 
 REFUSED = [
     ([("client", MOON), ("select", SELECT)], "client.objective: clients that select keep no model"),
-    ([("client", 'loss = "binary_cross_entropy"')], "client.loss=binary_cross_entropy: is for"),
+    ([("client", 'loss = "binary_cross_entropy"')], "client.loss=binary_cross_entropy: every"),
     ([("model", 'name = "small_cn"')], "model 'small_cn': unknown. Near it: small_cnn"),
     ([("model", "sizes = { hidden = 8 }")], "model 'small_cnn': .*missing"),
     ([("model", "sizes = { channels = [1], hidden = 8, image_size = 8 }")], "model 'small_cnn'"),
