@@ -275,7 +275,7 @@ class _Search:
         if part_of_python and (found is None or found.file is None):
             return None
         if found is None or found.file is None:
-            mapped = _editable(name)
+            mapped = self._editable.get(name)
             inside = mapped and self._inside(name, mapped.name, [str(mapped.parent)])
             return inside or found
         self._refuse_two(name, found.file, folders, part_of_python)
@@ -292,7 +292,7 @@ class _Search:
             spec = self._spec(name, folder)
             if spec is not None and spec.loader is not None and not _same(spec.origin, file):
                 others.append(str(spec.origin))
-        mapped = _editable(name)
+        mapped = self._editable.get(name)
         if mapped and not any(_same(file, f"{mapped}{end}") for end in (".py", "/__init__.py")):
             others.append(str(mapped))
         if others:
@@ -339,6 +339,18 @@ class _Search:
         return (top, "of unknown version") if _SITES & set(Path(root).parts) else None
 
     @cached_property
+    def _editable(self) -> dict[str, Path]:
+        """By top-level name, where editable installs have it, without the ending of a file."""
+        places = {}
+        for name, module in list(sys.modules.items()):
+            if name.startswith("__editable__") and isinstance(module, ModuleType):
+                table = vars(module).get("MAPPING")
+                if isinstance(table, dict):
+                    rows = [pair for pair in table.items() if set(map(type, pair)) == {str}]
+                    places.update({top: Path(place) for top, place in rows})
+        return places
+
+    @cached_property
     def _owners(self) -> dict[tuple[str, str], list[Distribution]]:
         """By folder and name of a top-level module, the distributions that installed it there."""
         owners: dict[tuple[str, str], list[Distribution]] = {}
@@ -364,16 +376,6 @@ def _recorded(distribution: Distribution) -> str:
 
 
 _PYTHONS = "one of Python's own"
-
-
-def _editable(name: str) -> Path | None:
-    """Return where an editable install has its module, without the ending of a file."""
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("__editable__") and isinstance(module, ModuleType):
-            table = vars(module).get("MAPPING")
-            if isinstance(table, dict) and isinstance(table.get(name), str):
-                return Path(table[name])
-    return None
 
 
 class _Reader:
