@@ -275,7 +275,7 @@ class _Search:
         if part_of_python and (found is None or found.file is None):
             return None
         if found is None or found.file is None:
-            mapped = _editable(name)
+            mapped = self._editable.get(name)
             inside = mapped and self._inside(name, mapped.name, [str(mapped.parent)])
             return inside or found
         self._refuse_two(name, found.file, folders, part_of_python)
@@ -292,7 +292,7 @@ class _Search:
             spec = self._spec(name, folder)
             if spec is not None and spec.loader is not None and not _same(spec.origin, file):
                 others.append(str(spec.origin))
-        mapped = _editable(name)
+        mapped = self._editable.get(name)
         if mapped and not any(_same(file, f"{mapped}{end}") for end in (".py", "/__init__.py")):
             others.append(str(mapped))
         if others:
@@ -327,52 +327,55 @@ class _Search:
         return _Module(name, str(file), tuple(inside or ()), label, distribution)
 
     def _distribution(self, top: str, root: str, file: str) -> tuple[str, str] | None:
-        """Return name and version of what installed a file; None if nobody did."""
+        """Return name and version of what installed a file; None if nothing did."""
         if root == _OUR_ROOT and top in _OUR_PACKAGES:
-            ours = (found for found in self._installed if found.name == "privpart")
-            return "privpart", next((found.version for found in ours), "not installed")
+            ours = next(_installed(self._path, "privpart"), None)
+            return "privpart", ours.version if ours else "not installed"
         owners = self._owners.get((root, top), [])
         if len(owners) > 1:  # a namespace that distributions share
-            owners = [owner for owner in owners if file in map(str, owner.files or ())] or owners[
-                :1
-            ]
+            owners = [owner for owner in owners if f"\n{file}," in _recorded(owner)] or owners
         if owners:
             return owners[0].name or top, owners[0].version
         return (top, "of unknown version") if _SITES & set(Path(root).parts) else None
 
     @cached_property
-    def _installed(self) -> list[Distribution]:
-        context = DistributionFinder.Context(path=self._path)
-        return list(MetadataPathFinder.find_distributions(context))
+    def _editable(self) -> dict[str, Path]:
+        """By top-level name, where editable installs have it, without the ending of a file."""
+        places = {}
+        for name, module in list(sys.modules.items()):
+            if name.startswith("__editable__") and isinstance(module, ModuleType):
+                table = vars(module).get("MAPPING")
+                if isinstance(table, dict):
+                    rows = [pair for pair in table.items() if set(map(type, pair)) == {str}]
+                    places.update({top: Path(place) for top, place in rows})
+        return places
 
     @cached_property
     def _owners(self) -> dict[tuple[str, str], list[Distribution]]:
         """By folder and name of a top-level module, the distributions that installed it there."""
         owners: dict[tuple[str, str], list[Distribution]] = {}
-        for found in self._installed:
-            if found.read_text("RECORD") is None and found.read_text("top_level.txt") is None:
-                continue
+        for found in _installed(self._path):
             root = str(_absolute(Path(str(found.locate_file("")))))
-            if found.read_text("RECORD") is None and not _SITES & set(Path(root).parts):
-                continue  # the project's own folder, with the metadata of an editable install
-            names = set((found.read_text("top_level.txt") or "").split())
-            names |= {file.parts[0].partition(".")[0] for file in found.files or () if file.parts}
-            for name in names:
+            lines = _recorded(found)
+            names = {line.partition(",")[0].partition("/")[0] for line in lines.splitlines()}
+            if _SITES & set(Path(root).parts):  # elsewhere, an editable install has this, too
+                names |= set((found.read_text("top_level.txt") or "").split())
+            for name in {name.partition(".")[0] for name in names}:
                 owners.setdefault((root, name), []).append(found)
         return owners
 
 
+def _installed(path: list[str], name: str | None = None) -> Iterator[Distribution]:
+    context = DistributionFinder.Context(path=path, name=name)
+    return iter(MetadataPathFinder.find_distributions(context))
+
+
+def _recorded(distribution: Distribution) -> str:
+    """Return the list of installed files, each after a line break and before a comma."""
+    return "\n" + (distribution.read_text("RECORD") or "")
+
+
 _PYTHONS = "one of Python's own"
-
-
-def _editable(name: str) -> Path | None:
-    """Return where an editable install has its module, without the ending of a file."""
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("__editable__") and isinstance(module, ModuleType):
-            table = vars(module).get("MAPPING")
-            if isinstance(table, dict) and isinstance(table.get(name), str):
-                return Path(table[name])
-    return None
 
 
 class _Reader:
@@ -439,7 +442,7 @@ class _Reader:
             )
         self._names[module.name] = None
         if not file.endswith(tuple(SOURCE_SUFFIXES)):
-            self.files[module.label] = _digest(file, module.label)
+            self._note(module, _digest(file, module.label))
             return iter(())
         source = _content(file, module.label)
         self._bytes += len(source)
@@ -448,10 +451,14 @@ class _Reader:
                 f"own code: is more than {_MOST_SOURCE // 2**20} MiB; install the packages that it "
                 "uses, so that their versions are recorded instead."
             )
-        self.files[module.label] = hashlib.sha256(source).hexdigest()
+        self._note(module, hashlib.sha256(source).hexdigest())
         tree, self._names[module.name] = _parse(source, module.label)
         package = module.name if module.folders else module.name.rpartition(".")[0]
         return _imports(tree, package)
+
+    def _note(self, module: _Module, digest: str) -> None:
+        taken = self.files.get(module.label, digest) != digest  # by a file found elsewhere
+        self.files[f"{module.label} ({module.name})" if taken else module.label] = digest
 
 
 def _content(file: str, label: str) -> bytes:
@@ -623,9 +630,11 @@ def _refuse_stale(module: ModuleType) -> None:
         return
     depth = module.__name__.count(".") + hasattr(module, "__path__")
     root = str(Path(file).parents[depth])
-    for other in list(sys.modules.values()):
+    for name, other in list(sys.modules.items()):
         path = vars(other).get("__file__") if isinstance(other, ModuleType) else None
-        if isinstance(path, str) and _is_inside(path, root) and _is_own(path):
+        if name == "__main__" or not isinstance(path, str) or not path.endswith(".py"):
+            continue
+        if _is_inside(path, root) and _is_own(path):
             with suppress(OSError):
                 now = hashlib.sha256(Path(path).read_bytes()).hexdigest()
                 if _imported.setdefault(path, now) != now:
