@@ -12,6 +12,9 @@ moon     mu times a contrastive loss (Li et al. 2021), which is small if the fea
          those of the received model and far from those of the client's own model after its last
          participation. That model stays in the device's memory; a resumed simulation has lost it
          and reports so.
+
+A loss is a name or a function of the module and a batch. Clients and losses are one file, because a
+step of training is both: what a loss makes of the network and a batch, and how that moves it.
 """
 
 import traceback
@@ -45,6 +48,8 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 """Returns the mean loss of a batch, of shape (), from the module and the batch."""
 Augment = Callable[[Batch], Batch]
 """Returns a changed batch, such as one of random crops; draws from torch's random numbers."""
+Watch = Callable[[float | None, float], None]
+"""Receives the loss of a client's first step, and the norm of its update before clipping."""
 _MOST_STEPS = 100_000
 """Vectorized clients list all batches of a round in memory before they train."""
 _LARGEST_BATCH = 2**31
@@ -168,7 +173,7 @@ def client_update(
     own: Tensor | None = None,
     after_step: Callable[[], None] | None = None,
     out: Tensor | None = None,
-    watch: Callable[[float | None, float], None] | None = None,
+    watch: Watch | None = None,
 ) -> Tensor:
     """Train from ``start`` and return the clipped update of the active groups.
 

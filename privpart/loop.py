@@ -9,11 +9,13 @@ not, nor may the lines on standard error that say why a cohort came out smaller 
 
 import csv
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Protocol, runtime_checkable
 
 from rich.console import Console
@@ -30,6 +32,7 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.messages import (
+    ClientHealth,
     ClientId,
     ClientUpdate,
     CohortSum,
@@ -50,12 +53,14 @@ class RoundRecord:
         metric: what ``evaluate`` returned; None if it did not run.
         not_asked: number of clients of the cohort that the limits forbade to ask, by reason; not
             covered by the guarantee.
+        health: how the round's clients trained, if ``fit`` was asked for it; not for release.
     """
 
     round: int
     counts: RoundCounts
     metric: float | None
     not_asked: Mapping[Reason, int] = field(default_factory=dict, hash=False)
+    health: "RoundHealth | None" = None
 
     @property
     def asked(self) -> int:
@@ -65,6 +70,32 @@ class RoundRecord:
     def missing(self) -> str:
         """Return why fewer clients counted than the cohort has, or updates were refused; or ""."""
         return _missing(self.counts, self.not_asked)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundHealth:
+    """How the clients of one round trained. Not for release: no guarantee covers it.
+
+    Of an engine that measures nothing, all but ``signal`` and ``noise`` are None.
+
+    Attributes:
+        loss: mean over clients of the mean loss of the first step; None if no way in which clients
+            were computed shows it.
+        norms: quantiles 10, 50 and 90 % of the norms of the updates before clipping; None without a
+            finite one.
+        clipped: share of the updates that were longer than the clip norm, or not finite; None
+            without an update.
+        not_finite: number of updates that were not finite, and counted as zeros.
+        signal: norm of the sum of the updates, in units of the model.
+        noise: norm of the noise that was added to it, in units of the model.
+    """
+
+    loss: float | None
+    norms: tuple[float, float, float] | None
+    clipped: float | None
+    not_finite: int | None
+    signal: float
+    noise: float
 
 
 class CohortTooSmallError(RuntimeError):
@@ -119,6 +150,15 @@ class SummingEngine(Engine, Protocol):
         ...
 
 
+@runtime_checkable
+class MeasuringEngine(Engine, Protocol):
+    """An engine of the operator's own that may measure how its simulated clients train."""
+
+    def health(self) -> ClientHealth | None:
+        """Return how the clients of the last round trained; None if it did not measure it."""
+        ...
+
+
 def fit(
     server: Server,
     engine: Engine,
@@ -128,6 +168,7 @@ def fit(
     evaluate: Callable[[Tensor], float] | None = None,
     evaluate_every: int | None = None,
     callbacks: Sequence[Callable[[RoundRecord], None]] = (),
+    health: bool = False,
 ) -> list[RoundRecord]:
     """Run the rounds from ``server.round`` to the last cohort and return a record of each.
 
@@ -143,6 +184,8 @@ def fit(
             guarantee does not cover what it returns.
         evaluate_every: rounds between evaluations, >= 1; None evaluates after the last round only.
         callbacks: called after each committed round, in order.
+        health: whether to measure ``RoundRecord.health``; losses and norms need an engine that
+            does so too, such as ``EmbeddedEngine(health=True)``. Not for release.
 
     Raises:
         ConfigError: more cohorts than planned rounds, a cohort with something that is not an id or
@@ -162,15 +205,41 @@ def fit(
         cohort = _ids_of(number, cohorts[number])
         not_asked = server.ineligible(cohort)
         counts = _run_round(server, engine, cohort, not_asked, commit)
+        measured = _health(server, engine) if health else None
         due = evaluate_every is not None and (number + 1) % evaluate_every == 0
         metric = None
         if evaluate is not None and (due or number + 1 == len(cohorts)):
             metric = evaluate(server.parameters)
-        record = RoundRecord(number, counts, metric, Counter(not_asked.values()))
+        record = RoundRecord(number, counts, metric, Counter(not_asked.values()), measured)
         records.append(record)
         for callback in callbacks:
             callback(record)
     return records
+
+
+def _health(server: Server, engine: Engine) -> RoundHealth:
+    """Return how the round's clients trained, as far as the engine measures it."""
+    found = engine.health() if isinstance(engine, MeasuringEngine) else None
+    signal, noise = server.signal_and_noise()
+    if found is None:
+        return RoundHealth(None, None, None, None, signal, noise)
+    losses = [loss for loss in found.losses if loss is not None and math.isfinite(loss)]
+    norms = sorted(norm for norm in found.norms if math.isfinite(norm))
+    return RoundHealth(
+        loss=fmean(losses) if losses else None,
+        norms=(_quantile(norms, 0.1), _quantile(norms, 0.5), _quantile(norms, 0.9))
+        if norms
+        else None,
+        clipped=found.clipped / len(found.norms) if found.norms else None,
+        not_finite=len(found.norms) - len(norms),
+        signal=signal,
+        noise=noise,
+    )
+
+
+def _quantile(ascending: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least this share of the values do not exceed."""
+    return ascending[math.ceil(share * len(ascending)) - 1]
 
 
 def _ids_of(round_: int, cohort: Sequence[object]) -> list[ClientId]:
@@ -282,6 +351,51 @@ class MetricsFiles:
             lines.write(json.dumps(row, allow_nan=False) + "\n")
         with (self._folder / CSV).open("a", encoding="utf-8", newline="") as table:
             csv.DictWriter(table, FIELDS, lineterminator="\n").writerow(row)
+
+
+HEALTH_LINES = "health.jsonl"
+
+
+class HealthFile:
+    """Callback that appends a line per round to ``health.jsonl`` of a folder. Not for release.
+
+    Each line has the values of ``RoundHealth``, and the ratio of signal to noise (null without
+    noise). Rounds that were not measured have no line. The first line says that no guarantee covers
+    the file. A resumed run appends to it.
+
+    Args:
+        folder: must exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / HEALTH_LINES
+        if not self._path.exists():
+            self._append({"note": "not for release: not covered by the guarantee"})
+
+    def __call__(self, record: RoundRecord) -> None:
+        """Append one round's line."""
+        health = record.health
+        if health is None:
+            return
+        low, middle, high = health.norms or (None, None, None)
+        self._append(
+            {
+                "round": record.round,
+                "loss": health.loss,
+                "norm_10": low,
+                "norm_50": middle,
+                "norm_90": high,
+                "clipped": health.clipped,
+                "not_finite": health.not_finite,
+                "signal": health.signal,
+                "noise": health.noise,
+                "signal_to_noise": health.signal / health.noise if health.noise else None,
+            }
+        )
+
+    def _append(self, row: dict[str, object]) -> None:
+        with self._path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row, allow_nan=False) + "\n")
 
 
 class ProgressBar:

@@ -145,6 +145,23 @@ Reason = Literal[
 ]
 """Why an answer is refused, or a client is not asked. No reason depends on an update's values."""
 
+
+@dataclass(frozen=True, slots=True)
+class ClientHealth:
+    """How a round's simulated clients trained. Not for release: no guarantee covers it.
+
+    Attributes:
+        losses: mean loss of each client's first step; None if it took none, or if the way in which
+            it was computed does not show it.
+        norms: norm of each client's update before clipping; NaN or infinite if the update is.
+        clipped: number of clients whose update was longer than the clip norm, or not finite.
+    """
+
+    losses: tuple[float | None, ...]
+    norms: tuple[float, ...]
+    clipped: int
+
+
 _ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _FIELDS = [field.name for field in fields(ClientUpdate)]
 

@@ -151,6 +151,7 @@ class Server:
         self._drawn: Tensor | None = None
         self._total = torch.empty(0, dtype=torch.float64)
         self._gradient = torch.empty(0)
+        self._last: tuple[Tensor, Tensor | None, float] | None = None  # sum, noise, their unit
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[ClientId, list[int]] = {}
         self._halted = ""
@@ -187,6 +188,7 @@ class Server:
             ConfigError: the server was halted, so nobody may see its model.
         """
         self._check_running()
+        self._last = None
         if self._coming is None and self.round < self.plan.rounds:
             self._coming = _behind(self._draw)
         return self._task(clients)
@@ -284,6 +286,23 @@ class Server:
         self._halted = ""
         return counts
 
+    def signal_and_noise(self) -> tuple[float, float]:
+        """Return the norms of the last round's sum and of its noise, after the public division.
+
+        They are in units of the model, for the health of simulations. Not for release: the norm of
+        a sum without its noise is not covered by the guarantee.
+
+        Raises:
+            ConfigError: no round was run since the last task, whose noise replaces the last one's.
+        """
+        if self._last is None:
+            raise ConfigError(
+                "signal_and_noise: call it after a released round and before the next task."
+            )
+        total, noise, unit = self._last
+        drawn = 0.0 if noise is None else math.hypot(*map(_norm, torch.split(noise, _PART)))
+        return l2_norm(total) * unit, drawn * unit
+
     def halt(self, reason: str) -> None:
         """Refuse all further rounds, since the last one's noise was drawn but not committed."""
         self._halted = reason
@@ -314,6 +333,7 @@ class Server:
         self._optimizer.zero_grad(set_to_none=True)
         step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
         gradient = self._gradient[: len(total)]
+        self._last = (total, noise, step / self.plan.report_goal)
         _quotient(total, noise, -self.plan.report_goal / step, gradient)
         active = [self._groups[group] for group in self._active()]
         for part, own in zip(active, torch.split(gradient, [len(p) for p in active]), strict=True):
@@ -567,6 +587,10 @@ def _behind(work: Callable[[], Tensor | None]) -> "Future[Tensor | None]":
 
 
 _PART = 2**16
+
+
+def _norm(part: Tensor) -> float:
+    return float(torch.linalg.vector_norm(part.double()))
 
 
 def _quotient(total: Tensor, noise: Tensor | None, divisor: float, out: Tensor) -> None:

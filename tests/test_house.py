@@ -38,7 +38,7 @@ WALLS = {
     "privpart.data.hdf5": "hides h5py",
     "privpart.engines.device_classes": "public: an engine over engines",
     "privpart.engines.ghost_sum": "an idea of its own: sums of clipped updates never written out",
-    "privpart.engines.moon": "an idea of its own: clients with a memory",
+    "privpart.engines.memory": "an idea of its own: clients with a memory",
     "privpart.engines.onednn": "hides an internal operator of torch",
     "privpart.experiment.freeze_search": "public: the search, for any accuracy",
     "privpart.experiment.own_code": "hides the import system and its hooks",

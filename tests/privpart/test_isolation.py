@@ -75,7 +75,7 @@ def test_a_word_outside_the_table_reaches_no_other_clients_table(word, local):
     data = words()
     data.x[4] = word  # of client 1
     for method in (LOOP, TOGETHER):
-        with pytest.raises(IndexError):
+        with pytest.raises(ConfigError, match=r"client 1: .*index out of range"):
             updates(reader, data, method, local)
 
 
@@ -104,7 +104,7 @@ def test_a_network_may_look_up_by_itself():
     bad.x[4, 2] = 13
     loop, together = updates(OwnLookup, words(), LOOP), updates(OwnLookup, words(), TOGETHER)
     assert (together - loop).norm(dim=1).max() < 1e-6
-    with pytest.raises(IndexError):
+    with pytest.raises(ConfigError, match=r"client 1: .*index out of range"):
         updates(OwnLookup, bad, TOGETHER)
     with pytest.raises(RuntimeError, match="mixes clients"):
         updates(DeepLookup, words(), TOGETHER)
@@ -209,7 +209,7 @@ class Failing(nn.Module):
 
 
 def test_a_way_that_alone_works_is_not_trusted():
-    with engine(Failing) as one, pytest.raises(RuntimeError, match="not one after another"):
+    with engine(Failing) as one, pytest.raises(ConfigError, match="not one after another"):
         list(one.run(TASK, one.model.flat.clone()))
 
 
