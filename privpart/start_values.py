@@ -246,17 +246,15 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> t
             a value that is not finite in float32.
     """
     wanted = _wanted(module, names)
-    found: list[tuple[Tensor, Tensor]] = []
-    used: set[str] = set()
+    values: list[Tensor | None] = []
     try:
         with safe_open(path, framework="pt") as file:
             inside = set(file.keys())
             if lost := [w.names[0] for w in wanted if w.required and not inside & set(w.names)]:
                 raise ConfigError(_not_inside(path, lost, inside))
             for each in wanted:
-                for name in inside & set(each.names):
-                    used.add(name)
-                    found.append((each.tensor, _checked(path, name, file.get_tensor(name), each)))
+                found = {n: file.get_tensor(n) for n in each.names if n in inside}
+                values.append(_checked(path, found, each.tensor) if found else None)
     except (OSError, SafetensorError) as error:
         reason = str(error).strip().rstrip(".")
         raise ConfigError(
@@ -264,9 +262,10 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> t
             ".bin and .pt, are not opened: save them by safetensors.torch.save_file."
         ) from None
     with torch.no_grad():
-        for tensor, value in found:
-            tensor.copy_(value)
-    return tuple(sorted(inside - used))
+        for each, value in zip(wanted, values, strict=True):
+            if value is not None:
+                each.tensor.copy_(value)
+    return tuple(sorted(inside - {name for each in wanted for name in each.names}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,21 +307,28 @@ def _not_inside(path: str | Path, lost: list[str], inside: set[str]) -> str:
     )
 
 
-def _checked(path: str | Path, name: str, value: Tensor, wanted: _Wanted) -> Tensor:
-    expected = wanted.tensor
+def _checked(path: str | Path, found: Mapping[str, Tensor], expected: Tensor) -> Tensor:
+    """Return the value of one tensor, by whatever names the file has it."""
     floating = expected.is_floating_point()
-    if value.is_floating_point() != floating or value.dtype not in (expected.dtype, *_FLOATS):
-        kind = "floating point" if floating else expected.dtype
-        raise ConfigError(f"{path}: {name!r} is {value.dtype}; must be {kind}.")
-    if value.shape != expected.shape:
+    accepted = _FLOATS if floating else (expected.dtype,)
+    for name, value in found.items():
+        if value.dtype not in accepted:
+            kind = "floating point" if floating else expected.dtype
+            raise ConfigError(f"{path}: {name!r} is {value.dtype}; must be {kind}.")
+        if value.shape != expected.shape:
+            raise ConfigError(
+                f"{path}: {name!r} has shape {tuple(value.shape)}; the module needs "
+                f"{tuple(expected.shape)}."
+            )
+        if floating and not value.to(expected.dtype).isfinite().all():
+            raise ConfigError(f"{path}: {name!r} holds NaN or infinity in float32: must be finite.")
+    first, *others = found.values()
+    if any(not torch.equal(first, other) for other in others):
+        names = " and ".join(map(repr, sorted(found)))
         raise ConfigError(
-            f"{path}: {name!r} has shape {tuple(value.shape)}; the module needs "
-            f"{tuple(expected.shape)}."
+            f"{path}: {names} are one parameter of the module and differ in the file. Remove one."
         )
-    value = value.to(expected.dtype)
-    if floating and not value.isfinite().all():
-        raise ConfigError(f"{path}: {name!r} holds NaN or infinity in float32: must be finite.")
-    return value
+    return first.to(expected.dtype)
 
 
 def _gather(table: NDArray[np.float32], key: bytes, out: NDArray[np.float32]) -> None:
