@@ -26,6 +26,7 @@ from privpart.data.index import Index
 from privpart.data.users import Users
 
 _OF_USERS = {torch.float32, torch.int64}
+_ZIP = b"PK"
 
 
 def from_tensors(examples: Batch, *, user: object) -> Users | IndexedClients:
@@ -66,16 +67,21 @@ def from_npz(
     """
     path = Path(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, Mapping):
-                raise ConfigError(f"{path}: holds a single array; must be an npz file.")
-            arrays = {name: _member(file, name, path) for name in (user, x, y)}
+        with path.open("rb") as raw:
+            if raw.read(len(_ZIP)) != _ZIP:
+                raise ConfigError(f"{path}: is not an npz file, which np.savez writes.")
+            raw.seek(0)
+            with np.load(raw, allow_pickle=False) as file:
+                arrays = {name: _member(file, name, path) for name in (user, x, y)}
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file.") from None
     except ConfigError:
         raise
     except (Exception, MemoryError) as error:  # the bytes are not trusted
-        raise _unreadable(path, error) from None
+        why = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"{path}: cannot be read as an npz file ({type(error).__name__}: {why})."
+        ) from None
     index = Index.of_owners(arrays[user], user)
     return clients_of((arrays[x], arrays[y]), index, names=(x, y))
 
@@ -87,7 +93,7 @@ def clients_of(
     pair = isinstance(examples, tuple | list) and len(examples) == 2
     parts = list(zip(names, examples, strict=True)) if pair else [("examples", examples)]
     for name, part in parts:
-        _refuse_lengths(name, part, index)
+        _refuse_shapes(name, part, index)
     if any(isinstance(leaf, np.memmap) for _, leaf in leaves_of(examples)):
         stored = map_leaves(lambda leaf, _: _OnDisk.of(leaf), examples)
         return IndexedClients(index, partial(_rows_of, stored))
@@ -136,7 +142,7 @@ def _rows_of(stored: Batch, rows: Tensor) -> Batch:
     return map_leaves(own, stored)
 
 
-def _refuse_lengths(name: str, part: Batch, index: Index) -> None:
+def _refuse_shapes(name: str, part: Batch, index: Index) -> None:
     for leaf_name, leaf in leaves_of(part, name):
         shape = getattr(leaf, "shape", None)
         if shape is None:
@@ -146,6 +152,19 @@ def _refuse_lengths(name: str, part: Batch, index: Index) -> None:
                 f"{leaf_name} has {f'{shape[0]} rows' if shape else 'no rows'}, and {index.rows} "
                 "ids of clients were given: each row needs the id of its client."
             )
+        if getattr(leaf, "dtype", None) == np.dtype(object):
+            _refuse_objects(leaf_name, leaf, index)
+
+
+def _refuse_objects(name: str, leaf: np.ndarray[Any, Any], index: Index) -> None:
+    """Raise the error for an array of Python objects, by the first that is not a number."""
+    bad = (r for r, v in enumerate(leaf) if not isinstance(v, int | float | np.number))
+    row = next(bad, 0)
+    raise ConfigError(
+        f"{name}, row {row} (client {index.owner(row)!r}): is {str(leaf[row])[:40]!r}, of type "
+        f"{type(leaf[row]).__name__}; must be a number. An array of objects becomes one of numbers "
+        "with .astype('float32')."
+    )
 
 
 def _refuse_not_finite(name: str, part: Batch, index: Index) -> None:
@@ -171,8 +190,3 @@ def _member(file: Any, name: str, path: Path) -> Any:  # noqa: ANN401  NumPy's
             f"{path}: {name!r} holds Python objects, which are not read, because that would run "
             "code from the file: save it with .astype(str), or as numbers."
         ) from None
-
-
-def _unreadable(path: Path, error: BaseException) -> ConfigError:
-    why = " ".join(str(error).split())[:300]
-    return ConfigError(f"{path}: cannot be read as an npz file ({type(error).__name__}: {why}).")

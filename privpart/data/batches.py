@@ -103,8 +103,11 @@ def as_tensors(batch: Any, name: str = "examples") -> Batch:  # noqa: ANN401  a 
 
 def as_tensor(leaf: Any, name: str) -> Tensor:  # noqa: ANN401  whatever a nest holds
     """Return one leaf of a nest as ``as_tensors`` does."""
-    tensor = leaf if isinstance(leaf, Tensor) else torch.from_numpy(_numbers(leaf, name))
-    return _converted(tensor, name)
+    if isinstance(leaf, Tensor):
+        return _converted(leaf, name)
+    if not isinstance(leaf, np.ndarray):
+        raise _not_a_tensor(leaf, name)
+    return _converted(torch.from_numpy(_numbers(leaf, name)), name)
 
 
 def stack(items: Sequence[Any], name: str = "examples") -> Batch:
@@ -156,14 +159,18 @@ def _tensor(leaf: object, name: str) -> Tensor:
 
 
 def _not_a_tensor(leaf: object, name: str) -> ConfigError:
-    hint = {
-        "ndarray": " torch.from_numpy converts it.",
-        "int": " A tokenizer returns tensors with return_tensors='pt' and padding=True.",
-        "str": " A tokenizer converts text.",
-    }.get(type(leaf).__name__, "")
+    kind = type(leaf).__name__
+    hint = ""
+    if kind in ("DataFrame", "Series"):
+        hint = " .to_numpy() converts it."
+    elif kind == "ndarray":
+        hint = " torch.from_numpy converts it."
+    elif kind == "str":
+        hint = " A tokenizer converts text."
+    elif kind in ("int", "float"):
+        hint = " torch.tensor converts lists; a tokenizer does with return_tensors='pt'."
     return ConfigError(
-        f"{name}: is a {type(leaf).__name__}; must be a tensor, or a tuple, list or dict of "
-        f"tensors.{hint}"
+        f"{name}: is a {kind}; must be a tensor, or a tuple, list or dict of tensors.{hint}"
     )
 
 
