@@ -225,7 +225,7 @@ def _figures(
             setup.model,
             (setup.test[0][:_EXAMPLES], setup.test[1][:_EXAMPLES]),
             masks=_MASKS,
-            generator=torch.Generator().manual_seed(plan.model.seed % 2**63),
+            generator=torch.Generator().manual_seed((plan.model.seed or 0) % 2**63),
         )
         rows += [
             {"name": "Assumption 3, k of random masks", "value": found.random},

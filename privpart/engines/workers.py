@@ -327,7 +327,8 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, place: tuple[Any, ...]) -> Tensor:
         number, begin, end, dtype, shape = place
         if number is not None:
-            return self._packed.large[number]
+            large: Tensor = self._packed.large[number]
+            return large
         found: Tensor = self._packed.small[begin:end].view(dtype).view(shape)
         return found
 

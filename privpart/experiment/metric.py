@@ -5,11 +5,13 @@ The guarantee does not cover a metric of private data: it would be a release of 
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
+from privpart.client import logits_of
 
 Metric = Callable[[nn.Module], float]
 """Maps a module, in evaluation mode and without gradients, to a number.
@@ -84,6 +86,7 @@ def measured(metric: Metric, module: nn.Module, name: str = "metric") -> float:
     Raises:
         ConfigError: the metric is of another type than a number, or raised an error of its own.
     """
+    found: Any
     try:
         found = in_evaluation(metric, module)
     except ConfigError:

@@ -481,6 +481,8 @@ def _dealt(task: tasks.Task, data: Data, users: int) -> list[Tensor]:
 
 
 def _images(data: Data) -> tasks.Task:
+    if data.task is None:
+        raise TypeError("a plan without a task has clients of its own")
     if data.task == "digits":
         return tasks.digits()
     if data.task == "fashion-mnist":
