@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from attacks import LeakageReport
     from privpart.cli.demo_tables import Accuracy
     from privpart.experiment.sweep import Cell, SweepFile
-    from privpart.experiment.training import PlanData
+    from privpart.experiment.task_data import PlanData
 
 AUDITED_IMAGES = 4
 ENGINE = EngineOptions(batching="vmap")
@@ -70,7 +70,7 @@ def demo(
     from attacks import picture
     from privpart.cli import demo_tables, plots
     from privpart.experiment.sweep import sweep_of
-    from privpart.experiment.training import plan_data
+    from privpart.experiment.task_data import plan_data
 
     cells = sweep_of(file).cells
     plan = cells[0].candidates[0]

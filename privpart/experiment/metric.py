@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import logits_of
 
 Metric = Callable[[nn.Module], float]
 """Maps a module, in evaluation mode and without gradients, to a number.

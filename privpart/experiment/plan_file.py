@@ -551,7 +551,7 @@ def _refuse_clients(plan: "PlanFile") -> None:
 
 
 def _refuse_own(plan: "PlanFile") -> None:
-    """Refuse two networks or populations, names that are no code, and options of neither."""
+    """Refuse two networks or populations, malformed names of code, and options of neither."""
     model, data, loss = plan.model, plan.data, plan.client.loss
     if model.name is not None and model.factory is not None:
         raise ConfigError("model: has both name and factory; give one of them.")

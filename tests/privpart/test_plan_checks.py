@@ -12,7 +12,8 @@ from privpart.cli.main import app
 from privpart.data import cohorts_in_turn
 from privpart.experiment import plan_file
 from privpart.experiment.plan_file import validated
-from privpart.experiment.training import plan_data, refuse_short_cohorts, training
+from privpart.experiment.task_data import plan_data
+from privpart.experiment.training import refuse_short_cohorts, training
 from privpart.models import build_network
 from privpart.plan import PrivacyPlan
 
