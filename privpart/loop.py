@@ -177,7 +177,7 @@ def _ids_of(round_: int, cohort: Sequence[object]) -> list[ClientId]:
     """Return the ids of a cohort as Python's int and str, each once.
 
     Raises:
-        ConfigError: it is no sequence of ids, or names a client twice.
+        ConfigError: it is not a sequence of ids, or it names a client twice.
     """
     if isinstance(cohort, str | bytes) or not isinstance(cohort, Iterable):
         raise ConfigError(
