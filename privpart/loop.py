@@ -11,7 +11,7 @@ import csv
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -179,7 +179,11 @@ def _ids_of(round_: int, cohort: Sequence[object]) -> list[ClientId]:
     Raises:
         ConfigError: it is not a sequence of ids, or it names a client twice.
     """
-    if isinstance(cohort, str | bytes) or not isinstance(cohort, Iterable):
+    try:
+        listed = len(cohort) >= 0 and not isinstance(cohort, str | bytes)
+    except TypeError:  # a single id, or a generator, which could be read only once
+        listed = False
+    if not listed:
         raise ConfigError(
             f"cohorts: round {round_} has a {type(cohort).__name__}: must be a sequence of ids. A "
             "cohort of one client is a list with one id."
