@@ -146,7 +146,10 @@ Reason = Literal[
     "participation limit",
     "separation",
 ]
-"""Why an answer is refused, or a client is not asked. No reason depends on the values in a client's update."""
+"""Why an answer is refused, or a client is not asked.
+
+No reason depends on the values in a client's update.
+"""
 
 _ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _FIELDS = [field.name for field in fields(ClientUpdate)]
