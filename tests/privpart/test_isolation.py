@@ -188,7 +188,7 @@ class Unfollowed(nn.Module):
 
 def test_a_way_is_chosen_by_clients_that_have_examples():
     none = torch.arange(0)
-    data = Users(users().x, users().y, [none] * 20 + list(users().indices))
+    data = Users(users().x, users().y, [none] * 20 + list(users().indices), allow_empty=True)
     with engine(Unfollowed, data) as one:
         start = one.model.flat.clone()
         assert not any(u.update.any() for u in one.run(replace(TASK, clients=(0, 1)), start))

@@ -189,7 +189,7 @@ CASES = ["infinity", "NaN", "no class counts", "huge", "large", "tiny", "example
 
 
 def without_client_0(data):
-    return Users(data.x, data.y, [torch.arange(0), *data.indices[1:]])
+    return Users(data.x, data.y, [torch.arange(0), *list(data.indices)[1:]], allow_empty=True)
 
 
 @pytest.mark.parametrize("clip_norm", [1e-30, 0.2, 1e6])
@@ -466,7 +466,9 @@ def test_what_is_summed_at_once_is_public():
 
 
 def test_workers_of_a_round_without_examples_make_room_for_sums():
-    data = Users(users().x, users().y, [torch.arange(0), *users(sizes=[2] * 16).indices])
+    data = Users(
+        users().x, users().y, [torch.arange(0), *users(sizes=[2] * 16).indices], allow_empty=True
+    )
     task = replace(TASK, clients=tuple(range(17)))
     network = lambda: mcmahan_2nn(inputs=64, hidden=400)  # noqa: E731
     with engine(network, data, workers=2) as one:
