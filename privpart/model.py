@@ -31,7 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from accounting.checks import ConfigError
-from privpart.patterns import matching_parameters, trained_groups
+from privpart.patterns import first_names, matching_parameters, trained_groups
 from privpart.start_values import (
     Initializer,
     default_initializers,
@@ -180,7 +180,13 @@ class PartialModel:
             return self
         self.load(self.flat)  # resets the buffers, which a forward pass may have changed
         other = copy(self)
-        other._take(deepcopy(self.module).to(device))
+        moved = deepcopy(self.module).to(device)
+        parameters = dict(moved.named_parameters(remove_duplicate=False))
+        for name, first in first_names(self.module).items():
+            if parameters[name] is not parameters[first]:  # some devices get parameters anew
+                layer, _, own = name.rpartition(".")
+                setattr(moved.get_submodule(layer), own, parameters[first])
+        other._take(moved)
         return other
 
     def verify(self) -> None:
