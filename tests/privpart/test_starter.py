@@ -114,7 +114,7 @@ def test_the_code_is_clean(folder):
     _, task = write_starter(folder)
     for command in (["check", "--select", "E,F,I,B,UP,RET,SIM"], ["format", "--check"]):
         line = [sys.executable, "-m", "ruff", *command, "--isolated", "--line-length", "100", task]
-        done = subprocess.run(line, capture_output=True, text=True)
+        done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
