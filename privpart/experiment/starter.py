@@ -20,7 +20,7 @@ schema = "privpart/plan/1"
 [privacy]                       # of each client, against whoever sees the models of all rounds
 rounds = 100
 clip_norm = 0.5                 # longest update of one client; begin near the median of the norms
-noise_multiplier = 2.0          # or target_epsilon = 10.0, for the least noise that meets it
+noise_multiplier = 2.5          # or target_epsilon = 10.0, for the least noise that meets it
 delta = 1e-3                    # below 1 / number of clients
 max_participations = 10         # 100 rounds * 25 clients / 250 users
 min_separation = 10             # 250 users / 25 clients: rounds until a client takes part again
@@ -31,11 +31,11 @@ mechanism = { name = "blt" }
 factory = "./task.py:network"   # returns a torch.nn.Module
 sizes = { hidden = 128 }        # its keyword arguments
 train = ["head.*"]              # patterns of parameters; what does not train needs no noise
-seed = 7                        # every other parameter follows from it, and is never sent
+seed = 7                        # start values; what does not train follows from it, never sent
+keep = []                       # patterns that keep the factory's own weights instead
 #
-# Pretrained weights: these patterns keep the weights that the module has, from the factory or from
-# a file; the others follow from the seed.
-# keep = ["features.*"]
+# Pretrained weights: name what keeps them above, such as keep = ["features.*"]. The factory returns
+# a module that has them, or they are in a file:
 # weights = "pretrained.safetensors"
 #
 # Parameters that train on the client and never leave it:

@@ -73,7 +73,7 @@ def test_the_tables_are_valid_and_fit_the_clients(folder):
 def test_lines_that_are_commented_out_are_valid_too(folder):
     text = write_starter(folder)[0].read_text()
     tables = tomllib.loads(re.sub(r"^# (?=\w+ = )", "", text, flags=re.MULTILINE))
-    assert {"keep", "weights", "local"} < tables["model"].keys()
+    assert {"weights", "local"} < tables["model"].keys()
     assert tables["client"]["loss"] == "./task.py:loss"
 
 
