@@ -46,6 +46,7 @@ WALLS = {
     "privpart.engines.onednn": "hides an internal operator of torch",
     "privpart.experiment.freeze_search": "public: the search, for any accuracy",
     "privpart.experiment.own_code": "hides the import system and its hooks",
+    "privpart.experiment.starter": "texts that people get to edit",
     "privpart.grid": "the integers that every update becomes, read beside the clip",
     "privpart.measure.inspect": "public: FedPart's diagnostics",
     "privpart.measure.step": "hides a process of its own",

@@ -45,14 +45,14 @@ from keyword import iskeyword
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from accounting.checks import ConfigError
 
 _SCHEMA = "privpart/own-code/1"
 _LARGEST_SOURCE = 2**19
 """Bytes; at worst, Python needs 500 MB and 3 seconds to parse as many."""
-_MOST_SOURCE = 2**22
+_MOST_SOURCE = 2**21
 _LARGEST_COMPILED = 2**28
 _MOST_FILES = 2_000
 _MOST_NAMES = 20_000
@@ -71,6 +71,8 @@ _LOADERS: Any = (
 _CODING = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _IN_FILE = re.compile(r"(?P<path>.*\.py):(?P<name>[^\W\d]\w*)")
 _IN_MODULE = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
+
+_Tree = TypeVar("_Tree")
 
 _added: list[str] = []
 """Folders that ``load`` has put on ``sys.path``; records do not depend on them."""
@@ -383,7 +385,7 @@ class _Reader:
 
     def __init__(self, search: _Search) -> None:
         self._search = search
-        self._names: dict[str, set[str] | None] = {}
+        self._done: set[str] = set()
         self._bytes = 0
         self.files: dict[str, str] = {}
         self.distributions: dict[str, str] = {}
@@ -408,12 +410,13 @@ class _Reader:
                 "one of them."
             )
         self._follow(reference.module)
-        names = self._names.get(reference.module)
-        if names is not None and reference.name not in names:
-            raise ConfigError(
-                f"{where}: {module.label} does not define {reference.name}"
-                f"{_near(reference.name, names)}."
-            )
+        if module.distribution is None and module.file.endswith(tuple(SOURCE_SUFFIXES)):
+            names = _names(_content(module.file, module.label), module.label)
+            if reference.name not in names and not {"*", "__getattr__"} & names:
+                near = _near(reference.name, names)
+                raise ConfigError(
+                    f"{where}: {module.label} does not define {reference.name}{near}."
+                )
 
     def _follow(self, first: str) -> None:
         waiting = [first]
@@ -424,7 +427,7 @@ class _Reader:
                 module = self._search.module(".".join(parts[:end]))
                 if module is None or self._is_installed(module):
                     break
-                if module.file is not None and module.name not in self._names:
+                if module.file is not None and module.name not in self._done:
                     waiting += self._own_file(module, module.file)
 
     def _is_installed(self, module: _Module) -> bool:
@@ -434,13 +437,13 @@ class _Reader:
         return module.distribution is not None
 
     def _own_file(self, module: _Module, file: str) -> Iterator[str]:
-        """Note a file and its names; return the modules that it imports."""
-        if len(self._names) == _MOST_FILES:
+        """Note a file; return the modules that it imports."""
+        if len(self._done) == _MOST_FILES:
             raise ConfigError(
                 f"own code: is more than {_MOST_FILES:,} files; install the packages that it uses, "
                 "so that their versions are recorded instead."
             )
-        self._names[module.name] = None
+        self._done.add(module.name)
         if not file.endswith(tuple(SOURCE_SUFFIXES)):
             self._note(module, _digest(file, module.label))
             return iter(())
@@ -452,9 +455,8 @@ class _Reader:
                 "uses, so that their versions are recorded instead."
             )
         self._note(module, hashlib.sha256(source).hexdigest())
-        tree, self._names[module.name] = _parse(source, module.label)
         package = module.name if module.folders else module.name.rpartition(".")[0]
-        return _imports(tree, package)
+        return _imports(_parsed(source, module.label, ast.parse), package)
 
     def _note(self, module: _Module, digest: str) -> None:
         taken = self.files.get(module.label, digest) != digest  # by a file found elsewhere
@@ -490,29 +492,42 @@ def _digest(file: str, label: str) -> str:
         raise ConfigError(f"{label}: cannot be read: {error}.") from None
 
 
-def _parse(source: bytes, label: str) -> tuple[ast.Module, set[str] | None]:
-    """Return a file's syntax, and its names at the top; None if a star may import any name."""
+def _parsed(source: bytes, label: str, parse: Callable[[str], _Tree]) -> _Tree:
+    """Return what Python's own parser makes of a file."""
     text = _decoded(source, label)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text)
-            table = symtable.symtable(text, label, "exec")
+            return parse(text)
     except SyntaxError as error:
         raise ConfigError(f"{label}:{error.lineno}: is not valid Python: {error.msg}.") from None
     except (ValueError, RecursionError, MemoryError) as error:
         reason = _line(str(error)) or "it is nested too deeply"
         raise ConfigError(f"{label}: is not valid Python: {reason}.") from None
-    stars = any(
-        isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
-        for node in ast.walk(tree)
-    )
+
+
+def _names(source: bytes, label: str) -> set[str]:
+    """Return the names that a file defines at its top; "*" stands for whatever a star imports."""
+    table = _parsed(source, label, lambda text: symtable.symtable(text, label, "exec"))
     names = {
         symbol.get_name()
         for symbol in table.get_symbols()
         if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
     }
-    return tree, None if stars or "__getattr__" in names else names
+    tree = _parsed(source, label, ast.parse)
+    stars = (node for node in _statements(tree) if isinstance(node, ast.ImportFrom))
+    return names | {"*" for node in stars if node.names[0].name == "*"}
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield all statements of a file; expressions hold none."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for inside in ("body", "handlers", "orelse", "finalbody", "cases"):
+            nodes = getattr(node, inside, ())
+            waiting += nodes if isinstance(nodes, list) else ()
 
 
 def _decoded(source: bytes, label: str) -> str:
@@ -529,7 +544,7 @@ def _decoded(source: bytes, label: str) -> str:
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:
     """Yield the full names that a file imports, and those that could be submodules."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
