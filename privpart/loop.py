@@ -97,6 +97,19 @@ class RoundHealth:
     signal: float
     noise: float
 
+    def __str__(self) -> str:
+        parts = [f"sum of updates {self.signal:.3g}, noise {self.noise:.3g}"]
+        if self.clipped is not None:
+            parts.insert(0, f"{self.clipped:.0%} of updates clipped")
+        if self.norms is not None:
+            low, middle, high = self.norms
+            parts.insert(
+                0, f"norms before clipping {low:.3g}, {middle:.3g}, {high:.3g} (10, 50, 90 %)"
+            )
+        if self.loss is not None:
+            parts.insert(0, f"loss {self.loss:.4g}")
+        return "; ".join(parts)
+
 
 class CohortTooSmallError(RuntimeError):
     """A round had fewer well-formed updates than the plan's minimum; nothing was released.
@@ -329,8 +342,8 @@ class MetricsFiles:
     """Callback that appends a line per round to ``metrics.jsonl`` and ``metrics.csv`` of a folder.
 
     Each line has the round (from 0), the metric (null in JSON and empty in CSV if nothing was
-    evaluated) and the seconds since the previous line. A resumed run appends to the same files. A
-    crash between a round's commit and its line leaves the line out.
+    evaluated, or if it is not finite) and the seconds since the previous line. A resumed run
+    appends to the same files. A crash between a round's commit and its line leaves the line out.
 
     Args:
         folder: must exist.
@@ -345,9 +358,10 @@ class MetricsFiles:
     def __call__(self, record: RoundRecord) -> None:
         """Append one round's line to both files."""
         now = time.monotonic()
+        metric = record.metric
         row = {
             "round": record.round,
-            "metric": record.metric,
+            "metric": metric if metric is not None and math.isfinite(metric) else None,
             "seconds": round(now - self._last, 6),
         }
         self._last = now
@@ -413,9 +427,10 @@ class ProgressBar:
     Args:
         rounds: number of rounds of the run, >= 1.
         done: rounds that were committed before the run was resumed.
+        accuracy: whether the metric is a share of right answers, which is shown in percent.
     """
 
-    def __init__(self, rounds: int, *, done: int = 0) -> None:
+    def __init__(self, rounds: int, *, done: int = 0, accuracy: bool = True) -> None:
         columns = (
             TextColumn("round"),
             BarColumn(),
@@ -428,6 +443,7 @@ class ProgressBar:
         self._progress = Progress(*columns, console=self._console)
         self._bar = self._progress.add_task("", total=rounds, completed=done)
         self._told: set[frozenset[str]] = set()
+        self._metric = "test accuracy {:.1%}" if accuracy else "metric {:.4g}"
 
     def __call__(self, record: RoundRecord) -> None:
         """Advance the bar by one round."""
@@ -435,9 +451,10 @@ class ProgressBar:
         self._tell_who_is_missing(record)
         if record.metric is None:
             return
-        self._progress.update(self._bar, description=f"test {record.metric:.1%}")
+        shown = self._metric.format(record.metric)
+        self._progress.update(self._bar, description=shown)
         if not self._console.is_terminal:
-            self._console.print(f"round {record.round + 1}: test accuracy {record.metric:.1%}")
+            self._console.print(f"round {record.round + 1}: {shown}")
 
     def _tell_who_is_missing(self, record: RoundRecord) -> None:
         missing = record.missing()

@@ -85,6 +85,15 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write evaluations for TensorBoard.")
     ] = False,
+    health: Annotated[
+        bool,
+        typer.Option(
+            "--health",
+            help="Also write health.jsonl: losses, update norms, the share clipped, signal and "
+            "noise of each round, to choose a clip norm by. Not for release: the guarantee does "
+            "not cover it.",
+        ),
+    ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Train under a plan; every round is committed to the folder before its model is released.
@@ -95,7 +104,9 @@ def train(
     Example: privpart train --plan examples/digits.toml --out run
     """
     checks.count("evaluate_every", evaluate_every)
-    engine = EngineOptions(workers=workers, batching=batching, precision=precision, device=device)
+    engine = EngineOptions(
+        workers=workers, batching=batching, precision=precision, device=device, health=health
+    )
     if resume:
         if fork_of is not None or seed is not None:
             raise ConfigError(
@@ -167,6 +178,11 @@ def _train(run: "RunFolder", setup: "Training", evaluate_every: int, *, tensorbo
                 err=True,
             )
             raise typer.Exit(_INTERRUPTED) from None
-    last = records[-1].metric if records else None
-    if last is not None and setup.metric is not None and (said := at_chance(setup.metric, last)):
+    if not records:
+        return
+    last = records[-1]
+    said = at_chance(setup.metric, last.metric)
+    if said:
         typer.echo(f"privpart: {said}.", err=True)
+    if last.health is not None:
+        typer.echo(f"privpart: health of the last round, not for release: {last.health}", err=True)

@@ -99,8 +99,10 @@ def measured(metric: Metric, module: nn.Module, name: str = "metric") -> float:
     return float(found)
 
 
-def at_chance(metric: Metric, value: float) -> str:
-    """Return a sentence if guessing reaches this value as well, else ""."""
+def at_chance(metric: Metric | None, value: float | None) -> str:
+    """Return a sentence if guessing reaches this value as well, else "", also without a value."""
+    if metric is None or value is None:
+        return ""
     chance = getattr(metric, "chance", None)
     if not isinstance(chance, float):
         return ""

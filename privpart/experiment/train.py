@@ -19,10 +19,11 @@ from accounting.checks import ConfigError
 from privpart.client import Loss
 from privpart.data.batches import Batch
 from privpart.data.clients import Clients
+from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.options import EngineOptions
 from privpart.experiment import own_code
 from privpart.experiment.export import export, released_module
-from privpart.experiment.metric import Metric
+from privpart.experiment.metric import Accuracy, Metric
 from privpart.experiment.plan_file import PlanFile, parse, read, validated
 from privpart.experiment.training import (
     Own,
@@ -32,7 +33,7 @@ from privpart.experiment.training import (
     training,
 )
 from privpart.grid import refuse_noise
-from privpart.loop import Callback, MetricsFiles, ProgressBar, RoundRecord
+from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
 from privpart.run.files import write_durably
 from privpart.run.folder import RunFolder, holds_a_run
 from privpart.run.fork import fork
@@ -113,7 +114,8 @@ def train(
         evaluate_every: rounds between evaluations by the metric, >= 1.
         callbacks: called after each committed round, see ``fit``.
         progress: show rounds on standard error.
-        options: fields of ``EngineOptions`` by keyword, such as ``workers=2``.
+        options: fields of ``EngineOptions`` by keyword, such as ``workers=2``. ``health=True`` also
+            writes ``health.jsonl``, which is not for release.
 
     Raises:
         ConfigError: a plan that is not valid, or that the module, clients, loss or metric do not
@@ -346,7 +348,12 @@ def finish(
     Raises:
         ConfigError, CohortTooSmallError, StorageError, WorkerError: see ``Training.run``.
     """
-    bar = ProgressBar(run.plan.rounds, done=run.rounds)
+    accuracy = isinstance(setup.metric, Accuracy)
+    bar = ProgressBar(run.plan.rounds, done=run.rounds, accuracy=accuracy)
+    watchers: list[Callback] = [bar] if progress else []
+    watchers.append(MetricsFiles(run.path))
+    if isinstance(setup.engine, EmbeddedEngine) and setup.engine.options.health:
+        watchers.append(HealthFile(run.path))
     with ExitStack() as open_:
 
         def restore(server: Server) -> None:
@@ -360,7 +367,7 @@ def finish(
             restore=restore,
             commit=run.commit,
             evaluate_every=evaluate_every,
-            callbacks=[*([bar] if progress else []), MetricsFiles(run.path), *callbacks],
+            callbacks=[*watchers, *callbacks],
         )
     return records
 

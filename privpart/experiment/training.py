@@ -158,6 +158,7 @@ class Training:
         if restore is not None:
             restore(server)
         measures = evaluate_every is not None and self.metric is not None
+        health = isinstance(self.engine, EmbeddedEngine) and self.engine.options.health
         with self.engine:
             records = fit(
                 server,
@@ -167,6 +168,7 @@ class Training:
                 evaluate=self.evaluate if measures else None,
                 evaluate_every=evaluate_every if measures else None,
                 callbacks=callbacks,
+                health=health,
             )
         return server, records
 
