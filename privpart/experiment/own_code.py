@@ -287,7 +287,8 @@ class _Search:
         self, name: str, file: str, folders: Iterable[str], part_of_python: bool
     ) -> None:
         """Refuse a file beside a named one if ``import`` could mean another one, too."""
-        if not any(_is_inside(file, root) for root in self._roots):
+        place = Path(file).parents[1 if Path(file).name.startswith("__init__.") else 0]
+        if str(place) not in self._roots:
             return
         others = [_PYTHONS] if part_of_python else []
         for folder in folders:

@@ -510,6 +510,16 @@ def test_a_package_beside_a_file_of_its_name(write):
     assert "Python prefers it" in sentence(load, "./task.py:f", folder)
 
 
+def test_an_environment_in_the_projects_folder_is_not_part_of_it(write, tmp_path, monkeypatch):
+    folder = write({"task.py": "import twice\ndef f(): pass\n"})
+    for site in ("old/site-packages", ".venv/site-packages"):
+        write({f"{site}/twice.py": ""})
+        monkeypatch.syspath_prepend(tmp_path / site)
+    found = record({"a": "./task.py:f"}, folder)
+    assert list(found["files"]) == ["task.py"]
+    assert found["distributions"] == {"twice": "of unknown version"}
+
+
 def test_a_folder_of_data_hides_no_package(write):
     folder = write({"task.py": "import datasets, sklearn\ndef f(): pass\n", "datasets/x.csv": ""})
     assert record({"a": "./task.py:f"}, folder)["distributions"].keys() >= {"datasets"}
