@@ -73,7 +73,7 @@ def _costs(
     from privpart.measure.costs import computation_share, run_costs
 
     users, groups = setup.engine.users, len(setup.model.group_sizes)
-    held = max(1, min(len(users.indices[u]) for u in range(len(users))))
+    held = max(1, min(map(len, users.indices)))
     batch = slice(0, min(plan.client.batch_size, held))
     everything = tuple(range(groups))
     rows = []

@@ -46,22 +46,6 @@ class WorkerError(RuntimeError):
     """A worker process failed. Nothing of the round was released, and it may be run again."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Per user, the rows of its examples, in two tensors: each shared tensor costs a descriptor."""
-
-    joined: Tensor
-    ends: Tensor
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, user: int) -> Tensor:
-        if not -1 < user < len(self.ends):
-            raise IndexError(user)
-        return self.joined[int(self.ends[user - 1]) if user else 0 : int(self.ends[user])]
-
-
 @dataclass(slots=True)
 class _Worker:
     process: Any  # the spawn context's own class
@@ -113,7 +97,7 @@ class Workers:
         groups = model.groups
         self._start = share(torch.empty(model.dim))
         self._workers: list[_Worker] = []
-        shared = _shared(clients) if isinstance(clients, Users) else _packed(clients, count)
+        shared = clients.shared() if isinstance(clients, Users) else _packed(clients, count)
         try:
             for _ in range(count):
                 here, there = context.Pipe()
@@ -278,16 +262,6 @@ def _cause(code: int | None) -> str:
         "SIGBUS": ": the shared memory in /dev/shm is full",
     }
     return f"was ended by {name}{likely.get(name, '')}"
-
-
-def _shared(users: Users) -> Users:
-    """Return a copy of the users in shared memory."""
-    indices = [users.indices[user] for user in range(len(users))]
-    ends = torch.tensor([len(own) for own in indices], dtype=torch.int64).cumsum(0)
-    joined = torch.cat(indices) if indices else torch.empty(0, dtype=torch.int64)
-    tensors = (users.x, users.y, joined, ends)
-    x, y, joined, ends = (share(t.clone()) for t in tensors)
-    return Users(x, y, _Rows(joined, ends))
 
 
 _SHARED_FROM = 2**20

@@ -48,7 +48,8 @@ def users(sizes=SIZES, shape=(1, 8, 8)):
     n = sum(sizes)
     x = torch.rand(n, *shape, generator=generator)
     y = torch.randint(10, (n,), generator=generator)
-    return Users(x, y, torch.randperm(n, generator=generator).split(list(sizes)))
+    rows = torch.randperm(n, generator=generator).split(list(sizes))
+    return Users(x, y, rows, allow_empty=True)
 
 
 def updates(model, data, local, task=TASK, **options):

@@ -72,7 +72,8 @@ def users(shape=(1, 8, 8), sizes=SIZES):
     n = sum(sizes)
     x = torch.rand(n, *shape, generator=generator)
     y = torch.randint(10, (n,), generator=generator)
-    return Users(x, y, torch.randperm(n, generator=generator).split(list(sizes)))
+    rows = torch.randperm(n, generator=generator).split(list(sizes))
+    return Users(x, y, rows, allow_empty=True)
 
 
 def work(network, data, train=("*",), local=LOCAL):
