@@ -21,14 +21,21 @@ from accounting import Mechanism
 from accounting.checks import ConfigError
 
 
-def matching_parameters(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+def matching_parameters(
+    module: nn.Module, patterns: Sequence[str], option: str = "train"
+) -> tuple[str, ...]:
     """Return the names of the parameters that match the patterns, in the module's order.
 
     A tied parameter is returned under its first name; a pattern may match any of its names.
 
+    Args:
+        module: any module.
+        patterns: see the top of this page.
+        option: what errors call the patterns.
+
     Raises:
         ConfigError: a pattern matches nothing (a typo must not freeze a layer silently), there is
-            no pattern, or the exclusions leave no parameter.
+            no pattern, the exclusions leave no parameter, or the module has none.
 
     >>> network = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
     >>> matching_parameters(network, ["!0.*"])
@@ -37,15 +44,19 @@ def matching_parameters(module: nn.Module, patterns: Sequence[str]) -> tuple[str
     ('1.weight', '1.bias', '2.bias')
     """
     if isinstance(patterns, str) or not patterns:
-        raise ConfigError(f"train={patterns!r}: must be a list with at least one pattern.")
+        raise ConfigError(f"{option}={patterns!r}: must be a list with at least one pattern.")
     own_names = _first_names(module)
+    if not own_names:
+        raise ConfigError(
+            f"the module, a {type(module).__name__}, has no parameters: nothing can train."
+        )
     positive = [p for p in patterns if not p.startswith("!")] or ["*"]
     wanted = {name for p in positive for name in _matches(module, p, own_names)}
     unwanted = {
         name for p in patterns if p.startswith("!") for name in _matches(module, p[1:], own_names)
     }
     if not wanted - unwanted:
-        raise ConfigError(f"train={list(patterns)}: excludes every parameter of the model.")
+        raise ConfigError(f"{option}={list(patterns)}: excludes every parameter of the model.")
     return tuple(n for n, _ in module.named_parameters() if n in wanted - unwanted)
 
 

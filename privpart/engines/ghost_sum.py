@@ -106,7 +106,8 @@ class GhostSum:
         parameters = [p for _, p in model.module.named_parameters(remove_duplicate=False)]
         own = {id(parameter) for layer in layers for parameter in layer.parameters()}
         return (
-            functions_of_the_example(model.module)
+            not model.local  # which differ from client to client
+            and functions_of_the_example(model.module)
             # fewer if parameters are tied, or belong to the sequence and not to a layer
             and len(own) == len(parameters)
             and not any(getattr(layer, "inplace", False) for layer in layers)

@@ -93,11 +93,14 @@ class VectorizedTraining:
 
         Raises:
             RuntimeError: the network draws random numbers, writes to its buffers, or does something
-                that ``torch.func.vmap`` does not support; or the loss is not "cross_entropy".
+                that ``torch.func.vmap`` does not support; the model has local parameters; or the
+                loss is not "cross_entropy".
             ConfigError: the network writes to a frozen parameter.
         """
         if self.local.loss != "cross_entropy":
             raise RuntimeError(f"loss={self.local.loss!r}: vectorized clients need labels")
+        if self._model.local:
+            raise RuntimeError("vectorized clients share all but the trained part; use 'loop'")
         batches = [
             [own[batch] for batch in self.local.batches(len(own), generator)]
             for own, generator in zip(rows, generators, strict=True)
