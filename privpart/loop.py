@@ -117,15 +117,17 @@ def _missing(counts: RoundCounts, not_asked: Mapping[Reason, int]) -> str:
     """Return what became of those clients of a cohort whose updates were not admitted."""
     silent = max(0, counts.asked - counts.admitted - counts.refused)
     parts = [
-        ("not asked", sum(not_asked.values()), not_asked),
-        ("refused", counts.refused, counts.refusals),
-        ("without an answer", silent, {}),
+        _listed(sum(not_asked.values()), "not asked", not_asked),
+        _listed(counts.refused, "refused", counts.refusals),
+        _listed(silent, "without an answer", {}),
     ]
-    return "; ".join(_listed(what, *found) for what, *found in parts if found[0])
+    return "; ".join(filter(None, parts))
 
 
-def _listed(what: str, number: int, reasons: Mapping[Reason, int]) -> str:
-    """Return a number by reason, the most frequent first: "3 refused (2 malformed, ...)"."""
+def _listed(number: int, what: str, reasons: Mapping[Reason, int]) -> str:
+    """Return a number with its reasons: "3 refused (2 malformed, 1 separation)"; "" for 0."""
+    if not number:
+        return ""
     often_first = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
     listed = ", ".join(f"{count} {reason}" for reason, count in often_first)
     return f"{number} {what}" + (f" ({listed})" if listed else "")
@@ -248,8 +250,8 @@ def _ids_of(round_: int, cohort: Sequence[object]) -> list[ClientId]:
     """
     if isinstance(cohort, str | bytes) or not isinstance(cohort, Iterable):
         raise ConfigError(
-            f"cohorts: round {round_} has {cohort!r:.80}: must be a sequence of ids. A cohort of "
-            "one client is a list with one id."
+            f"cohorts: round {round_} has a {type(cohort).__name__}: must be a sequence of ids. A "
+            "cohort of one client is a list with one id."
         )
     try:
         ids = [client_id(client) for client in cohort]
