@@ -1,6 +1,5 @@
 """Arrays: clients from tensors or NumPy arrays and a column that names each example's client."""
 
-from collections.abc import Mapping
 from functools import partial
 from mmap import mmap
 from pathlib import Path

@@ -326,9 +326,10 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, place: tuple[Any, ...]) -> Tensor:
         number, begin, end, dtype, shape = place
+        large, small = self._packed.large, self._packed.small
         if number is not None:
-            return self._packed.large[number]
-        found: Tensor = self._packed.small[begin:end].view(dtype).view(shape)
+            return large[int(number)]
+        found: Tensor = small[begin:end].view(dtype).view(shape)
         return found
 
 
