@@ -31,10 +31,13 @@ class ClientIds(Sequence[ClientId]):
     are Python's own.
     """
 
-    __slots__ = ("_ends", "_numbers", "_text")
+    __slots__ = ("_ends", "_numbers", "_text", "_unsigned")
 
-    def __init__(self, numbers: Tensor | list[int], text: Tensor, ends: Tensor) -> None:
-        self._numbers = numbers  # int64, uint64, or a list of larger ones
+    def __init__(
+        self, numbers: Tensor | list[int], text: Tensor, ends: Tensor, *, unsigned: bool
+    ) -> None:
+        self._numbers = numbers  # int64, the bits of uint64, or a list of larger ones
+        self._unsigned = unsigned  # torch 2.13 cannot unpickle a tensor of uint64
         self._text = text
         self._ends = ends
 
@@ -60,12 +63,15 @@ class ClientIds(Sequence[ClientId]):
                 )
         numbers: list[Any] = ordered[: len(of_numbers)]
         strings: list[Any] = ordered[len(of_numbers) :]
-        return cls(_compact(numbers), *_joined(strings)), np.array(places, dtype=np.int64)
+        own, unsigned = _compact(numbers)
+        found = cls(own, *_joined(strings), unsigned=unsigned)
+        return found, np.array(places, dtype=np.int64)
 
     @classmethod
     def of_array(cls, numbers: _Array) -> "ClientIds":
         """Return ids of an array of distinct 64-bit whole numbers in ascending order."""
-        return cls(torch.from_numpy(numbers), *_joined([]))
+        unsigned = numbers.dtype == np.uint64
+        return cls(torch.from_numpy(numbers.view(np.int64)), *_joined([]), unsigned=unsigned)
 
     def __len__(self) -> int:
         return len(self._numbers) + len(self._ends)
@@ -82,12 +88,12 @@ class ClientIds(Sequence[ClientId]):
             return self._encoded()(place - len(self._numbers)).decode()
         if isinstance(self._numbers, list):
             return self._numbers[place]
-        return int(self._numbers.numpy()[place])
+        return int(self._array(self._numbers)[place])
 
     def __iter__(self) -> Iterator[ClientId]:
         for start in range(0, len(self._numbers), _SLICE):
             part = self._numbers[start : start + _SLICE]
-            yield from part if isinstance(part, list) else part.tolist()
+            yield from part if isinstance(part, list) else self._array(part).tolist()
         yield from map(bytes.decode, map(self._encoded(), range(len(self._ends))))
 
     def __contains__(self, client: object) -> bool:
@@ -104,7 +110,7 @@ class ClientIds(Sequence[ClientId]):
             place = bisect_left(self._numbers, client)
             same = place < len(self._numbers) and self._numbers[place] == client
             return place if same else None
-        numbers = self._numbers.numpy()
+        numbers = self._array(self._numbers)
         limits = np.iinfo(numbers.dtype)
         if not limits.min <= client <= limits.max:
             return None
@@ -122,7 +128,11 @@ class ClientIds(Sequence[ClientId]):
     def shared(self) -> "ClientIds":
         """Return a copy in shared memory."""
         numbers = self._numbers if isinstance(self._numbers, list) else _share(self._numbers)
-        return ClientIds(numbers, _share(self._text), _share(self._ends))
+        text, ends = _share(self._text), _share(self._ends)
+        return ClientIds(numbers, text, ends, unsigned=self._unsigned)
+
+    def _array(self, numbers: Tensor) -> _Array:
+        return numbers.numpy().view(np.uint64 if self._unsigned else np.int64)
 
     def _tensors(self) -> list[Tensor]:
         numbers = [] if isinstance(self._numbers, list) else [self._numbers]
@@ -372,13 +382,14 @@ def _is_unicode(strings: list[str]) -> bool:
     return True
 
 
-def _compact(numbers: list[int]) -> Tensor | list[int]:
-    """Return ascending whole numbers as a tensor where 64 bits hold all of them."""
+def _compact(numbers: list[int]) -> tuple[Tensor | list[int], bool]:
+    """Return ascending whole numbers in 64 bits where they fit, and whether without sign."""
     for kind in (np.int64, np.uint64):
         limits = np.iinfo(kind)
         if not numbers or (limits.min <= numbers[0] and numbers[-1] <= limits.max):
-            return torch.from_numpy(np.array(numbers, dtype=kind))
-    return numbers
+            bits = np.array(numbers, dtype=kind).view(np.int64)
+            return torch.from_numpy(bits), kind is np.uint64
+    return numbers, False
 
 
 def _joined(strings: list[str]) -> tuple[Tensor, Tensor]:

@@ -188,7 +188,7 @@ class Unfollowed(nn.Module):
 
 def test_a_way_is_chosen_by_clients_that_have_examples():
     none = torch.arange(0)
-    data = Users(users().x, users().y, [none] * 20 + list(users().indices))
+    data = Users(users().x, users().y, [none] * 20 + list(users().indices), allow_empty=True)
     with engine(Unfollowed, data) as one:
         start = one.model.flat.clone()
         assert not any(u.update.any() for u in one.run(replace(TASK, clients=(0, 1)), start))
@@ -428,7 +428,7 @@ def test_what_one_client_holds_is_no_rounding_of_the_others(batching, local, cac
     task = replace(TASK, clients=tuple(range(25)), clip_norm=1.0)
     found = []
     for held in (0, 1, 2, 8):
-        data = Users(x, y, [torch.arange(held), *torch.arange(8, 32).split(1)])
+        data = Users(x, y, [torch.arange(held), *torch.arange(8, 32).split(1)], allow_empty=True)
         train = ["2.*"] if cached else ["*"]
         model = PartialModel(network, train=train, seed=1)
         options = {"batching": batching, "cache_prefix": cached, "report": lambda _: None}

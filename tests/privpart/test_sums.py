@@ -157,7 +157,8 @@ def test_words_in_an_embedding():
 
     generator = torch.Generator().manual_seed(4)
     x = torch.randint(12, (35, 5), generator=generator)
-    data = Users(x, torch.randint(10, (35,), generator=generator), torch.arange(35).split(SIZES))
+    y = torch.randint(10, (35,), generator=generator)
+    data = Users(x, y, torch.arange(35).split(SIZES), allow_empty=True)
     each = one_by_one(network, data)
     total, _ = summed(network, data)
     assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
@@ -189,7 +190,7 @@ CASES = ["infinity", "NaN", "no class counts", "huge", "large", "tiny", "example
 
 
 def without_client_0(data):
-    return Users(data.x, data.y, [torch.arange(0), *data.indices[1:]])
+    return Users(data.x, data.y, [torch.arange(0), *list(data.indices)[1:]], allow_empty=True)
 
 
 @pytest.mark.parametrize("clip_norm", [1e-30, 0.2, 1e6])
@@ -235,7 +236,7 @@ def test_how_much_a_client_holds_is_no_other_clients_rounding():
     found = []
     for held in (0, 1, 64):
         indices = [torch.arange(held), *torch.arange(64, 93).split(1)]
-        with forced(engine(network, Users(x, y, indices), local=local)) as one:
+        with forced(engine(network, Users(x, y, indices, allow_empty=True), local=local)) as one:
             parts = list(one.sums(task, one.model.flat.clone()))
         assert [len(part.clients) for part in parts] == [3, 4, 4, 4, 3, 4, 4, 4]
         found.append(sum(part.total for part in parts))
@@ -466,7 +467,9 @@ def test_what_is_summed_at_once_is_public():
 
 
 def test_workers_of_a_round_without_examples_make_room_for_sums():
-    data = Users(users().x, users().y, [torch.arange(0), *users(sizes=[2] * 16).indices])
+    data = Users(
+        users().x, users().y, [torch.arange(0), *users(sizes=[2] * 16).indices], allow_empty=True
+    )
     task = replace(TASK, clients=tuple(range(17)))
     network = lambda: mcmahan_2nn(inputs=64, hidden=400)  # noqa: E731
     with engine(network, data, workers=2) as one:
