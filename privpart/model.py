@@ -31,7 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from accounting.checks import ConfigError
-from privpart.patterns import matching_parameters, trained_groups
+from privpart.patterns import first_names, matching_parameters, trained_groups
 from privpart.start_values import (
     Initializer,
     default_initializers,
@@ -168,8 +168,9 @@ class PartialModel:
             parameter.grad = None
         self._layers = dict(module.named_modules())
         self._buffers = _kept_buffers(module)
-        self._norms = {n: layer for n, layer in self._layers.items() if _has_statistics(layer)}
-        self._places = [(n, p, p.data_ptr(), p.grad) for n, p in parameters.items()]
+        buffers = dict(self._buffers)
+        self._norms = [(n, o, buffers[o]) for n, o in self._layers.items() if _has_statistics(o)]
+        self._places = [(n, p, p.data, p.grad) for n, p in parameters.items()]
 
     def on(self, device: torch.device) -> "PartialModel":
         """Return a copy of this model in a device's memory, or this model if it is there already.
@@ -180,7 +181,13 @@ class PartialModel:
             return self
         self.load(self.flat)  # resets the buffers, which a forward pass may have changed
         other = copy(self)
-        other._take(deepcopy(self.module).to(device))
+        moved = deepcopy(self.module).to(device)
+        parameters = dict(moved.named_parameters(remove_duplicate=False))
+        for name, first in first_names(self.module).items():
+            if parameters[name] is not parameters[first]:  # some devices get parameters anew
+                layer, _, own = name.rpartition(".")
+                setattr(moved.get_submodule(layer), own, parameters[first])
+        other._take(moved)
         return other
 
     def verify(self) -> None:
@@ -296,7 +303,7 @@ class PartialModel:
                 if buffer is not None and value is not None:
                     buffer.data = value.clone()
                 layer._buffers[name] = buffer
-        for layer in self._norms.values():
+        for _, layer, _ in self._norms:
             layer.training = False
 
     @contextmanager
@@ -315,20 +322,20 @@ class PartialModel:
         """
         if start.data_ptr() == self.flat.data_ptr():
             raise ConfigError("start=model.flat: training would overwrite it. Pass a clone.")
-        self._refuse_moved()
+        if moved := self._moved():
+            raise ConfigError(moved)
         self.load(start)
         versions = [parameter._version for parameter in self._frozen]
-        layers = _LayerStates(self._layers)
+        layers = LayerStates(self._layers)
         try:
             yield
         finally:
-            written = self._written(versions) or layers.written()
+            fault = self._written(versions) or layers.written() or self._moved()
             layers.restore()
+            self._put_back()
             self.load(start)
-            self._reset_gradients()
-        if written:
-            raise ConfigError(written)
-        self._refuse_moved()
+        if fault:
+            raise ConfigError(fault)
 
     def _written(self, versions: Sequence[int]) -> str | None:
         """Return what is wrong if training changed the frozen part."""
@@ -339,9 +346,8 @@ class PartialModel:
                     "neither clipped nor noised. Let it train, or do not write to it; and build "
                     "the model again."
                 )
-        values = dict(self._buffers)
-        for name, layer in self._norms.items():
-            if layer.training or _statistics_changed(layer, values[layer]):
+        for name, layer, saved in self._norms:
+            if layer.training or _statistics_changed(layer, saved):
                 return (
                     f"layer {name!r} was in training mode during training: its statistics mix the "
                     "examples of a batch and would leave the client without noise. Do not call "
@@ -349,20 +355,24 @@ class PartialModel:
                 )
         return None
 
-    def _refuse_moved(self) -> None:
-        """Raise ConfigError if the vectors no longer hold the module's parameters."""
-        for name, parameter, place, _ in self._places:
-            if parameter.data_ptr() != place:
-                raise ConfigError(
+    def _moved(self) -> str | None:
+        """Return what is wrong if the vectors no longer hold the module's parameters."""
+        for name, parameter, data, _ in self._places:
+            if parameter.data_ptr() != data.data_ptr():
+                return (
                     f"parameter {name!r} was moved, for instance by module.to(...) or by an "
                     "assignment to its .data: the model no longer holds it. Write to it in place; "
                     "and build the model again."
                 )
+        return None
 
-    def _reset_gradients(self) -> None:
+    def _put_back(self) -> None:
+        """Give every parameter its memory, gradient and role again, and zero the gradients."""
         self.gradient.zero_()
         self.own_gradient.zero_()
-        for _, parameter, _, gradient in self._places:
+        for _, parameter, data, gradient in self._places:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
             if parameter.grad is not gradient:
                 parameter.grad = gradient
         for parameter in self._frozen:
@@ -373,7 +383,7 @@ _TORCHS_OWN = frozenset(vars(nn.Module())) - {"_parameters", "_modules"}
 _CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
 
 
-class _LayerStates:
+class LayerStates:
     """The attributes of layers before a client trains: a forward pass may set any of them.
 
     A recurrent network that keeps its hidden state in ``self.hidden`` would carry one client's data
@@ -383,21 +393,21 @@ class _LayerStates:
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
-        self._tensors: list[tuple[str, Tensor, int]] = []
+        self._tensors: list[tuple[str, Tensor, int, Tensor]] = []
         for prefix, layer in layers.items():
             attributes = vars(layer)
             self._attributes.append((attributes, attributes.copy()))
-            for name, value in attributes.items():
-                if name in _TORCHS_OWN:
-                    continue
+            for name in attributes.keys() - _TORCHS_OWN:
+                value = attributes[name]
                 if type(value) in _CONTAINERS:
                     self._containers.append((value, value.copy()))
                 elif isinstance(value, Tensor) and not value.is_inference():
-                    self._tensors.append((f"{prefix}.{name}".strip("."), value, value._version))
+                    path = f"{prefix}.{name}".strip(".")
+                    self._tensors.append((path, value, value._version, value.detach().clone()))
 
     def written(self) -> str | None:
         """Return what is wrong if a tensor among the attributes was written to."""
-        for name, tensor, version in self._tensors:
+        for name, tensor, version, _ in self._tensors:
             if tensor._version != version:
                 return (
                     f"{name!r}, a tensor that a layer keeps, was written to during training: it "
@@ -406,7 +416,16 @@ class _LayerStates:
                 )
         return None
 
+    def changed(self) -> bool:
+        """Return whether an attribute, or an item of one, is another object or was written to."""
+        return (
+            any(_identities(now) != _identities(saved) for now, saved in self._attributes)
+            or any(_identities(held) != _identities(saved) for held, saved in self._containers)
+            or self.written() is not None
+        )
+
     def restore(self) -> None:
+        """Put every attribute back, with its items and values."""
         for held, saved in self._containers:
             held.clear()
             if isinstance(held, list | deque):
@@ -416,6 +435,13 @@ class _LayerStates:
         for attributes, saved in self._attributes:
             attributes.clear()
             attributes.update(saved)
+        for _, tensor, version, value in self._tensors:
+            if tensor._version != version:
+                tensor.detach().copy_(value)
+
+
+def _identities(items: Any) -> list[int]:  # noqa: ANN401  any of _CONTAINERS
+    return [*map(id, items), *map(id, items.values() if isinstance(items, dict) else ())]
 
 
 @dataclass(frozen=True, slots=True)

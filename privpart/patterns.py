@@ -45,7 +45,7 @@ def matching_parameters(
     """
     if isinstance(patterns, str) or not patterns:
         raise ConfigError(f"{option}={patterns!r}: must be a list with at least one pattern.")
-    own_names = _first_names(module)
+    own_names = first_names(module)
     if not own_names:
         raise ConfigError(
             f"the module, a {type(module).__name__}, has no parameters: nothing can train."
@@ -127,7 +127,7 @@ def _layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _first_names(module: nn.Module) -> dict[str, str]:
+def first_names(module: nn.Module) -> dict[str, str]:
     """Return, for every name of every parameter, the first name of that parameter."""
     first = {id(p): name for name, p in module.named_parameters()}
     return {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from privpart.client import LocalTraining, logits_of, mean_loss
 from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
-from privpart.model import PartialModel
+from privpart.model import LayerStates, PartialModel
 
 LARGEST_PASS = 256
 """Examples in one pass: of each client here, of all clients in ``ghost_sum``."""
@@ -92,9 +92,9 @@ class VectorizedTraining:
             losses: V times None; becomes the loss of each client's first step.
 
         Raises:
-            RuntimeError: the network draws random numbers, writes to its buffers, or does something
-                that ``torch.func.vmap`` does not support; the model has local parameters; or the
-                loss is not "cross_entropy".
+            RuntimeError: the network draws random numbers, keeps anything in its layers, or does
+                something that ``torch.func.vmap`` does not support; the model has local parameters;
+                or the loss is not "cross_entropy".
             ConfigError: the network writes to a frozen parameter.
         """
         if self.local.loss != "cross_entropy":
@@ -105,7 +105,7 @@ class VectorizedTraining:
             [own[batch] for batch in self.local.batches(len(own), generator)]
             for own, generator in zip(rows, generators, strict=True)
         ]
-        with self._model.lent(start), self._buffers_unchanged():
+        with self._model.lent(start), self._nothing_kept():
             if single_step(self.local):
                 first = [own[0] if own else torch.empty(0, dtype=torch.int64) for own in batches]
                 self._single_step(start, x, y, first, out, channels_last, losses)
@@ -174,12 +174,15 @@ class VectorizedTraining:
                     losses[place] = loss
 
     @contextmanager
-    def _buffers_unchanged(self) -> Iterator[None]:
-        """Raise if the network wrote to a buffer: one client's data would reach the others."""
+    def _nothing_kept(self) -> Iterator[None]:
+        """Raise if the network kept anything: one client's data would reach the others."""
         before = [(id(buffer), buffer._version) for buffer in self._model.module.buffers()]
+        layers = LayerStates(dict(self._model.module.named_modules()))
         yield
         if before != [(id(buffer), buffer._version) for buffer in self._model.module.buffers()]:
             raise RuntimeError("the network writes to its buffers; use batching='loop'")
+        if layers.changed():
+            raise RuntimeError("the network sets attributes of its layers; use batching='loop'")
 
     def _step(
         self,

@@ -179,6 +179,14 @@ def test_training_moves_local_parts_and_only_the_update_comes_back():
     assert torch.equal(model.flat, start)
 
 
+def test_no_gradient_of_a_local_part_is_left():
+    model = personal()
+    with model.lent(model.flat.clone()):
+        model.module(examples()[0]).sum().backward()
+        assert model.own_gradient.any()
+    assert not model.own_gradient.any()
+
+
 def test_the_next_client_cannot_tell_who_trained_before():
     model, (x, y) = personal(), examples()
     start = model.flat.clone()

@@ -13,7 +13,7 @@ from torch import nn
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel, RoundTask, Users, client_update
 from privpart.engines.methods import LocalComputation, Method
-from privpart.model import _LayerStates
+from privpart.model import LayerStates
 from privpart.models import freeze_batch_norm, small_cnn
 
 
@@ -150,6 +150,13 @@ def test_whoever_puts_frozen_batch_norm_into_training_mode_is_told(back, counted
     assert [m.training for m in module.modules()] == modes
 
 
+def test_a_mode_that_no_pass_has_used_yet_is_refused_too():
+    model = frozen_norm()
+    with pytest.raises(ConfigError, match="training mode"), model.lent(model.flat.clone()):
+        model.module.train()
+    assert not model.module[1].training
+
+
 def test_a_vectorized_client_is_told_as_well():
     module = Flips(back=True)
     freeze_batch_norm(module)
@@ -206,10 +213,36 @@ def test_what_layers_keep_is_put_back(monkeypatch):
     assert module.body.scale == 1.0
     assert not hasattr(module.body, "grown")
     assert module.training
-    monkeypatch.setattr(_LayerStates, "restore", lambda _: None)  # power
+    monkeypatch.setattr(LayerStates, "restore", lambda _: None)  # power
     train(model, users, 1)
     assert not torch.equal(train(model, users, 0), alone)
     assert module.seen
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.calls = nn.Linear(64, 10), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.head(x) * self.calls
+
+
+def test_vectorized_clients_do_not_share_what_layers_keep():
+    """In the loop each client begins with no calls; side by side they would count together."""
+    model = PartialModel(Counts, seed=1)
+    work = LocalComputation(
+        model, images(shape=(64,)), local=LocalTraining(0.1, batch_size=2), data_seed=5
+    )
+    task, out = RoundTask(0, (0, 1), 9.0, "plan"), torch.empty(2, model.dim)
+    with pytest.raises(RuntimeError, match="sets attributes of its layers"):
+        work.updates(task, (0, 1), model.flat.clone(), Method(True), out)
+    assert model.module.calls == 0
+    work.updates(task, (0, 1), model.flat.clone(), Method(), out)
+    alone = torch.empty(1, model.dim)
+    work.updates(task, (1,), model.flat.clone(), Method(), alone)
+    assert torch.equal(out[1], alone[0])
 
 
 def test_what_was_there_before_a_client_is_kept():
@@ -236,6 +269,7 @@ def test_a_tensor_that_a_layer_keeps_and_writes_to_is_refused():
     model = PartialModel(InPlace, seed=1)
     with pytest.raises(ConfigError, match=r"'state', a tensor that a layer keeps.*buffer"):
         train(model, images(shape=(64,)), 0)
+    assert not model.module.state.any()
 
 
 class Momentum(nn.Module):
@@ -269,8 +303,14 @@ class Momentum(nn.Module):
 )
 def test_a_frozen_teacher_that_follows_a_client_is_refused(how, said):
     model = PartialModel(lambda: Momentum(how), train=["head.*"], seed=1)
+    start = model.flat.clone()
     with pytest.raises(ConfigError, match=said):
         train(model, images(shape=(64,)), 0)
+    assert torch.equal(model.module.head.weight.flatten(), start[:640])
+    if (
+        how != "in place"
+    ):  # of that there is no copy; whoever built the model is told to do it again
+        model.verify()
 
 
 def test_a_parameter_that_was_replaced_is_put_back():
