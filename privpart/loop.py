@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -246,9 +246,13 @@ def _ids_of(round_: int, cohort: Sequence[object]) -> list[ClientId]:
     """Return the ids of a cohort as Python's int and str, each once.
 
     Raises:
-        ConfigError: it is no sequence of ids, or names a client twice.
+        ConfigError: it is not a sequence of ids, or it names a client twice.
     """
-    if isinstance(cohort, str | bytes) or not isinstance(cohort, Iterable):
+    try:
+        listed = len(cohort) >= 0 and not isinstance(cohort, str | bytes)
+    except TypeError:  # a single id, or a generator, which could be read only once
+        listed = False
+    if not listed:
         raise ConfigError(
             f"cohorts: round {round_} has a {type(cohort).__name__}: must be a sequence of ids. A "
             "cohort of one client is a list with one id."

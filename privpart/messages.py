@@ -15,7 +15,10 @@ from accounting import Participation
 from accounting.checks import ConfigError
 
 ClientId = int | str
-"""A whole number of magnitude below 2^256, or a string of 1 to 256 characters."""
+"""A whole number of magnitude below 2^256, or a string of 1 to 256 characters.
+
+The number 1 and the string "1" are two clients. Strings are compared letter by letter, as they are.
+"""
 
 _LARGEST_ID = 2**256
 _LONGEST_ID = 256
@@ -143,7 +146,10 @@ Reason = Literal[
     "participation limit",
     "separation",
 ]
-"""Why an answer is refused, or a client is not asked. No reason depends on an update's values."""
+"""Why an answer is refused, or a client is not asked.
+
+No reason depends on the values in a client's update.
+"""
 
 
 @dataclass(frozen=True, slots=True)

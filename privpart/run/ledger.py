@@ -5,10 +5,12 @@ and the whole content of the row, including its clients, so no row can be change
 without changing all later ones.
 
 About clients, the ledger holds which of them entered the sum of which round, by their ids as they
-are, and nothing else: no update, no example, no reason of a refusal. So it names clients; it stays
-with the server and is never released. An id that is a whole number of 64 bits is an INTEGER; every
-other id is a TEXT, its JSON: the decimal digits of a larger number, or a string in quotes. The
-number 1 and the string "1" are therefore two clients, here and everywhere else.
+are, and how many updates each round received: no update, no example, no reason of a refusal. So it
+names clients; it stays with the server and is never released.
+
+An id that is a whole number of 64 bits is an INTEGER; every other id is a TEXT, its JSON: the
+decimal digits of a larger number, or a string in quotes. The number 1 and the string "1" are
+therefore two clients, here and everywhere else.
 """
 
 import hashlib
@@ -202,12 +204,7 @@ class Ledger:
             )
 
     def append(self, row: Row, clients: Sequence[ClientId]) -> None:
-        """Commit one round and its clients in one transaction.
-
-        Raises:
-            ConfigError: the ledger cannot hold one of these ids.
-        """
-        self.refuse(clients)
+        """Commit one round and its clients, which ``refuse`` let pass, in one transaction."""
         with self._transaction():
             self._db.execute(
                 "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",

@@ -19,6 +19,7 @@ from privpart import (
     Users,
     fit,
 )
+from privpart.cli.main import main
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import digits
 from privpart.models import small_cnn
@@ -122,7 +123,10 @@ def test_what_is_not_an_id_is_refused_before_the_first_round(client):
     assert one.round == 0
 
 
-@pytest.mark.parametrize("cohorts", [["ada", "bob"], [0, 1], [b"ab", b"cd"], np.arange(2)])
+@pytest.mark.parametrize(
+    "cohorts",
+    [["ada", "bob"], [0, 1], [b"ab", b"cd"], np.arange(2), torch.arange(2), [iter([0]), [1]]],
+)
 def test_a_list_of_clients_is_not_a_list_of_cohorts(cohorts):
     """A string is a sequence of strings: its letters would be clients."""
     with pytest.raises(ConfigError, match=r"cohorts: round 0 has a \w+: must be a sequence of"):
@@ -209,6 +213,19 @@ def test_when_most_of_a_cohort_is_refused_the_run_stops_and_says_why(z):
     for each in (one, clean):  # as if nothing had happened
         assert fit(each, Ones(), [range(5), [7]])
     assert torch.equal(one.parameters, clean.parameters)
+
+
+def test_a_refused_cohort_ends_the_command_line_with_one_sentence(monkeypatch, capsys):
+    def app():
+        fit(a_server(4, rounds=1), Some({0: 1, 1: 1}), [[0, 1]])
+
+    monkeypatch.setattr("privpart.cli.main.app", app)
+    with pytest.raises(SystemExit, match="70"):
+        main()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("privpart: round 0: most of the 2 clients that were asked were refu")
+    assert len(said.err.splitlines()) == 1
 
 
 def test_one_client_that_sends_thousands_of_bad_updates_stops_nothing():
