@@ -76,8 +76,9 @@ NOT_OUR_NAMES = {"mask", "rest", "lockstep", "together", "numbers", "classes"}
 NAMES_THAT_STAY = {"DeviceClasses", "MaskRatio", "classes_each", "mask_ratio"}
 """FedPT's classes of devices; FedPart's ratio of masks; a key of plan files."""
 
-SHARED_NAMES = {"delta", "epsilon", "log_delta"}
-"""The same question to accountants that share no file; used with the module's name."""
+SHARED_NAMES = {"delta", "epsilon", "log_delta", "record"}
+"""The same question to accountants that share no file, and own_code.record; used with the module's
+name."""
 
 UPDATES = ("client", "clip", "messages", "server", "wire")
 """Files of privpart in which a delta would be an update: the word is DP's alone."""

@@ -41,7 +41,9 @@ def from_frame(
     y: str | None = None,
     examples: "Callable[[pd.DataFrame], Any] | None" = None,
 ) -> Users | IndexedClients:
-    """Return the clients of a table with a row per example.
+    """Return the clients of a table with a row per example, which is held in memory.
+
+    A Parquet file larger than memory can be read by ``datasets.load_dataset`` and ``from_dataset``.
 
     Args:
         frame: a DataFrame, or the path of a .csv (also compressed) or .parquet file. The users of a

@@ -204,6 +204,8 @@ class Partitions(Protocol):
 def users_of(partitions: Partitions, examples: Callable[[object], tuple[Tensor, Tensor]]) -> Users:
     """Return the users of an object with ``num_partitions`` and ``load_partition(i)``.
 
+    A user may hold no example.
+
     Args:
         partitions: source of the users.
         examples: converts the value of ``load_partition`` to (x, y), shapes (n, ...) and (n,).
@@ -219,7 +221,8 @@ def users_of(partitions: Partitions, examples: Callable[[object], tuple[Tensor, 
             raise ConfigError(f"user {user} has {len(x)} examples but {len(y)} labels.")
     lengths = [len(y) for _, y in parts]
     rows = torch.split(torch.arange(sum(lengths)), lengths)
-    return Users(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), rows)
+    x, y = (torch.cat(joined) for joined in zip(*parts, strict=True))
+    return Users(x, y, rows, allow_empty=True)
 
 
 def _share(examples: int, parts: int) -> int:

@@ -6,8 +6,9 @@ that a plan from elsewhere may be read, and its cost computed, safely. ``load`` 
 
 A record holds the SHA-256 of the named files and, recursively, of the project's own files that they
 import, and the versions of the installed distributions that these files import. It does not hold
-what no import statement shows: data files, modules imported by a computed name, and what
-distributions import. Python may run a cached compilation of a file (``__pycache__``), which it
+privpart's version, since a newer one continues the runs of an older one, nor what no import
+statement shows: data files, modules imported by a computed name, and what distributions import.
+Python may run a cached compilation of a file (``__pycache__``), which it
 takes for current if it names the file's time and size.
 
 Both are one file, because ``load`` must import what ``record`` found.
@@ -287,7 +288,8 @@ class _Search:
         self, name: str, file: str, folders: Iterable[str], part_of_python: bool
     ) -> None:
         """Refuse a file beside a named one if ``import`` could mean another one, too."""
-        if not any(_is_inside(file, root) for root in self._roots):
+        place = Path(file).parents[1 if Path(file).name.startswith("__init__.") else 0]
+        if str(place) not in self._roots:
             return
         others = [_PYTHONS] if part_of_python else []
         for folder in folders:
@@ -431,7 +433,7 @@ class _Reader:
                     waiting += self._own_file(module, module.file)
 
     def _is_installed(self, module: _Module) -> bool:
-        if module.distribution is not None:
+        if module.distribution is not None and module.name.partition(".")[0] not in _OUR_PACKAGES:
             name, version = module.distribution
             self.distributions[name] = version
         return module.distribution is not None

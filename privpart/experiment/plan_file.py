@@ -232,6 +232,7 @@ class PlanFile(_Table):
     schedule: Schedule | None = None
     select: SelectChoice | None = None
     _folder: Path = PrivateAttr(default_factory=Path)
+    _tables: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _tables_fit_each_other(self) -> Self:
@@ -242,6 +243,11 @@ class PlanFile(_Table):
     def folder(self) -> Path:
         """The folder that paths to one's own code and weights are relative to."""
         return self._folder
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The tables as they were given, without defaults."""
+        return self._tables
 
     @property
     def hash(self) -> str:
@@ -430,7 +436,7 @@ def validated(
     """
     try:
         plan = PlanFile.model_validate_json(to_json(values), strict=True)
-        plan._folder = (folder or Path()).resolve()
+        plan._folder, plan._tables = (folder or Path()).resolve(), values
         plan.privacy.mechanism.refuse_idle(values["privacy"]["mechanism"].keys())
     except ConfigError as error:
         raise ConfigError(f"{name} is not a valid plan: privacy.mechanism: {error}") from None

@@ -6,7 +6,6 @@
 
 import hashlib
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -191,9 +190,7 @@ def begin(
     refuse_noise(promised.update_noise_multiplier, setup.start.numel())
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
-    facts |= (
-        {"plan_file": text} if text is not None else {"plan_tables": json.loads(plan.to_json())}
-    )
+    facts |= {"plan_tables": plan.tables} if text is None else {"plan_file": text}
     if plan.data.task is None:
         facts["population"] = population_hash(setup.clients)
     if code is not None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any, cast
 
 import numpy as np
@@ -255,6 +255,7 @@ def _named_code(plan: PlanFile) -> Code:
     def calling(key: str, reference: str) -> Callable[..., Any]:
         function = own_code.load(reference, plan.folder)
 
+        @wraps(function)  # with the attributes that a metric may have
         def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401  somebody else's code
             return own_code.call(function, reference, key, *arguments, **options)
 

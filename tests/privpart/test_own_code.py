@@ -224,7 +224,7 @@ def test_installed_packages_are_recorded_by_version(tmp_path, write):
     assert found["distributions"].keys() == {"transformers"}
     write({"task.py": "import sklearn.datasets, PIL.Image\nfrom privpart import data\nx = int\n"})
     found = record({"model.factory": "./task.py:x"}, tmp_path)
-    assert found["distributions"].keys() == {"pillow", "privpart", "scikit-learn"}
+    assert found["distributions"].keys() == {"pillow", "scikit-learn"}
 
 
 def test_a_namespace_that_distributions_share(write, tmp_path, monkeypatch):
@@ -508,6 +508,16 @@ def test_a_package_beside_a_file_of_its_name(write):
     folder = write({"task.py": "def f(): pass", "task/__init__.py": ""})
     assert "Python prefers it" in sentence(record, {"a": "./task.py:f"}, folder)
     assert "Python prefers it" in sentence(load, "./task.py:f", folder)
+
+
+def test_an_environment_in_the_projects_folder_is_not_part_of_it(write, tmp_path, monkeypatch):
+    folder = write({"task.py": "import twice\ndef f(): pass\n"})
+    for site in ("old/site-packages", ".venv/site-packages"):
+        write({f"{site}/twice.py": ""})
+        monkeypatch.syspath_prepend(tmp_path / site)
+    found = record({"a": "./task.py:f"}, folder)
+    assert list(found["files"]) == ["task.py"]
+    assert found["distributions"] == {"twice": "of unknown version"}
 
 
 def test_a_folder_of_data_hides_no_package(write):
