@@ -10,8 +10,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 from peft import LoraConfig, TaskType, get_peft_model
-from privpart.data import from_frame
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizer, set_seed
+
+from privpart.data import from_frame
 
 HERE = Path(__file__).parent
 TOKENIZER = BertTokenizer.from_pretrained(HERE)

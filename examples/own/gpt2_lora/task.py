@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from peft import LoraConfig, TaskType, get_peft_model
-from privpart.data import from_dataset
 from transformers import GPT2Config, GPT2LMHeadModel, set_seed
+
+from privpart.data import from_dataset
 
 HERE = Path(__file__).parent
 END = 0  # token of the end of a line; 1 to 95 are the characters of ASCII that can be printed
