@@ -326,10 +326,10 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, place: tuple[Any, ...]) -> Tensor:
         number, begin, end, dtype, shape = place
+        large, small = self._packed.large, self._packed.small
         if number is not None:
-            large: Tensor = self._packed.large[number]
-            return large
-        found: Tensor = self._packed.small[begin:end].view(dtype).view(shape)
+            return large[int(number)]
+        found: Tensor = small[begin:end].view(dtype).view(shape)
         return found
 
 

@@ -204,12 +204,7 @@ class Ledger:
             )
 
     def append(self, row: Row, clients: Sequence[ClientId]) -> None:
-        """Commit one round and its clients in one transaction.
-
-        Raises:
-            ConfigError: the ledger cannot hold one of these ids.
-        """
-        self.refuse(clients)
+        """Commit one round and its clients, which ``refuse`` let pass, in one transaction."""
         with self._transaction():
             self._db.execute(
                 "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",

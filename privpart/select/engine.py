@@ -125,6 +125,11 @@ class SelectEngine:
         matrices = [whole[table] for table in self.layout.tables]
         fetches = [self.delivery(x, self.select, self.ledger) for x in matrices]
         for client in task.clients:
+            if not isinstance(client, int) or client < 0:
+                raise ConfigError(
+                    f"client {client!r}: clients that select have whole numbers from 0 as ids, "
+                    "from which their random keys are drawn."
+                )
             update = self._train(task, client, whole, matrices, fetches)
             if self.turns is not None:
                 update = self.turns.active_part(update, task.round, task.active)

@@ -179,6 +179,14 @@ def test_training_moves_local_parts_and_only_the_update_comes_back():
     assert torch.equal(model.flat, start)
 
 
+def test_no_gradient_of_a_local_part_is_left():
+    model = personal()
+    with model.lent(model.flat.clone()):
+        model.module(examples()[0]).sum().backward()
+        assert model.own_gradient.any()
+    assert not model.own_gradient.any()
+
+
 def test_the_next_client_cannot_tell_who_trained_before():
     model, (x, y) = personal(), examples()
     start = model.flat.clone()
@@ -262,22 +270,30 @@ def test_a_module_without_parameters_is_one_sentence():
 
 
 @pytest.mark.parametrize(
-    "layer",
+    "build",
     [
-        nn.LSTM(3, 4, 2, bidirectional=True, proj_size=2), nn.GRU(3, 4), nn.RNN(3, 4),
-        nn.LSTMCell(3, 4), nn.GRUCell(3, 4), nn.TransformerEncoderLayer(4, 2, 8),
-        nn.MultiheadAttention(4, 2, kdim=3, vdim=3, add_bias_kv=True), nn.PReLU(),
-        nn.EmbeddingBag(5, 3), nn.BatchNorm1d(3).eval(), nn.TransformerDecoderLayer(4, 2, 8),
+        lambda: nn.LSTM(3, 16, 2, bidirectional=True, proj_size=8),
+        lambda: nn.GRU(3, 16),
+        lambda: nn.RNN(3, 16),
+        lambda: nn.LSTMCell(3, 16),
+        lambda: nn.GRUCell(3, 16),
+        lambda: nn.TransformerEncoderLayer(16, 2, 32),
+        lambda: nn.TransformerDecoderLayer(16, 2, 32),
+        lambda: nn.MultiheadAttention(16, 2, kdim=8, vdim=8, add_bias_kv=True),
+        nn.PReLU,
+        lambda: nn.EmbeddingBag(50, 3),
+        lambda: nn.BatchNorm1d(3).eval(),
     ],
-    ids=lambda layer: type(layer).__name__,
-)  # fmt: skip
-def test_a_seed_suffices_for_torch_s_layers(layer):
-    before = values(layer)
-    model = PartialModel(layer, seed=0, overwrite=True)
-    for name, value in values(model.module).items():
+)
+def test_a_seed_suffices_for_torch_s_layers(build):
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(0)
+        before = values(build())
+    drawn = values(PartialModel(build, seed=0).module)
+    for name, value in drawn.items():
         assert value.abs().max() < 4.4
         if "weight" in name and value.dim() > 1:  # as spread out as torch's own, roughly
-            assert 0.3 < value.std() / before[name].std() < 4
+            assert 0.5 < value.std() / before[name].std() < 4
 
 
 def test_recurrent_start_values_are_torch_s():

@@ -150,6 +150,13 @@ def test_whoever_puts_frozen_batch_norm_into_training_mode_is_told(back, counted
     assert [m.training for m in module.modules()] == modes
 
 
+def test_a_mode_that_no_pass_has_used_yet_is_refused_too():
+    model = frozen_norm()
+    with pytest.raises(ConfigError, match="training mode"), model.lent(model.flat.clone()):
+        model.module.train()
+    assert not model.module[1].training
+
+
 def test_a_vectorized_client_is_told_as_well():
     module = Flips(back=True)
     freeze_batch_norm(module)
