@@ -143,8 +143,8 @@ def _draw(
 
 def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
     """Return a run's plan, training and newest parameters, without changing the run."""
-    from privpart.experiment.plan_file import parse
-    from privpart.experiment.training import training
+    from privpart.cli.train import tell_of_code
+    from privpart.experiment.train import released_setup
     from privpart.run.files import read_state
     from privpart.run.folder import state_name
     from privpart.run.ledger import Ledger
@@ -157,12 +157,11 @@ def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
         ledger.close()
     if text is None:
         raise ConfigError(f"{run}: was not started from a plan file, so its network is unknown.")
-    plan = parse(text, name=f"the plan of {run}")
     if not rows:
         raise ConfigError(f"{run}: has no committed round yet.")
     tensors, _ = read_state(run / state_name(len(rows)), rows[-1].state)
-    setup = training(plan)
-    return plan, setup, setup.whole(tensors["parameters"])
+    setup = released_setup(run, tell=tell_of_code)
+    return setup.plan, setup, setup.whole(tensors["parameters"])
 
 
 def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, list[list[float]]]:
