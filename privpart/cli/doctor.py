@@ -162,7 +162,7 @@ def _parts(setup: "Training") -> Iterator[Finding]:
     yield Finding("trained", f"{model.dim:,} ({share:.2%}): {_names(model.trainable)}")
     yield Finding("frozen", _names(model.frozen) or "nothing")
     if model.kept:
-        yield Finding("kept", f"{_names(model.kept)}; a client needs these weights once")
+        yield Finding("kept", f"{_names(model.kept)}; a client needs the frozen ones once")
     if model.local:
         yield Finding("local", f"{_names(model.local)}; never leaves a client")
     promised = setup.promise()
@@ -182,7 +182,7 @@ def _names(names: tuple[str, ...], most: int = 4) -> str:
 def _examples(setup: "Training", limit: int | None) -> Finding:
     from privpart.data.clients import check_clients
 
-    clients = setup.engine.users
+    clients = setup.clients
     check_clients(clients, limit=limit)
     count = len(clients.ids)
     checked = count if limit is None else min(limit, count)

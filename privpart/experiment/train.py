@@ -192,7 +192,7 @@ def begin(
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
     facts |= {"plan_tables": plan.tables} if text is None else {"plan_file": text}
     if plan.data.task is None:
-        facts["population"] = population_hash(setup.engine.users)
+        facts["population"] = population_hash(setup.clients)
     if code is not None:
         facts |= {"code": code, "plan_folder": str(plan.folder)}
     if (passed := _passed(own)) is not None:
@@ -325,7 +325,7 @@ def refuse_other_parts(facts: Mapping[str, Any], setup: Training, out: Path) -> 
             "parameters train. A factory must return the same network every time: load the weights "
             "from a file, or give [model] a seed."
         )
-    if "population" in facts and facts["population"] != population_hash(setup.engine.users):
+    if "population" in facts and facts["population"] != population_hash(setup.clients):
         raise ConfigError(
             f"{out}: the clients' ids are not those that the run was begun with. Pass the same "
             "clients, in the same order."

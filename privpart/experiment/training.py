@@ -68,6 +68,12 @@ class Training:
     first: Tensor
 
     @property
+    def clients(self) -> Clients:
+        """The population."""
+        engine = self.engine
+        return engine.clients if isinstance(engine, EmbeddedEngine) else engine.users
+
+    @property
     def test(self) -> tuple[Tensor, Tensor]:
         """The examples and labels of a metric that is an accuracy.
 
