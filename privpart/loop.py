@@ -211,6 +211,10 @@ def fit(
     """
     if evaluate_every is not None:
         checks.count("evaluate_every", evaluate_every)
+        if evaluate is None:
+            raise ConfigError(
+                f"evaluate_every={evaluate_every}: there is no evaluate to call; leave it out."
+            )
     if len(cohorts) > server.plan.rounds:
         raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
     for number in range(server.round, len(cohorts)):
