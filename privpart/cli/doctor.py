@@ -165,7 +165,7 @@ def _parts(setup: "Training") -> Iterator[Finding]:
     yield Finding("trained", f"{model.dim:,} ({share:.2%}): {_names(model.trainable)}")
     yield Finding("frozen", _names(model.frozen) or "nothing")
     if model.kept:
-        yield Finding("kept", f"{_names(model.kept)}; a client needs these weights once")
+        yield Finding("kept", f"{_names(model.kept)}; a client needs the frozen ones once")
     if model.local:
         yield Finding("local", f"{_names(model.local)}; never leaves a client")
     promised = setup.promise()

@@ -713,6 +713,8 @@ def _told(error: BaseException) -> str:
         file, line = (own or frames)[-1]
         place, text = f"{_shown(file)}:{line}", _message(error)
     kind = type(error).__name__
+    if isinstance(error, ConfigError) and text:
+        return f"{place}: {text}."  # ours, a sentence already
     return f"{place}: {kind}: {text}." if text else f"{place}: {kind}."
 
 
