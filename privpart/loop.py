@@ -5,6 +5,8 @@ The loop does no accounting: the guarantee follows from the plan, and the server
 Callbacks write the metrics of an evaluation on public data, and nothing about which or how many
 clients took part, which no guarantee covers. Their files may be published; the run's ledger may
 not, nor may the lines on standard error that say why a cohort came out smaller than it should.
+
+The loop and its callbacks are one file, because a callback is read beside the record that it gets.
 """
 
 import csv
@@ -209,6 +211,10 @@ def fit(
     """
     if evaluate_every is not None:
         checks.count("evaluate_every", evaluate_every)
+        if evaluate is None:
+            raise ConfigError(
+                f"evaluate_every={evaluate_every}: there is no evaluate to call; leave it out."
+            )
     if len(cohorts) > server.plan.rounds:
         raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
     for number in range(server.round, len(cohorts)):

@@ -281,12 +281,22 @@ def test_readme_shows_what_the_commands_print():
         assert [line for line in lines if line] == [line for line in output.splitlines() if line]
 
 
-def test_readme_blocks_run():
-    blocks = python_blocks("README.md")
+@pytest.mark.parametrize("document", ["README.md", "docs/your-own.md"])
+def test_python_blocks_of_documents_run(document, tmp_path, monkeypatch):
+    blocks = python_blocks(document)
     assert blocks
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, document, "exec"), names)
+
+
+def test_the_first_example_of_the_readme_has_ten_lines():
+    first = python_blocks("README.md")[0]
+    lines = [line for line in first.splitlines() if line.strip()]
+    assert 5 < len(lines) <= 10
+    assert any("train(" in line for line in lines)
+    assert not any(";" in line for line in lines)
 
 
 def test_every_silent_failure_names_tests_that_exist():

@@ -55,6 +55,7 @@ def released_module(folder: str | Path, setup: "Training") -> nn.Module:
     parameters, facts = released_parameters(folder)
     if facts.get("rest", setup.model_hash) != setup.model_hash:
         raise ConfigError(f"{folder}: is a run of another network.")
+    setup.model.verify()
     setup.model.load(setup.whole(parameters))
     module = deepcopy(setup.model.module)
     for parameter in module.parameters():

@@ -280,7 +280,7 @@ def test_a_module_without_parameters_is_one_sentence():
         lambda: nn.TransformerEncoderLayer(16, 2, 32),
         lambda: nn.TransformerDecoderLayer(16, 2, 32),
         lambda: nn.MultiheadAttention(16, 2, kdim=8, vdim=8, add_bias_kv=True),
-        lambda: nn.PReLU(),
+        nn.PReLU,
         lambda: nn.EmbeddingBag(50, 3),
         lambda: nn.BatchNorm1d(3).eval(),
     ],

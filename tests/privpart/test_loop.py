@@ -67,6 +67,11 @@ def test_rounds_between_evaluations_are_a_count(every):
     assert one.round == 0
 
 
+def test_an_interval_of_evaluations_needs_something_to_evaluate():
+    with pytest.raises(ConfigError, match="evaluate_every=3: there is no evaluate"):
+        fit(a_server(4, rounds=2), Ones(), [[0], [1]], evaluate_every=3)
+
+
 def test_more_cohorts_than_planned_rounds():
     with pytest.raises(ConfigError, match="3 cohorts, but the plan has 2 rounds"):
         fit(a_server(4, rounds=2), Ones(), [[0], [1], [2]])

@@ -524,10 +524,8 @@ def test_the_probe_finds_sums_and_says_so():
 def test_a_probe_that_finds_another_sum_does_not_use_it(monkeypatch):
     real = GhostSum.sum
 
-    def wrong(self, start, x, loss, *, learning_rate, clip_norm, out):
-        found = real(
-            self, start, x, loss, learning_rate=learning_rate, clip_norm=clip_norm, out=out
-        )
+    def wrong(self, start, x, loss, *, clip_norm, out, **options):
+        found = real(self, start, x, loss, clip_norm=clip_norm, out=out, **options)
         out[0] += 0.5 * clip_norm
         return found
 
