@@ -182,7 +182,7 @@ def _names(names: tuple[str, ...], most: int = 4) -> str:
 def _examples(setup: "Training", limit: int | None) -> Finding:
     from privpart.data.clients import check_clients
 
-    clients = setup.engine.users
+    clients = setup.clients
     check_clients(clients, limit=limit)
     count = len(clients.ids)
     checked = count if limit is None else min(limit, count)

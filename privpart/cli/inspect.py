@@ -171,7 +171,7 @@ def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, li
     from privpart.measure.inspect import step_sizes
 
     groups = len(setup.model.group_sizes)
-    cohort = tuple(range(min(5, len(setup.engine.users))))
+    cohort = tuple(range(min(5, len(setup.clients))))
     turns: dict[str, list[tuple[int, ...] | None]] = {"full": [None] * rounds}
     if groups > 1:
         turns["partial"] = [(r // 2 % groups,) for r in range(rounds)]
@@ -185,7 +185,7 @@ def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, li
                 update, sizes = step_sizes(
                     setup.model,
                     now,
-                    setup.engine.users.examples(client),
+                    setup.clients.examples(client),
                     local=setup.engine.local_of(number),
                     generator=client_generator(setup.engine.data_seed, number, client),
                     active=active,
