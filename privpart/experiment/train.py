@@ -216,6 +216,8 @@ def begin(
     # A run with noise from a seed must be repeatable, so a probe of this machine's speed may not
     # choose how its clients are computed.
     setup = training(plan, own=own, options=replace(options, deterministic=seed is not None))
+    if plan.code() != code:
+        raise ConfigError("plan: the code that it names changed while it was loaded; begin again.")
     promised = setup.promise(code)
     refuse_short_cohorts(promised, setup.cohorts)
     refuse_noise(promised.update_noise_multiplier, setup.start.numel())

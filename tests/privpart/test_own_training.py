@@ -513,13 +513,13 @@ def test_a_local_part_needs_clients_one_after_another(option):
 
 
 def test_a_local_part_that_diverged_is_not_kept():
-    examples = pairs() | {1: (torch.full((3, 6), 1e38), torch.tensor([0, 1, 2]))}
+    examples = pairs() | {1: (torch.full((3, 6), torch.nan), torch.tensor([0, 1, 2]))}
     with engine(Population(examples), personal()) as one:
         found = {u.client: u.update for u in one.run(TASK, one.model.flat.clone())}
     assert all(update.isfinite().all() for update in found.values())
     kept = [one.own_part(client) for client in range(4)]
-    assert all(own is None or own.isfinite().all() for own in kept)
-    assert kept[0] is not None
+    assert [own is None for own in kept] == [False, True, False, False]
+    assert not found[1].any()
 
 
 # Training health.
@@ -569,17 +569,15 @@ def test_every_method_measures_losses_and_norms_and_changes_no_bit(method, local
 
 def test_a_client_without_steps_has_no_loss_and_one_that_diverged_counts_as_clipped():
     none = (torch.empty(0, 6), torch.empty(0, dtype=torch.int64))
-    examples = pairs() | {0: none, 1: (torch.full((3, 6), 1e38), torch.tensor([0, 1, 2]))}
-    # a deep network that overflows
-    wild = replace(LOCAL, learning_rate=1e30)
-    with engine(Population(examples), local=wild, health=True) as one:
+    examples = pairs() | {0: none, 1: (torch.full((3, 6), torch.nan), torch.tensor([0, 1, 2]))}
+    with engine(Population(examples), health=True) as one:
         assert one.health() is None  # before the first round
-        list(one.run(replace(TASK, clip_norm=1e36), one.model.flat.clone()))
+        list(one.run(replace(TASK, clip_norm=1e6), one.model.flat.clone()))
         health = one.health()
     assert health.losses[0] is None
     assert health.norms[0] == 0
-    assert not math.isfinite(health.norms[1])
-    assert health.clipped >= 1
+    assert math.isnan(health.norms[1])
+    assert health.clipped == 1
 
 
 def plan(rounds=3, noise=1.0):
