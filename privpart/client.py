@@ -278,7 +278,7 @@ def _steps(
     for rows in local.batches(count_rows(examples), generator):
         batch = take(examples, rows)
         if local.augment is not None:
-            batch = _augmented(batch, local.augment)
+            batch = augmented(batch, local.augment)
         if local.objective == "moon":
             total = _moon_loss(model, batch, local, start, previous)
         else:
@@ -374,11 +374,16 @@ def _computed_loss(module: nn.Module, batch: Batch, loss: str | Loss) -> Any:  #
         raise
     except Exception as error:
         raise ConfigError(
-            f"{_named('loss', loss)}: {_described(error, loss)} The batch: {_shown(batch)}."
+            f"{_named('loss', loss)}: {error_in(error, loss)} The batch: {_shown(batch)}."
         ) from error
 
 
-def _augmented(batch: Batch, augment: str | Augment) -> Batch:
+def augmented(batch: Batch, augment: str | Augment) -> Batch:
+    """Return what ``augment`` makes of a batch.
+
+    Raises:
+        ConfigError: it fails, returns no examples, or is a name that was not replaced.
+    """
     if isinstance(augment, str):
         raise ConfigError(_not_replaced("augment", augment))
     try:
@@ -389,7 +394,7 @@ def _augmented(batch: Batch, augment: str | Augment) -> Batch:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{_named('augment', augment)}: {_described(error, augment)} The batch: "
+            f"{_named('augment', augment)}: {error_in(error, augment)} The batch: "
             f"{_shown(batch)}."
         ) from error
     raise ConfigError(f"{_named('augment', augment)}: returned no examples; must keep some.")
@@ -480,8 +485,8 @@ def _named(field: str, function: str | Callable[..., Any]) -> str:
     return f"{field}={getattr(function, '__qualname__', type(function).__name__)}"
 
 
-def _described(error: Exception, function: str | Callable[..., Any]) -> str:
-    """Return the error's type and message, and the line of the function's own file."""
+def error_in(error: Exception, function: str | Callable[..., Any]) -> str:
+    """Return an error's type and message, and the line of the function's own file."""
     code = getattr(function, "__code__", None)
     own = [
         frame
@@ -490,7 +495,8 @@ def _described(error: Exception, function: str | Callable[..., Any]) -> str:
     ]
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     message = " ".join(str(error).split())[:500].rstrip(".")
-    return f"{type(error).__name__}: {message}{place}."
+    kind = "returned what cannot be used" if isinstance(error, ConfigError) else type(error).__name__
+    return f"{kind}: {message}{place}."
 
 
 def _shown(batch: Batch) -> str:
@@ -522,6 +528,11 @@ def mean_loss(outputs: Tensor, y: Tensor, name: str = "cross_entropy") -> Tensor
             predicts.
     """
     if name == "cross_entropy":
+        if y.dtype not in (torch.int64, torch.uint8):
+            raise ConfigError(
+                f"loss='cross_entropy': labels have type {y.dtype}; must be torch.int64. For values "
+                "to predict use mean_squared_error."
+            )
         logits = outputs.flatten(0, -2) if outputs.dim() > 1 else outputs
         try:
             return cross_entropy(logits, y.flatten())

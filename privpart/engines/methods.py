@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, Watch, client_update, seeded
+from privpart.client import LocalTraining, Watch, client_update, error_in, seeded
 from privpart.clip import clip, l2_norm
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
@@ -393,7 +393,7 @@ def fetched(clients: Clients, client: ClientId, generator: torch.Generator) -> B
             raise
         except Exception as error:
             raise ConfigError(
-                f"its examples cannot be fetched: {type(error).__name__}: {error}."
+                f"its examples cannot be fetched: {error_in(error, clients.examples)}"
             ) from error
         count_rows(examples)
         return examples

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
+from privpart.experiment.own_code import described
 
 Metric = Callable[[nn.Module], float]
 """Maps a module, in evaluation mode and without gradients, to a number.
@@ -95,7 +96,8 @@ def measured(metric: Metric, module: nn.Module, name: str = "metric") -> float:
     if isinstance(found, Tensor) and found.numel() == 1:
         found = found.item()
     if isinstance(found, bool) or not isinstance(found, int | float):
-        raise ConfigError(f"{name}: returned a {type(found).__name__}; must be one number.")
+        of_shape = f" of shape {tuple(found.shape)}" if hasattr(found, "shape") else ""
+        raise ConfigError(f"{name}: returned {described(found)}{of_shape}; must be one number.")
     return float(found)
 
 

@@ -589,7 +589,7 @@ def load(reference: str, folder: Path) -> Callable[..., Any]:
         ) from None
     if not callable(found):
         raise ConfigError(
-            f"{reference}: is a {type(found).__name__}; must be a function or a class."
+            f"{reference}: is of type {type(found).__name__}; must be a function or a class."
         )
     return found  # type: ignore[no-any-return]
 
@@ -700,7 +700,8 @@ def _refuse_other_options(
     try:
         signature.bind(*arguments, **options)
     except TypeError as error:
-        raise ConfigError(f"{name}{_line(str(signature))}: {_line(str(error))}.") from None
+        passed = f"; the plan passes {', '.join(options)}" if options else ""
+        raise ConfigError(f"{name}{_line(str(signature))}: {_line(str(error))}{passed}.") from None
 
 
 def _told(error: BaseException) -> str:
@@ -716,6 +717,19 @@ def _told(error: BaseException) -> str:
     if isinstance(error, ConfigError) and text:
         return f"{place}: {text}."  # ours, a sentence already
     return f"{place}: {kind}: {text}." if text else f"{place}: {kind}."
+
+
+def described(value: object) -> str:
+    """Return what a value is, for a message.
+
+    >>> described(None), described((1, 2)), described(dict)
+    ('None', 'a tuple', 'the class dict itself')
+    """
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    return f"a {type(value).__name__}"
 
 
 def _message(error: BaseException) -> str:

@@ -441,8 +441,9 @@ def validated(
     except ConfigError as error:
         raise ConfigError(f"{name} is not a valid plan: privacy.mechanism: {error}") from None
     except ValidationError as error:
-        faults = "".join(f"\n  {sentence}" for sentence in map(_sentence, error.errors()))
-        raise ConfigError(f"{name} is not a valid plan:{faults}") from None
+        faults = [_sentence(fault) for fault in error.errors()]
+        told = f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {fault}" for fault in faults)
+        raise ConfigError(f"{name} is not a valid plan:{told}") from None
     if not in_python and (missing := _missing(plan)):
         raise ConfigError(f"{name} is not a valid plan: {missing}")
     return plan

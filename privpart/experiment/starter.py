@@ -149,6 +149,8 @@ def write_starter(folder: Path) -> list[Path]:
     Raises:
         ConfigError: one of the files exists, or the folder cannot be written to.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; name a folder.")
     texts = {folder / "plan.toml": _PLAN, folder / "task.py": _TASK}
     for path in texts:
         if path.exists() or path.is_symlink():

@@ -4,16 +4,19 @@
 ``finish``.
 """
 
+import difflib
 import hashlib
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import Loss
 from privpart.data.batches import Batch
@@ -23,6 +26,7 @@ from privpart.engines.options import EngineOptions
 from privpart.experiment import own_code
 from privpart.experiment.export import export, released_module
 from privpart.experiment.metric import Accuracy, Metric
+from privpart.experiment.own_code import described
 from privpart.experiment.plan_file import PlanFile, parse, read, validated
 from privpart.experiment.training import (
     Own,
@@ -123,8 +127,10 @@ def train(
             again with ``resume=True``.
     """
     given = Own(module, clients, loss, augment, metric)
+    _refuse_other_types(given, out)
+    checks.count("evaluate_every", evaluate_every)
+    engine = _engine_options(options)
     chosen = _plan(plan)
-    engine = EngineOptions(**options)
     if resume and holds_a_run(out):
         run, setup = resume_run(Path(out), plan=chosen, own=given, options=engine)
     else:
@@ -134,11 +140,36 @@ def train(
     return Run(run.path, tuple(history), setup)
 
 
+def _refuse_other_types(own: Own, out: object) -> None:
+    if own.module is not None and not isinstance(own.module, nn.Module):
+        raise ConfigError(f"module: is {described(own.module)}; must be a torch.nn.Module.")
+    if own.metric is not None and not callable(own.metric):
+        raise ConfigError(
+            f"metric: is {described(own.metric)}; must be a function from the module to a number."
+        )
+    if not isinstance(out, str | os.PathLike):
+        raise ConfigError(f"out: is {described(out)}; must be the path of a folder.")
+
+
+def _engine_options(options: Mapping[str, Any]) -> EngineOptions:
+    known = [field.name for field in fields(EngineOptions)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(
+                f"{name}: no such option. The nearest is {near}; all of the engine are "
+                f"{', '.join(known)}."
+            )
+    return EngineOptions(**options)
+
+
 def _plan(plan: "str | Path | Mapping[str, Any] | PlanFile") -> PlanFile:
     if isinstance(plan, PlanFile):
         return plan
     if isinstance(plan, str | Path):
         return read(plan, in_python=True)
+    if not isinstance(plan, Mapping):
+        raise ConfigError(f"plan: is {described(plan)}; must be a path, or the tables of a plan.")
     tables = {"schema": "privpart/plan/1", "model": {}, "server": {}, **plan}
     return validated(_plain(tables), in_python=True)
 
@@ -190,6 +221,8 @@ def begin(
     promised = setup.promise(code)
     refuse_short_cohorts(promised, setup.cohorts)
     refuse_noise(promised.update_noise_multiplier, setup.start.numel())
+    if plan.data.task is None and setup.metric is not None:
+        setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
     facts |= {"plan_tables": plan.tables} if text is None else {"plan_file": text}

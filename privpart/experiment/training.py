@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, Loss, batch_loss, logits_of
+from privpart.client import LocalTraining, Loss, augmented, batch_loss, logits_of, seeded
 from privpart.data import partition
 from privpart.data.batches import Batch, count_rows, take
 from privpart.data.clients import Clients
 from privpart.data.tasks.shakespeare import UNKNOWN
 from privpart.data.users import Users
 from privpart.engines.embedded import EmbeddedEngine
+from privpart.engines.methods import fetched
 from privpart.engines.options import EngineOptions
 from privpart.experiment import own_code
 from privpart.experiment.metric import Accuracy, Metric, measured
@@ -86,6 +87,12 @@ class Training:
                 "the metric of this plan is a function."
             )
         return self.metric.x, self.metric.y
+
+    @property
+    def clients(self) -> Clients:
+        """The population."""
+        engine = self.engine
+        return engine.users if isinstance(engine, SelectEngine) else engine.clients
 
     @property
     def _turns(self) -> Turns | None:
@@ -309,7 +316,7 @@ def _built(table: Model, code: Code) -> nn.Module:
         module = code["model.factory"](**table.sizes)
     if not isinstance(module, nn.Module):
         raise ConfigError(
-            f"model.factory: {table.factory} returned a {type(module).__name__}; must be a "
+            f"model.factory: {table.factory} returned {own_code.described(module)}; must return a "
             "torch.nn.Module."
         )
     return module
@@ -335,18 +342,29 @@ def _clients(
                 "clients: are missing; pass them, or name them in the plan's table [data]."
             )
         clients = code["data.clients"](**data.options)
-    if not hasattr(clients, "ids") or not callable(getattr(clients, "examples", None)):
-        raise ConfigError(
-            f"clients: are a {type(clients).__name__}, without ids and examples(client). Make them "
-            "by an adapter of privpart.data, such as from_tensors."
-        )
+    _refuse_other_clients(clients)
     return clients, metric
+
+
+def _refuse_other_clients(clients: Clients) -> None:
+    """Check that a population has what the protocol asks for, and a client."""
+    has_both = hasattr(clients, "ids") and callable(getattr(clients, "examples", None))
+    if not has_both or isinstance(clients, type):
+        raise ConfigError(
+            f"clients: are {own_code.described(clients)}; must have ids and examples(client). Make "
+            "them by an adapter of privpart.data, such as from_tensors."
+        )
+    if not isinstance(clients.ids, Sequence | np.ndarray) or isinstance(clients.ids, str):
+        raise ConfigError(
+            f"clients: their ids are {own_code.described(clients.ids)}; must be a sequence, such "
+            "as a list. If ids is a function, make it a property."
+        )
+    if not len(clients.ids):
+        raise ConfigError("clients: there are none; must be at least one.")
 
 
 def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
     ids = [client_id(one) for one in clients.ids]
-    if not ids:
-        raise ConfigError("clients: there are none; must be at least one.")
     if len(set(ids)) < len(ids):
         twice = Counter(ids).most_common(1)[0][0]
         raise ConfigError(f"clients: two have the id {twice!r}; each must have its own.")
@@ -428,10 +446,12 @@ def refuse_misfit(
     """
     if isinstance(clients, Users) and local.loss == "cross_entropy":
         refuse_other_shapes(network, clients, metric)
-    examples = clients.examples(client_id(next(iter(clients.ids))))
+    first = client_id(clients.ids[0])
+    examples = fetched(clients, first, torch.Generator().manual_seed(0))
     batch = take(examples, torch.arange(min(local.batch_size, count_rows(examples))))
-    if local.augment is not None and not isinstance(local.augment, str):
-        batch = local.augment(batch)
+    if local.augment is not None:
+        with seeded(0, torch.device("cpu")):
+            batch = augmented(batch, local.augment)
     found = batch_loss(network, batch, local.loss)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(found, trained, allow_unused=True)

@@ -105,11 +105,9 @@ def test_what_the_plan_alone_shows_is_said_wherever_it_is_read(changes, says):
     tables = tomllib.loads(TEXT)
     for table, lines in changes:
         tables.setdefault(table, {}).update(tomllib.loads(lines))
-    with pytest.raises(
-        ConfigError, match=f"(?s)^plan is not a valid plan:\n  [^\n]*{says}"
-    ) as refused:
+    with pytest.raises(ConfigError, match=f"^plan is not a valid plan: .*{says}") as refused:
         validated(tables)
-    assert str(refused.value).count("\n") == 1
+    assert "\n" not in str(refused.value)
 
 
 def test_the_plan_itself_is_fine():
