@@ -5,8 +5,9 @@ sums. The front is the mechanisms that no other beats with as little memory.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,6 @@ from accounting import (
     BinaryTree,
     BufferedToeplitz,
     ConfigError,
-    Footprint,
     Grouped,
     Guarantee,
     Independent,
@@ -30,7 +30,6 @@ from accounting import (
     optimize,
 )
 from accounting.calibrate import least_noise
-from accounting.error import prefix_error
 from accounting.fit_cache import kept_figures
 from accounting.guarantee import mu_upper
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
@@ -220,7 +219,13 @@ def _candidates(participation: Participation, *, optimal: bool) -> Iterator[Offe
     small = n <= _BANDED_ROUNDS
     for draws in _DRAWS if small else _DRAWS[:1]:
         if draws <= n:
-            fitted = partial(BandedInverse.from_options, participation, bands=draws, fit=True)
+            fitted = partial(
+                BandedInverse.from_options,
+                participation,
+                bands=draws,
+                fit=True,
+                normalize_columns=True,
+            )
             yield f"banded inverse, {draws}", fitted
     for buffers in _BUFFERS:
         label = f"blt, {buffers} buffer{'s' if buffers > 1 else ''}"
@@ -265,32 +270,43 @@ def _row(
     sensitivity = mechanism.sensitivity(participation)
     z = least_noise(sensitivity.squared, target_epsilon=target_epsilon, delta=delta)
     reached = Guarantee(mu_upper(sensitivity.squared, z))
-    unit = prefix_error(sensitivity.squared, mechanism.prefix_variance())
-    cost = _footprint(mechanism)
+    cost = _cost(mechanism)
+    reach = math.sqrt(sensitivity.squared)
+    rmse, worst = reach * cost["deviation"], reach * cost["largest_deviation"]
     return {
         "mechanism": label,
         "sensitivity_squared": sensitivity.squared,
         "sensitivity_exact": sensitivity.exact,
-        "rmse": unit.rmse / reached.mu,
-        "max_error": unit.max_error / reached.mu,
-        "unit_rmse": unit.rmse,
-        "unit_max_error": unit.max_error,
-        "state_vectors": cost.state_vectors,
-        "draws_per_round": cost.draws_per_round,
+        "rmse": rmse / reached.mu,
+        "max_error": worst / reached.mu,
+        "unit_rmse": rmse,
+        "unit_max_error": worst,
+        "state_vectors": int(cost["state_vectors"]),
+        "draws_per_round": cost["draws_per_round"],
         "noise_multiplier": z,
         "epsilon": reached.epsilon(delta),
         _LISTED: shown_parameters(mechanism),
     }
 
 
-def _footprint(mechanism: Mechanism) -> Footprint:
-    """Return the mechanism's footprint; its program is counted once and cached if it is long."""
+def _cost(mechanism: Mechanism) -> Mapping[str, float]:
+    """Return state, draws and the prefix sums' deviations at z = 1; cached if a run is long.
+
+    None of them enters the guarantee: sensitivity and noise are computed on every call.
+    """
+
+    def figures() -> Mapping[str, float]:
+        cost, variance = footprint(mechanism), mechanism.prefix_variance()
+        return {
+            "state_vectors": cost.state_vectors,
+            "draws_per_round": cost.draws_per_round,
+            "deviation": math.sqrt(float(variance.mean())),
+            "largest_deviation": math.sqrt(float(variance.max())),
+        }
+
     if mechanism.rounds <= _BANDED_ROUNDS or mechanism.groups is not None:
-        return footprint(mechanism)
-    found = kept_figures(
-        "footprint", {"mechanism": mechanism.to_dict()}, lambda: asdict(footprint(mechanism))
-    )
-    return Footprint(int(found["state_vectors"]), found["draws_per_round"])
+        return figures()
+    return kept_figures("cost", {"mechanism": mechanism.to_dict()}, figures)
 
 
 def _on_front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
