@@ -22,6 +22,7 @@ from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
 from privpart.cli.freeze_search import freeze_search
+from privpart.cli.idle import Command
 from privpart.cli.inspect import inspect
 from privpart.cli.report import report
 from privpart.cli.schedule import schedule
@@ -45,7 +46,7 @@ _COMMANDS = (
     demo,
 )
 for _command in _COMMANDS:
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(audit.app, name="audit")
 

@@ -192,9 +192,9 @@ def test_an_update_of_ones_own(privpart, tmp_path):
         (["--data", "oblong.safetensors"], "needs square images"),
         (["--batch", "0"], "--batch 0"),
         (["--local-steps", "-1"], "--local-steps -1"),
-        (["--momentum", "0.9"], "without optimizer and momentum"),
+        (["--momentum", "0.9"], "--local-steps 0: sends a gradient; leave out --momentum"),
         (["--local-steps", "2", "--momentum", "1"], "--momentum 1"),
-        (["--delta", "2"], "--delta 2"),
+        (["--clip", "1", "--noise-multiplier", "1", "--delta", "2"], "--delta 2"),
     ],
 )
 def test_bad_input_is_one_sentence(monkeypatch, capsys, tmp_path, changed, fault):

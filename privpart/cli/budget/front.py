@@ -37,6 +37,7 @@ from accounting.report import shown_parameters, up
 from privpart.cli import options
 from privpart.cli.budget.options import Limits, with_shared_options
 from privpart.cli.budget.progress import shown_fits
+from privpart.cli.idle import typed
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, print_table
 
@@ -47,7 +48,6 @@ _PREFIX_ROUNDS = 2048
 """The most rounds whose prefix release is accounted in about a second; the time is cubic."""
 _BANDED_ROUNDS = 8192
 """The most rounds for which many-banded filters are fitted here; the time is quadratic."""
-_BESIDE_PLAN = frozenset({"delta", "target_epsilon", "only", "optimal", "plot", "form"})
 _BUFFERS = (1, 2, 3, 4, 5)
 _DRAWS = (2, 4, 16)
 
@@ -95,8 +95,6 @@ def mechanisms(
     Example: privpart mechanisms --rounds 1600 --delta 1e-6 --max-participations 1
     """
     if plan is not None:
-        why = "already contains these values; leave out the options for them"
-        options.refuse_beside(context, "plan", _BESIDE_PLAN, why)
         planned = _read(plan)
         participation = planned.participation()
         delta = planned.privacy.delta if delta is None else delta
@@ -106,7 +104,11 @@ def mechanisms(
     else:
         planned = None
         participation = limits.of(rounds)
-        own = _own(choice, options.typed(context))
+        own = _own(choice, typed(context))
+    if optimal and participation.rounds > _BANDED_ROUNDS:
+        raise ConfigError(
+            f"optimal=True: is left out above {_BANDED_ROUNDS} rounds; leave out --optimal."
+        )
     if optimal and participation.max_participations > 1:
         raise ConfigError(
             f"max_participations={participation.max_participations}: the optimal matrix is known "
@@ -167,10 +169,10 @@ Offer = tuple[str, Callable[[], Mechanism]]
 """Name of a row, and what makes its mechanism, which may take a fit."""
 
 
-def _own(choice: MechanismChoice, typed: frozenset[str]) -> MechanismChoice | None:
+def _own(choice: MechanismChoice, given: frozenset[str]) -> MechanismChoice | None:
     """Return the mechanism that was typed, if any was."""
     named = {field.name for field in fields(MechanismChoice)} | {"mechanism", "mechanism_file"}
-    return choice if typed & named else None
+    return choice if given & named else None
 
 
 def _rows_of(

@@ -16,7 +16,7 @@ from accounting import ConfigError, FixedOrder, Participation
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from accounting.mechanisms.toeplitz import ObjectiveName
 from accounting.mechanisms.tree import EstimatorName, ReleaseName
-from privpart.cli.options import typed
+from privpart.cli.idle import typed
 
 _TREE = "Trees"
 _FILTER = "Toeplitz, BLT and banded inverses"
