@@ -8,6 +8,9 @@ comparison is sensitivity x sqrt(variance of a prefix sum): the noise at effecti
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from accounting import checks
 from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
@@ -43,8 +46,12 @@ def error(mechanism: Mechanism, participation: Participation) -> PrefixError:
     40.0
     """
     squared = mechanism.sensitivity(participation).squared
-    variance = mechanism.prefix_variance()
+    return prefix_error(squared, mechanism.prefix_variance())
+
+
+def prefix_error(sensitivity_squared: float, variance: NDArray[np.float64]) -> PrefixError:
+    """Return the error at mu = 1 of prefix sums with this variance at noise multiplier 1."""
     return PrefixError(
-        rmse=math.sqrt(squared * float(variance.mean())),
-        max_error=math.sqrt(squared * float(variance.max())),
+        rmse=math.sqrt(sensitivity_squared * float(variance.mean())),
+        max_error=math.sqrt(sensitivity_squared * float(variance.max())),
     )

@@ -175,9 +175,13 @@ class BandedInverse:
         """Exact if the earliest rounds are the worst ones, else a labelled upper bound.
 
         Each coefficient of C is a sum of at most p products of numbers that are not negative, so
-        after n rounds its relative error is at most n (p + 1) units, which are added.
+        after n rounds its relative error is at most n (p + 1) units, which are added. (Not to unit
+        columns: the noise program rounds their weights up.)
         """
         same_rounds(self.rounds, participation)
+        k = participation.max_participations
+        if self.normalize_columns and (k == 1 or self.bands == 1):
+            return Sensitivity(float(k), exact=True, rule="unit columns, orthogonal")
         rule = self._normalized_sensitivity if self.normalize_columns else self._plain_sensitivity
         found = rule(participation)
         squared = rounded_up(found.squared, 2 * self.rounds * (self.bands + 2))
@@ -187,9 +191,6 @@ class BandedInverse:
         return toeplitz_sensitivity(_encoder_column(self._column()), participation)
 
     def _normalized_sensitivity(self, participation: Participation) -> Sensitivity:
-        k = participation.max_participations
-        if k == 1 or self.bands == 1:
-            return Sensitivity(float(k), exact=True, rule="unit columns, orthogonal")
         if self.bands == 2:
             decay = -self.coefficients[1] / self.coefficients[0]
             squared = _earliest_geometric(decay, self._norms(), participation)

@@ -28,7 +28,7 @@ class Idle:
         options: their names, with spaces between them.
         owner: the option that decides, which the sentence names with its value.
         where: whether these values are the situation.
-        why: what the owner does; the sentence goes on with "leave out" and the options.
+        why: what the owner does; the sentence ends with "leave out" and the options.
     """
 
     options: str
@@ -234,9 +234,13 @@ def refuse_idle(context: Any) -> None:  # noqa: ANN401  click's, vendored
         idle = [name for name in rule.options.split() if name in given]
         if idle and rule.where(context.params):
             written = {option.name: option.opts[-1] for option in context.command.params}
-            what = _shown(written[rule.owner], context.params[rule.owner])
+            owner, value = written[rule.owner], context.params[rule.owner]
             listed = ", ".join(written[name] for name in idle)
-            raise ConfigError(f"{what}: {rule.why}; leave out {listed}.")
+            if value is None:
+                said = f"without {owner}: {rule.why}; add {owner}, or leave out {listed}."
+            else:
+                said = f"{_shown(owner, value)}: {rule.why}; leave out {listed}."
+            raise ConfigError(said)
 
 
 def _words(context: Any) -> str:  # noqa: ANN401  click's, vendored
@@ -249,8 +253,6 @@ def _words(context: Any) -> str:  # noqa: ANN401  click's, vendored
 
 
 def _shown(option: str, value: object) -> str:
-    if value is None or value is False:
-        return f"without {option}"
     if value is True:
         return option
     values = value if isinstance(value, list | tuple) else [value]

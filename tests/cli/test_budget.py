@@ -53,7 +53,7 @@ def test_exact_is_the_default_and_json_is_the_whole_of_stdout(privpart):
         (["--mechanism", "forest"], "'independent'"),
         (
             ["--plot-against", "rounds"],
-            "without --plot: nothing is drawn; leave out --plot-against",
+            "without --plot: nothing is drawn; add --plot, or leave",
         ),
         (["--plan", "plan.toml"], "already contains these values; leave out --rounds, --noise"),
     ],

@@ -56,9 +56,12 @@ def test_balls_in_bins(privpart):
         ([*POISSON[:2], *ALONE, "--expected-batch", "9", "--population", "3"], "expected-batch 9"),
         (
             ["--expected-batch", "9"],
-            "without --sampling: nobody is sampled; leave out --expected-batch",
+            "without --sampling: nobody is sampled; add --sampling, or leave out --expected-batch",
         ),
-        (["--bins", "9"], "without --sampling: nobody is sampled; leave out --bins"),
+        (
+            ["--bins", "9"],
+            "without --sampling: nobody is sampled; add --sampling, or leave out --bins",
+        ),
         (["--sampling", "b-min-sep"], "balls-in-bins"),
     ],
 )

@@ -30,6 +30,7 @@ from accounting import (
     optimize,
 )
 from accounting.calibrate import least_noise
+from accounting.error import prefix_error
 from accounting.fit_cache import kept_figures
 from accounting.guarantee import mu_upper
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
@@ -298,12 +299,12 @@ def _cost(mechanism: Mechanism) -> Mapping[str, float]:
     """
 
     def figures() -> Mapping[str, float]:
-        cost, variance = footprint(mechanism), mechanism.prefix_variance()
+        cost, unit = footprint(mechanism), prefix_error(1.0, mechanism.prefix_variance())
         return {
             "state_vectors": cost.state_vectors,
             "draws_per_round": cost.draws_per_round,
-            "deviation": math.sqrt(float(variance.mean())),
-            "largest_deviation": math.sqrt(float(variance.max())),
+            "deviation": unit.rmse,
+            "largest_deviation": unit.max_error,
         }
 
     if mechanism.rounds <= _BANDED_ROUNDS or mechanism.groups is not None:
