@@ -3,19 +3,17 @@
 import json
 import re
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 import privpart as package
 from accounting import ConfigError
-from privpart.data import Users, from_tensors
+from privpart.data import from_tensors
 
 PLAN = """
 schema = "privpart/plan/1"
