@@ -158,7 +158,8 @@ def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
         "epsilon": point.epsilon,
         "delta": point.delta,
         "trained": point.trained,
-        "mean_accuracy": point.mean,
+        "mean_accuracy": None if point.own_metric else point.mean,
+        "mean_metric": point.mean if point.own_metric else None,
         "standard_deviation": point.deviation,
         "seeds": len(point.seeds),
         "failed": point.failed,
@@ -175,17 +176,19 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence
     table = Table(box=SIMPLE_HEAD)
     for axis in axes:
         table.add_column(axis)
-    for column in ("z", "epsilon", "trained", "accuracy (%)", "seeds", "failed"):
+    own = any(point.own_metric for point in points)
+    result, factor, form = ("metric", 1, ".4g") if own else ("accuracy (%)", 100, ".2f")
+    for column in ("z", "epsilon", "trained", result, "seeds", "failed"):
         table.add_column(column, justify="right")
     for point in points:
-        spread = "" if point.deviation is None else f" ± {100 * point.deviation:.2f}"
+        spread = "" if point.deviation is None else f" ± {factor * point.deviation:{form}}"
         tuned = " *" if point.tuned > 1 else ""
         table.add_row(
             *(point.labels.get(axis, "") for axis in axes),
             "" if point.noise_multiplier is None else f"{point.noise_multiplier:.4g}",
             "no guarantee" if point.epsilon is None else up(point.epsilon, 4),
             "" if point.trained is None else f"{point.trained:,}",
-            "" if point.mean is None else f"{100 * point.mean:.2f}{spread}{tuned}",
+            "" if point.mean is None else f"{factor * point.mean:{form}}{spread}{tuned}",
             str(len(point.seeds)),
             str(point.failed) if point.failed else "",
         )
@@ -196,6 +199,7 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence
             f"Epsilon at delta {', '.join(f'{d:g}' for d in deltas)}; client, zero-out adjacency."
         )
     typer.echo("z is the noise multiplier.")
-    typer.echo("Accuracy: mean and standard deviation over seeds. " + notes[0])
+    name = "Metric" if own else "Accuracy"
+    typer.echo(f"{name}: mean and standard deviation over seeds. {notes[0]}")
     for note in notes[1:]:
         typer.echo("* " + note)
