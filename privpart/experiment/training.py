@@ -89,12 +89,6 @@ class Training:
         return self.metric.x, self.metric.y
 
     @property
-    def clients(self) -> Clients:
-        """The population."""
-        engine = self.engine
-        return engine.users if isinstance(engine, SelectEngine) else engine.clients
-
-    @property
     def _turns(self) -> Turns | None:
         return self.engine.turns if isinstance(self.engine, SelectEngine) else None
 
