@@ -84,7 +84,7 @@ def _costs(
 ) -> list[dict[str, Any]]:
     from privpart.measure.costs import computation_share, run_costs
 
-    users, groups = setup.clients, len(setup.model.group_sizes)
+    users, groups = setup.engine.users, len(setup.model.group_sizes)
     held = max(1, min(map(len, users.indices)))
     batch = slice(0, min(plan.client.batch_size, held))
     everything = tuple(range(groups))

@@ -223,9 +223,24 @@ def begin(
     refuse_noise(promised.update_noise_multiplier, setup.start.numel())
     if plan.data.task is None and setup.metric is not None:
         setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
+    facts = _facts(plan, setup, own, code) | (
+        {"plan_tables": plan.tables} if text is None else {"plan_file": text}
+    )
+    if fork_of is None:
+        run = RunFolder.create(out, promised, seed=seed, facts=facts)
+    else:
+        run = fork(fork_of, out, promised, facts=facts)
+    if text is not None:
+        write_durably(out / PLAN, text.encode())  # for people; the ledger's copy counts
+    return run, setup
+
+
+def _facts(
+    plan: PlanFile, setup: Training, own: Own, code: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return what the ledger keeps of a training besides its plan."""
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
-    facts |= {"plan_tables": plan.tables} if text is None else {"plan_file": text}
     if plan.data.task is None:
         facts["population"] = population_hash(setup.clients)
     if code is not None:
@@ -234,13 +249,7 @@ def begin(
         facts["passed"] = passed
     if plan.select is None:
         facts["parameters"] = [[n, list(v.shape)] for n, v in _views(setup).items()]
-    if fork_of is None:
-        run = RunFolder.create(out, promised, seed=seed, facts=facts)
-    else:
-        run = fork(fork_of, out, promised, facts=facts)
-    if text is not None:
-        write_durably(out / PLAN, text.encode())  # for people; the ledger's copy counts
-    return run, setup
+    return facts
 
 
 def resume_run(
