@@ -255,6 +255,8 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> t
             for each in wanted:
                 found = {n: file.get_tensor(n) for n in each.names if n in inside}
                 values.append(_checked(path, found, each.tensor) if found else None)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file.") from None
     except (OSError, SafetensorError) as error:
         reason = str(error).strip().rstrip(".")
         raise ConfigError(

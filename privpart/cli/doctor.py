@@ -3,9 +3,11 @@
 import json
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -66,7 +68,8 @@ def doctor(
     """
     if all_clients and plan is None:
         raise ConfigError("all_clients=True: checks the clients of a plan; pass --plan.")
-    found = [*_installation(), *(() if plan is None else _plan(plan, all_clients=all_clients))]
+    with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
+        found = [*_installation(), *(() if plan is None else _plan(plan, all_clients=all_clients))]
     if form is Format.JSON:
         document = {"schema": "privpart/doctor/1", "findings": [asdict(one) for one in found]}
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
@@ -162,7 +165,7 @@ def _parts(setup: "Training") -> Iterator[Finding]:
     yield Finding("trained", f"{model.dim:,} ({share:.2%}): {_names(model.trainable)}")
     yield Finding("frozen", _names(model.frozen) or "nothing")
     if model.kept:
-        yield Finding("kept", f"{_names(model.kept)}; a client needs these weights once")
+        yield Finding("kept", f"{_names(model.kept)}; a client needs the frozen ones once")
     if model.local:
         yield Finding("local", f"{_names(model.local)}; never leaves a client")
     promised = setup.promise()

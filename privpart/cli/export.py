@@ -1,5 +1,7 @@
 """``privpart export``: the released model of a run, for plain PyTorch or peft."""
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,7 +40,8 @@ def export(
     if part == "trained" and plan is not None:
         raise ConfigError(f"plan={plan}: the trained part needs no plan; leave it out.")
     files.released_parameters(run)  # before anything is imported
-    setup = None if part == "trained" else released_setup(run, plan=plan, tell=tell_of_code)
-    written = files.export(run, out, part=part, setup=setup)
+    with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
+        setup = None if part == "trained" else released_setup(run, plan=plan, tell=tell_of_code)
+        written = files.export(run, out, part=part, setup=setup)
     typer.echo(files.privacy_metadata(run, part)["privpart.statement"])
     typer.echo(f"privpart: wrote {written}", err=True)

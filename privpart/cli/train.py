@@ -1,6 +1,7 @@
 """``privpart train``: run a plan in a folder, from the start or from where it stopped."""
 
-from contextlib import ExitStack
+import sys
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,22 +108,23 @@ def train(
     engine = EngineOptions(
         workers=workers, batching=batching, precision=precision, device=device, health=health
     )
-    if resume:
-        if fork_of is not None or seed is not None:
-            raise ConfigError(
-                "--resume: the run has its start and its noise; leave out --fork-of and --seed."
-            )
-        from privpart.experiment.train import resume_run
+    with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
+        if resume:
+            if fork_of is not None or seed is not None:
+                raise ConfigError(
+                    "--resume: the run has its start and its noise; leave out --fork-of and --seed."
+                )
+            from privpart.experiment.train import resume_run
 
-        run, setup = resume_run(out, plan=plan, adopt=adopt, options=engine, tell=tell_of_code)
-    elif adopt:
-        raise ConfigError("--adopt: only with --resume.")
-    elif plan is None:
-        raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
-    else:
-        run, setup = _begun(plan, out, fork_of, seed, engine)
-    with run:
-        _train(run, setup, evaluate_every, tensorboard=tensorboard)
+            run, setup = resume_run(out, plan=plan, adopt=adopt, options=engine, tell=tell_of_code)
+        elif adopt:
+            raise ConfigError("--adopt: only with --resume.")
+        elif plan is None:
+            raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
+        else:
+            run, setup = _begun(plan, out, fork_of, seed, engine)
+        with run:
+            _train(run, setup, evaluate_every, tensorboard=tensorboard)
     _tell(run, form)
 
 

@@ -199,12 +199,16 @@ class LocalComputation:
         vectorized = method.vectorized and not self.one_at_a_time
         if vectorized and can_vectorize(self.local, task.active):
             rows = self._rows(clients)
-            # A word or label out of range: one client after another says whose it is.
-            with _out_of_range_suppressed():
+            try:
                 self._vectorized_updates(
                     task, start, rows, generators, method.channels_last, out, watch
                 )
+            except (IndexError, RuntimeError) as error:
+                if not _out_of_range(error):
+                    raise
+            else:
                 return
+            # a word or label is out of range: one client after another says whose it is
             generators = [client_generator(self._data_seed, task.round, c) for c in clients]
         # autocast's cache would keep the weights of the first step for all later steps
         rounded = torch.autocast(
@@ -361,16 +365,9 @@ class LocalComputation:
         return rows
 
 
-@contextmanager
-def _out_of_range_suppressed() -> Iterator[None]:
-    """Suppress the error of a word or label that is out of range."""
-    try:
-        yield
-    except IndexError:
-        pass
-    except RuntimeError as error:  # so vmap says it
-        if "out of bounds" not in str(error):
-            raise
+def _out_of_range(error: Exception) -> bool:
+    """Return whether torch, or vmap in its own words, says that a word or label is out of range."""
+    return isinstance(error, IndexError) or "out of bounds" in str(error)
 
 
 @contextmanager

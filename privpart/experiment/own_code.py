@@ -713,8 +713,10 @@ def _told(error: BaseException) -> str:
         own = [(file, line) for file, line in frames if _is_own(file)]
         file, line = (own or frames)[-1]
         place, text = f"{_shown(file)}:{line}", _message(error)
-    kind = "" if isinstance(error, ConfigError) else f" {type(error).__name__}:"
-    return f"{place}:{kind} {text}." if text else f"{place}:{kind[:-1]}."
+    kind = type(error).__name__
+    if isinstance(error, ConfigError) and text:
+        return f"{place}: {text}."  # ours, a sentence already
+    return f"{place}: {kind}: {text}." if text else f"{place}: {kind}."
 
 
 def described(value: object) -> str:

@@ -465,8 +465,10 @@ def _file_hash(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise ConfigError(f"model.weights: {path}: there is no such file.") from None
     except OSError as error:
-        raise ConfigError(f"model.weights: {path} cannot be read: {error}.") from None
+        raise ConfigError(f"model.weights: {path} cannot be read: {error.strerror}.") from None
 
 
 def _noise_multiplier(p: Privacy, mechanism: Mechanism, participation: Participation) -> float:

@@ -69,6 +69,12 @@ class Training:
     first: Tensor
 
     @property
+    def clients(self) -> Clients:
+        """The population."""
+        engine = self.engine
+        return engine.clients if isinstance(engine, EmbeddedEngine) else engine.users
+
+    @property
     def test(self) -> tuple[Tensor, Tensor]:
         """The examples and labels of a metric that is an accuracy.
 
@@ -81,12 +87,6 @@ class Training:
                 "the metric of this plan is a function."
             )
         return self.metric.x, self.metric.y
-
-    @property
-    def clients(self) -> Clients:
-        """The population."""
-        engine = self.engine
-        return engine.users if isinstance(engine, SelectEngine) else engine.clients
 
     @property
     def _turns(self) -> Turns | None:

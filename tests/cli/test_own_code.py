@@ -402,3 +402,18 @@ def test_a_starter_trains_as_it_is(tmp_path):
         text=True,
     )
     assert again.returncode == 2
+
+
+def test_what_own_code_prints_is_not_part_of_the_result(project, privpart):
+    code = code_of(project)
+    loud = code.read_text().replace("    x, y = batch\n", "    x, y = batch\n    print('batch')\n")
+    code.write_text(f"print('imported')\n{loud}")
+    plan, run = str(project / "plan.toml"), str(project / "run")
+    for command in (["doctor", "--plan", plan], ["train", "--plan", plan, "--out", run]):
+        done = privpart(*command, "--format", "json")
+        assert json.loads(done.stdout)["schema"].startswith("privpart/")
+        assert "batch" in done.stderr
+    exported = privpart("export", run, "--out", str(project / "model.safetensors"))
+    assert exported.returncode == 0
+    assert "batch" in exported.stderr
+    assert "batch" not in exported.stdout

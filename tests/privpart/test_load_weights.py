@@ -108,7 +108,7 @@ def test_the_number_of_batches_may_be_missing_as_torch_allows(path):
 
 
 def test_an_unreadable_file_is_one_sentence(path, tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read as a safetensors file"):
+    with pytest.raises(ConfigError, match="there is no such file"):
         load_weights(network(), path, BODY)
     with pytest.raises(ConfigError, match="cannot be read as a safetensors file"):
         load_weights(network(), tmp_path, BODY)

@@ -639,7 +639,7 @@ def test_calls_return_what_the_function_returns_and_name_what_it_raises(write):
     message = sentence(call, network, name, key, width=10)
     assert message == f"{key}: {name} failed: {folder}/helpers.py:3: IndexError: too wide."
     message = sentence(call, network, name, key, width=0)
-    assert message.endswith("task.py:7: ConfigError: width=0: must be at least 1.")
+    assert message.endswith("task.py:7: width=0: must be at least 1.")
 
 
 def test_wrong_options_are_named_with_what_the_function_takes(write):
