@@ -31,7 +31,6 @@ _LARGEST_BATCH = 65_536
 
 
 def costs(
-    context: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="Name of a network, for instance emnist_cnn.")
     ] = None,
@@ -91,9 +90,9 @@ def costs(
     from privpart.measure.costs import Bandwidth
 
     bandwidth = Bandwidth(down * _MEGA, up * _MEGA)
+    if plan is not None and model is not None:
+        raise ConfigError(f"model={model}: --plan names a network as well; give one of them.")
     if plan is not None:
-        applies = frozenset({"train", "ladder", "down", "up", "plot", "form"})
-        options.refuse_beside(context, "plan", applies, "has its own values; leave out")
         subject = _of_plan(plan, train, ladder=ladder)
     else:
         local = LocalTraining(

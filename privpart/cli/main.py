@@ -24,6 +24,7 @@ from privpart.cli.demo import demo
 from privpart.cli.doctor import doctor
 from privpart.cli.export import export
 from privpart.cli.freeze_search import freeze_search
+from privpart.cli.idle import Command
 from privpart.cli.init import init
 from privpart.cli.inspect import inspect
 from privpart.cli.report import report
@@ -51,7 +52,7 @@ _COMMANDS = (
     demo,
 )
 for _command in _COMMANDS:
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(audit.app, name="audit")
 

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from accounting import checks
 from accounting.report import up
 from privpart.cli import options
+from privpart.cli.idle import Command
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
@@ -58,7 +59,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=Command)
 def run(
     file: Annotated[Path, typer.Argument(help="TOML file with a base plan, axes and seeds.")],
     out: Annotated[Path, typer.Option(help="Folder of the sweep.")],
@@ -86,7 +87,7 @@ def run(
         _show(store, out, form)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the sweep.")],
     form: options.FormatOption = Format.TABLE,

@@ -45,17 +45,23 @@ def test_balls_in_bins(privpart):
     [
         ([*BINS, "--mechanism", "blt"], "is not known to amplify blt here; its proof covers"),
         ([*POISSON, "--mechanism", "tree"], "is not known to amplify tree"),
-        ([*POISSON, *ALONE, "--bins", "8"], "--bins 8: is for --sampling balls-in-bins"),
-        ([*BINS, *ALONE, "--population", "9"], "--population 9: is for --sampling poisson"),
-        ([*BINS, *ALONE, "--method", "exact"], "--method exact: is for --sampling poisson"),
+        ([*POISSON, *ALONE, "--bins", "8"], "has no bins; leave out --bins"),
+        ([*BINS, *ALONE, "--population", "9"], "needs the bins alone; leave out --population"),
+        ([*BINS, *ALONE, "--method", "exact"], "needs the bins alone; leave out --method"),
         ([*POISSON, *ALONE, "--method", "exact"], "is 'pld' (default) or 'rdp'"),
         ([*POISSON, *ALONE, "--max-participations", "1"], "leave out --max-participations"),
         ([*POISSON[:4], *ALONE], "needs --expected-batch and --population"),
         ([*BINS[:2], *ALONE], "bins is missing"),
         ([*BINS[:2], *ALONE, "--bins", "1"], "--bins 1: must be at least 2"),
         ([*POISSON[:2], *ALONE, "--expected-batch", "9", "--population", "3"], "expected-batch 9"),
-        (["--expected-batch", "9"], "--expected-batch 9.0: needs --sampling"),
-        (["--bins", "9"], "--bins 9: needs --sampling"),
+        (
+            ["--expected-batch", "9"],
+            "without --sampling: nobody is sampled; add --sampling, or leave out --expected-batch",
+        ),
+        (
+            ["--bins", "9"],
+            "without --sampling: nobody is sampled; add --sampling, or leave out --bins",
+        ),
         (["--sampling", "b-min-sep"], "balls-in-bins"),
     ],
 )

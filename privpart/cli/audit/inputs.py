@@ -128,8 +128,6 @@ def _local_steps(options: AuditOptions) -> LocalSteps | None:
 def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return images to attack, and public images; for a file both are all of its images."""
     if data in ("digits", "fashion-mnist"):
-        if data == "digits" and folder is not None:
-            raise ConfigError("data_dir: is only for fashion-mnist; digits come with scikit-learn.")
         task = digits() if data == "digits" else fashion_mnist(folder)
         return (task.test_x, task.test_y), (task.train_x, task.train_y)
     if not data.endswith(".safetensors"):

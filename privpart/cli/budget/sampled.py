@@ -77,17 +77,10 @@ def sampled_guarantee(
     """Return the guarantee of a sampler with the one accountant that covers it.
 
     Raises:
-        ConfigError: an option of the other sampler, a missing one, or a mechanism that the sampler
-            is not known to amplify.
+        ConfigError: a missing option, or a mechanism that the sampler is not known to amplify.
     """
     if sampling is SamplingName.POISSON:
-        if bins is not None:
-            raise ConfigError(f"bins={bins}: is for --sampling balls-in-bins; leave it out.")
         return _poisson(mechanism, noise_multiplier, expected_batch, population, method)
-    others = {"expected_batch": expected_batch, "population": population, "method": method}
-    for name, value in others.items():
-        if value is not None:
-            raise ConfigError(f"{name}={value}: is for --sampling poisson; leave it out.")
     if bins is None:
         raise ConfigError("bins is missing: --sampling balls-in-bins needs --bins.")
     _refuse_other_noise(mechanism, ("independent",), sampling)
