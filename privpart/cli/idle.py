@@ -183,8 +183,11 @@ TABLE: Mapping[str, Options] = {
     "schedule": Options(free="plan every form"),
     "inspect": Options(free="run out rounds channels against form"),
     "costs": Options(
-        free="model train ladder examples epochs batch_size optimizer down up measure plot form",
-        idle=(_MOMENTUM,),
+        free="model plan train ladder down up plot form",
+        idle=(
+            _beside_plan("examples epochs batch_size optimizer momentum measure"),
+            _MOMENTUM,
+        ),
     ),
     "freeze-search": Options(free="data tolerance seeds jobs form", idle=(_DATA_DIR,)),
     "demo": Options(free="out data seed seeds jobs", idle=(_DATA_DIR,)),

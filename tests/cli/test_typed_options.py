@@ -83,6 +83,7 @@ SITUATIONS = {
     ("train", "fork_of"): [[*PLANNED, "--out", "run", "--fork-of", "old"]],
     ("export", "part"): [["run", "--out", "m.safetensors", "--part", "trained"]],
     ("report", "statement"): [["run", "--statement"]],
+    ("costs", "plan"): [PLANNED],
     ("costs", "optimizer"): [["emnist_cnn", "--optimizer", "adam"]],
     ("freeze-search", "data"): [[]],
     ("demo", "data"): [[]],
