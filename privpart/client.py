@@ -394,8 +394,7 @@ def augmented(batch: Batch, augment: str | Augment) -> Batch:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{_named('augment', augment)}: {error_in(error, augment)} The batch: "
-            f"{_shown(batch)}."
+            f"{_named('augment', augment)}: {error_in(error, augment)} The batch: {_shown(batch)}."
         ) from error
     raise ConfigError(f"{_named('augment', augment)}: returned no examples; must keep some.")
 
@@ -495,8 +494,8 @@ def error_in(error: Exception, function: str | Callable[..., Any]) -> str:
     ]
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     message = " ".join(str(error).split())[:500].rstrip(".")
-    kind = "returned what cannot be used" if isinstance(error, ConfigError) else type(error).__name__
-    return f"{kind}: {message}{place}."
+    kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+    return f"{kind}{message}{place}."
 
 
 def _shown(batch: Batch) -> str:
@@ -530,8 +529,8 @@ def mean_loss(outputs: Tensor, y: Tensor, name: str = "cross_entropy") -> Tensor
     if name == "cross_entropy":
         if y.dtype not in (torch.int64, torch.uint8):
             raise ConfigError(
-                f"loss='cross_entropy': labels have type {y.dtype}; must be torch.int64. For values "
-                "to predict use mean_squared_error."
+                f"loss='cross_entropy': labels have type {y.dtype}; must be torch.int64. To "
+                "predict values, use mean_squared_error."
             )
         logits = outputs.flatten(0, -2) if outputs.dim() > 1 else outputs
         try:

@@ -51,10 +51,9 @@ def matching_parameters(
             f"the module, a {type(module).__name__}, has no parameters: nothing can train."
         )
     positive = [p for p in patterns if not p.startswith("!")] or ["*"]
-    wanted = {name for p in positive for name in _matches(module, p, own_names)}
-    unwanted = {
-        name for p in patterns if p.startswith("!") for name in _matches(module, p[1:], own_names)
-    }
+    wanted = {name for p in positive for name in _matches(module, p, own_names, option)}
+    excluded = [p[1:] for p in patterns if p.startswith("!")]
+    unwanted = {name for p in excluded for name in _matches(module, p, own_names, option)}
     if not wanted - unwanted:
         raise ConfigError(f"{option}={list(patterns)}: excludes every parameter of the model.")
     return tuple(n for n, _ in module.named_parameters() if n in wanted - unwanted)
@@ -79,7 +78,7 @@ def freeze_ladder(module: nn.Module, blocks: Sequence[str] = ()) -> dict[str, tu
     """
     found = {block: (block,) for block in blocks} or _layers(module)
     sizes = {name: p.numel() for name, p in module.named_parameters()}
-    names = {block: set(matching_parameters(module, found[block])) for block in found}
+    names = {block: set(matching_parameters(module, found[block], "blocks")) for block in found}
     largest = sorted(names, key=lambda block: -sum(sizes[name] for name in names[block]))
     ladder: dict[str, tuple[str, ...]] = {"full": ("*",)}
     frozen: list[str] = []
@@ -133,7 +132,7 @@ def first_names(module: nn.Module) -> dict[str, str]:
     return {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
 
 
-def _matches(module: nn.Module, pattern: str, own_names: dict[str, str]) -> set[str]:
+def _matches(module: nn.Module, pattern: str, own_names: dict[str, str], option: str) -> set[str]:
     kind, is_type, wanted = pattern.partition("type:")
     if is_type and not kind:
         candidates = _names_by_type(module)
@@ -148,7 +147,8 @@ def _matches(module: nn.Module, pattern: str, own_names: dict[str, str]) -> set[
     if not found:
         close = difflib.get_close_matches(wanted.rstrip(".*"), near, n=3, cutoff=0.3)
         raise ConfigError(
-            f"pattern {pattern!r} matches no parameter. Near it: {', '.join(close or near[:5])}."
+            f"{option}: pattern {pattern!r} matches no parameter. Near it: "
+            f"{', '.join(close or near[:5])}."
         )
     return {own_names[name] for name in found}
 
@@ -209,7 +209,7 @@ def trained_groups(
     for number, patterns in enumerate(groups):
         if not patterns:
             raise ConfigError(f"groups: group {number + 1} is empty. Leave it out.")
-        for name in matching_parameters(module, patterns):
+        for name in matching_parameters(module, patterns, "groups"):
             if home.setdefault(name, number) != number:
                 raise ConfigError(
                     f"parameter {name!r} is in groups {home[name] + 1} and {number + 1}: it must "

@@ -66,8 +66,6 @@ def doctor(
 
     Example: privpart doctor --plan plan.toml
     """
-    if all_clients and plan is None:
-        raise ConfigError("all_clients=True: checks the clients of a plan; pass --plan.")
     with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
         found = [*_installation(), *(() if plan is None else _plan(plan, all_clients=all_clients))]
     if form is Format.JSON:

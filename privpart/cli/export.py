@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from accounting import ConfigError
-
 
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
@@ -37,8 +35,6 @@ def export(
     from privpart.experiment import export as files
     from privpart.experiment.train import released_setup
 
-    if part == "trained" and plan is not None:
-        raise ConfigError(f"plan={plan}: the trained part needs no plan; leave it out.")
     files.released_parameters(run)  # before anything is imported
     with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
         setup = None if part == "trained" else released_setup(run, plan=plan, tell=tell_of_code)

@@ -161,12 +161,33 @@ TABLE: Mapping[str, Options] = {
             ),
         ),
     ),
+    "init": Options(free="folder"),
+    "doctor": Options(
+        free="plan form",
+        idle=(Idle("all_clients", "plan", _missing("plan"), "there are no clients to read"),),
+    ),
+    "train": Options(
+        free="out plan resume evaluate_every workers batching precision device tensorboard health "
+        "form",
+        idle=(
+            Idle("fork_of seed", "resume", _given("resume"), "the run has its start and its noise"),
+            Idle("seed", "fork_of", _given("fork_of"), "a fork of a private run has a secret key"),
+            Idle("adopt", "resume", _missing("resume"), "there is no run to adopt"),
+        ),
+    ),
+    "export": Options(
+        free="run out part",
+        idle=(Idle("plan", "part", _is("part", "trained"), "needs no plan"),),
+    ),
     "report": Options(free="run delta vouch max_epsilon statement", idle=(_prose("form"),)),
     "schedule": Options(free="plan every form"),
     "inspect": Options(free="run out rounds channels against form"),
     "costs": Options(
-        free="model train ladder examples epochs batch_size optimizer down up measure plot form",
-        idle=(_MOMENTUM,),
+        free="model plan train ladder down up plot form",
+        idle=(
+            _beside_plan("examples epochs batch_size optimizer momentum measure"),
+            _MOMENTUM,
+        ),
     ),
     "freeze-search": Options(free="data tolerance seeds jobs form", idle=(_DATA_DIR,)),
     "demo": Options(free="out data seed seeds jobs", idle=(_DATA_DIR,)),
@@ -202,7 +223,7 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
 }
-"""Every option of every command but ``train``, by the words that name the command."""
+"""Every option of every command, by the words that name the command."""
 
 
 def typed(context: typer.Context) -> frozenset[str]:

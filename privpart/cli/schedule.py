@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -12,6 +12,7 @@ from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
+    from privpart.data.users import Users
     from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.training import Training
     from privpart.plan import Rounds
@@ -84,7 +85,8 @@ def _costs(
 ) -> list[dict[str, Any]]:
     from privpart.measure.costs import computation_share, run_costs
 
-    users, groups = setup.clients, len(setup.model.group_sizes)
+    users = cast("Users", setup.clients)  # of a built-in task
+    groups = len(setup.model.group_sizes)
     held = max(1, min(map(len, users.indices)))
     batch = slice(0, min(plan.client.batch_size, held))
     everything = tuple(range(groups))

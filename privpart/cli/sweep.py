@@ -113,10 +113,14 @@ def _run(chosen: "Sweep", store: "SweepStore", jobs: int, out: Path) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
+    from privpart.cli.train import tell_of_code
     from privpart.experiment.sweep import run_sweep
 
     done = store.finished()
     missing = [cell for cell in chosen.cells if cell.key not in done]
+    plans = [plan for cell in missing for plan in cell.candidates]
+    for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
+        tell_of_code(plan)
     typer.echo(f"{len(chosen.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
     try:
         with Progress(console=Console(stderr=True), transient=True) as progress:

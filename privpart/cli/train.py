@@ -9,10 +9,13 @@ import typer
 
 from accounting import ConfigError, checks
 from privpart.cli import options
+from privpart.cli.idle import typed
 from privpart.cli.options import Format
 from privpart.engines.options import Batching, EngineOptions, Precision
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from collections.abc import Callable
+
     from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.training import Training
     from privpart.run.folder import RunFolder
@@ -23,6 +26,7 @@ _DEFAULTS = EngineOptions()
 
 
 def train(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
     plan: Annotated[
         Path | None, typer.Option(help="TOML file with the whole training; for a new run.")
@@ -108,21 +112,20 @@ def train(
     engine = EngineOptions(
         workers=workers, batching=batching, precision=precision, device=device, health=health
     )
+
+    def about(chosen: "PlanFile") -> None:
+        _refuse_evaluation(context, chosen)
+        tell_of_code(chosen)
+
     with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
         if resume:
-            if fork_of is not None or seed is not None:
-                raise ConfigError(
-                    "--resume: the run has its start and its noise; leave out --fork-of and --seed."
-                )
             from privpart.experiment.train import resume_run
 
-            run, setup = resume_run(out, plan=plan, adopt=adopt, options=engine, tell=tell_of_code)
-        elif adopt:
-            raise ConfigError("--adopt: only with --resume.")
+            run, setup = resume_run(out, plan=plan, adopt=adopt, options=engine, tell=about)
         elif plan is None:
             raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
         else:
-            run, setup = _begun(plan, out, fork_of, seed, engine)
+            run, setup = _begun(plan, out, fork_of, seed, engine, about)
         with run:
             _train(run, setup, evaluate_every, tensorboard=tensorboard)
     _tell(run, form)
@@ -132,6 +135,15 @@ def tell_of_code(plan: "PlanFile") -> None:
     """Say on standard error which code a plan is about to import."""
     for key, reference in plan.references().items():
         typer.echo(f"privpart: imports {reference} ({key}) from {plan.folder}", err=True)
+
+
+def _refuse_evaluation(context: typer.Context, plan: "PlanFile") -> None:
+    """Refuse options about evaluations that a plan without a metric does not make."""
+    if plan.data.task is None and plan.data.metric is None:
+        idle = sorted(typed(context) & {"evaluate_every", "tensorboard"})
+        if idle:
+            listed = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+            raise ConfigError(f"data.metric: the plan has none to evaluate by; leave out {listed}.")
 
 
 def _tell(run: "RunFolder", form: Format) -> None:
@@ -152,13 +164,14 @@ def _begun(
     fork_of: Path | None,
     seed: int | None,
     engine: EngineOptions,
+    about: "Callable[[PlanFile], None]",
 ) -> "tuple[RunFolder, Training]":
     """Put a plan together, and begin its run only if that succeeds."""
     from privpart.experiment.plan_file import read
     from privpart.experiment.train import begin
 
     chosen, text = read(plan), plan.read_text(encoding="utf-8")
-    tell_of_code(chosen)
+    about(chosen)
     return begin(chosen, out, text=text, fork_of=fork_of, seed=seed, options=engine)
 
 

@@ -223,17 +223,8 @@ def begin(
     refuse_noise(promised.update_noise_multiplier, setup.start.numel())
     if plan.data.task is None and setup.metric is not None:
         setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
-    facts: dict[str, Any] = {"delta": plan.privacy.delta}
-    facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
+    facts = _facts(plan, setup, own, code)
     facts |= {"plan_tables": plan.tables} if text is None else {"plan_file": text}
-    if plan.data.task is None:
-        facts["population"] = population_hash(setup.clients)
-    if code is not None:
-        facts |= {"code": code, "plan_folder": str(plan.folder)}
-    if (passed := _passed(own)) is not None:
-        facts["passed"] = passed
-    if plan.select is None:
-        facts["parameters"] = [[n, list(v.shape)] for n, v in _views(setup).items()]
     if fork_of is None:
         run = RunFolder.create(out, promised, seed=seed, facts=facts)
     else:
@@ -241,6 +232,24 @@ def begin(
     if text is not None:
         write_durably(out / PLAN, text.encode())  # for people; the ledger's copy counts
     return run, setup
+
+
+def _facts(
+    plan: PlanFile, setup: Training, own: Own, code: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return what the ledger keeps of a run besides its privacy plan."""
+    facts: dict[str, Any] = {"delta": plan.privacy.delta}
+    facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
+    if plan.data.task is None:
+        facts["population"] = population_hash(setup.clients)
+    if code is not None:
+        facts |= {"code": code, "plan_folder": str(plan.folder)}
+    if (passed := _passed(own)) is not None:
+        facts["passed"] = passed
+    if plan.select is None:
+        views = setup.model.views(setup.model.flat)
+        facts["parameters"] = [[name, list(view.shape)] for name, view in views.items()]
+    return facts
 
 
 def resume_run(
@@ -402,10 +411,6 @@ def finish(
             callbacks=[*watchers, *callbacks],
         )
     return records
-
-
-def _views(setup: Training) -> dict[str, Any]:
-    return setup.model.views(setup.model.flat)
 
 
 def _passed(own: Own) -> dict[str, str | None] | None:

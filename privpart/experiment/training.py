@@ -89,12 +89,6 @@ class Training:
         return self.metric.x, self.metric.y
 
     @property
-    def clients(self) -> Clients:
-        """The population."""
-        engine = self.engine
-        return engine.users if isinstance(engine, SelectEngine) else engine.clients
-
-    @property
     def _turns(self) -> Turns | None:
         return self.engine.turns if isinstance(self.engine, SelectEngine) else None
 
@@ -260,7 +254,10 @@ def _named_code(plan: PlanFile) -> Code:
     """Import what a plan names."""
 
     def calling(key: str, reference: str) -> Callable[..., Any]:
-        function = own_code.load(reference, plan.folder)
+        try:
+            function = own_code.load(reference, plan.folder)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from error.__cause__
 
         @wraps(function)  # with the attributes that a metric may have
         def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401  somebody else's code
@@ -294,7 +291,7 @@ def _model(plan: PlanFile, own: Own, code: Code) -> PartialModel:
     # a copy, because a PartialModel takes a module's parameters over
     module = _built(table, code) if own.module is None else deepcopy(own.module)
     if table.weights is not None:
-        kept = matching_parameters(module, table.keep or ["*"])
+        kept = matching_parameters(module, table.keep or ["*"], "keep")
         load_weights(module, plan.folder / table.weights, kept)
     if plan.select is not None:
         return table.partial(groups=plan.groups())
@@ -446,17 +443,27 @@ def refuse_misfit(
     """
     if isinstance(clients, Users) and local.loss == "cross_entropy":
         refuse_other_shapes(network, clients, metric)
+    batch, _ = first_batch(clients, local)
+    found = batch_loss(network, batch, local.loss)
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(found, trained, allow_unused=True)
+    if all(gradient is None for gradient in gradients):
+        raise ConfigError("client.loss: does not depend on any parameter that trains.")
+
+
+def first_batch(clients: Clients, local: LocalTraining) -> tuple[Batch, int]:
+    """Return a batch of the first client, as it trains on it, and how many examples it holds.
+
+    Raises:
+        ConfigError: its examples cannot be fetched, or the augmentation fails.
+    """
     first = client_id(clients.ids[0])
     examples = fetched(clients, first, torch.Generator().manual_seed(0))
     batch = take(examples, torch.arange(min(local.batch_size, count_rows(examples))))
     if local.augment is not None:
         with seeded(0, torch.device("cpu")):
             batch = augmented(batch, local.augment)
-    found = batch_loss(network, batch, local.loss)
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    gradients = torch.autograd.grad(found, trained, allow_unused=True)
-    if all(gradient is None for gradient in gradients):
-        raise ConfigError("client.loss: does not depend on any parameter that trains.")
+    return batch, count_rows(examples)
 
 
 def refuse_other_shapes(network: nn.Module, users: Users, metric: Metric | None = None) -> None:

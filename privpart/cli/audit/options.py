@@ -58,7 +58,11 @@ class AuditOptions:
     """
 
     model: Annotated[
-        str, typer.Option(help="lenet, relu-lenet, mlp, resnet8, or MODULE:FUNCTION of your own.")
+        str,
+        typer.Option(
+            help="lenet, relu-lenet, mlp, resnet8, or your own, which is called without arguments: "
+            "MODULE:FUNCTION or ./FILE.py:FUNCTION."
+        ),
     ]
     data: Annotated[
         str, typer.Option(help="digits, fashion-mnist, or a .safetensors file with x and y.")
