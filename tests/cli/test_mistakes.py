@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import privpart as package
@@ -43,6 +44,7 @@ augment = "./NAME.py:augment"
 CODE = """
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from privpart.data import Users, from_frame, from_npz, from_tensors
 
@@ -440,7 +442,7 @@ COMMANDS = {
     "no adapter": (("export", "RUN", "--part", "peft", "--out", "NEW"), ("Sequential", "Use full")),
     "idle plan": (
         ("export", "RUN", "--part", "trained", "--plan", "PLAN", "--out", "NEW"),
-        (r"plan\.toml", "needs no plan", "leave it out"),
+        ("--plan", "needs no plan", "leave"),
     ),
     "export with another plan": (
         ("export", "RUN", "--plan", "OTHER", "--out", "NEW"),
