@@ -164,8 +164,7 @@ def test_training_moves_local_parts_and_only_the_update_comes_back():
     update = client_update(
         model,
         start,
-        x,
-        y,
+        (x, y),
         local=LocalTraining(0.5),
         clip_norm=9.0,
         generator=torch.Generator().manual_seed(0),
@@ -193,7 +192,7 @@ def test_the_next_client_cannot_tell_who_trained_before():
 
     def update(which):
         return client_update(
-            model, start, x[which], y[which], local=LocalTraining(0.5, epochs=3), clip_norm=9.0,
+            model, start, (x[which], y[which]), local=LocalTraining(0.5, epochs=3), clip_norm=9.0,
             generator=torch.Generator().manual_seed(0),
         )  # fmt: skip
 

@@ -594,7 +594,9 @@ def test_names_that_are_missing_or_not_callable(write):
     assert sentence(load, "./task.py:netwerk", folder) == (
         "./task.py:netwerk: task does not define netwerk; near it: network."
     )
-    assert "is a int; must be a function or a class" in sentence(load, "./task.py:network", folder)
+    assert "is of type int; must be a function or a class" in sentence(
+        load, "./task.py:network", folder
+    )
 
 
 def test_a_package_that_is_not_importable(write, monkeypatch):
@@ -647,7 +649,8 @@ def test_wrong_options_are_named_with_what_the_function_takes(write):
     name, key = "./task.py:network", "model.factory"
     network = load(name, folder)
     assert sentence(call, network, name, key, width=1, dept=2) == (
-        f"{key}: {name}(width, *, depth=2): got an unexpected keyword argument 'dept'."
+        f"{key}: {name}(width, *, depth=2): got an unexpected keyword argument 'dept'; the plan "
+        "passes width, dept."
     )
     assert "missing a required argument: 'width'" in sentence(call, network, name, key)
     assert "too many positional arguments" in sentence(call, network, name, key, 1, 2)
