@@ -2,7 +2,8 @@
 
 ``training`` puts a plan together and ``Training.run`` trains it. ``privpart train``, ``sweep``,
 ``demo`` and ``freeze-search`` and ``privpart.train`` all train through these two functions. What a
-plan names of its author's code is imported and called here, and nowhere else.
+plan names of its author's code is imported and called here, and nowhere else: putting a plan
+together and checking that its parts fit each other are one file.
 """
 
 import hashlib
