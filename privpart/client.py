@@ -370,9 +370,11 @@ def _computed_loss(module: nn.Module, batch: Batch, loss: str | Loss) -> Any:  #
         outputs = logits_of(_called(module, inputs))
         _refuse_copying(inputs, outputs, labels, loss)
         return mean_loss(outputs, labels, loss)
-    except (ConfigError, MemoryError, torch.OutOfMemoryError):
+    except ConfigError:
         raise
     except Exception as error:
+        if _lacks_memory(error):
+            raise
         raise ConfigError(
             f"{_named('loss', loss)}: {error_in(error, loss)} The batch: {_shown(batch)}."
         ) from error
@@ -390,9 +392,9 @@ def augmented(batch: Batch, augment: str | Augment) -> Batch:
         changed = augment(batch)
         if count_rows(changed):
             return changed
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
+        if _lacks_memory(error):
+            raise
         raise ConfigError(
             f"{_named('augment', augment)}: {error_in(error, augment)} The batch: {_shown(batch)}."
         ) from error
@@ -482,6 +484,12 @@ def _named(field: str, function: str | Callable[..., Any]) -> str:
     if isinstance(function, str):
         return f"{field}={function!r}"
     return f"{field}={getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _lacks_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "allocate memory" in str(error)  # torch's allocator raises no specific type
 
 
 def error_in(error: Exception, function: str | Callable[..., Any]) -> str:

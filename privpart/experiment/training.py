@@ -2,8 +2,9 @@
 
 ``training`` puts a plan together and ``Training.run`` trains it. ``privpart train``, ``sweep``,
 ``demo`` and ``freeze-search`` and ``privpart.train`` all train through these two functions. What a
-plan names of its author's code is imported and called here, and nowhere else: putting a plan
-together and checking that its parts fit each other are one file.
+plan names of its author's code is imported and called here, and nowhere else.
+
+What is put together and what is refused are one file, because both follow the plan's tables.
 """
 
 import hashlib

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import privpart as package
@@ -43,6 +44,7 @@ augment = "./NAME.py:augment"
 CODE = """
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from privpart.data import Users, from_frame, from_npz, from_tensors
 
@@ -345,6 +347,46 @@ def test_a_mistake_in_a_later_round_is_one_sentence(mistake, tmp_path, privpart)
     assert (tmp_path / "run").exists()
 
 
+WEIGHTS = {
+    "no safetensors": (b"PK\x03\x04 a pickle", (r"w\.safetensors", "safetensors")),
+    "other shapes": ({"0.weight": torch.zeros(5, 3)}, (r"0\.weight", r"5, 3", r"4, 3")),
+    "no such name": ({"first.weight": torch.zeros(4, 3)}, (r"0\.weight",)),
+    "not finite": ({"0.weight": torch.full((4, 3), torch.nan)}, (r"0\.weight", "NaN|finite")),
+    "whole numbers": ({"0.weight": torch.ones(4, 3, dtype=torch.int64)}, (r"0\.weight", "int64")),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_that_do_not_fit_are_one_sentence(name, tmp_path, privpart):
+    held, says = WEIGHTS[name]
+    file = tmp_path / "w.safetensors"
+    if isinstance(held, bytes):
+        file.write_bytes(held)
+    else:
+        save_file(held, file)
+    kept = named("keep", '["0.weight"]\nweights = "w.safetensors"')
+    refuse(Mistake(f"weights {name}", says, kept), tmp_path, privpart)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("change", ["moved", "changed", "broken"])
+def test_a_file_that_is_not_what_it_was_is_one_sentence(change, tmp_path, privpart):
+    plan, run = Mistake(change, ()).write(tmp_path), str(tmp_path / "run")
+    assert privpart("train", "--plan", str(plan), "--out", run).returncode == 0
+    code = tmp_path / f"mistake_{change}.py"
+    if change == "moved":
+        code.rename(tmp_path / "elsewhere.py")
+    else:
+        code.write_text(CODE + ("\n# mended\n" if change == "changed" else "\ndef f(:\n"))
+    for command in (("train", "--resume", "--out", run), ("export", run, "--out", f"{run}.st")):
+        sentence = told(privpart(*command))
+        assert code.name in sentence
+        assert {"moved": "no file", "changed": "has changed", "broken": "not valid"}[change] in (
+            sentence
+        )
+    assert privpart("report", run).returncode == 0
+
+
 def test_a_diverged_metric_is_no_mistake(tmp_path, privpart):
     """NaN is written as null, and the run continues."""
     plan = Mistake(
@@ -400,7 +442,7 @@ COMMANDS = {
     "no adapter": (("export", "RUN", "--part", "peft", "--out", "NEW"), ("Sequential", "Use full")),
     "idle plan": (
         ("export", "RUN", "--part", "trained", "--plan", "PLAN", "--out", "NEW"),
-        (r"plan\.toml", "needs no plan", "leave it out"),
+        ("--plan", "needs no plan", "leave"),
     ),
     "export with another plan": (
         ("export", "RUN", "--plan", "OTHER", "--out", "NEW"),
