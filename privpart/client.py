@@ -17,6 +17,7 @@ A loss is a name or a function of the module and a batch. Clients and losses are
 step of training is both: what a loss makes of the network and a batch, and how that moves it.
 """
 
+import random  # noqa: TID251  only to seed what other people's code draws
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -210,7 +212,9 @@ def client_update(
     if out is not None:
         _refuse_other_memory(out, model.active_dim(active))
     # another seed than that of the order, so that dropout masks do not repeat its random numbers
-    with model.lent(start), seeded(generator.initial_seed() ^ 1, model.flat.device):
+    own_code = callable(local.loss) or local.augment is not None
+    seed = generator.initial_seed() ^ 1
+    with model.lent(start), seeded(seed, model.flat.device, everything=own_code):
         model.train_only(active)
         if own is not None:
             model.own.copy_(own)
@@ -251,8 +255,16 @@ def _refuse_other_memory(out: Tensor, dim: int) -> None:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Within this context, draw torch's random numbers from a seed, on the CPU and the device."""
+def seeded(seed: int, device: torch.device, *, everything: bool = False) -> Iterator[None]:
+    """Within this context, draw torch's random numbers from a seed, on the CPU and the device.
+
+    With ``everything``, those of NumPy and of Python's module random, which other people's code may
+    draw from, follow from the seed, too.
+    """
+    if everything:
+        with _seeded_elsewhere(seed), seeded(seed, device):
+            yield
+        return
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
         torch.default_generator.manual_seed(seed)
@@ -261,6 +273,19 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             with module.device(device):
                 module.manual_seed(seed)
         yield
+
+
+@contextmanager
+def _seeded_elsewhere(seed: int) -> Iterator[None]:
+    """Within this context, draw NumPy's global random numbers and Python's from a seed."""
+    before = np.random.get_state(), random.getstate()  # noqa: NPY002
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(before[0])  # noqa: NPY002
+        random.setstate(before[1])
 
 
 def _steps(
@@ -275,6 +300,7 @@ def _steps(
     """Train, and yield the loss of every step after it."""
     optimizer = None if local.plain_sgd else local.fresh_optimizer(model, active)
     trained = [p for p in model.module.parameters() if p.requires_grad]
+    kept = [p.grad for p in trained]  # views of the model's gradients, which a loss may replace
     for rows in local.batches(count_rows(examples), generator):
         batch = take(examples, rows)
         if local.augment is not None:
@@ -287,9 +313,7 @@ def _steps(
             _descend(total, trained, local.learning_rate)
             yield total.detach()
             continue
-        model.gradient.zero_()
-        model.own_gradient.zero_()
-        total.backward()  # type: ignore[no-untyped-call]
+        _differentiate(total, trained, kept)
         if local.objective == "fedprox":
             for span in model.spans(active):
                 add_proximal_gradient(
@@ -303,11 +327,35 @@ def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> 
     """Take the step of plain SGD; with dense gradients, the same bits as torch's optimiser."""
     # It uses the gradients where autograd allocates them: zeroing ``model.gradient`` and adding to
     # it in every step took a tenth of the time of a dense network.
-    gradients = torch.autograd.grad(total, trained, allow_unused=True)
+    gradients = _gradients(total, trained)
     with torch.no_grad():
         for parameter, gradient in zip(trained, gradients, strict=True):
             if gradient is not None:
                 parameter.add_(gradient, alpha=-learning_rate)
+
+
+def _differentiate(total: Tensor, trained: Sequence[Tensor], out: Sequence[Tensor | None]) -> None:
+    """Write the gradient of each parameter into its tensor of ``out``; zeros where it has none."""
+    for gradient, to in zip(_gradients(total, trained), out, strict=True):
+        if to is None:
+            raise TypeError("a parameter that trains has no memory for its gradient")
+        to.zero_()
+        if gradient is not None:
+            to.add_(gradient)  # not copied, because it may be sparse
+
+
+def _gradients(total: Tensor, trained: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Return the gradient of each parameter; None where the loss does not depend on it.
+
+    Raises:
+        ConfigError: the loss switched the gradient of a parameter off.
+    """
+    if not all(parameter.requires_grad for parameter in trained):
+        raise ConfigError(
+            "the loss or the network switched off the gradient of a parameter that trains "
+            "(requires_grad_); choose what trains by the patterns in train."
+        )
+    return torch.autograd.grad(total, trained, allow_unused=True)
 
 
 def _moon_loss(

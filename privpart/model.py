@@ -202,6 +202,14 @@ class PartialModel:
                 "clipped nor noised. Do not write to frozen parameters; and build the model again."
             )
 
+    def frozen_sum(self) -> int:
+        """Return the sum of the frozen parameters' bits as integers, which any accident changes.
+
+        It is what ``verify`` finds, for a fraction of the time.
+        """
+        sums = (p.detach().view(torch.int32).sum(dtype=torch.int64) for p in self._frozen)
+        return sum(int(found) for found in sums)
+
     def _fingerprint(self) -> str:
         parameters = dict(self.module.named_parameters())
         return tensors_fingerprint(
@@ -269,6 +277,8 @@ class PartialModel:
         for group, names in enumerate(self.groups):
             for name in names:
                 parameters[name].requires_grad_(group in wanted)
+        for name in self.local:
+            parameters[name].requires_grad_(True)
 
     def describe(self) -> "Description":
         """Return one row per named parameter; ``print`` shows a table with shares and totals."""

@@ -13,7 +13,7 @@ from privpart.client import LocalTraining, Watch, client_update
 from privpart.data.batches import Batch
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.methods import client_generator, fetched, naming
+from privpart.engines.methods import client_generator, fetched, naming, unwritten
 from privpart.messages import ClientId, ClientUpdate, RoundTask
 from privpart.model import PartialModel
 
@@ -66,27 +66,28 @@ class ClientsWithMemory:
             )
         now: dict[ClientId, Tensor] = {}
         parts: dict[ClientId, Tensor] = {}
-        for client in task.clients:
-            generator = client_generator(self._data_seed, task.round, client)
-            examples = self._examples(client, generator)
-            if moon:
-                now[client] = self._previous.get(client, start).clone()
-            if keeps_part:
-                parts[client] = self._own.get(client, self._model.own_start).clone()
-            with naming(client):
-                update = client_update(
-                    self._model,
-                    start,
-                    examples,
-                    local=local,
-                    clip_norm=task.clip_norm,
-                    generator=generator,
-                    active=task.active,
-                    previous=now.get(client),
-                    own=parts.get(client),
-                    watch=watch,
-                )
-            yield task.update(client, update)
+        with unwritten(self._model):
+            for client in task.clients:
+                generator = client_generator(self._data_seed, task.round, client)
+                examples = self._examples(client, generator)
+                if moon:
+                    now[client] = self._previous.get(client, start).clone()
+                if keeps_part:
+                    parts[client] = self._own.get(client, self._model.own_start).clone()
+                with naming(client):
+                    update = client_update(
+                        self._model,
+                        start,
+                        examples,
+                        local=local,
+                        clip_norm=task.clip_norm,
+                        generator=generator,
+                        active=task.active,
+                        previous=now.get(client),
+                        own=parts.get(client),
+                        watch=watch,
+                    )
+                yield task.update(client, update)
         # Only after the last client, because a round that was interrupted may be run again. What
         # diverged is not kept: it would make every later update of its client non-finite.
         self._previous |= {client: own for client, own in now.items() if own.isfinite().all()}

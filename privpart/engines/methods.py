@@ -183,7 +183,7 @@ class LocalComputation:
         Raises:
             ConfigError: a client's examples cannot be trained on; the sentence names the client.
         """
-        with full_float32(self.device):
+        with full_float32(self.device), unwritten(self.model):
             self._updates(task, clients, start.to(self.device), method, out[: len(clients)], watch)
 
     def _updates(
@@ -379,6 +379,23 @@ def naming(client: ClientId) -> Iterator[None]:
         raise ConfigError(f"client {client!r}: {error}") from error
 
 
+@contextmanager
+def unwritten(model: PartialModel) -> Iterator[None]:
+    """Within this context, clients train; raise ConfigError if that changed the frozen part.
+
+    ``PartialModel.lent`` sees ordinary writes, but not those to ``parameter.data``, by which one
+    client's data would reach the updates of others.
+    """
+    before = model.frozen_sum()
+    yield
+    if model.frozen_sum() != before:
+        raise ConfigError(
+            "a frozen parameter was written to through .data during training: such a change is "
+            "neither clipped nor noised. Let it train, or do not write to it; and build the model "
+            "again."
+        )
+
+
 def fetched(clients: Clients, client: ClientId, generator: torch.Generator) -> Batch:
     """Return one client's examples; the seed of ``generator`` also seeds torch's random numbers.
 
@@ -386,7 +403,8 @@ def fetched(clients: Clients, client: ClientId, generator: torch.Generator) -> B
         ConfigError: they cannot be fetched, or are not a nest of tensors with a row per example.
     """
     # another seed than those of the order of examples and of dropout
-    with seeded(generator.initial_seed() ^ 2, torch.device("cpu")), naming(client):
+    seed = generator.initial_seed() ^ 2
+    with seeded(seed, torch.device("cpu"), everything=True), naming(client):
         try:
             examples = clients.examples(client)
         except (ConfigError, MemoryError):

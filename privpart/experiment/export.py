@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.plan import PrivacyPlan
 from privpart.run.files import read_state
 from privpart.run.folder import state_name
 from privpart.run.ledger import Ledger
@@ -105,19 +106,28 @@ def privacy_metadata(folder: str | Path, part: str) -> dict[str, str]:
     facts = ledger.facts
     rounds = len(ledger.rows())
     ledger.close()
-    found = {"format": "pt", "privpart.part": part, "privpart.run_id": facts["run_id"]}
+    found = {
+        "format": "pt",
+        "privpart.part": part,
+        "privpart.run_id": facts["run_id"],
+        "privpart.rounds": f"{rounds} of {PrivacyPlan.from_dict(facts['plan']).rounds}",
+    }
     if not facts["plan"]["noise_multiplier"]:
-        return found | {"privpart.statement": "no noise was added, so there is no guarantee"}
+        said = "no noise was added, so there is no guarantee"
+        return found | {"privpart.statement": said, "privpart.status": "no-guarantee"}
     report = run_report(folder)
     guarantee = report.guarantee
-    return found | {
+    found |= {
         "privpart.statement": guarantee.statement(),
         "privpart.status": guarantee.status,
-        "privpart.epsilon": repr(guarantee.epsilon),
-        "privpart.delta": repr(guarantee.delta),
         "privpart.plan": report.plan,
-        "privpart.rounds": f"{rounds} of {report.planned_rounds}",
     }
+    if guarantee.status in ("holds", "conditional"):  # no figure stands beside a broken promise
+        found |= {
+            "privpart.epsilon": repr(guarantee.epsilon),
+            "privpart.delta": repr(guarantee.delta),
+        }
+    return found
 
 
 def _trained(folder: str | Path) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -93,7 +94,7 @@ def measured(metric: Metric, module: nn.Module, name: str = "metric") -> float:
         raise
     except Exception as error:  # somebody else's code
         raise ConfigError(f"{name}: raised {type(error).__name__}: {error}.") from error
-    if isinstance(found, Tensor) and found.numel() == 1:
+    if isinstance(found, np.generic) or (isinstance(found, Tensor) and found.numel() == 1):
         found = found.item()
     if isinstance(found, bool) or not isinstance(found, int | float):
         of_shape = f" of shape {tuple(found.shape)}" if hasattr(found, "shape") else ""

@@ -5,8 +5,6 @@
 """
 
 import difflib
-import hashlib
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from accounting import checks
@@ -27,6 +26,7 @@ from privpart.experiment import own_code
 from privpart.experiment.export import export, released_module
 from privpart.experiment.metric import Accuracy, Metric
 from privpart.experiment.own_code import described
+from privpart.experiment.passed import digest
 from privpart.experiment.plan_file import PlanFile, parse, read, validated
 from privpart.experiment.training import (
     Own,
@@ -131,13 +131,25 @@ def train(
     checks.count("evaluate_every", evaluate_every)
     engine = _engine_options(options)
     chosen = _plan(plan)
-    if resume and holds_a_run(out):
-        run, setup = resume_run(Path(out), plan=chosen, own=given, options=engine)
-    else:
-        run, setup = begin(chosen, Path(out), own=given, seed=seed, options=engine)
-    with run:
-        history = finish(run, setup, evaluate_every, callbacks=callbacks, progress=progress)
+    threads = torch.get_num_threads()
+    try:
+        if resume and holds_a_run(out):
+            run, setup = resume_run(Path(out), plan=chosen, own=given, options=engine)
+        else:
+            run, setup = begin(chosen, Path(out), own=given, seed=seed, options=engine)
+        with run:
+            _refuse_other_seed(run, seed)
+            history = finish(run, setup, evaluate_every, callbacks=callbacks, progress=progress)
+    finally:
+        torch.set_num_threads(threads)
     return Run(run.path, tuple(history), setup)
+
+
+def _refuse_other_seed(run: RunFolder, seed: int | None) -> None:
+    kept = run.facts["seed"]
+    if seed != kept:
+        said = "a secret key; leave seed out" if kept is None else f"seed={kept}; pass the same"
+        raise ConfigError(f"seed={seed}: the noise of {run.path} comes from {said}.")
 
 
 def _refuse_other_types(own: Own, out: object) -> None:
@@ -413,21 +425,13 @@ def finish(
     return records
 
 
-def _passed(own: Own) -> dict[str, str | None] | None:
-    """Return what stands for each Python object in the ledger: a hash of its source, or None."""
-    found: dict[str, str | None] = {}
-    for name in ("module", "clients", "loss", "augment", "metric"):
-        if (value := getattr(own, name)) is not None:
-            found[name] = _source_hash(value) if name not in ("module", "clients") else ""
+def _passed(own: Own) -> dict[str, str] | None:
+    """Return what stands for each Python object in the ledger; None if there is none."""
+    found = {
+        name: digest(value)
+        for name in ("module", "loss", "augment", "metric")
+        if (value := getattr(own, name)) is not None
+    }
+    if own.clients is not None:
+        found["clients"] = "by id"  # see population_hash
     return found or None
-
-
-def _source_hash(value: object) -> str | None:
-    """Return 20 hex digits of a function's source, or a string itself; None if it has none."""
-    if isinstance(value, str):
-        return value
-    try:
-        source = inspect.getsource(value if inspect.isroutine(value) else type(value))
-    except (OSError, TypeError):
-        return None
-    return hashlib.sha256(source.encode()).hexdigest()[:20]

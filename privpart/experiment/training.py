@@ -30,6 +30,7 @@ from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.methods import fetched
 from privpart.engines.options import EngineOptions
 from privpart.experiment import own_code
+from privpart.experiment.isolation import refuse_carriers
 from privpart.experiment.metric import Accuracy, Metric, measured
 from privpart.experiment.plan_file import Model, PlanFile, short_cohort
 from privpart.experiment.select_table import SelectChoice
@@ -231,7 +232,9 @@ def training(
     )
     model = _model(plan, own, code)
     clients, metric = _clients(plan, own, code, model.module)
-    refuse_misfit(model.module, clients, local, metric)
+    refuse_misfit(model, clients, local, metric)
+    if plan.select is None and (plan.model.name is None or code or own.loss or own.augment):
+        refuse_carriers(model, clients, local)
     engine: EmbeddedEngine | SelectEngine
     if plan.select is not None:
         engine = _select_engine(plan, plan.select, model, cast("Users", clients))
@@ -291,7 +294,7 @@ def _model(plan: PlanFile, own: Own, code: Code) -> PartialModel:
     if own.module is None and table.name is None and table.factory is None:
         raise ConfigError("module: is missing; pass one, or name it in the plan's table [model].")
     # a copy, because a PartialModel takes a module's parameters over
-    module = _built(table, code) if own.module is None else deepcopy(own.module)
+    module = _built(table, code) if own.module is None else _copied(own.module)
     if table.weights is not None:
         kept = matching_parameters(module, table.keep or ["*"], "keep")
         load_weights(module, plan.folder / table.weights, kept)
@@ -304,6 +307,16 @@ def _model(plan: PlanFile, own: Own, code: Code) -> PartialModel:
             "counts the groups that train."
         )
     return model
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"module: cannot be copied ({error}): it may keep an output of its own. Name a factory "
+            "in the plan, which builds it, or drop what it keeps."
+        ) from None
 
 
 def _built(table: Model, code: Code) -> nn.Module:
@@ -363,6 +376,11 @@ def _refuse_other_clients(clients: Clients) -> None:
 
 
 def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
+    if not isinstance(clients.ids, Sequence | np.ndarray):
+        raise ConfigError(
+            f"clients: their ids are a {type(clients.ids).__name__}; must be a sequence, such as a "
+            "list: who takes part when follows from their order."
+        )
     ids = [client_id(one) for one in clients.ids]
     if len(set(ids)) < len(ids):
         twice = Counter(ids).most_common(1)[0][0]
@@ -435,20 +453,23 @@ def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[ClientId]
 
 
 def refuse_misfit(
-    network: nn.Module, clients: Clients, local: LocalTraining, metric: Metric | None
+    model: PartialModel, clients: Clients, local: LocalTraining, metric: Metric | None
 ) -> None:
-    """Check the network and the loss on an example of one client.
+    """Check the network and the loss on examples of one client; reset the model afterwards.
 
     Raises:
-        ConfigError: the network does not take it, the loss is not one number with a gradient, or a
-            label is not below the number of outputs.
+        ConfigError: the network does not take them, the loss is not one number with a gradient, or
+            a label is not below the number of outputs.
     """
-    if isinstance(clients, Users) and local.loss == "cross_entropy":
-        refuse_other_shapes(network, clients, metric)
-    batch, _ = first_batch(clients, local)
-    found = batch_loss(network, batch, local.loss)
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    gradients = torch.autograd.grad(found, trained, allow_unused=True)
+    network = model.module
+    with model.lent(model.flat.clone()), seeded(0, torch.device("cpu"), everything=True):
+        if isinstance(clients, Users) and local.loss == "cross_entropy":
+            refuse_other_shapes(network, clients, metric)
+        batch, _ = first_batch(clients, local)
+        found = batch_loss(network, batch, local.loss)
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(found, trained, allow_unused=True)
+    model.verify()
     if all(gradient is None for gradient in gradients):
         raise ConfigError("client.loss: does not depend on any parameter that trains.")
 
