@@ -27,9 +27,9 @@ _UNCLIPPED = 1e6
 
 
 def refuse_carriers(model: PartialModel, clients: Clients, local: LocalTraining) -> None:
-    """Train one client, another one, and the first again, and compare the first one's updates.
+    """Train two clients in turn, each twice; the two updates of each must have the same bits.
 
-    They must have the same bits. The check finds what a few steps show; it proves nothing about
+    The check finds what a few steps show; it proves nothing about
     code that means to hide something.
 
     Args:
@@ -58,17 +58,17 @@ def refuse_carriers(model: PartialModel, clients: Clients, local: LocalTraining)
             previous=start.clone() if local.objective == "moon" else None,
         )
 
-    first, second = pair
     with one_thread():
-        before, _, after = update(first), update(second), update(first)
+        before, after = ([update(client) for client in pair] for _ in range(2))
     model.verify()
-    if not torch.equal(before, after):
-        raise ConfigError(
-            f"clients: training client {first!r}, then {second!r}, then {first!r} again gave the "
-            "first one another update. The network, the loss, the augmentation or the data keeps "
-            "something of a client (a list, a global, a hook), or is not the same when called "
-            "again. Keep nothing between clients."
-        )
+    for client, one, again in zip(pair, before, after, strict=True):
+        if not torch.equal(one, again):
+            raise ConfigError(
+                f"clients: client {client!r} trained twice, with another one in between, and gave "
+                "two different updates. The network, the loss, the augmentation or the data keeps "
+                "something of a client (a list, a global, a hook), or is not the same when called "
+                "again. Keep nothing between clients."
+            )
 
 
 def _two_with_examples(clients: Clients) -> list[ClientId]:
