@@ -72,12 +72,14 @@ def _callable(value: Any, depth: int) -> str:  # noqa: ANN401  a function, metho
 
 
 def _source(value: Any) -> str:  # noqa: ANN401  a function or class
+    """Return the name and source; of a function also what it does, as two may share a line."""
+    code = getattr(value, "__code__", None)
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    compiled = "" if code is None else _compiled(code)
     try:
-        return inspect.getsource(value)
+        return f"{name} {compiled} {inspect.getsource(value)}"
     except (OSError, TypeError):
-        code = getattr(value, "__code__", None)
-        name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-        return name if code is None else f"{name} {_compiled(code)}"
+        return f"{name} {compiled}"
 
 
 def _compiled(code: CodeType) -> str:

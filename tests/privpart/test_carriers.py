@@ -197,6 +197,8 @@ def closing_over(weight):
 def test_what_a_function_closes_over_is_compared():
     assert digest(closing_over(1.0)) == digest(closing_over(1.0))
     assert digest(closing_over(1.0)) != digest(closing_over(-5.0))
+    one, other = (lambda module: 1.0), (lambda module: 2.0)  # in one line
+    assert digest(one) != digest(other)
     assert digest(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) != digest(
         nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     )
