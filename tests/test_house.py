@@ -44,6 +44,8 @@ WALLS = {
     "privpart.engines.ghost_sum": "an idea of its own: sums of clipped updates never written out",
     "privpart.engines.memory": "an idea of its own: clients with a memory",
     "privpart.engines.onednn": "hides an internal operator of torch",
+    "privpart.experiment.isolation": "an idea of its own: a check by training clients in turn",
+    "privpart.experiment.passed": "an idea of its own: what two Python objects have in common",
     "privpart.experiment.freeze_search": "public: the search, for any accuracy",
     "privpart.experiment.own_code": "hides the import system and its hooks",
     "privpart.experiment.starter": "texts that people get to edit",
