@@ -151,15 +151,15 @@ def read_log(path: Path) -> dict[str, list[int]]:
     """Return each client's rounds, from a CSV file with the columns client and round.
 
     Raises:
-        ConfigError: the file cannot be read, is too large, has no such columns, or a round is not a
-            whole number from 0 on.
+        ConfigError: the file cannot be read, is too large, has no such columns, a client has
+            whitespace around it, or a round is not a whole number from 0 on.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(
                 f"log {path}: has {path.stat().st_size:,} bytes; at most {_MOST_BYTES:,} are read."
             )
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             return _histories(path, csv.DictReader(file))
     except OSError as error:
         raise ConfigError(f"log {path}: cannot be read: {error.strerror}.") from None
@@ -183,6 +183,11 @@ def _histories(path: Path, rows: "csv.DictReader[str]") -> dict[str, list[int]]:
             raise ConfigError(
                 f"log {path}, line {number}: must hold a client and a round, a whole number from 0 "
                 "on."
+            )
+        if client != client.strip():  # kept apart, one client would look like two
+            raise ConfigError(
+                f"log {path}, line {number}: client {client[:80]!a} has whitespace around it; "
+                "remove it."
             )
         if len(taken) > _LONGEST:
             raise ConfigError(

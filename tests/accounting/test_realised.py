@@ -95,6 +95,8 @@ def test_a_csv_file(tmp_path):
     log = tmp_path / "log.csv"
     log.write_text("round,weight,client\n3,1.5,ada\n0,1,bob\n12,,ada\n")
     assert read_log(log) == {"ada": [3, 12], "bob": [0]}
+    log.write_bytes(b"\xef\xbb\xbfclient,round\r\nada,3\r\nada,4\r\n")  # as Excel saves it
+    assert read_log(log) == {"ada": [3, 4]}
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,9 @@ def test_a_csv_file(tmp_path):
         (b"client,round\nada,\n", "line 2"),
         (b"client,round\n,3\n", "line 2"),
         (b"client,round\nada\n", "line 2"),
+        (b"client,round\nada,1\nada ,2\n", "line 3: client 'ada ' has whitespace around it"),
+        (b"client,round\n ada,1\n", "line 2: client ' ada' has whitespace around it; remove it"),
+        ("client,round\nada\u00a0,1\n".encode(), r"line 2: client 'ada\\xa0' has whitespace"),
         (b"client,round\nada," + b"9" * 5000 + b"\n", "line 2: a round must be below"),
         ("client,round\nada,\u0663\n".encode(), "line 2"),
         (b"\xff\xfe\x00client", "is not a CSV file"),
