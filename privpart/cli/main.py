@@ -9,10 +9,16 @@
 Standard output carries only the result; progress, warnings and errors go to standard error.
 """
 
+import os
 import sys
 from importlib.metadata import version
 from inspect import signature
 from typing import Annotated, NoReturn
+
+# Before torch and pydantic are imported: a folder on PYTHONPATH that has the metadata of a package
+# would otherwise get its code run by commands that promise to import none of a plan's.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 import typer
 

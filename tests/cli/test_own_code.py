@@ -193,6 +193,40 @@ def test_what_a_plan_costs_is_answered_without_its_code(project, privpart):
     assert load_file(out).keys() == {"2.weight", "2.bias"}
 
 
+def test_metadata_beside_a_plan_get_none_of_its_code_run(project, privpart_process, monkeypatch):
+    """Of the path's packages, torch and pydantic run what their metadata name."""
+    code = code_of(project)
+    code.write_text(code.read_text() + MARKER)
+    metadata = project / "other-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    points = (f"[{group}]\nx = {code.stem}:network\n" for group in ENTRY_POINTS.values())
+    (metadata / "entry_points.txt").write_text("".join(points))
+    monkeypatch.setenv("PYTHONPATH", str(project), prepend=os.pathsep)
+    for variable in ENTRY_POINTS:  # another test may have imported the command line
+        monkeypatch.delenv(variable, raising=False)
+
+    def runs_it() -> bool:
+        privpart_process("schedule", "--plan", str(project / "plan.toml"))
+        return code.with_suffix(".ran").exists()
+
+    assert not runs_it()
+    for variable, value in (
+        ("PYDANTIC_DISABLE_PLUGINS", ""),
+        ("TORCH_DEVICE_BACKEND_AUTOLOAD", "1"),
+    ):
+        with monkeypatch.context() as unset:
+            unset.setenv(variable, value)
+            assert runs_it(), variable  # the power twin
+        code.with_suffix(".ran").unlink()
+
+
+ENTRY_POINTS = {
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "torch.backends",
+    "PYDANTIC_DISABLE_PLUGINS": "pydantic",
+}
+
+
 def test_a_schedule_over_own_groups_trains(project, privpart):
     plan = project / "plan.toml"
     text = plan.read_text().replace('train = ["2.*"]', 'train = ["*"]')
