@@ -2,7 +2,10 @@
 
 A plan names code as ``"package.module:function"`` or ``"./file.py:function"``; a file is relative
 to the folder of the plan. ``record`` finds what such names refer to without running any of it, so
-that a plan from elsewhere may be read, and its cost computed, safely. ``load`` imports.
+that a plan from elsewhere may be read, and its cost computed, without its code. ``load`` imports.
+Commands that only ``record`` import nothing that the plan names. What Python itself finds first on
+``PYTHONPATH`` or in the working folder is Python's choice, not the plan's, and may run, such as a
+file there with the name of a package that torch looks for (``opt_einsum.py``).
 
 A record holds the SHA-256 of the named files and, recursively, of the project's own files that they
 import, and the versions of the installed distributions that these files import. It does not hold
@@ -11,6 +14,9 @@ statement shows: data files, modules imported by a computed name, and what distr
 Python may run a cached compilation of a file (``__pycache__``), which it
 takes for current if it names the file's time and size.
 
+``load`` refuses a process whose memory holds other code than the files: another file under the name
+of a recorded one, or a file that has changed, or may have, since the process imported it.
+
 Both are one file, because ``load`` must import what ``record`` found.
 """
 
@@ -18,6 +24,7 @@ import ast
 import difflib
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -26,6 +33,7 @@ import stat
 import symtable
 import sys
 import sysconfig
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -64,11 +72,16 @@ _FORMS = '"./file.py:function" or "package.module:function"'
 _OUR_ROOT = str(Path(__file__).resolve().parents[2])
 _OUR_PACKAGES = ("accounting", "attacks", "privpart")
 _SITES = {"site-packages", "dist-packages"}
+_PYTHON_FOLDERS = tuple(
+    os.path.realpath(sysconfig.get_path(name, vars={"platbase": sys.base_exec_prefix}))
+    for name in ("stdlib", "platstdlib")
+)
 _LOADERS: Any = (
     (ExtensionFileLoader, EXTENSION_SUFFIXES),
     (SourceFileLoader, SOURCE_SUFFIXES),
     (SourcelessFileLoader, BYTECODE_SUFFIXES),
 )
+_SUFFIXES = tuple(suffix for _, suffixes in _LOADERS for suffix in suffixes)
 _CODING = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _IN_FILE = re.compile(r"(?P<path>.*\.py):(?P<name>[^\W\d]\w*)")
 _IN_MODULE = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
@@ -78,7 +91,7 @@ _Tree = TypeVar("_Tree")
 _added: list[str] = []
 """Folders that ``load`` has put on ``sys.path``; records do not depend on them."""
 _imported: dict[str, str] = {}
-"""Own files that this process has imported -> SHA-256 of each at that time."""
+"""Own files that this process has imported -> SHA-256 of each when ``load`` first saw them."""
 
 
 def is_reference(text: str) -> bool:
@@ -153,7 +166,8 @@ def record(references: Mapping[str, str], folder: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: a file is missing, too large, or not valid Python; a name is not defined in its
-            file; a module cannot be found; or two modules have the same name.
+            file; a module cannot be found; or two modules have the same name, one of which may be
+            Python's.
 
     Returns:
         "references"; "files", each with its SHA-256, as paths relative to ``folder`` or, for
@@ -272,27 +286,38 @@ class _Search:
         return found
 
     def _top(self, name: str) -> _Module | None:
-        part_of_python = name in sys.stdlib_module_names
-        folders = list(self._roots) if part_of_python else self._path
-        found = self._inside(name, name, folders)
-        if part_of_python and (found is None or found.file is None):
+        if name in sys.stdlib_module_names:
+            self._refuse_instead_of_pythons(name)
             return None
+        found = self._inside(name, name, self._path)
         if found is None or found.file is None:
             mapped = self._editable.get(name)
             inside = mapped and self._inside(name, mapped.name, [str(mapped.parent)])
             return inside or found
-        self._refuse_two(name, found.file, folders, part_of_python)
+        if _is_pythons(found.file):  # such as its package test
+            return None
+        self._refuse_two(name, found.file)
         return found
 
-    def _refuse_two(
-        self, name: str, file: str, folders: Iterable[str], part_of_python: bool
-    ) -> None:
+    def _refuse_instead_of_pythons(self, name: str) -> None:
+        """Refuse a file that Python would run in place of a module of its own."""
+        # what is built in comes before all folders but is refused beside a named file, to be plain
+        folders = self._roots if name in sys.builtin_module_names else self._path
+        specs = (self._spec(name, folder) for folder in folders)
+        first = next((spec for spec in specs if spec is not None and spec.loader is not None), None)
+        if first is not None and not _is_pythons(str(first.origin)):
+            raise ConfigError(
+                f"{_shown(str(first.origin))}: has the name of another module, one of Python's "
+                "own; rename it."
+            )
+
+    def _refuse_two(self, name: str, file: str) -> None:
         """Refuse a file beside a named one if ``import`` could mean another one, too."""
         place = Path(file).parents[1 if Path(file).name.startswith("__init__.") else 0]
         if str(place) not in self._roots:
             return
-        others = [_PYTHONS] if part_of_python else []
-        for folder in folders:
+        others = []
+        for folder in self._path:
             spec = self._spec(name, folder)
             if spec is not None and spec.loader is not None and not _same(spec.origin, file):
                 others.append(str(spec.origin))
@@ -379,15 +404,13 @@ def _recorded(distribution: Distribution) -> str:
     return "\n" + (distribution.read_text("RECORD") or "")
 
 
-_PYTHONS = "one of Python's own"
-
-
 class _Reader:
     """Reads named files, and all own files that they import."""
 
     def __init__(self, search: _Search) -> None:
         self._search = search
-        self._done: set[str] = set()
+        self.own: dict[str, str] = {}  # name of each own module -> its file
+        self._starred: set[str] = set()
         self._bytes = 0
         self.files: dict[str, str] = {}
         self.distributions: dict[str, str] = {}
@@ -411,7 +434,7 @@ class _Reader:
                 f"{where}: {_shown(module.file)} has the same name, and Python prefers it; rename "
                 "one of them."
             )
-        self._follow(reference.module)
+        self.follow(reference.module)
         if module.distribution is None and module.file.endswith(tuple(SOURCE_SUFFIXES)):
             names = _names(_content(module.file, module.label), module.label)
             if reference.name not in names and not {"*", "__getattr__"} & names:
@@ -420,17 +443,37 @@ class _Reader:
                     f"{where}: {module.label} does not define {reference.name}{near}."
                 )
 
-    def _follow(self, first: str) -> None:
+    def follow(self, first: str) -> None:
+        """Note a module and all that it imports."""
         waiting = [first]
         while waiting:
-            name = waiting.pop()
+            name, star, _ = waiting.pop().partition(".*")
             parts = name.split(".")
             for end in range(1, len(parts) + 1):
                 module = self._search.module(".".join(parts[:end]))
                 if module is None or self._is_installed(module):
                     break
-                if module.file is not None and module.name not in self._done:
+                if module.file is not None and module.name not in self.own:
                     waiting += self._own_file(module, module.file)
+            if star and name not in self._starred:
+                self._starred.add(name)
+                waiting += self._of_star(name)
+
+    def _of_star(self, name: str) -> list[str]:
+        """Return what ``from name import *`` may import besides ``name``: the names in its __all__.
+
+        Where these are computed, they may be any of its submodules.
+        """
+        module = self._search.module(name)
+        if module is None or module.distribution is not None or module.file is None:
+            return []
+        if not module.folders or not module.file.endswith(tuple(SOURCE_SUFFIXES)):
+            return []
+        source = _content(module.file, module.label)
+        tails = _listed(_parsed(source, module.label, ast.parse))
+        if tails is None:
+            tails = {tail for folder in module.folders for tail in _modules_in(folder)}
+        return [f"{name}.{tail}" for tail in sorted(tails)]
 
     def _is_installed(self, module: _Module) -> bool:
         if module.distribution is not None and module.name.partition(".")[0] not in _OUR_PACKAGES:
@@ -440,12 +483,12 @@ class _Reader:
 
     def _own_file(self, module: _Module, file: str) -> Iterator[str]:
         """Note a file; return the modules that it imports."""
-        if len(self._done) == _MOST_FILES:
+        if len(self.own) == _MOST_FILES:
             raise ConfigError(
                 f"own code: is more than {_MOST_FILES:,} files; install the packages that it uses, "
                 "so that their versions are recorded instead."
             )
-        self._done.add(module.name)
+        self.own[module.name] = file
         if not file.endswith(tuple(SOURCE_SUFFIXES)):
             self._note(module, _digest(file, module.label))
             return iter(())
@@ -557,7 +600,44 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
                     continue
                 base = ".".join([*above, base]).rstrip(".")
             yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+            yield from (f"{base}.{alias.name}" for alias in node.names)  # ".*", too
+
+
+def _listed(tree: ast.Module) -> set[str] | None:
+    """Return the strings of a file's ``__all__``, none without one; None if it is computed."""
+    found: set[str] = set()
+    literal = 0
+    for node in _statements(tree):
+        if isinstance(node, ast.ImportFrom) and any(
+            "__all__" in (alias.name, alias.asname) for alias in node.names
+        ):
+            return None
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if not any(_is_all(target) for target in targets) or not isinstance(
+            value, ast.List | ast.Tuple
+        ):
+            continue
+        texts = [item.value for item in value.elts if isinstance(item, ast.Constant)]
+        found |= {text for text in texts if isinstance(text, str)}
+        literal += len(texts) == len(value.elts)
+    return found if literal == sum(map(_is_all, ast.walk(tree))) else None
+
+
+def _is_all(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Name) and node.id == "__all__"
+
+
+def _modules_in(folder: str) -> Iterator[str]:
+    """Yield the names of the modules and packages in a folder of a package."""
+    for entry in Path(folder).iterdir():
+        tail = entry.name.partition(".")[0]
+        if (
+            tail.isidentifier()
+            and tail[:2] != "__"
+            and (tail == entry.name or entry.name.endswith(_SUFFIXES))
+        ):
+            yield tail
 
 
 # Importing and calling it
@@ -575,11 +655,15 @@ def load(reference: str, folder: Path) -> Callable[..., Any]:
 
     Raises:
         ConfigError: there is no such module or name; it cannot be called; its import fails; another
-            module has its name; or it has changed since this process imported it.
+            module has its name, or that of an own module that it imports; or one of them has
+            changed, or may have, since this process imported it.
     """
     parsed = _Reference.of(reference)
+    _memory.look()
     module = _run(parsed, folder) if parsed.path is None else _import_file(parsed, folder)
+    _memory.look()
     _refuse_stale(module)
+    _refuse_another(parsed, folder)
     try:
         found = getattr(module, parsed.name)
     except AttributeError:
@@ -640,6 +724,50 @@ def _run(reference: _Reference, folder: Path) -> ModuleType:
         raise ConfigError(f"{reference.text}: its import failed: {_told(error)}") from error
 
 
+def _process_start() -> int:
+    """Return the time (ns) at which this process began; 0, before all files, if none tells it."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text("ascii").rpartition(")")[2].split()[19])
+        # one tick later, since Python needs longer to begin than the time is rounded by
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - (ticks + 1) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0
+    return time.time_ns() - int(age * 1e9)
+
+
+class _Memory:
+    """Since when this process may hold its own files.
+
+    A file that was last changed before its module came into memory is what the module was made
+    from. When a module came is known from both sides only for what ``load`` imports; any other came
+    after the last look that did not see it.
+
+    Attributes:
+        since: by file, a time (ns) before its import.
+    """
+
+    def __init__(self) -> None:
+        self.since: dict[str, int] = {}
+        self._last = _process_start()
+
+    def look(self) -> None:
+        """Note the own files that have come into memory, and when."""
+        now = time.time_ns()
+        self.since = {file: self.since.get(file, self._last) for file in _own_files()}
+        self._last = now
+
+
+_memory = _Memory()
+
+
+def _own_files() -> Iterator[str]:
+    """Yield the own source files of the modules in memory."""
+    for name, module in list(sys.modules.items()):
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        if name != "__main__" and isinstance(file, str) and file.endswith(".py") and _is_own(file):
+            yield file
+
+
 def _refuse_stale(module: ModuleType) -> None:
     """Check that the code in memory is what its files hold, or a record would be of other code."""
     file = getattr(module, "__file__", None)
@@ -647,18 +775,46 @@ def _refuse_stale(module: ModuleType) -> None:
         return
     depth = module.__name__.count(".") + hasattr(module, "__path__")
     root = str(Path(file).parents[depth])
-    for name, other in list(sys.modules.items()):
-        path = vars(other).get("__file__") if isinstance(other, ModuleType) else None
-        if name == "__main__" or not isinstance(path, str) or not path.endswith(".py"):
-            continue
-        if _is_inside(path, root) and _is_own(path):
-            with suppress(OSError):
-                now = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-                if _imported.setdefault(path, now) != now:
-                    raise ConfigError(
-                        f"{_shown(path)}: has changed since this process imported it; start a new "
-                        "process."
-                    )
+    for path in _memory.since:
+        if _is_inside(path, root):
+            _refuse_changed(path)
+
+
+def _refuse_changed(file: str) -> None:
+    with suppress(OSError):
+        # not the time that a file says it was modified, which anyone may set
+        changed = Path(file).stat().st_ctime_ns
+        now = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        if file not in _imported and changed >= _memory.since.get(file, 0):
+            raise ConfigError(
+                f"{_shown(file)}: may have changed since this process imported it; start a new "
+                "process, in which privpart imports it first."
+            )
+        if _imported.setdefault(file, now) != now:
+            raise ConfigError(
+                f"{_shown(file)}: has changed since this process imported it; start a new process."
+            )
+
+
+def _refuse_another(reference: _Reference, folder: Path) -> None:
+    """Check that the names of recorded files mean these files in this process, and no others."""
+    roots = {} if reference.path is None else {str(reference.file(folder).parent): ""}
+    reader = _Reader(_Search(roots))
+    reader.follow(reference.module)
+    for name, file in reader.own.items():
+        if name in sys.modules:
+            other = getattr(sys.modules[name], "__file__", None)
+        elif "." in name or (spec := importlib.util.find_spec(name)) is None:
+            continue  # one that is not in memory may be imported later
+        else:
+            other = spec.origin
+        if not _same(other, file):
+            raise ConfigError(
+                f"{_shown(file)}: this process has another module {name}, "
+                f"{other or 'without a file'}; start a new process."
+            )
+        if other in _memory.since:
+            _refuse_changed(other)
 
 
 def call(
@@ -763,8 +919,14 @@ def _near(name: str, names: Iterable[str]) -> str:
 def _is_own(file: str) -> bool:
     """Return whether a file is neither Python's, nor installed, nor ours."""
     ours = any(_is_inside(file, f"{_OUR_ROOT}/{package}") for package in _OUR_PACKAGES)
-    python = _is_inside(file, sysconfig.get_path("stdlib")) or file.startswith("<")
+    python = _is_pythons(file) or file.startswith("<")
     return not (ours or python or _SITES & set(Path(file).parts))
+
+
+def _is_pythons(file: str) -> bool:
+    real = os.path.realpath(file)
+    installed = _SITES & set(Path(file).parts)
+    return not installed and any(_is_inside(real, folder) for folder in _PYTHON_FOLDERS)
 
 
 def _is_inside(file: str, folder: str) -> bool:

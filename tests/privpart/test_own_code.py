@@ -210,6 +210,61 @@ def test_modules_on_the_path_are_own_code_and_keep_their_names(write, tmp_path, 
     )
 
 
+STARRED = {
+    "parts/losses.py": "def f(m, b): pass\n",
+    "parts/more/__init__.py": "",
+    "parts/more/deep.py": "",
+    "parts/data.csv": "",
+    "parts/__main__.py": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("", []),
+        ("__all__ = []\n", []),
+        ("__all__ = ['losses']\n", ["losses.py"]),
+        ("__all__: list[str] = ['f']\nif 1:\n  __all__ += ('losses', 'x')\n", ["losses.py"]),
+        ("__all__ = ['more.deep']\n", ["more/__init__.py", "more/deep.py"]),
+        ("__all__ = ['f', *names]\n", ["losses.py", "more/__init__.py"]),
+        ("__all__ = ['f']\n__all__.append('losses')\n", ["losses.py", "more/__init__.py"]),
+        ("from .names import __all__\n", ["losses.py", "more/__init__.py"]),
+        ("from .names import tails as __all__\n", ["losses.py", "more/__init__.py"]),
+        ("__all__ = [name for name in dir()]\n", ["losses.py", "more/__init__.py"]),
+    ],
+)
+def test_a_star_imports_the_submodules_in_all(source, found, write, tmp_path):
+    write({"task.py": "from parts import *\ndef loss(m, b): pass\n", "parts/__init__.py": source})
+    write(STARRED)
+    files = record({"client.loss": "./task.py:loss"}, tmp_path)["files"]
+    assert set(files) == {"task.py", "parts/__init__.py", *(f"parts/{name}" for name in found)}
+
+
+def test_what_a_star_imports_runs_and_its_change_is_noticed(write, tmp_path):
+    folder = write({"task.py": "from parts import *\ndef loss(m, b): return losses.f(m, b)\n"})
+    write({**STARRED, "parts/__init__.py": "__all__ = ['losses']\n"})
+    before = record({"client.loss": "./task.py:loss"}, folder)
+    load("./task.py:loss", folder)
+    assert "parts.losses" in sys.modules
+    write({"parts/losses.py": "def f(m, b): return 1\n"})
+    now = record({"client.loss": "./task.py:loss"}, folder)
+    assert changes(before, now) == ["parts/losses.py has changed"]
+
+
+@pytest.mark.parametrize("name", ["sched.py", "json/__init__.py", "types.py"])
+def test_a_file_on_the_path_in_place_of_a_module_of_pythons(name, write, tmp_path, monkeypatch):
+    module = name.partition("/")[0].removesuffix(".py")
+    task = {"mine.py": f"import {module}, test.support\ndef f(): pass\n"}
+    write({**task, f"late/{name}": "", f"early/{name}": ""})
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "late")])
+    assert list(record({"a": "mine:f"}, tmp_path)["files"]) == ["mine.py"]  # Python's comes first
+    monkeypatch.syspath_prepend(tmp_path / "early")
+    message = sentence(record, {"a": "mine:f"}, tmp_path)
+    assert f"early/{name}: has the name of another module, one of Python's own" in message
+
+
 def test_the_same_label_in_two_places_keeps_both_files(write, tmp_path, monkeypatch):
     write({"pkg/one.py": "def f(): import pkg.one\n"})
     write({"pkg/__init__.py": "", "pkg/one.py": "# another\n"}, tmp_path / "src")
@@ -544,6 +599,81 @@ def test_code_that_changed_after_its_import_is_refused(write):
     assert load("./task.py:f", folder) is first
     write({"helpers.py": "x = 1\n"})
     assert "start a new process" in sentence(load, "./task.py:f", folder)
+
+
+IMPORTED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import task
+if sys.argv[2] == "edited":
+    file = Path(sys.argv[1], "helpers.py")
+    file.write_text(file.read_text().replace("1", "2"))
+from privpart.experiment.own_code import ConfigError, load, record
+record({"a": "task:f"}, Path(sys.argv[1]))
+try:
+    print(load(sys.argv[3], Path(sys.argv[1]))())
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("reference", ["task:f", "./task.py:f"])
+def test_code_that_was_imported_before_privpart_is_taken_only_if_it_cannot_have_changed(
+    reference, write
+):
+    source = "import helpers\ndef f(): return helpers.RATE\n"
+    folder = write({"task.py": source, "helpers.py": "RATE = 1\n"})
+
+    def ran(what):
+        command = [sys.executable, "-c", IMPORTED, str(folder), what, reference]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert ran("as it was") == "1\n"
+    assert "helpers.py: may have changed since this process imported it; start a new" in ran(
+        "edited"
+    )
+
+
+def test_another_file_under_the_name_of_a_recorded_one_is_refused(write, monkeypatch):
+    task = "import helper\ndef f(): return helper.RATE\n"
+    folder = write(
+        {
+            "one/task1.py": task,
+            "one/helper.py": "RATE = 1\n",
+            "two/task2.py": task,
+            "two/helper.py": "RATE = 1000\n",
+            "three/task3.py": "def f(): import helper\n",
+            "three/helper.py": "",
+        }
+    )
+    assert load("./one/task1.py:f", folder)() == 1
+    for later in ("./two/task2.py:f", "./three/task3.py:f"):
+        message = sentence(load, later, folder)
+        assert "one/helper.py; start a new process." in message
+        assert "this process has another module helper" in message
+    assert load("./one/task1.py:f", folder)() == 1
+    with monkeypatch.context() as typed_in:
+        typed_in.setitem(sys.modules, "helper", ModuleType("helper"))
+        assert "another module helper, without a file" in sentence(load, "./one/task1.py:f", folder)
+
+
+def test_a_file_that_a_later_import_would_miss_is_refused(write):
+    task = "def f():\n  import helper\n  return helper.RATE\n"
+    folder = write({"one/task1.py": task, "one/helper.py": "RATE = 1\n"})
+    write({"two/task2.py": task, "two/helper.py": "RATE = 1000\n"})
+    load("./one/task1.py:f", folder)
+    load("./two/task2.py:f", folder)  # its folder now comes first
+    assert "two/helper.py; start a new process." in sentence(load, "./one/task1.py:f", folder)
+
+
+def test_a_module_that_this_process_has_from_another_file_is_refused(write, monkeypatch):
+    folder = write({"right/mine.py": "def f(): pass\n", "wrong/mine.py": "def f(): pass\n"})
+    monkeypatch.syspath_prepend(folder / "wrong")
+    load("mine:f", folder)
+    monkeypatch.syspath_prepend(folder / "right")
+    message = sentence(load, "mine:f", folder)
+    assert "right/mine.py: this process has another module mine" in message
 
 
 @pytest.mark.parametrize(
