@@ -2,9 +2,11 @@
 
 The loop does no accounting: the guarantee follows from the plan, and the server enforces the plan.
 
-Callbacks write the metrics of an evaluation on public data, and nothing about which or how many
-clients took part, which no guarantee covers. Their files may be published; the run's ledger may
-not, nor may the lines on standard error that say why a cohort came out smaller than it should.
+``MetricsFiles`` writes the metrics of an evaluation on public data, and nothing about which or how
+many clients took part or how long they trained, which no guarantee covers. Its files may be
+published; the run's ledger may not, nor may ``HealthFile``'s file, TensorBoard's, which hold the
+time of each evaluation, and the lines on standard error that say why a cohort came out smaller than
+it should.
 
 The loop and its callbacks are one file, because a callback is read beside the record that it gets.
 """
@@ -130,7 +132,7 @@ class CohortRefusedError(CohortTooSmallError):
 
 def _missing(counts: RoundCounts, not_asked: Mapping[Reason, int]) -> str:
     """Return what became of those clients of a cohort whose updates were not admitted."""
-    silent = max(0, counts.asked - counts.admitted - counts.refused)
+    silent = max(0, counts.asked - counts.admitted - counts.refused_clients)
     parts = [
         _listed(sum(not_asked.values()), "not asked", not_asked),
         _listed(counts.refused, "refused", counts.refusals),
@@ -314,7 +316,7 @@ def _run_round(
 
 
 def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
-    asked = len(task.clients)
+    asked = task.clients
     if isinstance(engine, SummingEngine):
         sums = engine.sums(task, server.parameters)
         if sums is not None:
@@ -340,16 +342,17 @@ def _not_released(
 
 Callback = Callable[[RoundRecord], None]
 
-FIELDS = ("round", "metric", "seconds")
+FIELDS = ("round", "metric")
 JSON_LINES, CSV = "metrics.jsonl", "metrics.csv"
 
 
 class MetricsFiles:
     """Callback that appends a line per round to ``metrics.jsonl`` and ``metrics.csv`` of a folder.
 
-    Each line has the round (from 0), the metric (null in JSON and empty in CSV if nothing was
-    evaluated, or if it is not finite) and the seconds since the previous line. A resumed run
-    appends to the same files. A crash between a round's commit and its line leaves the line out.
+    Each line has the round (from 0) and the metric (null in JSON and empty in CSV if nothing was
+    evaluated, or if it is not finite). It has no time: how long a round took tells how much data
+    its clients hold. A resumed run appends to the same files. A crash between a round's commit and
+    its line leaves the line out.
 
     Args:
         folder: must exist.
@@ -357,20 +360,16 @@ class MetricsFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._last = time.monotonic()
         if not (folder / CSV).exists():
             (folder / CSV).write_text(",".join(FIELDS) + "\n", encoding="utf-8")
 
     def __call__(self, record: RoundRecord) -> None:
         """Append one round's line to both files."""
-        now = time.monotonic()
         metric = record.metric
         row = {
             "round": record.round,
             "metric": metric if metric is not None and math.isfinite(metric) else None,
-            "seconds": round(now - self._last, 6),
         }
-        self._last = now
         with (self._folder / JSON_LINES).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row, allow_nan=False) + "\n")
         with (self._folder / CSV).open("a", encoding="utf-8", newline="") as table:
@@ -383,9 +382,9 @@ HEALTH_LINES = "health.jsonl"
 class HealthFile:
     """Callback that appends a line per round to ``health.jsonl`` of a folder. Not for release.
 
-    Each line has the values of ``RoundHealth``, and the ratio of signal to noise (null without
-    noise). Rounds that were not measured have no line. The first line says that no guarantee covers
-    the file. A resumed run appends to it.
+    Each line has the values of ``RoundHealth``, the ratio of signal to noise (null without noise)
+    and the seconds since the previous line, evaluation included. Rounds that were not measured have
+    no line. The first line says that no guarantee covers the file. A resumed run appends to it.
 
     Args:
         folder: must exist.
@@ -393,11 +392,14 @@ class HealthFile:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / HEALTH_LINES
+        self._last = time.monotonic()
         if not self._path.exists():
             self._append({"note": "not for release: not covered by the guarantee"})
 
     def __call__(self, record: RoundRecord) -> None:
         """Append one round's line."""
+        now = time.monotonic()
+        seconds, self._last = round(now - self._last, 6), now
         health = record.health
         if health is None:
             return
@@ -414,6 +416,7 @@ class HealthFile:
                 "signal": health.signal,
                 "noise": health.noise,
                 "signal_to_noise": health.signal / health.noise if health.noise else None,
+                "seconds": seconds,
             }
         )
 
@@ -491,6 +494,8 @@ class ProgressBar:
 
 class TensorBoard:
     """Callback that writes the metric as a TensorBoard scalar; leaving its context closes the file.
+
+    Not for release: the file has the time of each evaluation, and so of the rounds before it.
 
     Args:
         folder: where the event file is written.

@@ -194,6 +194,12 @@ def admitted(update: object, round_: int, plan: str, shape: torch.Size) -> Clien
     return update
 
 
+def sender(update: object) -> ClientId | None:
+    """Return the id that an update names, of any content; None if it names none."""
+    named = getattr(update, "client", None) if type(update) is ClientUpdate else None
+    return named if is_client_id(named) else None
+
+
 def admitted_sum(part: object, task: RoundTask, shape: torch.Size) -> CohortSum | Reason:
     """Return a sum if it answers the task and is no longer than clipped updates allow.
 

@@ -18,7 +18,7 @@ Server, sum and optimiser are one file, because together they are a round, from 
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn, get_args
@@ -40,7 +40,9 @@ from privpart.messages import (
     admitted,
     admitted_sum,
     id_order,
+    is_client_id,
     limit_reached,
+    sender,
 )
 from privpart.noise.source import NoiseSource
 from privpart.noise.stream import GroupedNoise, NoiseStream, noise_stream
@@ -62,6 +64,8 @@ class RoundCounts:
             not changed.
         asked: number of clients that were asked, as ``run_round`` was told; 0 if it was not.
         refusals: number of refused updates by reason; they sum to ``refused``.
+        refused_clients: number of clients that were asked, answered this round of this plan, and
+            had every such answer refused; each counts once, however often it answered.
     """
 
     received: int
@@ -71,6 +75,7 @@ class RoundCounts:
     released: bool = True
     asked: int = 0
     refusals: Mapping[Reason, int] = field(default_factory=dict, hash=False)
+    refused_clients: int = 0
 
     @property
     def admitted(self) -> int:
@@ -79,11 +84,11 @@ class RoundCounts:
 
     @property
     def mostly_refused(self) -> bool:
-        """Whether most clients that were asked are missing, and as many updates were refused.
+        """Whether most clients that were asked had their answers refused.
 
-        Neither suffices alone: clients may stay away, and one client may send many bad updates.
+        Clients count, not updates: others may stay away, and one may send many bad updates.
         """
-        return 2 * min(self.refused, self.asked - self.admitted) > self.asked
+        return 2 * self.refused_clients > self.asked
 
 
 class Server:
@@ -212,16 +217,16 @@ class Server:
         updates: Iterable[ClientUpdate],
         *,
         sums: Iterable[CohortSum] = (),
-        asked: int = 0,
+        asked: Collection[ClientId] = (),
     ) -> RoundCounts:
         """Aggregate one round of updates, take a step, and return what was counted.
 
         Args:
             updates: objects of any kind, from any sender.
             sums: sums of updates that the operator's own code clipped; their clipping is trusted.
-            asked: number of clients that were asked. If it is given, a round in which most of them
-                were refused releases nothing: their updates are missing, while the model would be
-                divided as if they had come.
+            asked: ids of the clients that were asked. If they are given, a round in which most of
+                them were refused releases nothing: their updates are missing, while the model would
+                be divided as if they had come.
 
         Guarantees:
             No content of ``updates`` raises an error, and leaving one client out changes the sum
@@ -234,6 +239,7 @@ class Server:
             ConfigError: the server was halted, or all planned rounds are done.
         """
         self._check_running()
+        asked = frozenset(asked)
         if self.round >= self.plan.rounds:
             raise ConfigError(
                 f"all {self.plan.rounds} planned rounds are done, and the guarantee covers no "
@@ -457,6 +463,10 @@ _UNCLIPPED = 1 - 1e-5
 """Above this fraction of the clip norm an update counts as clipped: clients clip in float32."""
 
 
+_STALE: tuple[Reason, ...] = ("another round", "another plan")
+"""Reasons that tell nothing of how a client answers this round."""
+
+
 class RoundSum:
     """The sum of one round's updates, and the clients that are in it.
 
@@ -474,6 +484,8 @@ class RoundSum:
         came: ids of the clients in the sum.
         received: number of updates received, of any kind.
         refusals: number of refused updates by reason.
+        refused: ids in refused answers to this round of this plan; a client may be in ``came``,
+            too.
         summed: number of clients whose updates came as part of a trusted sum.
         bits: +1/2 for each update that was not clipped, -1/2 for each that was.
 
@@ -498,6 +510,7 @@ class RoundSum:
         self.came: set[ClientId] = set()
         self.received = 0
         self.refusals: Counter[Reason] = Counter()
+        self.refused: set[ClientId] = set()
         self.summed = 0
         self.bits = 0.0
         self._task = task
@@ -510,17 +523,23 @@ class RoundSum:
         task = self._task
         found = admitted(update, task.round, task.plan, self.total.shape)
         if not isinstance(found, ClientUpdate):
-            self.refusals[found] += 1
+            who = sender(update)
+            self._refuse(found, () if who is None else (who,))
             return
-        if why := self._refused((found.client,)):
-            self.refusals[why] += 1
+        if why := self._reason((found.client,)):
+            self._refuse(why, (found.client,))
             return
         norm = self._add(found.update.detach(), task.clip_norm)
         if self._count_bits:
             self.bits += 0.5 if norm <= task.clip_norm * _UNCLIPPED else -0.5
         self.came.add(found.client)
 
-    def _refused(self, clients: Sequence[ClientId]) -> Reason | None:
+    def _refuse(self, why: Reason, clients: Sequence[ClientId], size: int = 1) -> None:
+        self.refusals[why] += size
+        if why not in _STALE:
+            self.refused.update(clients)
+
+    def _reason(self, clients: Sequence[ClientId]) -> Reason | None:
         """Return why one of these clients may not be added to the sum."""
         if not self.came.isdisjoint(clients):
             return "twice in a round"
@@ -542,10 +561,11 @@ class RoundSum:
         self.received += size
         found = admitted_sum(part, self._task, self.total.shape)
         if not isinstance(found, CohortSum):
-            self.refusals[found] += size
+            named = part.clients if isinstance(part, CohortSum) else ()
+            self._refuse(found, [client for client in named if is_client_id(client)], size)
             return
-        if why := self._refused(found.clients):
-            self.refusals[why] += size
+        if why := self._reason(found.clients):
+            self._refuse(why, found.clients, size)
             return
         self.bits += found.unclipped - 0.5 * size
         if self._grid is None:
@@ -555,15 +575,16 @@ class RoundSum:
         self.summed += size
         self.came.update(found.clients)
 
-    def counts(self, asked: int) -> RoundCounts:
-        """Return what was counted and refused of a number of clients that were asked."""
+    def counts(self, asked: frozenset[ClientId]) -> RoundCounts:
+        """Return what was counted and refused, of the clients that were asked."""
         return RoundCounts(
             self.received,
             len(self.came),
             sum(self.refusals.values()),
             self.summed,
-            asked=asked,
+            asked=len(asked),
             refusals=dict(+self.refusals),  # + drops zeros, of empty sums
+            refused_clients=len(asked & self.refused - self.came),
         )
 
 

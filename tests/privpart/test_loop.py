@@ -191,7 +191,7 @@ def test_a_record_says_who_is_missing_and_why():
 
     (found,) = fit(a_server(4, rounds=3), Twice(), [[0, 1, 2, 3, 4]])
     assert found.counts.counted == 4
-    assert found.missing() == "5 refused (4 twice in a round, 1 another round)"
+    assert found.missing() == "5 refused (4 twice in a round, 1 another round); 1 without an answer"
     (found,) = fit(a_server(4, rounds=3), Some({0: 1}), [[0, 1, 2]])
     assert found.missing() == "1 refused (1 wrong shape or type)"
 
@@ -237,6 +237,28 @@ def test_one_client_that_sends_thousands_of_bad_updates_stops_nothing():
     (found,) = fit(a_server(4, rounds=1), Some({1: 5000}), [[0, 1, 2]])
     assert found.counts.released
     assert (found.counts.counted, found.counts.refused) == (2, 5000)
+
+
+def test_no_sender_stops_a_round_however_many_are_away():
+    class Flood(Ones):
+        def run(self, task, start):
+            for _ in range(1000):
+                yield task.update(0, torch.zeros(start.numel() + 1))  # malformed
+                yield replace(task.update(0, start), round=7)
+                yield replace(task.update(1, start), plan="another")
+                yield replace(task.update(2, start), round="0")
+                yield task.update("never asked", torch.zeros(start.numel() + 1))
+                yield None
+            for client in task.clients[6:]:
+                yield from [task.update(client, start)] * 250
+                yield task.update(client, torch.zeros(start.numel() + 1))
+
+    (found,) = fit(a_server(4, rounds=1), Flood(), [range(10)])
+    counts = found.counts
+    assert counts.released
+    assert (counts.counted, counts.asked, counts.refused_clients) == (4, 10, 2)
+    assert counts.refused == counts.received - 4 == sum(counts.refusals.values()) == 7000
+    assert found.missing().endswith("; 4 without an answer")
 
 
 def test_half_of_a_cohort_is_not_most_of_it():

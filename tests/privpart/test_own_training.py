@@ -605,6 +605,7 @@ def test_a_run_in_numbers(tmp_path):
     for record, line in zip(records, lines[1:], strict=True):
         health = record.health
         assert line["loss"] == health.loss > 0
+        assert line["seconds"] > 0
         assert [line[f"norm_{q}"] for q in (10, 50, 90)] == list(health.norms)
         assert health.norms == tuple(sorted(health.norms))
         assert line["clipped"] == health.clipped == 1.0
