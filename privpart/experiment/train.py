@@ -113,7 +113,8 @@ def train(
         metric: function from the module to a number, on public data: no epsilon covers it.
         augment: function from a batch to a batch, called on each batch of a client.
         resume: continue the run in ``out`` if it has begun, with the same arguments.
-        seed: takes the noise from a seed, for simulations: the run is then not private.
+        seed: takes the noise from a seed, for simulations: the run is then not private. A run that
+            is resumed keeps the noise that it was begun with.
         evaluate_every: rounds between evaluations by the metric, >= 1.
         callbacks: called after each committed round, see ``fit``.
         progress: show rounds on standard error.
@@ -147,8 +148,8 @@ def train(
 
 def _refuse_other_seed(run: RunFolder, seed: int | None) -> None:
     kept = run.facts["seed"]
-    if seed != kept:
-        said = "a secret key; leave seed out" if kept is None else f"seed={kept}; pass the same"
+    if seed is not None and seed != kept:
+        said = "a secret key; leave seed out" if kept is None else f"seed={kept}; leave this out"
         raise ConfigError(f"seed={seed}: the noise of {run.path} comes from {said}.")
 
 

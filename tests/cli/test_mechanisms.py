@@ -156,7 +156,7 @@ def test_a_million_rounds(privpart):
 
 def test_what_is_refused_comes_before_what_takes_long(monkeypatch):
     monkeypatch.setattr("privpart.cli.budget.front._row", lambda *_: pytest.fail("computed"))
-    run = ["mechanisms", "--rounds", "100", "--delta", "1e-6", "--only", "tree"]
+    run = ["mechanisms", "--rounds", "100", "--delta", "1e-6", "--only", "dense"]
     own = ["--mechanism", "blt", "--decay", "2", "--scale", "1"]
     with pytest.raises(ConfigError, match="max_participations=2: the optimal matrix"):
         CliRunner().invoke(

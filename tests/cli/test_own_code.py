@@ -353,7 +353,7 @@ def test_from_python_another_network_population_or_loss_is_not_resumed(tmp_path)
     module = nn.Linear(3, 2)
     options = {"plan": TABLES, "out": tmp_path / "run", "progress": False}
     package.train(module, population(), **options)
-    with pytest.raises(ConfigError, match="the network differs"):
+    with pytest.raises(ConfigError, match="module: is not what"):
         package.train(nn.Sequential(nn.Linear(3, 2)), population(), resume=True, **options)
     with pytest.raises(ConfigError, match="the clients' ids"):
         package.train(module, population(21), resume=True, **options)

@@ -158,7 +158,7 @@ def test_a_sweep_trains_own_code_in_processes(tmp_path, privpart):
     assert "imports ./elsewhere_sweep.py:metric (data.metric)" in done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert [row["seeds"] for row in rows] == [2, 2]
-    assert all(row["failed"] == 0 and 0 < row["mean_accuracy"] < 1 for row in rows)
+    assert all(row["failed"] == 0 and 0 < row["mean_metric"] < 1 for row in rows)
     again = privpart(*arguments)
     assert "0 to train" in again.stderr
     assert "imports" not in again.stderr

@@ -230,7 +230,7 @@ def test_resnet8_in_four_cycles_costs_five_where_one_tree_costs_seven(privpart, 
 def test_plans_whose_parts_do_not_fit_each_other_say_so(privpart, tmp_path):
     for change, message in (
         (("rounds = 8", "rounds = 9"), r"rounds=9: the schedule has 8 rounds for 3 groups"),
-        (("image_size = 8", "image_size = 28"), r"does not take the task's examples, of shape"),
+        (("image_size = 8", "image_size = 28"), r"does not take the examples, of shape"),
         (("seed = 7", 'groups = [["*"], []]\nseed = 7'), "groups: group 2 is empty"),
         (("seed = 7", 'groups = [["conv*"], ["tail*"]]\nseed = 7'), "'tail.' matches no parameter"),
         (('"reverse"', '"shuffled"'), "'sequential', 'reverse' or 'random'"),

@@ -539,7 +539,7 @@ def test_anybodys_population_is_checked():
     for held, sentence in [
         ([], "there is no client"),
         ([("a", pair), ("a", pair)], "client 'a': two clients have this id"),
-        ([("a", pair), (1.5, pair)], "client id '1.5' of type float"),
+        ([("a", pair), (1.5, pair)], "client id 1.5 of type float"),
         ([("a", pair), ("b", None)], "client 'b': examples: is a NoneType"),
         ([("a", pair), ("b", torch.rand(2))], "client 'b': its examples are examples"),
         ([("a", torch.rand(0, 3))], "client 'a': has no example"),

