@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from accounting import AllocatedGuarantee, BallsInBins, PoissonSampling, Toeplitz, amplified
+from accounting import (
+    AllocatedGuarantee,
+    BallsInBins,
+    BMinSep,
+    EstimatedGuarantee,
+    PoissonSampling,
+    Toeplitz,
+    amplified,
+)
 
 RUN = ["epsilon", "--delta", "1e-6", "--format", "json"]
 POISSON = ["--sampling", "poisson", "--expected-batch", "100", "--population", "1000"]
@@ -40,10 +48,56 @@ def test_balls_in_bins(privpart):
     assert "uniformly" in privpart(*run[:3], *run[5:]).stdout
 
 
+SQUARE = ["--rounds", "16", "--noise-multiplier", "4", "--mechanism", "toeplitz", "--bands", "4"]
+DRAWS = ["--draws", "10000"]
+
+
+def test_balls_in_bins_of_correlated_noise(privpart):
+    report = json.loads(privpart(*RUN, *SQUARE, *BINS).stdout)
+    mechanism = Toeplitz.square_root(16, 4)
+    run = AllocatedGuarantee(4.0, BallsInBins(8, 16), mechanism)
+    assert report["epsilon"] == run.epsilon(1e-6) < report["epsilon_unsampled"]
+    assert "draws" not in report
+    drawn = json.loads(privpart(*RUN, *SQUARE, *BINS, *DRAWS).stdout)
+    estimate = EstimatedGuarantee(4.0, BallsInBins(8, 16), mechanism, 10_000)
+    assert drawn["epsilon"] == estimate.epsilon(1e-6)
+    assert (drawn["draws"], drawn["draw_seed"]) == (10_000, 0)
+
+
+def test_b_min_sep_says_in_one_line_how_likely_it_is_wrong(privpart):
+    run = [*RUN[:3], *SQUARE, "--sampling", "b-min-sep", *POISSON[2:], *DRAWS]
+    shown = privpart(*run, "--draw-seed", "3").stdout
+    line = next(line for line in shown.splitlines() if line.startswith("  epsilon  "))
+    assert "by Monte Carlo; too low with probability 1.0001e-08 at most, which is part of" in line
+    report = json.loads(privpart(*run, "--draw-seed", "3", "--format", "json").stdout)
+    sampler = BMinSep(100, 1000, 4)
+    expected = EstimatedGuarantee(4.0, sampler, Toeplitz.square_root(16, 4), 10_000, 3)
+    assert report["epsilon"] == expected.epsilon(1e-6)
+    assert (report["min_separation"], report["probability"]) == (4, sampler.probability)
+    assert report["failure_probability"] == pytest.approx(1e-8)
+    wider = json.loads(privpart(*run, "--min-separation", "5", "--format", "json").stdout)
+    assert wider["min_separation"] == 5
+    assert privpart(*run, "--max-epsilon", "0.01").returncode == 3
+
+
+APART = ["--sampling", "b-min-sep", *POISSON[2:]]
+
+
 @pytest.mark.parametrize(
     ("typed", "fault"),
     [
-        ([*BINS, "--mechanism", "blt"], "is not known to amplify blt here; its proof covers"),
+        ([*APART, "--mechanism", "tree"], "tree: b-min-sep needs a square lower-triangular"),
+        ([*APART, *SQUARE[4:], "--min-separation", "3"], "has 4 bands"),
+        ([*APART, *SQUARE[4:], "--max-participations", "2"], "leave out --max-participations"),
+        ([*APART, *SQUARE[4:], "--bins", "2"], "--bins 2: is for --sampling balls-in-bins"),
+        ([*APART[:2], *SQUARE[4:]], "needs --expected-batch and --population"),
+        ([*APART, *SQUARE[4:], "--draws", "10"], "must be at least 10000"),
+        ([*APART, "--mechanism", "toeplitz"], "at most population / min_separation"),
+        ([*POISSON, *ALONE, *DRAWS], "is for --sampling balls-in-bins and b-min-sep"),
+        ([*BINS, *ALONE, "--draw-seed", "0"], "--draw-seed 0: needs --draws"),
+        ([*BINS, *SQUARE[4:], "--min-separation", "4"], "leave out --min-separation"),
+        (["--draws", "10000"], "--draws 10000: needs --sampling"),
+        (["--draw-seed", "1"], "--draw-seed 1: needs --sampling"),
         ([*POISSON, "--mechanism", "tree"], "is not known to amplify tree"),
         ([*POISSON, *ALONE, "--bins", "8"], "--bins 8: is for --sampling balls-in-bins"),
         ([*BINS, *ALONE, "--population", "9"], "--population 9: is for --sampling poisson"),
@@ -56,7 +110,7 @@ def test_balls_in_bins(privpart):
         ([*POISSON[:2], *ALONE, "--expected-batch", "9", "--population", "3"], "expected-batch 9"),
         (["--expected-batch", "9"], "--expected-batch 9.0: needs --sampling"),
         (["--bins", "9"], "--bins 9: needs --sampling"),
-        (["--sampling", "b-min-sep"], "balls-in-bins"),
+        (["--sampling", "shuffled"], "balls-in-bins"),
     ],
 )
 def test_other_combinations_are_refused(privpart, typed, fault):

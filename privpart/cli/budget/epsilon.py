@@ -16,7 +16,11 @@ from privpart.cli.budget.options import Limits, with_shared_options
 from privpart.cli.budget.progress import shown_fits
 from privpart.cli.budget.sampled import (
     Bins,
+    DrawCount,
+    DrawSeed,
     ExpectedBatch,
+    SamplerOptions,
+    SamplingName,
     SamplingOption,
     print_sampled,
     sampled_guarantee,
@@ -86,6 +90,8 @@ def epsilon(
     sampling: SamplingOption = None,
     expected_batch: ExpectedBatch = None,
     bins: Bins = None,
+    draws: DrawCount = None,
+    draw_seed: DrawSeed = None,
     cross_check: Annotated[
         bool, typer.Option("--cross-check", help="Cross-check by dp-accounting (a second more).")
     ] = False,
@@ -109,7 +115,7 @@ def epsilon(
     _refuse_contradictions(context)
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     if sampling is not None:
-        _within(_print_sample(context, choice), limit)
+        _within(_print_sample(context, choice, limits), limit)
         return
     histories = None if log is None else histories_of(log)
     if plan is not None:
@@ -143,11 +149,14 @@ def _refuse_contradictions(context: typer.Context) -> None:
         ("plot_against", "plot"),
         ("expected_batch", "sampling"),
         ("bins", "sampling"),
+        ("draws", "sampling"),
+        ("draw_seed", "sampling"),
     ):
         if name in given and owner not in given:
             into = " FILE to draw into" if owner == "plot" else ""
             raise ConfigError(f"{name}={values[name]}: needs --{owner}{into}.")
-    idle = sorted(given & _NOT_SAMPLED)
+    separated = values["sampling"] is SamplingName.B_MIN_SEP
+    idle = sorted(given & _NOT_SAMPLED - ({"min_separation"} if separated else set()))
     if values["sampling"] is not None and idle:
         listed = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         raise ConfigError(
@@ -155,7 +164,7 @@ def _refuse_contradictions(context: typer.Context) -> None:
         )
 
 
-def _print_sample(context: typer.Context, choice: MechanismChoice) -> float:
+def _print_sample(context: typer.Context, choice: MechanismChoice, limits: Limits) -> float:
     """Print the guarantee of a sampled run; return its epsilon."""
     values = context.params
     if None in (values["rounds"], values["noise_multiplier"], values["delta"]):
@@ -163,14 +172,26 @@ def _print_sample(context: typer.Context, choice: MechanismChoice) -> float:
     with shown_fits():
         run = sampled_guarantee(
             values["sampling"],
-            choice.build(Participation(values["rounds"])),
+            choice.build(_fitted_to(values["rounds"], values["bins"])),
             noise_multiplier=values["noise_multiplier"],
-            expected_batch=values["expected_batch"],
-            population=values["population"],
-            bins=values["bins"],
-            method=values["method"] if "method" in options.typed(context) else None,
+            given=SamplerOptions(
+                expected_batch=values["expected_batch"],
+                population=values["population"],
+                bins=values["bins"],
+                min_separation=limits.min_separation,
+                draws=values["draws"],
+                draw_seed=values["draw_seed"],
+                method=values["method"] if "method" in options.typed(context) else None,
+            ),
         )
     return print_sampled(run, choice, values["delta"], values["form"])
+
+
+def _fitted_to(rounds: int, bins: int | None) -> Participation:
+    """Return what a mechanism is fitted to: every pass of a member in bins, else one round."""
+    if bins is None or not 1 <= bins <= rounds:
+        return Participation(rounds)
+    return Participation(rounds, -(-rounds // bins), bins)
 
 
 def _refuse_silent_limits(

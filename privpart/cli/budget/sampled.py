@@ -2,11 +2,13 @@
 
 Sampler and accountant are one choice. Poisson sampling: independent noise is DP-SGD; a banded
 Toeplitz mechanism needs the members in as many groups as it has bands, which take turns. Balls in
-bins: independent noise only. Others are refused: no bound in closed form is known here, and
-estimates by Monte Carlo, which hold with a probability only, are not offered.
+bins: any mechanism of one stream, by a bound in closed form, or nearer by Monte Carlo (--draws).
+b-min-sep: encoders with no more bands than rounds between two of one member, by Monte Carlo only.
+An estimate is printed with the probability that it is too low, which is part of delta.
 """
 
 import json
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +17,10 @@ import typer
 from accounting import (
     AllocatedGuarantee,
     BallsInBins,
+    BMinSep,
     ConfigError,
+    EstimatedGuarantee,
+    Guarantee,
     Mechanism,
     PoissonSampling,
     SampledGuarantee,
@@ -23,6 +28,7 @@ from accounting import (
     dp_sgd,
 )
 from accounting.mechanisms.by_name import MechanismChoice
+from accounting.monte_carlo import bands_of
 from accounting.report import up
 from privpart.cli.options import Format, MethodName
 from privpart.cli.output import as_csv, fill_lines
@@ -38,6 +44,10 @@ class SamplingName(StrEnum):
 
     POISSON = "poisson"
     BALLS_IN_BINS = "balls-in-bins"
+    B_MIN_SEP = "b-min-sep"
+
+
+Sampled = SampledGuarantee | AllocatedGuarantee | EstimatedGuarantee
 
 
 SamplingOption = Annotated[
@@ -45,14 +55,16 @@ SamplingOption = Annotated[
     typer.Option(
         help="Amplify by sampling, under add-or-remove adjacency. 'poisson': each member joins a "
         "round on its own ('independent', 'toeplitz' with --bands). 'balls-in-bins': each member "
-        "is in one bin of --bins, and the rounds take the bins in turn ('independent').",
+        "is in one bin of --bins, and the rounds take the bins in turn (any mechanism). "
+        "'b-min-sep': each member joins on its own, but never within --min-separation rounds of "
+        "its last one (at most as many bands).",
         rich_help_panel=_SAMPLING,
     ),
 ]
 ExpectedBatch = Annotated[
     float | None,
     typer.Option(
-        help="Expected members per round, of --population; for 'poisson'.",
+        help="Expected members per round, of --population; for 'poisson' and 'b-min-sep'.",
         rich_help_panel=_SAMPLING,
     ),
 ]
@@ -62,51 +74,101 @@ Bins = Annotated[
         help="Bins, and rounds of a pass; for 'balls-in-bins'.", rich_help_panel=_SAMPLING
     ),
 ]
+DrawCount = Annotated[
+    int | None,
+    typer.Option(
+        "--draws",
+        help="Estimate by Monte Carlo with this many draws; 'b-min-sep' has no other way, and "
+        "takes a million by default. The probability of error is part of delta.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+DrawSeed = Annotated[
+    int | None,
+    typer.Option("--draw-seed", help="Seed of --draws; by default 0.", rich_help_panel=_SAMPLING),
+]
+
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOptions:
+    """What was typed beside --sampling; None where nothing was."""
+
+    expected_batch: float | None
+    population: int | None
+    bins: int | None
+    min_separation: int | None
+    draws: int | None
+    draw_seed: int | None
+    method: MethodName | None
+
+
+_APPLIES = {
+    SamplingName.POISSON: {"expected_batch", "population", "method"},
+    SamplingName.BALLS_IN_BINS: {"bins", "draws", "draw_seed"},
+    SamplingName.B_MIN_SEP: {
+        "expected_batch", "population", "min_separation", "draws", "draw_seed"
+    },
+}  # fmt: skip
 
 
 def sampled_guarantee(
-    sampling: SamplingName,
-    mechanism: Mechanism,
-    *,
-    noise_multiplier: float,
-    expected_batch: float | None,
-    population: int | None,
-    bins: int | None,
-    method: MethodName | None,
-) -> SampledGuarantee | AllocatedGuarantee:
+    sampling: SamplingName, mechanism: Mechanism, *, noise_multiplier: float, given: SamplerOptions
+) -> Sampled:
     """Return the guarantee of a sampler with the one accountant that covers it.
 
     Raises:
-        ConfigError: an option of the other sampler, a missing one, or a mechanism that the sampler
+        ConfigError: an option of another sampler, a missing one, or a mechanism that the sampler
             is not known to amplify.
     """
+    for field in fields(given):
+        value = getattr(given, field.name)
+        owners = [name for name, own in _APPLIES.items() if field.name in own]
+        if value is not None and sampling not in owners:
+            named = " and ".join(owners)
+            raise ConfigError(f"{field.name}={value}: is for --sampling {named}; leave it out.")
     if sampling is SamplingName.POISSON:
-        if bins is not None:
-            raise ConfigError(f"bins={bins}: is for --sampling balls-in-bins; leave it out.")
-        return _poisson(mechanism, noise_multiplier, expected_batch, population, method)
-    others = {"expected_batch": expected_batch, "population": population, "method": method}
-    for name, value in others.items():
-        if value is not None:
-            raise ConfigError(f"{name}={value}: is for --sampling poisson; leave it out.")
-    if bins is None:
+        return _poisson(mechanism, noise_multiplier, given)
+    if sampling is SamplingName.B_MIN_SEP:
+        return _separated(mechanism, noise_multiplier, given)
+    if given.bins is None:
         raise ConfigError("bins is missing: --sampling balls-in-bins needs --bins.")
-    _refuse_other_noise(mechanism, ("independent",), sampling)
-    return AllocatedGuarantee(noise_multiplier, BallsInBins(bins, mechanism.rounds))
+    bins = BallsInBins(given.bins, mechanism.rounds)
+    if given.draws is not None:
+        return EstimatedGuarantee(
+            noise_multiplier, bins, mechanism, given.draws, given.draw_seed or 0
+        )
+    if given.draw_seed is not None:
+        raise ConfigError(f"draw_seed={given.draw_seed}: needs --draws.")
+    alone = mechanism.name == "independent"
+    return AllocatedGuarantee(noise_multiplier, bins, None if alone else mechanism)
+
+
+def _separated(
+    mechanism: Mechanism, noise_multiplier: float, given: SamplerOptions
+) -> EstimatedGuarantee:
+    if given.expected_batch is None or given.population is None:
+        raise ConfigError("sampling=b-min-sep: needs --expected-batch and --population.")
+    apart = bands_of(mechanism) if given.min_separation is None else given.min_separation
+    return EstimatedGuarantee(
+        noise_multiplier,
+        BMinSep(given.expected_batch, given.population, apart),
+        mechanism,
+        _MILLION if given.draws is None else given.draws,
+        given.draw_seed or 0,
+    )
 
 
 def _poisson(
-    mechanism: Mechanism,
-    noise_multiplier: float,
-    expected_batch: float | None,
-    population: int | None,
-    method: MethodName | None,
+    mechanism: Mechanism, noise_multiplier: float, given: SamplerOptions
 ) -> SampledGuarantee:
-    if expected_batch is None or population is None:
+    if given.expected_batch is None or given.population is None:
         raise ConfigError("sampling=poisson: needs --expected-batch and --population.")
-    if method not in (None, MethodName.PLD, MethodName.RDP):
-        raise ConfigError(f"method={method}: of a sampled run is 'pld' (default) or 'rdp'.")
-    how: SampledMethod = "rdp" if method is MethodName.RDP else "pld"
-    sampler = PoissonSampling(expected_batch, population)
+    if given.method not in (None, MethodName.PLD, MethodName.RDP):
+        raise ConfigError(f"method={given.method}: of a sampled run is 'pld' (default) or 'rdp'.")
+    how: SampledMethod = "rdp" if given.method is MethodName.RDP else "pld"
+    sampler = PoissonSampling(given.expected_batch, given.population)
     _refuse_other_noise(mechanism, ("independent", "toeplitz"), SamplingName.POISSON)
     if mechanism.name == "independent":
         steps = mechanism.rounds
@@ -127,29 +189,17 @@ def _refuse_other_noise(
         )
 
 
-def print_sampled(
-    run: SampledGuarantee | AllocatedGuarantee, choice: MechanismChoice, delta: float, form: Format
-) -> float:
+def print_sampled(run: Sampled, choice: MechanismChoice, delta: float, form: Format) -> float:
     """Print the guarantee of a sampled run; return its epsilon."""
     epsilon = run.epsilon(delta)
-    sampler = "balls-in-bins" if isinstance(run, AllocatedGuarantee) else "poisson"
     values = {
         "schema": "privpart/sampled/1",
         "epsilon": epsilon,
         "delta": delta,
         "mechanism": str(choice.name),
-        "sampling": sampler,
         "unit": run.unit,
         "adjacency": run.adjacency,
-    }
-    if isinstance(run, AllocatedGuarantee):
-        values |= {
-            "bins": run.sampling.bins,
-            "passes": run.sampling.passes,
-            "epsilon_unsampled": _unsampled(run, delta),
-        }
-    else:
-        values |= {"probability": run.probability, "steps": run.steps, "method": run.method}
+    } | _of_sampler(run, delta)
     if form is Format.CSV:
         typer.echo(as_csv([values]), nl=False)
     elif form is Format.JSON:
@@ -163,18 +213,38 @@ def print_sampled(
     return epsilon
 
 
-def _unsampled(run: AllocatedGuarantee, delta: float) -> float:
-    from accounting import Guarantee
+def _of_sampler(run: Sampled, delta: float) -> dict[str, object]:
+    if isinstance(run, SampledGuarantee):
+        return {
+            "sampling": "poisson",
+            "probability": run.probability,
+            "steps": run.steps,
+            "method": run.method,
+        }
+    values: dict[str, object] = {"epsilon_unsampled": Guarantee(run.mu).epsilon(delta)}
+    if isinstance(run.sampling, BallsInBins):
+        values |= {"sampling": "balls-in-bins", "bins": run.sampling.bins}
+        values["passes"] = run.sampling.passes
+    else:
+        values |= {"sampling": "b-min-sep", "probability": run.sampling.probability}
+        values["min_separation"] = run.sampling.min_separation
+    if isinstance(run, EstimatedGuarantee):
+        values |= {"method": "monte-carlo", "draws": run.samples, "draw_seed": run.seed}
+        values["failure_probability"] = run.failure(delta)
+    return values
 
-    return Guarantee(run.mu).epsilon(delta)
 
-
-def _as_text(run: SampledGuarantee | AllocatedGuarantee, values: dict[str, object]) -> str:
+def _as_text(run: Sampled, values: dict[str, object]) -> str:
     shown = {
         name.replace("_", " "): up(value, 5) if isinstance(value, float) else str(value)
         for name, value in values.items()
         if name != "schema"
     }
+    if isinstance(run, EstimatedGuarantee):  # in one line with what it may be wrong by
+        failure = shown.pop("failure probability")
+        shown["epsilon"] += (
+            f"  by Monte Carlo; too low with probability {failure} at most, which is part of delta"
+        )
     lines = [f"  {name:<17} {value}" for name, value in shown.items()]
     said = [f"{a.text}; else: {a.consequence}" for a in run.assumptions]
     said.append(
