@@ -14,7 +14,7 @@ second; a = 1 draws from P and Q themselves. By Jensen E_x e^(w s_x) >= L^w, so 
 
 lies between 0 and B = Z (a-1)^(a-1) / a^a e^(-(a-1) epsilon). (jax_privacy has Z for the largest
 k_x; a mean is less.) So the Chernoff bound holds (Hoeffding 1963, Theorem 1): the mean m of N draws
-of expectation d <= B has B kl(m / B, d / B) <= log(1 / f) / N except with probability f.
+of expectation d has kl(m / B, d / B) <= log(1 / f) / N, or m > d, except with probability f.
 
 delta = the bound on d + f, with f a hundredth of delta. The bound falls as epsilon grows, so one f
 pays for all epsilons: the answer is too low only if the bound fails at the true epsilon, in the
@@ -23,7 +23,7 @@ worse direction. The tilt a is chosen with earlier draws of another stream.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -33,7 +33,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee, mu_upper
 from accounting.mechanisms import Mechanism
-from accounting.random_allocation import BallsInBins, bin_modes, magnitudes
+from accounting.random_allocation import AllocatedGuarantee, BallsInBins, bin_modes, magnitudes
 from accounting.report import Assumption
 from accounting.sensitivity import rounded_up
 
@@ -94,7 +94,7 @@ class EstimatedGuarantee:
     Adjacency is add-or-remove, which for members who are sampled on their own is zero-out.
 
     Args:
-        noise_multiplier: noise standard deviation on the sum / clip norm, > 0.
+        noise_multiplier: noise standard deviation on the sum / clip norm, 1e-3 to 1e5.
         sampling: how a member's rounds are drawn. ``BMinSep`` needs an encoder with at most
             ``min_separation`` bands.
         mechanism: what correlates the noise.
@@ -110,21 +110,25 @@ class EstimatedGuarantee:
     mechanism: Mechanism
     samples: int = 1_000_000
     seed: int = 0
+    _hypotheses: "_Hypotheses" = field(init=False, repr=False, compare=False)
 
     unit: ClassVar[str] = "the sampled member: a client, or an example"
     adjacency: ClassVar[str] = "add-or-remove"
 
     def __post_init__(self) -> None:
-        checks.positive("noise_multiplier", self.noise_multiplier)
+        if not 1e-3 <= checks.positive("noise_multiplier", self.noise_multiplier) <= 1e5:
+            raise ConfigError(
+                f"noise_multiplier={self.noise_multiplier:g}: must lie between 1e-3 and 1e5."
+            )
         checks.count("samples", self.samples, minimum=10_000, maximum=10**9)
         checks.count("seed", self.seed, minimum=0)
-        self._hypotheses()
+        object.__setattr__(self, "_hypotheses", self._possible())
 
     @property
     def mu(self) -> float:
         """Without the sample being hidden, rounded up."""
         terms = 2 * self.mechanism.rounds + 8
-        return mu_upper(self._hypotheses().most() * rounded_up(1.0, terms), 1.0)
+        return mu_upper(self._hypotheses.most() * rounded_up(1.0, terms), 1.0)
 
     def failure(self, delta: float) -> float:
         """Return the probability that ``epsilon(delta)`` is too low; it is part of delta."""
@@ -133,11 +137,18 @@ class EstimatedGuarantee:
     def epsilon(self, delta: float) -> float:
         """Return an upper bound on epsilon at ``delta`` in (0, 1), except with ``failure(delta)``.
 
-        It is never above the one without sampling. With few samples it is loose, not wrong.
+        It is never above the one without sampling, nor above that of bins in closed form. With
+        few samples it is loose, not wrong.
+
+        Raises:
+            ConfigError: delta is below 1e-11, for bins.
         """
         failure = self.failure(delta)
         plain = Guarantee(self.mu).epsilon(delta)
-        hypotheses = self._hypotheses()
+        if isinstance(self.sampling, BallsInBins):
+            closed = AllocatedGuarantee(self.noise_multiplier, self.sampling, self.mechanism)
+            plain = min(plain, closed.epsilon(delta))
+        hypotheses = self._hypotheses
         guess = plain / 2
         for pilot in (1, 2):
             draws = [
@@ -157,7 +168,7 @@ class EstimatedGuarantee:
         ]
         return min(plain, max(found) * (1 + _SLACK) + _SLACK)
 
-    def _hypotheses(self) -> "_Hypotheses":
+    def _possible(self) -> "_Hypotheses":
         if isinstance(self.sampling, BallsInBins):
             return _Binned(bin_modes(self.mechanism, self.sampling) / self.noise_multiplier)
         if isinstance(self.sampling, BMinSep):

@@ -274,13 +274,17 @@ def _least_epsilon(shares: _Shares, delta: float, high: float) -> float:
 
 
 def _delta(shares: _Shares, epsilon: float) -> float:
-    """Return an upper bound on delta of a Gaussian release beside a random allocation.
+    return min(1.0, max(_both(shares, epsilon)) + _FFT)
+
+
+def _both(shares: _Shares, epsilon: float) -> tuple[float, float]:
+    """Return delta_remove and delta_add of a Gaussian release beside a random allocation.
 
     The loss of the Gaussian is rounded to the edges: up with the member, down without, and what
     lies beyond the last one counts in full. Given it, the allocation spends what is left.
     """
     if not shares.shared:
-        return min(1.0, max(_deltas(shares.own, shares.bins, epsilon)) + _FFT)
+        return _deltas(shares.own, shares.bins, epsilon)
     from scipy.special import ndtr
 
     mass = np.diff(ndtr(_SHARED))
@@ -289,8 +293,8 @@ def _delta(shares: _Shares, epsilon: float) -> float:
     allocation = _allocation(shares.own, shares.bins)
     with_member = allocation.removed(epsilon - mu * _SHARED[1:] - mu * mu / 2)
     without = allocation.added(epsilon + mu * _SHARED[:-1] - mu * mu / 2)
-    worst = max(float(mass @ with_member), float(mass @ without))
-    return min(1.0, worst * _ROUNDED + tail + _FFT)
+    removed = float(mass @ with_member) * _ROUNDED + tail
+    return removed, float(mass @ without) * _ROUNDED + tail
 
 
 def _deltas(mu: float, bins: int, epsilon: float) -> tuple[float, float]:
@@ -303,7 +307,9 @@ def _deltas(mu: float, bins: int, epsilon: float) -> tuple[float, float]:
 class _Allocation:
     """Sums over the grid of f, from which delta of a random allocation is read at any epsilon."""
 
-    ratio: Array
+    ratio_with: Array
+    """Points of the grid, with the member; without, the grid is another one."""
+    ratio_without: Array
     above: Array
     """Mass with the member at and above each point."""
     above_inverse: Array
@@ -315,14 +321,14 @@ class _Allocation:
     def removed(self, epsilon: Array) -> Array:
         """Return E_with (1 - e^epsilon / f)_+ at any epsilon, negative ones too, rounded up."""
         scale = np.exp(np.minimum(epsilon, 700.0))  # at most what it is
-        first = np.searchsorted(self.ratio, scale)
+        first = np.searchsorted(self.ratio_with, scale)
         found = self.above[first] * (1 + _SUMS) - scale * self.above_inverse[first]
         return np.clip(found + self.beyond, 0.0, 1.0)
 
     def added(self, epsilon: Array) -> Array:
         """Return E_without (1 - e^epsilon f)_+ at any epsilon, rounded up."""
         scale = np.exp(np.minimum(epsilon, 700.0))
-        last = np.searchsorted(self.ratio, 1 / scale)
+        last = np.searchsorted(self.ratio_without, 1 / scale)
         found = self.below[last] * (1 + _SUMS) - scale * self.below_ratio[last]
         return np.clip(found, 0.0, 1.0)
 
@@ -337,6 +343,7 @@ def _allocation(mu: float, bins: int) -> _Allocation:
     under = np.arange(len(down)) * step / bins
     return _Allocation(
         over,
+        under,
         _from_above(up),
         _from_above(up * inverse),
         np.concatenate([[0.0], np.cumsum(down)]),

@@ -57,6 +57,10 @@ VALID = {
         {"delta": 1e-6},
     ),
     "Assumption": (None, NOTHING),
+    "BMinSep": (
+        accounting.BMinSep,
+        {"expected_batch": 1.0, "population": 8, "min_separation": 4},
+    ),
     "BallsInBins": (accounting.BallsInBins, {"bins": 8, "rounds": 8}),
     "BandedInverse": (
         lambda **numbers: accounting.BandedInverse(coefficients=(1.0, -0.5), **numbers),
@@ -93,6 +97,20 @@ VALID = {
     "Dense": (None, NOTHING),  # takes a matrix, see UNSOUND_ARRAYS
     "Dense.sensitivity": (None, NOTHING),
     # takes lists; tried in test_grouped.py
+    "EstimatedGuarantee": (
+        lambda **numbers: accounting.EstimatedGuarantee(
+            sampling=BINS, mechanism=Independent(8), **numbers
+        ),
+        {"noise_multiplier": 4.0, "samples": 10_000, "seed": 0},
+    ),
+    "EstimatedGuarantee.epsilon": (
+        accounting.EstimatedGuarantee(4.0, BINS, Independent(8), 10_000).epsilon,
+        {"delta": 1e-6},
+    ),
+    "EstimatedGuarantee.failure": (
+        accounting.EstimatedGuarantee(4.0, BINS, Independent(8), 10_000).failure,
+        {"delta": 1e-6},
+    ),
     "FixedOrder": (
         accounting.FixedOrder,
         {"rounds": 8, "max_participations": 2, "min_separation": 2},
@@ -205,6 +223,12 @@ VALID = {
         lambda **numbers: accounting.most_participations(RUN[0], **numbers),
         BUDGET | {"min_separation": 2},
     ),
+    "cohorts": (
+        lambda **numbers: accounting.cohorts(
+            accounting.PoissonSampling(1, 5), key=bytes(32), **numbers
+        ),
+        {"members": 5, "rounds": 8, "groups": 1},
+    ),
     "most_rounds": (
         lambda **numbers: accounting.most_rounds(BinaryTree, **numbers),
         BUDGET | {"max_participations": 2, "min_separation": 2, "at_most": 99},
@@ -220,7 +244,7 @@ VALID = {
 NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
 
 MAY_BE_ZERO = {
-    ("PrunedTree.prefix_nodes", "step"), ("Realised", "epsilon"),
+    ("PrunedTree.prefix_nodes", "step"), ("Realised", "epsilon"), ("EstimatedGuarantee", "seed"),
     ("AllocatedGuarantee.delta", "epsilon"),
     ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
     ("PrivacyReport", "earlier_mu"), ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
@@ -354,7 +378,7 @@ ROUNDS = [
 
 
 def test_the_census_of_rounds_finds_them():
-    assert len(ROUNDS) == 17
+    assert len(ROUNDS) == 18
 
 
 @pytest.mark.parametrize(("name", "argument"), ROUNDS)

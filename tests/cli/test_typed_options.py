@@ -20,7 +20,7 @@ PLAN = "examples/digits.toml"
 SAMPLES = {
     "plan": "plan.toml", "target_epsilon": "1", "rounds": "72", "only": "blt",
     "sampling": "poisson",
-    "expected_batch": "10", "bins": "8",
+    "expected_batch": "10", "bins": "8", "draws": "10000", "draw_seed": "0",
     "noise_multiplier": "1.0",
     "delta": "1e-5", "log": "log.csv",
     "population": "1000", "max_epsilon": "20", "plot": "x.png", "plot_against": "noise",
@@ -37,7 +37,8 @@ NOT_THE_MECHANISM = {
     "help", "rounds", "noise_multiplier", "delta", "plan", "log", "method", "population",
     "cross_check", "max_epsilon", "plot", "plot_against", "statement", "form", "mechanism",
     "max_participations", "min_separation", "fixed_order", "mechanism_file", "target_epsilon",
-    "solve", "optimal", "only", "sampling", "expected_batch", "bins",
+    "solve", "optimal", "only", "sampling", "expected_batch", "bins", "draws",
+    "draw_seed",
 }  # fmt: skip
 
 
