@@ -58,8 +58,6 @@ def leakage(
     dataset_mean: Tensor | None = None,
     class_means: Tensor | None = None,
     decoys: tuple[Tensor, Tensor] | None = None,
-    restarts: int = 2,
-    max_evaluations: int = 500,
     reveal_labels: bool = True,
     seed: int = 0,
     done: MutableMapping[str, Found] | None = None,
@@ -78,7 +76,7 @@ def leakage(
         y: (N,) labels.
         views: name -> patterns of the parameters that the update shows, as in ``observe``. Only
             these train; the others are frozen, and public.
-        attacks: tried in this order until one recovers the image; None is ``suite``.
+        attacks: tried in this order until one recovers the image; None is ``suite()``.
         batch: images per update; must divide N.
         loss: see ``Observation``.
         update: a given update of the images in ``x`` as one batch; None computes it. Check
@@ -95,8 +93,6 @@ def leakage(
         class_means: (K, C, H, W) mean of each class in public data, a baseline; None leaves it
             out.
         decoys: (images, labels) that are not in ``x``, for the re-identification rank.
-        restarts: of ``suite``.
-        max_evaluations: of ``suite``.
         reveal_labels: whether the attacker is told ``y``.
         seed: of the starting points and of the noise; the same for all views.
         done: results so far, by a key of (adversary, view, batch, clip, noise). The audit reads
@@ -125,8 +121,6 @@ def leakage(
         dataset_mean=dataset_mean,
         class_means=class_means,
         decoys=decoys,
-        restarts=restarts,
-        max_evaluations=max_evaluations,
         reveal_labels=reveal_labels,
         seed=seed,
         done=done,
@@ -160,8 +154,6 @@ class Audit:
     dataset_mean: Tensor | None = None
     class_means: Tensor | None = None
     decoys: tuple[Tensor, Tensor] | None = None
-    restarts: int = 2
-    max_evaluations: int = 500
     reveal_labels: bool = True
     seed: int = 0
     done: MutableMapping[str, Found] | None = None
@@ -184,6 +176,8 @@ class Audit:
                 "update: a given update is of one batch and already contains its noise; set batch "
                 "to len(x) and leave noise_multiplier at 0."
             )
+        if self.decoys is not None and batch > 1:
+            raise ConfigError(f"decoys: rank an image by itself; leave them out at batch={batch}.")
         if not self.views:
             raise ConfigError("views={}: name at least one, such as {'full': ['*']}.")
         if len(self.x) < 1 or len(self.x) != len(self.y):
@@ -255,9 +249,7 @@ class Audit:
 
     @cached_property
     def _attacks(self) -> Mapping[str, Attack]:
-        if self.attacks is not None:
-            return self.attacks
-        return suite(restarts=self.restarts, max_evaluations=self.max_evaluations)
+        return suite() if self.attacks is None else self.attacks
 
     @cached_property
     def _done(self) -> MutableMapping[str, Found]:

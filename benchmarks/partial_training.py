@@ -40,7 +40,7 @@ def row(part: str, local: LocalTraining, repeats: int) -> dict[str, Any]:
         lambda: example_network(NAME), train=train, seed=0, initializers=architecture.initializers
     )
     batch = example_batch(NAME, local.batch_size)
-    computed = client_costs(model, *batch, local=local, examples=local.batch_size)
+    computed = client_costs(model, batch, local=local, examples=local.batch_size)
     step = measured_step(NAME, train, local=local, repeats=repeats)
     return {
         "part": part,

@@ -29,7 +29,7 @@ from privpart import (
 )
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import Task, fashion_mnist
-from privpart.experiment.training import accuracy as accuracy_on
+from privpart.experiment.metric import accuracy as accuracy_on
 from privpart.models import MODELS, emnist_cnn
 from privpart.wire import encode_model
 

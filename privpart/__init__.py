@@ -11,7 +11,15 @@ if TYPE_CHECKING:
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
     from privpart.engines.workers import WorkerError
-    from privpart.loop import CohortTooSmallError, Engine, RoundRecord, fit
+    from privpart.experiment.metric import Accuracy
+    from privpart.experiment.train import Run, train
+    from privpart.loop import (
+        CohortRefusedError,
+        CohortTooSmallError,
+        Engine,
+        RoundRecord,
+        fit,
+    )
     from privpart.messages import ClientUpdate, RoundTask
     from privpart.model import PartialModel
     from privpart.noise.source import NoiseSource, SecretSource, SeededSource
@@ -22,8 +30,10 @@ if TYPE_CHECKING:
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
 
 _HOME = {
+    "Accuracy": "experiment.metric",
     "AdaptiveClipping": "plan",
     "ClientUpdate": "messages",
+    "CohortRefusedError": "loop",
     "CohortTooSmallError": "loop",
     "Constant": "start_values",
     "EmbeddedEngine": "engines.embedded",
@@ -39,6 +49,7 @@ _HOME = {
     "RoundCounts": "server",
     "RoundRecord": "loop",
     "RoundTask": "messages",
+    "Run": "experiment.train",
     "RunFolder": "run.folder",
     "SecretSource": "noise.source",
     "SeededSource": "noise.source",
@@ -49,11 +60,14 @@ _HOME = {
     "WorkerError": "engines.workers",
     "client_update": "client",
     "fit": "loop",
+    "train": "experiment.train",
 }
 
 __all__ = [
+    "Accuracy",
     "AdaptiveClipping",
     "ClientUpdate",
+    "CohortRefusedError",
     "CohortTooSmallError",
     "Constant",
     "EmbeddedEngine",
@@ -69,6 +83,7 @@ __all__ = [
     "RoundCounts",
     "RoundRecord",
     "RoundTask",
+    "Run",
     "RunFolder",
     "SecretSource",
     "SeededSource",
@@ -79,6 +94,7 @@ __all__ = [
     "WorkerError",
     "client_update",
     "fit",
+    "train",
 ]
 
 

@@ -12,28 +12,46 @@ moon     mu times a contrastive loss (Li et al. 2021), which is small if the fea
          those of the received model and far from those of the client's own model after its last
          participation. That model stays in the device's memory; a resumed simulation has lost it
          and reports so.
+
+A loss is a name or a function of the module and a batch. Clients and losses are one file, because a
+step of training is both: what a loss makes of the network and a batch, and how that moves it.
 """
 
+import random  # noqa: TID251  only to seed what other people's code draws
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import binary_cross_entropy_with_logits, cosine_similarity, cross_entropy
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cosine_similarity,
+    cross_entropy,
+    mse_loss,
+)
 from torch.optim import SGD, Adam, Optimizer
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.clip import clip
+from privpart.clip import clip, l2_norm
+from privpart.data.batches import Batch, count_rows, take, tensors_of
 from privpart.model import PartialModel
 
 OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["fedavg", "fedprox", "moon"]
-LossName = Literal["cross_entropy", "binary_cross_entropy"]
+LossName = Literal["cross_entropy", "binary_cross_entropy", "mean_squared_error", "model"]
+Loss = Callable[[nn.Module, Batch], Tensor]
+"""Returns the mean loss of a batch, of shape (), from the module and the batch."""
+Augment = Callable[[Batch], Batch]
+"""Returns a changed batch, such as one of random crops; draws from torch's random numbers."""
+Watch = Callable[[float | None, float], None]
+"""Receives the loss of a client's first step, and the norm of its update before clipping."""
 _MOST_STEPS = 100_000
 """Vectorized clients list all batches of a round in memory before they train."""
 _LARGEST_BATCH = 2**31
@@ -53,7 +71,13 @@ class LocalTraining:
         objective: "fedavg", "fedprox" or "moon", see ``privpart.client``.
         mu: weight of the term that "fedprox" or "moon" adds, > 0.
         temperature: for "moon", > 0.
-        loss: see ``loss``; "binary_cross_entropy" is for tags, any number of which may apply.
+        loss: a ``LossName``, or a function of the module and a batch, see ``batch_loss``.
+        augment: a function from a batch to a batch, applied to each batch before its step, for
+            example random crops; None changes nothing. torch's random numbers are then seeded by
+            round and client.
+
+    In a plan file, ``loss`` and ``augment`` may name a function, as "package.module:function" or
+    "./file.py:function". Nothing can be trained before that name is replaced by the function.
 
     Raises:
         ConfigError: a value out of range, or options that contradict each other.
@@ -68,7 +92,8 @@ class LocalTraining:
     objective: Objective = "fedavg"
     mu: float | None = None
     temperature: float = 0.5
-    loss: LossName = "cross_entropy"
+    loss: str | Loss = "cross_entropy"
+    augment: str | Augment | None = None
 
     def __post_init__(self) -> None:
         checks.positive("learning_rate", self.learning_rate)
@@ -79,7 +104,9 @@ class LocalTraining:
             if self.epochs != 1:
                 raise ConfigError(f"epochs={self.epochs}: leave it out, steps={self.steps} is set.")
         checks.choice("optimizer", self.optimizer, get_args(OptimizerName))
-        checks.choice("loss", self.loss, get_args(LossName))
+        _refuse_unless_named("loss", self.loss, get_args(LossName))
+        if self.augment is not None:
+            _refuse_unless_named("augment", self.augment, ())
         if not checks.nonnegative("momentum", self.momentum) < 1:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
         if self.momentum and self.optimizer == "adam":
@@ -123,10 +150,13 @@ class LocalTraining:
     def fresh_optimizer(
         self, model: PartialModel, active: Sequence[int] | None = None
     ) -> Optimizer:
-        """Return an optimiser, with state, for the active parts of ``model.flat`` only."""
+        """Return an optimiser of the active parts of ``model.flat``, and of ``model.own``."""
         parts = [model.flat[span] for span in model.spans(active)]
         for part, span in zip(parts, model.spans(active), strict=True):
             part.grad = model.gradient[span]
+        if model.own.numel():
+            model.own.grad = model.own_gradient
+            parts.append(model.own)
         if self.optimizer == "adam":
             return Adam(parts, lr=self.learning_rate, fused=True)
         return SGD(parts, lr=self.learning_rate, momentum=self.momentum)
@@ -135,72 +165,106 @@ class LocalTraining:
 def client_update(
     model: PartialModel,
     start: Tensor,
-    x: Tensor,
-    y: Tensor,
+    examples: Batch,
     *,
     local: LocalTraining,
     clip_norm: float,
     generator: torch.Generator,
     active: Sequence[int] | None = None,
     previous: Tensor | None = None,
+    own: Tensor | None = None,
     after_step: Callable[[], None] | None = None,
     out: Tensor | None = None,
+    watch: Watch | None = None,
 ) -> Tensor:
     """Train from ``start`` and return the clipped update of the active groups.
 
     Args:
         model: rebuilt from its seed. Afterwards it holds ``start``, and its gradients are zero.
-        start: this round's trainable part, shape (d,); like x and y, on the model's device.
-        x: examples, shape (n, ...).
-        y: labels, shape (n,), or (n, length) for a language model; see ``loss``.
+        start: this round's trainable part, shape (d,); like the examples, on the model's device.
+        examples: the client's n examples: a nest of tensors of shape (n, ...), for example
+            ``(x, y)`` with labels y of shape (n,), see ``batch_loss``.
         local: how to train.
         clip_norm: bound on the joint L2 norm of the result.
-        generator: draws the order of the examples; its seed also seeds dropout.
+        generator: draws the order of the examples; its seed also seeds dropout and ``augment``.
         active: groups of the model that train in this round; None trains all.
         previous: for "moon", the client's own trained part after its last participation, shape
             (d,); None takes ``start``. It is overwritten with the new one, which must not leave the
             device.
+        own: the client's local part after its last participation, shape (l,); None takes
+            ``model.own_start``. It is overwritten with the new one, which must not leave the
+            device.
         after_step: called after every step, for example to read ``model.flat``.
         out: memory for the result: float32, shape (c,), on the CPU, not overlapping ``start`` or
             the model.
+        watch: called once with the loss of the first step, None without a step, and the norm of
+            the update before clipping. No guarantee covers either.
 
     Returns:
         after - before of the c active parameters, group by group, jointly clipped (see ``clip``),
         on the CPU. If all groups are active, c = d.
 
     Raises:
-        ConfigError: ``out`` has another type or shape, ``start`` is memory of the model, or the
-            network wrote to a frozen parameter.
+        ConfigError: ``out`` has another type or shape, ``start`` is memory of the model, the
+            network wrote to a frozen parameter, the loss or ``augment`` failed on a batch, or
+            either is a name that was not replaced by its function.
     """
-    if out is not None and (out.shape, out.dtype) != ((model.active_dim(active),), torch.float32):
-        raise ConfigError(
-            f"out: {out.dtype}, shape {tuple(out.shape)}; the result is float32 and of shape "
-            f"({model.active_dim(active)},)."
-        )
+    if out is not None:
+        _refuse_other_memory(out, model.active_dim(active))
     # another seed than that of the order, so that dropout masks do not repeat its random numbers
-    with model.lent(start), _seeded(generator.initial_seed() ^ 1, model.flat.device):
+    own_code = callable(local.loss) or local.augment is not None
+    seed = generator.initial_seed() ^ 1
+    with model.lent(start), seeded(seed, model.flat.device, everything=own_code):
         model.train_only(active)
+        if own is not None:
+            model.own.copy_(own)
         received = start if previous is None else previous
-        for _ in _steps(model, x, y, local, generator, active, start, received):
+        first: Tensor | None = None
+        for total in _steps(model, examples, local, generator, active, start, received):
+            first = total if first is None else first
             if after_step is not None:
                 after_step()
-        if previous is not None:
-            previous.copy_(model.flat)
+        for kept, now in ((previous, model.flat), (own, model.own)):
+            if kept is not None:
+                kept.copy_(now)
         # Written over the gradients, so that a client needs no memory beyond that for training.
         update = torch.sub(model.flat, start, out=model.gradient)
         spans = model.spans(active)
         sent = update[spans[0]] if len(spans) == 1 else torch.cat([update[span] for span in spans])
         # Clipped on the CPU, where the clip is tested: the guarantee rests on its rounding.
         sent = sent.cpu()
-        clipped = clip(sent, clip_norm, out=out)
-        if out is None:
-            return sent.clone() if clipped is sent else clipped
-        return clipped if clipped is out else out.copy_(clipped)
+        if watch is not None:
+            watch(None if first is None else float(first), l2_norm(sent))
+        return _clipped(sent, clip_norm, out)
+
+
+def _clipped(sent: Tensor, clip_norm: float, out: Tensor | None) -> Tensor:
+    """Return a clipped copy of ``sent``, in ``out`` if that is given."""
+    clipped = clip(sent, clip_norm, out=out)
+    if out is None:
+        return sent.clone() if clipped is sent else clipped
+    return clipped if clipped is out else out.copy_(clipped)
+
+
+def _refuse_other_memory(out: Tensor, dim: int) -> None:
+    if (out.shape, out.dtype) != ((dim,), torch.float32):
+        raise ConfigError(
+            f"out: {out.dtype}, shape {tuple(out.shape)}; the result is float32 and of shape "
+            f"({dim},)."
+        )
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Within this context, draw torch's random numbers from a seed, on the CPU and the device."""
+def seeded(seed: int, device: torch.device, *, everything: bool = False) -> Iterator[None]:
+    """Within this context, draw torch's random numbers from a seed, on the CPU and the device.
+
+    With ``everything``, those of NumPy and of Python's module random, which other people's code may
+    draw from, follow from the seed, too.
+    """
+    if everything:
+        with _seeded_elsewhere(seed), seeded(seed, device):
+            yield
+        return
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
         torch.default_generator.manual_seed(seed)
@@ -211,78 +275,340 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _seeded_elsewhere(seed: int) -> Iterator[None]:
+    """Within this context, draw NumPy's global random numbers and Python's from a seed."""
+    before = np.random.get_state(), random.getstate()  # noqa: NPY002
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(before[0])  # noqa: NPY002
+        random.setstate(before[1])
+
+
 def _steps(
     model: PartialModel,
-    x: Tensor,
-    y: Tensor,
+    examples: Batch,
     local: LocalTraining,
     generator: torch.Generator,
     active: Sequence[int] | None,
     start: Tensor,
     previous: Tensor,
-) -> Iterator[None]:
-    """Train, and yield after every step."""
+) -> Iterator[Tensor]:
+    """Train, and yield the loss of every step after it."""
     optimizer = None if local.plain_sgd else local.fresh_optimizer(model, active)
     trained = [p for p in model.module.parameters() if p.requires_grad]
-    for batch in local.batches(len(x), generator):
+    kept = [p.grad for p in trained]  # views of the model's gradients, which a loss may replace
+    for rows in local.batches(count_rows(examples), generator):
+        batch = take(examples, rows)
+        if local.augment is not None:
+            batch = augmented(batch, local.augment)
         if local.objective == "moon":
-            total = _moon_loss(model, x[batch], y[batch], local, start, previous)
+            total = _moon_loss(model, batch, local, start, previous)
         else:
-            total = loss(model.module(x[batch]), y[batch], local.loss)
+            total = batch_loss(model.module, batch, local.loss)
         if optimizer is None:
             _descend(total, trained, local.learning_rate)
-            yield
+            yield total.detach()
             continue
-        model.gradient.zero_()
-        total.backward()  # type: ignore[no-untyped-call]
+        _differentiate(total, trained, kept)
         if local.objective == "fedprox":
             for span in model.spans(active):
                 add_proximal_gradient(
                     model.gradient[span], model.flat[span], start[span], local.mu or 0.0
                 )
         optimizer.step()
-        yield
+        yield total.detach()
 
 
 def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> None:
     """Take the step of plain SGD; with dense gradients, the same bits as torch's optimiser."""
     # It uses the gradients where autograd allocates them: zeroing ``model.gradient`` and adding to
     # it in every step took a tenth of the time of a dense network.
-    gradients = torch.autograd.grad(total, trained, allow_unused=True)
+    gradients = _gradients(total, trained)
     with torch.no_grad():
         for parameter, gradient in zip(trained, gradients, strict=True):
             if gradient is not None:
                 parameter.add_(gradient, alpha=-learning_rate)
 
 
+def _differentiate(total: Tensor, trained: Sequence[Tensor], out: Sequence[Tensor | None]) -> None:
+    """Write the gradient of each parameter into its tensor of ``out``; zeros where it has none."""
+    for gradient, to in zip(_gradients(total, trained), out, strict=True):
+        if to is None:
+            raise TypeError("a parameter that trains has no memory for its gradient")
+        to.zero_()
+        if gradient is not None:
+            to.add_(gradient)  # not copied, because it may be sparse
+
+
+def _gradients(total: Tensor, trained: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Return the gradient of each parameter; None where the loss does not depend on it.
+
+    Raises:
+        ConfigError: the loss switched the gradient of a parameter off.
+    """
+    if not all(parameter.requires_grad for parameter in trained):
+        raise ConfigError(
+            "the loss or the network switched off the gradient of a parameter that trains "
+            "(requires_grad_); choose what trains by the patterns in train."
+        )
+    return torch.autograd.grad(total, trained, allow_unused=True)
+
+
 def _moon_loss(
-    model: PartialModel,
-    x: Tensor,
-    y: Tensor,
-    local: LocalTraining,
-    start: Tensor,
-    previous: Tensor,
+    model: PartialModel, batch: Batch, local: LocalTraining, start: Tensor, previous: Tensor
 ) -> Tensor:
     with watched_input(last_layer(model.module)) as seen:
-        logits = model.module(x)
-    received, own = (features_of(model.module, model.views(flat), x) for flat in (start, previous))
-    term = contrastive_loss(seen[0], received, own, local.temperature)
-    return loss(logits, y, local.loss) + (local.mu or 0.0) * term
+        total = batch_loss(model.module, batch, local.loss)
+    if not seen:
+        raise ConfigError("objective='moon': the loss did not use the network's last layer.")
+    received, own = (
+        features_of(model.module, model.views(flat), batch, local.loss)
+        for flat in (start, previous)
+    )
+    term = contrastive_loss(torch.cat(seen), received, own, local.temperature)
+    return total + (local.mu or 0.0) * term
 
 
-def loss(logits: Tensor, y: Tensor, name: LossName = "cross_entropy") -> Tensor:
+def batch_loss(module: nn.Module, batch: Batch, loss: str | Loss = "cross_entropy") -> Tensor:
+    """Return the mean loss of a batch, of shape ().
+
+    Args:
+        module: the network.
+        batch: ``(inputs, labels)``, or a dict whose "labels" (or "label") are the labels and all
+            other entries the inputs, which the network takes by name. Inputs of a pair may be a
+            dict, too. Functions and "model" take any nest of tensors.
+        loss: a name of ``mean_loss``, computed from what the network returns, or from its
+            ``logits`` if it has that attribute, as outputs of Hugging Face models do. "model" is
+            the ``loss`` attribute of what the network returns for the whole batch, labels
+            included. A function gets the module and the batch.
+
+    Raises:
+        ConfigError: the network or the loss fails on this batch, or the result is not a tensor of
+            shape () that depends on what trains; the sentence names the loss. A language model's
+            cross-entropy with labels that repeat its inputs: it would learn to copy.
+    """
+    total = _computed_loss(module, batch, loss)
+    if not isinstance(total, Tensor):
+        fault = f"returned a {type(total).__name__}"
+    elif total.dim() or not total.is_floating_point():
+        fault = f"returned a tensor of shape {tuple(total.shape)} and type {total.dtype}"
+    elif not total.requires_grad:
+        fault = "returned a tensor that depends on no parameter that trains"
+    else:
+        return total
+    raise ConfigError(
+        f"{_named('loss', loss)}: {fault}; must return the mean loss of the batch, a "
+        "floating-point tensor of shape () computed by the network with torch, without .item() or "
+        ".detach()."
+    )
+
+
+def _computed_loss(module: nn.Module, batch: Batch, loss: str | Loss) -> Any:  # noqa: ANN401
+    """Return what the loss returns; turn its errors into sentences."""
+    try:
+        if not isinstance(loss, str):
+            return loss(module, batch)
+        if loss == "model":
+            return _loss_of_output(_called(module, batch))
+        inputs, labels = _inputs_and_labels(batch, loss)
+        outputs = logits_of(_called(module, inputs))
+        _refuse_copying(inputs, outputs, labels, loss)
+        return mean_loss(outputs, labels, loss)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if _lacks_memory(error):
+            raise
+        raise ConfigError(
+            f"{_named('loss', loss)}: {error_in(error, loss)} The batch: {_shown(batch)}."
+        ) from error
+
+
+def augmented(batch: Batch, augment: str | Augment) -> Batch:
+    """Return what ``augment`` makes of a batch.
+
+    Raises:
+        ConfigError: it fails, returns no examples, or is a name that was not replaced.
+    """
+    if isinstance(augment, str):
+        raise ConfigError(_not_replaced("augment", augment))
+    try:
+        changed = augment(batch)
+        if count_rows(changed):
+            return changed
+    except Exception as error:
+        if _lacks_memory(error):
+            raise
+        raise ConfigError(
+            f"{_named('augment', augment)}: {error_in(error, augment)} The batch: {_shown(batch)}."
+        ) from error
+    raise ConfigError(f"{_named('augment', augment)}: returned no examples; must keep some.")
+
+
+def _called(module: nn.Module, inputs: Batch) -> Any:  # noqa: ANN401
+    return module(**inputs) if isinstance(inputs, dict) else module(inputs)
+
+
+def logits_of(outputs: Any) -> Tensor:  # noqa: ANN401
+    """Return what a network returned, or its ``logits`` if it has that attribute.
+
+    Raises:
+        ConfigError: that is not a tensor.
+    """
+    found = getattr(outputs, "logits", outputs)
+    if not isinstance(found, Tensor):
+        raise ConfigError(
+            f"the network returns a {type(found).__name__}; must return a tensor, or an object "
+            "with the attribute logits. For others, pass a function loss(module, batch)."
+        )
+    return found
+
+
+def _loss_of_output(outputs: Any) -> Tensor:  # noqa: ANN401
+    found: Tensor | None = getattr(outputs, "loss", None)
+    if found is None:
+        raise ConfigError(
+            "loss='model': the network returned no loss; it must return an object with the "
+            "attribute loss. A Hugging Face model does if the examples have an entry named labels."
+        )
+    return found
+
+
+def _inputs_and_labels(batch: Batch, loss: str) -> tuple[Batch, Tensor]:
+    if loss not in get_args(LossName):
+        raise ConfigError(_not_replaced("loss", loss))
+    if isinstance(batch, dict):
+        for key in ("labels", "label"):
+            if key in batch and len(batch) > 1:
+                return {name: value for name, value in batch.items() if name != key}, batch[key]
+    elif isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor):
+        return batch[0], batch[1]
+    raise ConfigError(
+        f"loss={loss!r}: the examples are {_shown(batch)}; must be a pair (inputs, labels), or a "
+        "dict with an entry named labels. For others, pass a function loss(module, batch)."
+    )
+
+
+def _refuse_copying(inputs: Batch, outputs: Tensor, labels: Tensor, loss: str) -> None:
+    """Raise ConfigError if each position's label is the word at that position."""
+    words = inputs.get("input_ids") if isinstance(inputs, dict) else inputs
+    if loss != "cross_entropy" or not isinstance(words, Tensor) or words.is_floating_point():
+        return
+    if outputs.dim() != 3 or words.shape != labels.shape:
+        return
+    known = labels != -100
+    if not torch.equal(torch.where(known, labels, words), words):
+        return
+    # a text of one repeated word has such labels rightly, and so has a masked word that was kept
+    if 2 * known.sum() > known.numel() and (words != words[:, :1]).any():
+        raise ConfigError(
+            "loss='cross_entropy': the labels repeat the inputs, so the network would learn to "
+            "copy. Use loss='model', which compares each word with the next, or shift the labels."
+        )
+
+
+def _refuse_unless_named(field: str, value: object, names: Sequence[str]) -> None:
+    """Raise ConfigError unless a value is a function, one of the names, or a reference."""
+    if not callable(value) and value not in names and not (isinstance(value, str) and ":" in value):
+        of_ours = f"one of {', '.join(names)}; " if names else ""
+        raise ConfigError(
+            f"{field}={value!r}: must be {of_ours}a function; or, in a plan file, a reference such "
+            'as "./task.py:function".'
+        )
+
+
+def _not_replaced(field: str, reference: str) -> str:
+    return (
+        f"{field}={reference!r}: names a function that was not loaded; pass the function itself, "
+        "or train with a plan file, which loads it."
+    )
+
+
+def _named(field: str, function: str | Callable[..., Any]) -> str:
+    if isinstance(function, str):
+        return f"{field}={function!r}"
+    return f"{field}={getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _lacks_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "allocate memory" in str(error)  # torch's allocator raises no specific type
+
+
+def error_in(error: Exception, function: str | Callable[..., Any]) -> str:
+    """Return an error's type and message, and the line of the function's own file."""
+    code = getattr(function, "__code__", None)
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if code is not None and frame.filename == code.co_filename
+    ]
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    message = " ".join(str(error).split())[:500].rstrip(".")
+    kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+    return f"{kind}{message}{place}."
+
+
+def _shown(batch: Batch) -> str:
+    """Return names, types and shapes of a batch's tensors, never their values."""
+    try:
+        leaves = [
+            f"{name} {str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
+            for name, t in tensors_of(batch)
+        ]
+    except ConfigError as error:
+        return str(error).rstrip(".")
+    return ", ".join(leaves[:6]) + (", ..." if len(leaves) > 6 else "")
+
+
+def mean_loss(outputs: Tensor, y: Tensor, name: str = "cross_entropy") -> Tensor:
     """Return the mean loss, of shape ().
 
     Args:
-        logits: shape (n, labels), or (n, length, labels) for a language model; (n, tags) for
-            "binary_cross_entropy".
+        outputs: logits, shape (n, labels), or (n, length, labels) for a language model; (n, tags)
+            for "binary_cross_entropy"; predictions, of y's shape, for "mean_squared_error". For
+            the last two, a last dimension of 1 may be missing from y.
         y: labels, shape (n,) or (n, length); -100 is padding and does not count. For
-            "binary_cross_entropy", 0.0 or 1.0 for each tag, shape (n, tags).
+            "binary_cross_entropy", 0.0 or 1.0 for each tag, shape (n, tags). For
+            "mean_squared_error", the values to predict.
         name: the loss to compute.
+
+    Raises:
+        ConfigError: labels that the network has no output for, or of another shape than what it
+            predicts.
     """
-    if name == "binary_cross_entropy":
-        return binary_cross_entropy_with_logits(logits, y)
-    return cross_entropy(logits.flatten(0, -2), y.flatten())
+    if name == "cross_entropy":
+        if y.dtype not in (torch.int64, torch.uint8):
+            raise ConfigError(
+                f"loss='cross_entropy': labels have type {y.dtype}; must be torch.int64. To "
+                "predict values, use mean_squared_error."
+            )
+        logits = outputs.flatten(0, -2) if outputs.dim() > 1 else outputs
+        try:
+            return cross_entropy(logits, y.flatten())
+        except IndexError as error:
+            low, high = int(y[y != -100].min()), int(y.max())
+            raise ConfigError(
+                f"loss='cross_entropy': label {low if low < 0 else high} is out of range; the "
+                f"network has {outputs.shape[-1]} outputs, so labels must be 0 to "
+                f"{outputs.shape[-1] - 1}, or -100 for padding."
+            ) from error
+    if y.shape != outputs.shape and (*y.shape, 1) == tuple(outputs.shape):
+        outputs = outputs.squeeze(-1)
+    if y.shape != outputs.shape:  # torch would repeat the smaller one, and learn something else
+        raise ConfigError(
+            f"loss={name!r}: the network returns shape {tuple(outputs.shape)} for labels of shape "
+            f"{tuple(y.shape)}; must be equal."
+        )
+    y = y if y.is_floating_point() else y.to(outputs.dtype)
+    if name == "mean_squared_error":
+        return mse_loss(outputs, y)
+    return binary_cross_entropy_with_logits(outputs, y)
 
 
 def proximal_loss(now: Tensor, start: Tensor, weight: float) -> Tensor:
@@ -339,9 +665,25 @@ def watched_input(layer: nn.Module) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
+class _LossOf(nn.Module):
+    """A network with its loss on top, so that ``functional_call`` reaches both."""
+
+    def __init__(self, module: nn.Module, loss: str | Loss) -> None:
+        super().__init__()
+        self.module = module
+        self.loss = loss
+
+    def forward(self, batch: Batch) -> Tensor:
+        total: Tensor = _computed_loss(self.module, batch, self.loss)
+        return total
+
+
 @torch.no_grad()
-def features_of(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return the features of ``x`` under other parameters, shape (n, f)."""
+def features_of(
+    module: nn.Module, parameters: Mapping[str, Tensor], batch: Batch, loss: str | Loss
+) -> Tensor:
+    """Return the features of a batch under other parameters, shape (n, f)."""
     with watched_input(last_layer(module)) as seen:
-        functional_call(module, dict(parameters), (x,))
-    return seen[-1]
+        own = {f"module.{name}": value for name, value in parameters.items()}
+        functional_call(_LossOf(module, loss), own, (batch,))
+    return torch.cat(seen)

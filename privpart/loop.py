@@ -4,15 +4,20 @@ The loop does no accounting: the guarantee follows from the plan, and the server
 
 Callbacks write the metrics of an evaluation on public data, and nothing about which or how many
 clients took part, which no guarantee covers. Their files may be published; the run's ledger may
-not.
+not, nor may the lines on standard error that say why a cohort came out smaller than it should.
+
+The loop and its callbacks are one file, because a callback is read beside the record that it gets.
 """
 
 import csv
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Protocol, runtime_checkable
 
 from rich.console import Console
@@ -28,7 +33,15 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.messages import ClientUpdate, CohortSum, RoundTask
+from privpart.messages import (
+    ClientHealth,
+    ClientId,
+    ClientUpdate,
+    CohortSum,
+    Reason,
+    RoundTask,
+    client_id,
+)
 from privpart.server import RoundCounts, Server
 
 
@@ -40,11 +53,64 @@ class RoundRecord:
         round: from 0.
         counts: received, counted and refused updates; not covered by the guarantee.
         metric: what ``evaluate`` returned; None if it did not run.
+        not_asked: number of clients of the cohort that the limits forbade to ask, by reason; not
+            covered by the guarantee.
+        health: how the round's clients trained, if ``fit`` was asked for it; not for release.
     """
 
     round: int
     counts: RoundCounts
     metric: float | None
+    not_asked: Mapping[Reason, int] = field(default_factory=dict, hash=False)
+    health: "RoundHealth | None" = None
+
+    @property
+    def asked(self) -> int:
+        """Number of clients that were asked; not covered by the guarantee."""
+        return self.counts.asked
+
+    def missing(self) -> str:
+        """Return why fewer clients counted than the cohort has, or updates were refused; or ""."""
+        return _missing(self.counts, self.not_asked)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundHealth:
+    """How the clients of one round trained. Not for release: no guarantee covers it.
+
+    Of an engine that measures nothing, all but ``signal`` and ``noise`` are None.
+
+    Attributes:
+        loss: mean over clients of the mean loss of the first step; None if no way in which clients
+            were computed shows it.
+        norms: quantiles 10, 50 and 90 % of the norms of the updates before clipping; None without a
+            finite one.
+        clipped: share of the updates that were longer than the clip norm, or not finite; None
+            without an update.
+        not_finite: number of updates that were not finite, and counted as zeros.
+        signal: norm of the sum of the updates, in units of the model.
+        noise: norm of the noise that was added to it, in units of the model.
+    """
+
+    loss: float | None
+    norms: tuple[float, float, float] | None
+    clipped: float | None
+    not_finite: int | None
+    signal: float
+    noise: float
+
+    def __str__(self) -> str:
+        parts = [f"sum of updates {self.signal:.3g}, noise {self.noise:.3g}"]
+        if self.clipped is not None:
+            parts.insert(0, f"{self.clipped:.0%} of updates clipped")
+        if self.norms is not None:
+            low, middle, high = self.norms
+            parts.insert(
+                0, f"norms before clipping {low:.3g}, {middle:.3g}, {high:.3g} (10, 50, 90 %)"
+            )
+        if self.loss is not None:
+            parts.insert(0, f"loss {self.loss:.4g}")
+        return "; ".join(parts)
 
 
 class CohortTooSmallError(RuntimeError):
@@ -52,6 +118,34 @@ class CohortTooSmallError(RuntimeError):
 
     The server has not changed: ``fit`` may be called again.
     """
+
+
+class CohortRefusedError(CohortTooSmallError):
+    """Most clients that were asked in a round are missing from it, and their updates were refused.
+
+    Nothing was released, no noise was spent and the server has not changed. To go on would divide
+    the model as if all had come. The sentence says why they were refused.
+    """
+
+
+def _missing(counts: RoundCounts, not_asked: Mapping[Reason, int]) -> str:
+    """Return what became of those clients of a cohort whose updates were not admitted."""
+    silent = max(0, counts.asked - counts.admitted - counts.refused)
+    parts = [
+        _listed(sum(not_asked.values()), "not asked", not_asked),
+        _listed(counts.refused, "refused", counts.refusals),
+        _listed(silent, "without an answer", {}),
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _listed(number: int, what: str, reasons: Mapping[Reason, int]) -> str:
+    """Return a number with its reasons: "3 refused (2 malformed, 1 separation)"; "" for 0."""
+    if not number:
+        return ""
+    often_first = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
+    listed = ", ".join(f"{count} {reason}" for reason, count in often_first)
+    return f"{number} {what}" + (f" ({listed})" if listed else "")
 
 
 class Engine(Protocol):
@@ -71,15 +165,25 @@ class SummingEngine(Engine, Protocol):
         ...
 
 
+@runtime_checkable
+class MeasuringEngine(Engine, Protocol):
+    """An engine of the operator's own that may measure how its simulated clients train."""
+
+    def health(self) -> ClientHealth | None:
+        """Return how the clients of the last round trained; None if it did not measure it."""
+        ...
+
+
 def fit(
     server: Server,
     engine: Engine,
-    cohorts: Sequence[Sequence[int]],
+    cohorts: Sequence[Sequence[ClientId]],
     *,
     commit: Callable[[Server, RoundCounts], None] | None = None,
     evaluate: Callable[[Tensor], float] | None = None,
     evaluate_every: int | None = None,
     callbacks: Sequence[Callable[[RoundRecord], None]] = (),
+    health: bool = False,
 ) -> list[RoundRecord]:
     """Run the rounds from ``server.round`` to the last cohort and return a record of each.
 
@@ -87,45 +191,114 @@ def fit(
         server: owns the model, the noise and the participation limits.
         engine: trains the clients.
         cohorts: ids of the clients to ask in each round, from round 0 even when a run is resumed;
-            chosen without looking at data. Clients that have reached their limit are not asked.
+            chosen without looking at data. Ids are whole numbers or strings, see ``ClientId``;
+            NumPy's become Python's. Clients that have reached their limit are not asked.
         commit: makes a round durable, for instance ``RunFolder.commit``. It is called before
             anything else, inside or outside ``fit``, sees the round's model.
         evaluate: returns a metric of the trainable part, shape (d,). Use public data only: the
             guarantee does not cover what it returns.
         evaluate_every: rounds between evaluations, >= 1; None evaluates after the last round only.
         callbacks: called after each committed round, in order.
+        health: whether to measure ``RoundRecord.health``; losses and norms need an engine that
+            does so too, such as ``EmbeddedEngine(health=True)``. Not for release.
 
     Raises:
-        ConfigError: more cohorts than planned rounds, or ``evaluate_every`` is not a count.
+        ConfigError: more cohorts than planned rounds, a cohort with something that is not an id or
+            with one client twice (both before the first round), or ``evaluate_every`` is not a
+            count.
         CohortTooSmallError: a round had too few well-formed updates.
+        CohortRefusedError: most of a cohort was refused.
     """
     if evaluate_every is not None:
         checks.count("evaluate_every", evaluate_every)
+        if evaluate is None:
+            raise ConfigError(
+                f"evaluate_every={evaluate_every}: there is no evaluate to call; leave it out."
+            )
     if len(cohorts) > server.plan.rounds:
         raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
+    for number in range(server.round, len(cohorts)):
+        _ids_of(number, cohorts[number])
     records = []
     for number in range(server.round, len(cohorts)):
-        counts = _run_round(server, engine, cohorts[number], commit)
+        cohort = _ids_of(number, cohorts[number])
+        not_asked = server.ineligible(cohort)
+        counts = _run_round(server, engine, cohort, not_asked, commit)
+        measured = _health(server, engine) if health else None
         due = evaluate_every is not None and (number + 1) % evaluate_every == 0
         metric = None
         if evaluate is not None and (due or number + 1 == len(cohorts)):
             metric = evaluate(server.parameters)
-        record = RoundRecord(number, counts, metric)
+        record = RoundRecord(number, counts, metric, Counter(not_asked.values()), measured)
         records.append(record)
         for callback in callbacks:
             callback(record)
     return records
 
 
+def _health(server: Server, engine: Engine) -> RoundHealth:
+    """Return how the round's clients trained, as far as the engine measures it."""
+    found = engine.health() if isinstance(engine, MeasuringEngine) else None
+    signal, noise = server.signal_and_noise()
+    if found is None:
+        return RoundHealth(None, None, None, None, signal, noise)
+    losses = [loss for loss in found.losses if loss is not None and math.isfinite(loss)]
+    norms = sorted(norm for norm in found.norms if math.isfinite(norm))
+    return RoundHealth(
+        loss=fmean(losses) if losses else None,
+        norms=(_quantile(norms, 0.1), _quantile(norms, 0.5), _quantile(norms, 0.9))
+        if norms
+        else None,
+        clipped=found.clipped / len(found.norms) if found.norms else None,
+        not_finite=len(found.norms) - len(norms),
+        signal=signal,
+        noise=noise,
+    )
+
+
+def _quantile(ascending: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least this share of the values do not exceed."""
+    return ascending[math.ceil(share * len(ascending)) - 1]
+
+
+def _ids_of(round_: int, cohort: Sequence[object]) -> list[ClientId]:
+    """Return the ids of a cohort as Python's int and str, each once.
+
+    Raises:
+        ConfigError: it is not a sequence of ids, or it names a client twice.
+    """
+    try:
+        listed = len(cohort) >= 0 and not isinstance(cohort, str | bytes)
+    except TypeError:  # a single id, or a generator, which could be read only once
+        listed = False
+    if not listed:
+        raise ConfigError(
+            f"cohorts: round {round_} has a {type(cohort).__name__}: must be a sequence of ids. A "
+            "cohort of one client is a list with one id."
+        )
+    try:
+        ids = [client_id(client) for client in cohort]
+    except ConfigError as error:
+        raise ConfigError(f"cohorts: round {round_}: {error}") from None
+    if len(set(ids)) < len(ids):
+        twice = next(client for client, times in Counter(ids).items() if times > 1)
+        raise ConfigError(
+            f"cohorts: round {round_} has client {twice!r} twice: a client counts once per round. "
+            "Name it once."
+        )
+    return ids
+
+
 def _run_round(
     server: Server,
     engine: Engine,
-    cohort: Sequence[int],
+    cohort: Sequence[ClientId],
+    not_asked: Mapping[ClientId, Reason],
     commit: Callable[[Server, RoundCounts], None] | None,
 ) -> RoundCounts:
     """Run one round and commit it; halt the server if noise was drawn but not committed."""
     number = server.round
-    task = server.task(server.eligible(cohort))
+    task = server.task([client for client in cohort if client not in not_asked])
     try:
         counts = _aggregate(server, engine, task)
         if counts.released and commit is not None:
@@ -136,19 +309,33 @@ def _run_round(
             server.halt(f"round {number} was not committed ({type(error).__name__})")
         raise
     if not counts.released:
-        raise CohortTooSmallError(
-            f"round {number}: fewer than {server.plan.minimum_cohort} well-formed updates among "
-            f"the {counts.received} received. Nothing was released; try again later."
-        )
+        raise _not_released(server, counts, Counter(not_asked.values()))
     return counts
 
 
 def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
+    asked = len(task.clients)
     if isinstance(engine, SummingEngine):
         sums = engine.sums(task, server.parameters)
         if sums is not None:
-            return server.run_round((), sums=sums)
-    return server.run_round(engine.run(task, server.parameters))
+            return server.run_round((), sums=sums, asked=asked)
+    return server.run_round(engine.run(task, server.parameters), asked=asked)
+
+
+def _not_released(
+    server: Server, counts: RoundCounts, not_asked: Mapping[Reason, int]
+) -> CohortTooSmallError:
+    """Return the error of a round whose updates were too few, or mostly refused."""
+    missing = _missing(counts, not_asked) or "nobody was asked"
+    if counts.mostly_refused:
+        return CohortRefusedError(
+            f"round {server.round}: most of the {counts.asked} clients that were asked were "
+            f"refused: {missing}. Nothing was released. Correct what they send, then resume."
+        )
+    return CohortTooSmallError(
+        f"round {server.round}: fewer than {server.plan.minimum_cohort} well-formed updates among "
+        f"the {counts.received} received: {missing}. Nothing was released; try again later."
+    )
 
 
 Callback = Callable[[RoundRecord], None]
@@ -161,8 +348,8 @@ class MetricsFiles:
     """Callback that appends a line per round to ``metrics.jsonl`` and ``metrics.csv`` of a folder.
 
     Each line has the round (from 0), the metric (null in JSON and empty in CSV if nothing was
-    evaluated) and the seconds since the previous line. A resumed run appends to the same files. A
-    crash between a round's commit and its line leaves the line out.
+    evaluated, or if it is not finite) and the seconds since the previous line. A resumed run
+    appends to the same files. A crash between a round's commit and its line leaves the line out.
 
     Args:
         folder: must exist.
@@ -177,9 +364,10 @@ class MetricsFiles:
     def __call__(self, record: RoundRecord) -> None:
         """Append one round's line to both files."""
         now = time.monotonic()
+        metric = record.metric
         row = {
             "round": record.round,
-            "metric": record.metric,
+            "metric": metric if metric is not None and math.isfinite(metric) else None,
             "seconds": round(now - self._last, 6),
         }
         self._last = now
@@ -189,17 +377,66 @@ class MetricsFiles:
             csv.DictWriter(table, FIELDS, lineterminator="\n").writerow(row)
 
 
+HEALTH_LINES = "health.jsonl"
+
+
+class HealthFile:
+    """Callback that appends a line per round to ``health.jsonl`` of a folder. Not for release.
+
+    Each line has the values of ``RoundHealth``, and the ratio of signal to noise (null without
+    noise). Rounds that were not measured have no line. The first line says that no guarantee covers
+    the file. A resumed run appends to it.
+
+    Args:
+        folder: must exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / HEALTH_LINES
+        if not self._path.exists():
+            self._append({"note": "not for release: not covered by the guarantee"})
+
+    def __call__(self, record: RoundRecord) -> None:
+        """Append one round's line."""
+        health = record.health
+        if health is None:
+            return
+        low, middle, high = health.norms or (None, None, None)
+        self._append(
+            {
+                "round": record.round,
+                "loss": health.loss,
+                "norm_10": low,
+                "norm_50": middle,
+                "norm_90": high,
+                "clipped": health.clipped,
+                "not_finite": health.not_finite,
+                "signal": health.signal,
+                "noise": health.noise,
+                "signal_to_noise": health.signal / health.noise if health.noise else None,
+            }
+        )
+
+    def _append(self, row: dict[str, object]) -> None:
+        with self._path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row, allow_nan=False) + "\n")
+
+
 class ProgressBar:
     """Callback that shows rounds, time elapsed and left, and the last metric on standard error.
 
-    If standard error is not a terminal, each metric is printed on a line of its own.
+    If standard error is not a terminal, each metric is printed on a line of its own. A cohort that
+    came out smaller than it should gets a line with the reasons; the line is for the operator's
+    eyes and not for release, since the guarantee does not cover it. A later round that fell short
+    for the same reasons is not listed again.
 
     Args:
         rounds: number of rounds of the run, >= 1.
         done: rounds that were committed before the run was resumed.
+        accuracy: whether the metric is a share of right answers, which is shown in percent.
     """
 
-    def __init__(self, rounds: int, *, done: int = 0) -> None:
+    def __init__(self, rounds: int, *, done: int = 0, accuracy: bool = True) -> None:
         columns = (
             TextColumn("round"),
             BarColumn(),
@@ -211,15 +448,34 @@ class ProgressBar:
         self._console = Console(stderr=True)
         self._progress = Progress(*columns, console=self._console)
         self._bar = self._progress.add_task("", total=rounds, completed=done)
+        self._told: set[frozenset[str]] = set()
+        self._metric = "test accuracy {:.1%}" if accuracy else "metric {:.4g}"
 
     def __call__(self, record: RoundRecord) -> None:
         """Advance the bar by one round."""
         self._progress.update(self._bar, completed=record.round + 1)
+        self._tell_who_is_missing(record)
         if record.metric is None:
             return
-        self._progress.update(self._bar, description=f"test {record.metric:.1%}")
+        shown = self._metric.format(record.metric)
+        self._progress.update(self._bar, description=shown)
         if not self._console.is_terminal:
-            self._console.print(f"round {record.round + 1}: test accuracy {record.metric:.1%}")
+            self._console.print(f"round {record.round + 1}: {shown}")
+
+    def _tell_who_is_missing(self, record: RoundRecord) -> None:
+        missing = record.missing()
+        reasons = frozenset([*record.not_asked, *record.counts.refusals])
+        if not missing or reasons in self._told:
+            return
+        self._told.add(reasons)
+        cohort = record.asked + sum(record.not_asked.values())
+        self._console.print(
+            f"round {record.round + 1}: {record.counts.counted} of the {cohort} clients of the "
+            f"cohort counted: {missing}. Not for release; later rounds like it are not listed.",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
 
     def close(self) -> None:
         """Stop drawing and restore the terminal."""

@@ -1,11 +1,11 @@
-"""Messages: the task of a round, the answers to it, and the tests that admit an answer.
+"""Messages: ids of clients, the task of a round, the answers to it, and what admits an answer.
 
-The tests return False for anything that is not a well-formed answer; they raise nothing.
+What admits an answer returns the reason of a refusal for anything else, and raises nothing.
 """
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeGuard
+from typing import Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -15,7 +15,10 @@ from accounting import Participation
 from accounting.checks import ConfigError
 
 ClientId = int | str
-"""A whole number of magnitude below 2^256, or a string of 1 to 256 characters."""
+"""A whole number of magnitude below 2^256, or a string of 1 to 256 characters.
+
+The number 1 and the string "1" are two clients. Strings are compared letter by letter, as they are.
+"""
 
 _LARGEST_ID = 2**256
 _LONGEST_ID = 256
@@ -34,9 +37,17 @@ def client_id(value: object) -> ClientId:
     if is_client_id(found):
         return found
     raise ConfigError(
-        f"client id {str(value)[:80]!r} of type {type(value).__name__}: must be a whole number of "
+        f"client id {_shown(value)} of type {type(value).__name__}: must be a whole number of "
         f"magnitude below 2^256, or a string of 1 to {_LONGEST_ID} characters."
     )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return ascii(value[:80])
+    if isinstance(value, int) and value.bit_length() > _LARGEST_ID.bit_length():
+        return f"with {value.bit_length()} bits"  # Python writes out no int of a million digits
+    return repr(value)[:80]
 
 
 def is_client_id(value: object) -> TypeGuard[ClientId]:
@@ -45,12 +56,12 @@ def is_client_id(value: object) -> TypeGuard[ClientId]:
         return -_LARGEST_ID < value < _LARGEST_ID
     if type(value) is not str or not 0 < len(value) <= _LONGEST_ID:
         return False
-    return not any("\ud800" <= character <= "\udfff" for character in value)
+    return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
-def id_order(client: ClientId) -> tuple[bool, ClientId]:
-    """Return a key for ``sorted``: whole numbers first, then strings."""
-    return (isinstance(client, str), client)
+def id_order(client: ClientId) -> tuple[int, str]:
+    """Return a key for ``sorted``: whole numbers in their order, then strings in theirs."""
+    return (client, "") if isinstance(client, int) else (_LARGEST_ID, client)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +80,17 @@ class RoundTask:
     """
 
     round: int
-    clients: tuple[int, ...]
+    clients: tuple[ClientId, ...]
     clip_norm: float
     plan: str
     active: tuple[int, ...] | None = None
     sum_clip_norm: float | None = None
 
-    def update(self, client: int, update: Tensor) -> "ClientUpdate":
+    def update(self, client: ClientId, update: Tensor) -> "ClientUpdate":
         """Return the answer of one client to this task."""
         return ClientUpdate(client, update, self.round, self.plan)
 
-    def sum_of(self, clients: Sequence[int], total: Tensor, unclipped: int) -> "CohortSum":
+    def sum_of(self, clients: Sequence[ClientId], total: Tensor, unclipped: int) -> "CohortSum":
         """Return the joint answer of several simulated clients to this task."""
         return CohortSum(tuple(clients), total, unclipped, self.clip_norm, self.round, self.plan)
 
@@ -89,13 +100,13 @@ class ClientUpdate:
     """The answer of one client: its id and the change of the c active parameters.
 
     Attributes:
-        client: id of the client, a whole number; it must come from an authenticated channel.
+        client: id of the client; it must come from an authenticated channel.
         update: parameters after local training minus those before, shape (c,).
         round: round of the task; the server refuses an answer to an earlier round.
         plan: hash of the plan under which the client trained; the server refuses another plan's.
     """
 
-    client: int
+    client: ClientId
     update: Tensor
     round: int
     plan: str
@@ -118,7 +129,7 @@ class CohortSum:
         plan: hash of the plan.
     """
 
-    clients: tuple[int, ...]
+    clients: tuple[ClientId, ...]
     total: Tensor
     unclipped: int
     clip_norm: float
@@ -126,62 +137,100 @@ class CohortSum:
     plan: str
 
 
+Reason = Literal[
+    "malformed",
+    "another round",
+    "another plan",
+    "wrong shape or type",
+    "twice in a round",
+    "participation limit",
+    "separation",
+]
+"""Why an answer is refused, or a client is not asked.
+
+No reason depends on the values in a client's update.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHealth:
+    """How a round's simulated clients trained. Not for release: no guarantee covers it.
+
+    Attributes:
+        losses: mean loss of each client's first step; None if it took none, or if the way in which
+            it was computed does not show it.
+        norms: norm of each client's update before clipping; NaN or infinite if the update is.
+        clipped: number of clients whose update was longer than the clip norm, or not finite.
+    """
+
+    losses: tuple[float | None, ...]
+    norms: tuple[float, ...]
+    clipped: int
+
+
 _ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _FIELDS = [field.name for field in fields(ClientUpdate)]
-# Client ids must fit the ledger's integer column.
-_IDS = 2**63
 
 
-def well_formed(
-    update: object, round_: int, plan: str, shape: torch.Size
-) -> TypeGuard[ClientUpdate]:
-    """Return whether ``update`` answers this round of this plan with a vector of this shape.
+def admitted(update: object, round_: int, plan: str, shape: torch.Size) -> ClientUpdate | Reason:
+    """Return ``update`` if it answers this round of this plan with a vector of this shape.
 
-    Types must match exactly: a subclass could run its own code when it is inspected. NaN and
-    infinity are well formed, because the clip turns such an update into zeros; whether a round is
-    released then does not depend on them.
+    Anything else gets the reason to refuse it. Types must match exactly: a subclass could run its
+    own code when it is inspected. NaN and infinity are admitted, because the clip turns such an
+    update into zeros; whether a round is released then does not depend on them.
     """
     if type(update) is not ClientUpdate or not all(hasattr(update, name) for name in _FIELDS):
-        return False
-    if not _is_id(update.client):
-        return False
-    if type(update.round) is not int or update.round != round_:
-        return False
-    if type(update.plan) is not str or update.plan != plan:
-        return False
-    return _is_vector(update.update, _ACCEPTED, shape)
+        return "malformed"
+    if not is_client_id(update.client):
+        return "malformed"
+    if type(update.round) is not int or type(update.plan) is not str:
+        return "malformed"
+    if update.round != round_:
+        return "another round"
+    if update.plan != plan:
+        return "another plan"
+    if not _is_vector(update.update, _ACCEPTED, shape):
+        return "wrong shape or type"
+    return update
 
 
-def well_formed_sum(part: object, task: RoundTask, shape: torch.Size) -> TypeGuard[CohortSum]:
-    """Return whether a sum answers the task and is no longer than clipped updates allow.
+def admitted_sum(part: object, task: RoundTask, shape: torch.Size) -> CohortSum | Reason:
+    """Return a sum if it answers the task and is no longer than clipped updates allow.
 
-    This finds mistakes only: the maker of the sum is trusted to have clipped each update.
+    Anything else gets the reason to refuse it. This finds mistakes only: the maker of the sum is
+    trusted to have clipped each update.
     """
     if type(part) is not CohortSum or type(part.clients) is not tuple:
-        return False
-    asked = (task.round, task.plan, task.clip_norm)
-    if (part.round, part.plan, part.clip_norm) != asked or type(part.round) is not int:
-        return False
+        return "malformed"
     clients = len(part.clients)
-    if not all(map(_is_id, part.clients)) or len(set(part.clients)) < clients:
-        return False
+    if not all(map(is_client_id, part.clients)):
+        return "malformed"
     if type(part.unclipped) is not int or not 0 <= part.unclipped <= clients:
-        return False
+        return "malformed"
+    if type(part.round) is not int or part.round != task.round:
+        return "another round"
+    if (part.plan, part.clip_norm) != (task.plan, task.clip_norm):
+        return "another plan"
+    if len(set(part.clients)) < clients:
+        return "twice in a round"
     if not _is_vector(part.total, {torch.float64}, shape):
-        return False
-    return bool(part.total.norm() <= clients * task.clip_norm * (1 + 1e-9))  # False if NaN
+        return "wrong shape or type"
+    short = part.total.norm() <= clients * task.clip_norm * (1 + 1e-9)  # False if NaN
+    return part if short else "malformed"
+
+
+def limit_reached(limits: Participation, rounds: Sequence[int], round_: int) -> Reason | None:
+    """Return why a client that took part in ``rounds``, ascending, may not in ``round_``."""
+    if len(rounds) >= limits.max_participations:
+        return "participation limit"
+    if rounds and round_ - rounds[-1] < limits.min_separation:
+        return "separation"
+    return None
 
 
 def may_take_part(limits: Participation, rounds: Sequence[int], round_: int) -> bool:
     """Return whether a client that took part in ``rounds``, ascending, may in ``round_``."""
-    if not rounds:
-        return True
-    far_enough = round_ - rounds[-1] >= limits.min_separation
-    return len(rounds) < limits.max_participations and far_enough
-
-
-def _is_id(client: object) -> bool:
-    return type(client) is int and 0 <= client < _IDS
+    return limit_reached(limits, rounds, round_) is None
 
 
 def _is_vector(vector: object, types: Container[torch.dtype], shape: torch.Size) -> bool:

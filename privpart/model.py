@@ -4,15 +4,25 @@ A client trains, clips and sends only the trainable part (FedPT, Algorithm 1). A
 parameters are views of one contiguous vector, and so are their gradients: a local step, an update
 and a clip are each one operation on it, whatever the number of layers.
 
-Networks that cannot be trained in part under differential privacy are refused, with the reason.
+The other parameters are frozen, or local: those train on each client and never leave it. They live
+in a second vector, which has no part in updates, clip, noise or messages.
+
+A client borrows the model (``PartialModel.lent``). Whatever its data made of the module besides the
+two vectors (buffers, gradients, modes, states that layers keep) is put back when it returns it, or
+is an error: neither clip nor noise covers it, so neither the next client nor the model may see it.
+
+Networks that cannot be trained in part under differential privacy are refused, with the reason. It
+is one file because the vectors, and what must not outlive a client beside them, are one invariant.
 """
 
 import hashlib
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
@@ -21,7 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from accounting.checks import ConfigError
-from privpart.patterns import matching_parameters, trained_groups
+from privpart.patterns import first_names, matching_parameters, trained_groups
 from privpart.start_values import (
     Initializer,
     default_initializers,
@@ -29,23 +39,33 @@ from privpart.start_values import (
     tensors_fingerprint,
 )
 
+ParameterState = Literal["trained", "frozen", "local"]
+
 
 class PartialModel:
-    """A module of which some parameters train and the others are a function of a public seed.
+    """A module of which some parameters train; the others are kept or follow from a public seed.
 
-    The model takes ownership of the module: it sets every parameter from the seed, stops the
-    gradients of the frozen ones, and moves the trainable ones into one flat float32 vector. A tied
-    parameter counts once, under its first name. Buffers keep the values that the module's
-    constructor gave them: they do not follow from the seed, but they enter the fingerprint.
+    The model takes ownership of the module: it sets every parameter from the seed except those that
+    ``keep`` names, stops the gradients of the frozen ones, and moves the trainable ones into one
+    flat float32 vector. A tied parameter counts once, under its first name. Buffers keep the values
+    that the module's constructor gave them: they do not follow from the seed, but they enter the
+    fingerprint.
+
+    A client rebuilds the frozen part from the seed and the kept weights, which must be shipped to
+    it once; the fingerprint says whether it has the right ones.
 
     Args:
         module: a function that builds a float32 module on the CPU, without batch statistics; or
             such a module, if no other ``PartialModel`` holds it.
         train: patterns on parameter names or layer types, see ``privpart.patterns``.
-        seed: public seed of all start values, 0 <= seed < 2^128. None keeps the module's own
-            weights, for a pretrained model: they must be shipped to clients once, and the
-            fingerprint says whether a client has the right ones.
-        overwrite: required to let a seed replace the weights of a module that already exists.
+        seed: public seed of the start values, 0 <= seed < 2^128. None keeps all of the module's own
+            weights.
+        keep: patterns of parameters that keep the module's own weights, which are pretrained; the
+            others follow from the seed.
+        local: patterns of parameters that train on each client and never leave it, such as a
+            personal head. Each client starts from the same values. What it makes of them is in
+            ``own`` while it holds the model, and nowhere afterwards.
+        overwrite: required to let a seed replace all weights of a module that already exists.
         initializers: by pattern, in addition to ``default_initializers``; later ones win.
         groups: patterns of each group of parameters that may train without the others, see
             ``privpart.patterns``; ``flat`` then holds one group after the other. None is one group.
@@ -56,24 +76,38 @@ class PartialModel:
         seed: the seed, as given.
         flat: the trainable parameters, shape (d,); writing to it changes the module.
         gradient: their gradients, shape (d,); ``backward`` adds to it.
+        own: the local parameters, shape (l,), l >= 0; writing to it changes the module.
+        own_gradient: their gradients, shape (l,).
+        own_start: their start values, shape (l,); ``load`` sets ``own`` to it.
         trainable: names of the trainable parameters, in the order of ``flat``.
+        local: names of the local parameters, in the order of ``own``.
         frozen: names of the frozen parameters.
+        kept: names of the parameters that keep the module's own weights.
         groups: names of the trainable parameters of each group, in order.
         group_sizes: number of entries of ``flat`` that belong to each group, in order.
-        fingerprint: 32 hex digits of every bit, name and shape of the frozen part and of the
-            buffers, persistent or not.
+        fingerprint: 32 hex digits of every bit, name and shape of the frozen part, of the buffers,
+            persistent or not, and of the local part's start values.
         trainable_hash: 20 hex digits of the names and shapes of the trainable part, in order.
 
     Raises:
-        ConfigError: a pattern that matches nothing; a seed for a module that already exists,
-            without ``overwrite``; a parameter without initialiser; batch statistics; an embedding
-            that rescales itself; weights that are lazy or not finite float32; another fingerprint;
-            a module that another ``PartialModel`` holds.
+        ConfigError: a pattern that matches nothing; a parameter both trained and local; a seed for
+            a module that already exists, without ``keep`` or ``overwrite``; a parameter without
+            initialiser; batch statistics that are not frozen; an embedding that rescales itself;
+            weights that are lazy or not finite float32; another fingerprint; a module that another
+            ``PartialModel`` holds.
 
     >>> model = PartialModel(lambda: nn.Linear(4, 2), train=["weight"], seed=7)
     >>> model.trainable, model.flat.shape
     (('weight',), torch.Size([8]))
     """
+
+    # set by _take, which also gives a device's copy its own
+    module: nn.Module
+    flat: Tensor
+    gradient: Tensor
+    own: Tensor
+    own_gradient: Tensor
+    own_start: Tensor
 
     def __init__(
         self,
@@ -81,54 +115,62 @@ class PartialModel:
         *,
         train: Sequence[str] = ("*",),
         seed: int | None,
+        keep: Sequence[str] = (),
+        local: Sequence[str] = (),
         overwrite: bool = False,
         initializers: Mapping[str, Initializer] | None = None,
         groups: Sequence[Sequence[str]] | None = None,
         fingerprint: str | None = None,
     ) -> None:
-        module = _built(module, seed, overwrite=overwrite)
+        module = _built(module, seed, keep, overwrite=overwrite)
         refuse_batch_statistics(module)
         refuse_max_norm(module)
         parameters = dict(module.named_parameters())
         refuse_lazy(module)
         _refuse_taken(parameters)
-        self.module = module
         self.seed = seed
         self.trainable = matching_parameters(module, train)
+        self.local = _local_names(module, local, self.trainable)
         self.groups: tuple[tuple[str, ...], ...] = (self.trainable,)
         if groups is not None:
             self.groups = trained_groups(module, groups, self.trainable)
             self.trainable = tuple(name for names in self.groups for name in names)
-        trained = set(self.trainable)
-        self.frozen = tuple(name for name in parameters if name not in trained)
+        moving = {*self.trainable, *self.local}
+        self.frozen = tuple(name for name in parameters if name not in moving)
         refuse_other_types(parameters)
-        if seed is not None:
-            _initialize(parameters, seed, _initializers(module, initializers or {}))
-        elif initializers:
-            raise ConfigError(
-                "initializers with seed=None: a pretrained model keeps its weights. Leave them out."
-            )
-        refuse_non_finite(parameters)
+        self.kept = _start(module, seed, keep, initializers or {})
+        refuse_non_finite(module)
         for name, parameter in parameters.items():
-            parameter.requires_grad_(name in trained)
-        self.flat, self.gradient = _join([parameters[name] for name in self.trainable])
-        self._frozen = [parameters[name] for name in self.frozen]
-        self._buffers = _kept_buffers(module)
-        self.fingerprint = tensors_fingerprint(
-            dict(zip(self.frozen, self._frozen, strict=True))
-            | {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
-        )
+            parameter.requires_grad_(name in moving)
+        self._take(module)
+        self.fingerprint = self._fingerprint()
         if fingerprint not in (None, self.fingerprint):
             raise ConfigError(
                 f"the frozen part has fingerprint {self.fingerprint}, expected {fingerprint}: its "
-                "seed, network, initialisers, frozen set or generator version differs. Training "
-                "would train another model."
+                "seed, kept weights, network, initialisers, frozen or local set or generator "
+                "version differs. Training would train another model."
             )
         self.group_sizes = tuple(
             sum(parameters[name].numel() for name in names) for names in self.groups
         )
         self.trainable_hash = self.trainable_hash_of(range(len(self.groups)))
         _OWNERS.update((id(parameter), self) for parameter in parameters.values())
+
+    def _take(self, module: nn.Module) -> None:
+        """Move the module's parameters into vectors, and note what training must not change."""
+        parameters = dict(module.named_parameters())
+        self.module = module
+        self.flat, self.gradient = _join([parameters[name] for name in self.trainable], module)
+        self.own, self.own_gradient = _join([parameters[name] for name in self.local], module)
+        self.own_start = self.own.clone()
+        self._frozen = [parameters[name] for name in self.frozen]
+        for parameter in self._frozen:
+            parameter.grad = None
+        self._layers = dict(module.named_modules())
+        self._buffers = _kept_buffers(module)
+        buffers = dict(self._buffers)
+        self._norms = [(n, o, buffers[o]) for n, o in self._layers.items() if _has_statistics(o)]
+        self._places = [(n, p, p.data, p.grad) for n, p in parameters.items()]
 
     def on(self, device: torch.device) -> "PartialModel":
         """Return a copy of this model in a device's memory, or this model if it is there already.
@@ -139,12 +181,42 @@ class PartialModel:
             return self
         self.load(self.flat)  # resets the buffers, which a forward pass may have changed
         other = copy(self)
-        other.module = deepcopy(self.module).to(device)
-        parameters = dict(other.module.named_parameters())
-        other.flat, other.gradient = _join([parameters[name] for name in self.trainable])
-        other._frozen = [parameters[name] for name in self.frozen]
-        other._buffers = _kept_buffers(other.module)
+        moved = deepcopy(self.module).to(device)
+        parameters = dict(moved.named_parameters(remove_duplicate=False))
+        for name, first in first_names(self.module).items():
+            if parameters[name] is not parameters[first]:  # some devices get parameters anew
+                layer, _, own = name.rpartition(".")
+                setattr(moved.get_submodule(layer), own, parameters[first])
+        other._take(moved)
         return other
+
+    def verify(self) -> None:
+        """Raise ConfigError if the frozen part no longer has the fingerprint; reset the model.
+
+        It reads every bit, and so finds what ``lent`` cannot see: writing to ``parameter.data``.
+        """
+        self.load(self.flat)
+        if self._fingerprint() != self.fingerprint:
+            raise ConfigError(
+                "the frozen part has changed since the model was built: such a change is neither "
+                "clipped nor noised. Do not write to frozen parameters; and build the model again."
+            )
+
+    def frozen_sum(self) -> int:
+        """Return the sum of the frozen parameters' bits as integers, which any accident changes.
+
+        It is what ``verify`` finds, for a fraction of the time.
+        """
+        sums = (p.detach().view(torch.int32).sum(dtype=torch.int64) for p in self._frozen)
+        return sum(int(found) for found in sums)
+
+    def _fingerprint(self) -> str:
+        parameters = dict(self.module.named_parameters())
+        return tensors_fingerprint(
+            {name: parameters[name] for name in self.frozen}
+            | {f"buffer {name}": buffer.clone() for name, buffer in self.module.named_buffers()}
+            | {f"local {name}": parameters[name] for name in self.local}
+        )
 
     @property
     def dim(self) -> int:
@@ -196,7 +268,7 @@ class PartialModel:
         }
 
     def train_only(self, active: Iterable[int] | None = None) -> None:
-        """Compute gradients of some groups only; None is all groups.
+        """Compute gradients of some groups only; None is all groups. Local parts always train.
 
         The backward pass stops at the earliest layer that trains.
         """
@@ -205,56 +277,181 @@ class PartialModel:
         for group, names in enumerate(self.groups):
             for name in names:
                 parameters[name].requires_grad_(group in wanted)
+        for name in self.local:
+            parameters[name].requires_grad_(True)
 
     def describe(self) -> "Description":
         """Return one row per named parameter; ``print`` shows a table with shares and totals."""
-        trained = set(self.trainable)
+        states: dict[str, ParameterState] = dict.fromkeys(self.trainable, "trained")
+        states |= dict.fromkeys(self.local, "local")
+        kept = set(self.kept)
         count = self.parameter_count
         return Description(
-            ParameterRow(name, tuple(p.shape), p.numel(), p.numel() / count, name in trained)
+            ParameterRow(
+                name,
+                tuple(p.shape),
+                p.numel(),
+                p.numel() / count,
+                states.get(name, "frozen"),
+                name in kept,
+            )
             for name, p in self.module.named_parameters()
         )
 
     def load(self, flat: Tensor) -> None:
-        """Overwrite the trainable part with a vector of shape (d,), and reset all buffers.
+        """Overwrite the trainable part with a vector of shape (d,), and reset everything else.
 
-        What a client's data left in a buffer is neither clipped nor noised, so it must reach
-        neither the next client nor the model. Buffers that a forward pass replaced are restored;
-        buffers that it added are dropped.
+        What a client's data left in a buffer or in a local part is neither clipped nor noised, so
+        it must reach neither the next client nor the model. Buffers that a forward pass replaced
+        are restored; buffers that it added are dropped. Frozen BatchNorm is in evaluation mode.
         """
         self.flat.copy_(flat)
+        self.own.copy_(self.own_start)
         for layer, saved in self._buffers:
             layer._buffers.clear()
             for name, (buffer, value) in saved.items():
                 if buffer is not None and value is not None:
                     buffer.data = value.clone()
                 layer._buffers[name] = buffer
+        for _, layer, _ in self._norms:
+            layer.training = False
 
     @contextmanager
     def lent(self, start: Tensor) -> Iterator[None]:
         """Lend the model for training from ``start``, shape (d,), and reset it afterwards.
 
-        Outside this context nobody can see what one client's raw data made of the module.
+        Outside this context nobody can see what one client's raw data made of the module: the
+        trainable and the local part, gradients, buffers, and the attributes of layers, such as a
+        state that a recurrent network keeps. Objects inside an attribute are not followed, except
+        those of lists, dicts and sets.
 
         Raises:
-            ConfigError: a forward pass wrote to a frozen parameter, or ``start`` is ``flat``.
+            ConfigError: training wrote to a frozen parameter or to a tensor that a layer keeps as a
+                plain attribute, moved or replaced a parameter, or put frozen BatchNorm into
+                training mode; or ``start`` is ``flat``.
         """
         if start.data_ptr() == self.flat.data_ptr():
             raise ConfigError("start=model.flat: training would overwrite it. Pass a clone.")
+        if moved := self._moved():
+            raise ConfigError(moved)
         self.load(start)
         versions = [parameter._version for parameter in self._frozen]
+        layers = LayerStates(self._layers)
         try:
             yield
         finally:
+            fault = self._written(versions) or layers.written() or self._moved()
+            layers.restore()
+            self._put_back()
             self.load(start)
-            self.gradient.zero_()
+        if fault:
+            raise ConfigError(fault)
+
+    def _written(self, versions: Sequence[int]) -> str | None:
+        """Return what is wrong if training changed the frozen part."""
         for name, parameter, version in zip(self.frozen, self._frozen, versions, strict=True):
             if parameter._version != version:
-                raise ConfigError(
+                return (
                     f"frozen parameter {name!r} was written to during training: such a change is "
                     "neither clipped nor noised. Let it train, or do not write to it; and build "
                     "the model again."
                 )
+        for name, layer, saved in self._norms:
+            if layer.training or _statistics_changed(layer, saved):
+                return (
+                    f"layer {name!r} was in training mode during training: its statistics mix the "
+                    "examples of a batch and would leave the client without noise. Do not call "
+                    "module.train() in the client; set the mode of single layers."
+                )
+        return None
+
+    def _moved(self) -> str | None:
+        """Return what is wrong if the vectors no longer hold the module's parameters."""
+        for name, parameter, data, _ in self._places:
+            if parameter.data_ptr() != data.data_ptr():
+                return (
+                    f"parameter {name!r} was moved, for instance by module.to(...) or by an "
+                    "assignment to its .data: the model no longer holds it. Write to it in place; "
+                    "and build the model again."
+                )
+        return None
+
+    def _put_back(self) -> None:
+        """Give every parameter its memory, gradient and role again, and zero the gradients."""
+        self.gradient.zero_()
+        self.own_gradient.zero_()
+        for _, parameter, data, gradient in self._places:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        for parameter in self._frozen:
+            parameter.requires_grad_(False)
+
+
+_TORCHS_OWN = frozenset(vars(nn.Module())) - {"_parameters", "_modules"}
+_CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
+
+
+class LayerStates:
+    """The attributes of layers before a client trains: a forward pass may set any of them.
+
+    A recurrent network that keeps its hidden state in ``self.hidden`` would carry one client's data
+    into the next client's training.
+    """
+
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        self._tensors: list[tuple[str, Tensor, int, Tensor]] = []
+        for prefix, layer in layers.items():
+            attributes = vars(layer)
+            self._attributes.append((attributes, attributes.copy()))
+            for name in attributes.keys() - _TORCHS_OWN:
+                value = attributes[name]
+                if type(value) in _CONTAINERS:
+                    self._containers.append((value, value.copy()))
+                elif isinstance(value, Tensor) and not value.is_inference():
+                    path = f"{prefix}.{name}".strip(".")
+                    self._tensors.append((path, value, value._version, value.detach().clone()))
+
+    def written(self) -> str | None:
+        """Return what is wrong if a tensor among the attributes was written to."""
+        for name, tensor, version, _ in self._tensors:
+            if tensor._version != version:
+                return (
+                    f"{name!r}, a tensor that a layer keeps, was written to during training: it "
+                    "would carry one client's data to the next. Register it as a buffer, which is "
+                    "reset for each client."
+                )
+        return None
+
+    def changed(self) -> bool:
+        """Return whether an attribute, or an item of one, is another object or was written to."""
+        return (
+            any(_identities(now) != _identities(saved) for now, saved in self._attributes)
+            or any(_identities(held) != _identities(saved) for held, saved in self._containers)
+            or self.written() is not None
+        )
+
+    def restore(self) -> None:
+        """Put every attribute back, with its items and values."""
+        for held, saved in self._containers:
+            held.clear()
+            if isinstance(held, list | deque):
+                held.extend(saved)
+            else:
+                held.update(saved)
+        for attributes, saved in self._attributes:
+            attributes.clear()
+            attributes.update(saved)
+        for _, tensor, version, value in self._tensors:
+            if tensor._version != version:
+                tensor.detach().copy_(value)
+
+
+def _identities(items: Any) -> list[int]:  # noqa: ANN401  any of _CONTAINERS
+    return [*map(id, items), *map(id, items.values() if isinstance(items, dict) else ())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,14 +463,21 @@ class ParameterRow:
         shape: shape of the tensor.
         parameter_count: number of its entries.
         share: ``parameter_count`` as a share of the whole model, in [0, 1].
-        trained: whether it trains.
+        state: "trained", "frozen", or "local" if it trains and never leaves a client.
+        kept: whether it keeps the module's own weights; otherwise it follows from the seed.
     """
 
     name: str
     shape: tuple[int, ...]
     parameter_count: int
     share: float
-    trained: bool
+    state: ParameterState
+    kept: bool
+
+    @property
+    def trained(self) -> bool:
+        """Whether all clients train it together."""
+        return self.state == "trained"
 
 
 class Description(tuple[ParameterRow, ...]):
@@ -288,16 +492,20 @@ class Description(tuple[ParameterRow, ...]):
                 row.name,
                 row.parameter_count,
                 row.share,
-                "trained" if row.trained else "frozen",
+                f"{row.state}, kept" if row.kept else row.state,
                 row.shape,
             )
             for row in self
         ]
-        for kind, wanted in (("trained", (True,)), ("frozen", (False,)), ("all", (True, False))):
-            rows = [row for row in self if row.trained in wanted]
+        states = ["trained", "local", "frozen"]
+        if not any(row.state == "local" for row in self):
+            states.remove("local")
+        for kind in [*states, "all"]:
+            rows = [row for row in self if kind in (row.state, "all")]
             lines.append(
                 _line(kind, sum(r.parameter_count for r in rows), sum(r.share for r in rows))
             )
+        totals = len(states) + 1
         widths = [max(len(line[i]) for line in lines) for i in range(4)]
         text = [
             f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {count:>{widths[2]}}  "
@@ -305,7 +513,7 @@ class Description(tuple[ParameterRow, ...]):
             for name, shape, count, share, state in lines
         ]
         rule = "-" * max(map(len, text))
-        return "\n".join([text[0], rule, *text[1:-3], rule, *text[-3:]])
+        return "\n".join([text[0], rule, *text[1:-totals], rule, *text[-totals:]])
 
 
 def _line(
@@ -321,34 +529,100 @@ _OWNERS: WeakValueDictionary[int, PartialModel] = WeakValueDictionary()
 
 
 def _built(
-    module: nn.Module | Callable[[], nn.Module], seed: int | None, *, overwrite: bool
+    module: nn.Module | Callable[[], nn.Module],
+    seed: int | None,
+    keep: Sequence[str],
+    *,
+    overwrite: bool,
 ) -> nn.Module:
     """Return the module to take over, unless a seed would replace weights without being told to."""
     holds_weights = isinstance(module, nn.Module)
-    if overwrite and (seed is None or not holds_weights):
+    if keep and seed is None:
+        raise ConfigError(
+            f"keep={keep!r} with seed=None: no seed replaces any weight. Leave keep out."
+        )
+    if overwrite and (seed is None or keep or not holds_weights):
         why = "seed=None keeps the weights" if seed is None else "the network is built here"
+        why = "keep names the weights that stay" if keep else why
         raise ConfigError(f"overwrite=True: nothing is overwritten, since {why}. Leave it out.")
-    if holds_weights and seed is not None and not overwrite:
+    if holds_weights and seed is not None and not overwrite and not keep:
         raise ConfigError(
             f"seed={seed} would replace all weights of the module. Pass a function that builds "
-            "the network, or overwrite=True; to keep the weights, pass seed=None."
+            "the network, or overwrite=True; to keep the weights, pass seed=None, or name those "
+            "that stay in keep=[...]."
         )
-    return module if isinstance(module, nn.Module) else module()
+    built = module if isinstance(module, nn.Module) else module()
+    if not isinstance(built, nn.Module):
+        raise ConfigError(
+            f"module: returned a {type(built).__name__}; must return a torch.nn.Module."
+        )
+    return built
 
 
-def _initializers(module: nn.Module, own: Mapping[str, Initializer]) -> dict[str, Initializer]:
-    found = default_initializers(module)
-    for pattern, initializer in own.items():
-        found |= dict.fromkeys(matching_parameters(module, [pattern]), initializer)
-    return found
+def _local_names(
+    module: nn.Module, local: Sequence[str], trainable: Sequence[str]
+) -> tuple[str, ...]:
+    if not isinstance(local, str) and not local:
+        return ()
+    names = matching_parameters(module, local, "local")
+    if len(names) == len(dict(module.named_parameters())):
+        raise ConfigError(
+            f"local={list(local)}: matches every parameter, so clients would train nothing "
+            "together. Leave some for train."
+        )
+    if both := [name for name in names if name in trainable]:
+        raise ConfigError(
+            f"parameter {both[0]!r} is in train and in local: what trains either leaves the client "
+            f"or does not. Exclude it from train, for instance by '!{both[0]}'."
+        )
+    return names
+
+
+def _start(
+    module: nn.Module, seed: int | None, keep: Sequence[str], own: Mapping[str, Initializer]
+) -> tuple[str, ...]:
+    """Draw all parameters that are not kept from the seed, and return the names of the others."""
+    parameters = dict(module.named_parameters())
+    if seed is None:
+        if own:
+            raise ConfigError(
+                "initializers with seed=None: a pretrained model keeps its weights. Leave them out."
+            )
+        return tuple(parameters)
+    kept: tuple[str, ...] = ()
+    if isinstance(keep, str) or keep:
+        kept = matching_parameters(module, keep, "keep")
+    drawn = {name: p for name, p in parameters.items() if name not in set(kept)}
+    if not drawn:
+        raise ConfigError(
+            f"keep={list(keep)}: matches every parameter, so nothing follows from seed={seed}. "
+            "Leave keep out and pass seed=None."
+        )
+    _initialize(module, drawn, seed, own)
+    return kept
 
 
 def _initialize(
-    parameters: Mapping[str, nn.Parameter], seed: int, initializers: Mapping[str, Initializer]
+    module: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    seed: int,
+    own: Mapping[str, Initializer],
 ) -> None:
+    initializers = default_initializers(module)
+    for pattern, initializer in own.items():
+        names = matching_parameters(module, [pattern], "initializers")
+        if not any(name in parameters for name in names):
+            raise ConfigError(
+                f"initializers: {pattern!r} matches only parameters that keep their weights. Leave "
+                "it out, or take them out of keep."
+            )
+        initializers |= dict.fromkeys(names, initializer)
     if missing := [name for name in parameters if name not in initializers]:
+        kinds = {type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in missing}
         raise ConfigError(
-            f"no initialiser for {', '.join(missing)}. Pass initializers={{name: Normal(scale)}}."
+            f"no initialiser for {', '.join(missing)} (layers of type {', '.join(sorted(kinds))}). "
+            f"Pass initializers={{{missing[0]!r}: Normal(scale)}}, by name, pattern or type, such "
+            f"as 'type:{min(kinds)}'; or name them in keep=[...] to keep the module's own weights."
         )
     for name, parameter in parameters.items():
         parameter.data = seeded_tensor(seed, name, parameter.shape, initializers[name])
@@ -364,9 +638,10 @@ def _kept_buffers(
     ]
 
 
-def _join(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
+def _join(parameters: Sequence[nn.Parameter], module: nn.Module) -> tuple[Tensor, Tensor]:
     """Move parameters and gradients into two flat vectors, and make them views of those."""
-    flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+    none = torch.empty(0, device=next(module.parameters()).device)
+    flat = torch.cat([none, *(p.detach().reshape(-1) for p in parameters)])
     gradient = torch.zeros_like(flat)
     start = 0
     for parameter in parameters:
@@ -388,15 +663,39 @@ def _refuse_taken(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def refuse_batch_statistics(module: nn.Module) -> None:
-    """Raise ConfigError for layers whose statistics mix the examples of a batch."""
+    """Raise ConfigError for layers whose statistics mix the examples of a batch.
+
+    Layers in evaluation mode that use running statistics are accepted: those are constants.
+    """
     for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) or getattr(layer, "running_mean", None) is not None:
-            kind = type(layer).__name__
-            raise ConfigError(
-                f"layer {name!r} is a {kind}: its statistics mix the examples of a batch and "
-                "would leave the client without noise. Replace it by GroupNorm, for instance with "
-                "privpart.models.replace_batch_norm(module)."
-            )
+        if _has_statistics(layer):
+            if not layer.training:
+                continue
+            advice = "put it into evaluation mode, by privpart.models.freeze_batch_norm(module), or"
+        elif isinstance(layer, _BatchNorm):
+            advice = "it has no running statistics that could be frozen:"
+        else:
+            continue
+        raise ConfigError(
+            f"layer {name!r} is a {type(layer).__name__}: its statistics mix the examples of a "
+            f"batch and would leave the client without noise; {advice} replace it by GroupNorm, "
+            "for instance with privpart.models.replace_batch_norm(module)."
+        )
+
+
+def _has_statistics(layer: nn.Module) -> bool:
+    return getattr(layer, "running_mean", None) is not None
+
+
+def _statistics_changed(
+    layer: nn.Module, saved: Mapping[str, tuple[Tensor | None, Tensor | None]]
+) -> bool:
+    # Compared by value: batch_norm does not count its writes in the tensor's version.
+    for name, (_, value) in saved.items():
+        now = layer._buffers.get(name)
+        if value is not None and (now is None or not torch.equal(now, value)):
+            return True
+    return False
 
 
 def refuse_max_norm(module: nn.Module) -> None:
@@ -428,8 +727,13 @@ def refuse_other_types(parameters: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-def refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise ConfigError for parameters with NaN or infinity."""
-    for name, parameter in parameters.items():
-        if not parameter.isfinite().all():
-            raise ConfigError(f"parameter {name!r} holds NaN or infinity: must be finite.")
+def refuse_non_finite(module: nn.Module) -> None:
+    """Raise ConfigError for parameters and frozen statistics with NaN or infinity."""
+    found = dict(module.named_parameters())
+    for prefix, layer in module.named_modules():
+        if _has_statistics(layer):
+            found |= dict(layer.named_buffers(prefix, recurse=False))
+    for name, tensor in found.items():
+        if not tensor.isfinite().all():
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            raise ConfigError(f"{kind} {name!r} holds NaN or infinity: must be finite.")

@@ -21,14 +21,21 @@ from accounting import Mechanism
 from accounting.checks import ConfigError
 
 
-def matching_parameters(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+def matching_parameters(
+    module: nn.Module, patterns: Sequence[str], option: str = "train"
+) -> tuple[str, ...]:
     """Return the names of the parameters that match the patterns, in the module's order.
 
     A tied parameter is returned under its first name; a pattern may match any of its names.
 
+    Args:
+        module: any module.
+        patterns: see the top of this page.
+        option: what errors call the patterns.
+
     Raises:
         ConfigError: a pattern matches nothing (a typo must not freeze a layer silently), there is
-            no pattern, or the exclusions leave no parameter.
+            no pattern, the exclusions leave no parameter, or the module has none.
 
     >>> network = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
     >>> matching_parameters(network, ["!0.*"])
@@ -37,15 +44,18 @@ def matching_parameters(module: nn.Module, patterns: Sequence[str]) -> tuple[str
     ('1.weight', '1.bias', '2.bias')
     """
     if isinstance(patterns, str) or not patterns:
-        raise ConfigError(f"train={patterns!r}: must be a list with at least one pattern.")
-    own_names = _first_names(module)
+        raise ConfigError(f"{option}={patterns!r}: must be a list with at least one pattern.")
+    own_names = first_names(module)
+    if not own_names:
+        raise ConfigError(
+            f"the module, a {type(module).__name__}, has no parameters: nothing can train."
+        )
     positive = [p for p in patterns if not p.startswith("!")] or ["*"]
-    wanted = {name for p in positive for name in _matches(module, p, own_names)}
-    unwanted = {
-        name for p in patterns if p.startswith("!") for name in _matches(module, p[1:], own_names)
-    }
+    wanted = {name for p in positive for name in _matches(module, p, own_names, option)}
+    excluded = [p[1:] for p in patterns if p.startswith("!")]
+    unwanted = {name for p in excluded for name in _matches(module, p, own_names, option)}
     if not wanted - unwanted:
-        raise ConfigError(f"train={list(patterns)}: excludes every parameter of the model.")
+        raise ConfigError(f"{option}={list(patterns)}: excludes every parameter of the model.")
     return tuple(n for n, _ in module.named_parameters() if n in wanted - unwanted)
 
 
@@ -68,7 +78,7 @@ def freeze_ladder(module: nn.Module, blocks: Sequence[str] = ()) -> dict[str, tu
     """
     found = {block: (block,) for block in blocks} or _layers(module)
     sizes = {name: p.numel() for name, p in module.named_parameters()}
-    names = {block: set(matching_parameters(module, found[block])) for block in found}
+    names = {block: set(matching_parameters(module, found[block], "blocks")) for block in found}
     largest = sorted(names, key=lambda block: -sum(sizes[name] for name in names[block]))
     ladder: dict[str, tuple[str, ...]] = {"full": ("*",)}
     frozen: list[str] = []
@@ -116,13 +126,13 @@ def _layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _first_names(module: nn.Module) -> dict[str, str]:
+def first_names(module: nn.Module) -> dict[str, str]:
     """Return, for every name of every parameter, the first name of that parameter."""
     first = {id(p): name for name, p in module.named_parameters()}
     return {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
 
 
-def _matches(module: nn.Module, pattern: str, own_names: dict[str, str]) -> set[str]:
+def _matches(module: nn.Module, pattern: str, own_names: dict[str, str], option: str) -> set[str]:
     kind, is_type, wanted = pattern.partition("type:")
     if is_type and not kind:
         candidates = _names_by_type(module)
@@ -137,7 +147,8 @@ def _matches(module: nn.Module, pattern: str, own_names: dict[str, str]) -> set[
     if not found:
         close = difflib.get_close_matches(wanted.rstrip(".*"), near, n=3, cutoff=0.3)
         raise ConfigError(
-            f"pattern {pattern!r} matches no parameter. Near it: {', '.join(close or near[:5])}."
+            f"{option}: pattern {pattern!r} matches no parameter. Near it: "
+            f"{', '.join(close or near[:5])}."
         )
     return {own_names[name] for name in found}
 
@@ -198,7 +209,7 @@ def trained_groups(
     for number, patterns in enumerate(groups):
         if not patterns:
             raise ConfigError(f"groups: group {number + 1} is empty. Leave it out.")
-        for name in matching_parameters(module, patterns):
+        for name in matching_parameters(module, patterns, "groups"):
             if home.setdefault(name, number) != number:
                 raise ConfigError(
                     f"parameter {name!r} is in groups {home[name] + 1} and {number + 1}: it must "

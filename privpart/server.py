@@ -17,9 +17,10 @@ Server, sum and optimiser are one file, because together they are a round, from 
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
@@ -31,12 +32,15 @@ from accounting.checks import ConfigError
 from privpart.clip import add_in_place, clip, l2_norm
 from privpart.grid import Grid, noise_bits, quantise
 from privpart.messages import (
+    ClientId,
     ClientUpdate,
     CohortSum,
+    Reason,
     RoundTask,
-    may_take_part,
-    well_formed,
-    well_formed_sum,
+    admitted,
+    admitted_sum,
+    id_order,
+    limit_reached,
 )
 from privpart.noise.source import NoiseSource
 from privpart.noise.stream import GroupedNoise, NoiseStream, noise_stream
@@ -50,11 +54,14 @@ class RoundCounts:
 
     Attributes:
         received: updates of any kind.
-        counted: updates that entered the sum.
+        counted: updates that entered the sum; 0 if nothing was released.
         refused: updates that were malformed, replayed, of another plan, from a client already
             counted in the round, or beyond the participation limits.
         summed: counted updates that the engine clipped and summed in the server's place.
-        released: False if too few updates were well formed; the server has then not changed.
+        released: False if too few updates were admitted, or most were refused; the server has then
+            not changed.
+        asked: number of clients that were asked, as ``run_round`` was told; 0 if it was not.
+        refusals: number of refused updates by reason; they sum to ``refused``.
     """
 
     received: int
@@ -62,6 +69,21 @@ class RoundCounts:
     refused: int
     summed: int = 0
     released: bool = True
+    asked: int = 0
+    refusals: Mapping[Reason, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def admitted(self) -> int:
+        """Number of updates that were not refused, whether or not the round was released."""
+        return self.received - self.refused
+
+    @property
+    def mostly_refused(self) -> bool:
+        """Whether most clients that were asked are missing, and as many updates were refused.
+
+        Neither suffices alone: clients may stay away, and one client may send many bad updates.
+        """
+        return 2 * min(self.refused, self.asked - self.admitted) > self.asked
 
 
 class Server:
@@ -79,7 +101,8 @@ class Server:
         plan_hash: hash of the plan, computed once.
         round: the next round, from 0; equal to ``plan.rounds`` when the run is complete.
         clip_norm: clip norm of the next round.
-        cohort: ids of the clients whose updates entered the last sum, ascending; not for release.
+        cohort: ids of the clients whose updates entered the last sum, in the order of ``id_order``;
+            not for release.
         last_clip_norm: clip norm of the last round.
 
     Raises:
@@ -128,12 +151,13 @@ class Server:
         self._drawn: Tensor | None = None
         self._total = torch.empty(0, dtype=torch.float64)
         self._gradient = torch.empty(0)
+        self._last: tuple[Tensor, Tensor | None, float] | None = None  # sum, noise, their unit
         self._bits = 0.0  # noised sum of centred bits since the last restart
-        self._participations: dict[int, list[int]] = {}
+        self._participations: dict[ClientId, list[int]] = {}
         self._halted = ""
         self._adding_up = False
         self._process = os.getpid()
-        self.cohort: tuple[int, ...] = ()
+        self.cohort: tuple[ClientId, ...] = ()
         self.last_clip_norm = self.clip_norm
 
     def _active(self) -> Sequence[int]:
@@ -148,22 +172,28 @@ class Server:
         """Return the plan's guarantee at ``delta`` in (0, 1); it names the source of the noise."""
         return self.plan.report(delta, noise_source="os" if self.source.private else "seeded")
 
-    def eligible(self, clients: Iterable[int]) -> list[int]:
+    def eligible(self, clients: Iterable[ClientId]) -> list[ClientId]:
         """Return the ``clients`` that the plan still allows in the next round, in their order."""
-        return [client for client in clients if self._may_take_part(client)]
+        return [client for client in clients if self._limit_reached(client) is None]
 
-    def task(self, clients: Sequence[int]) -> RoundTask:
+    def ineligible(self, clients: Iterable[ClientId]) -> dict[ClientId, Reason]:
+        """Return the ``clients`` that the plan does not allow in the next round, and why not."""
+        found = ((client, self._limit_reached(client)) for client in clients)
+        return {client: why for client, why in found if why is not None}
+
+    def task(self, clients: Sequence[ClientId]) -> RoundTask:
         """Return the task of the next round for a cohort, and begin to draw the round's noise.
 
         Raises:
             ConfigError: the server was halted, so nobody may see its model.
         """
         self._check_running()
+        self._last = None
         if self._coming is None and self.round < self.plan.rounds:
             self._coming = _behind(self._draw)
         return self._task(clients)
 
-    def _task(self, clients: Sequence[int]) -> RoundTask:
+    def _task(self, clients: Sequence[ClientId]) -> RoundTask:
         active = self.plan.active(self.round)
         shorter = None if self._grid is None else self._grid.sum_clip_norm(self.clip_norm)
         return RoundTask(
@@ -178,19 +208,27 @@ class Server:
         return self._noise.next(out=self._drawn)
 
     def run_round(
-        self, updates: Iterable[ClientUpdate], *, sums: Iterable[CohortSum] = ()
+        self,
+        updates: Iterable[ClientUpdate],
+        *,
+        sums: Iterable[CohortSum] = (),
+        asked: int = 0,
     ) -> RoundCounts:
         """Aggregate one round of updates, take a step, and return what was counted.
 
         Args:
             updates: objects of any kind, from any sender.
             sums: sums of updates that the operator's own code clipped; their clipping is trusted.
+            asked: number of clients that were asked. If it is given, a round in which most of them
+                were refused releases nothing: their updates are missing, while the model would be
+                divided as if they had come.
 
         Guarantees:
             No content of ``updates`` raises an error, and leaving one client out changes the sum
             by at most ``clip_norm``. Client ids must come from an authenticated channel: the
-            limits count ids, so a client that chose its own id could evade them. Below the minimum
-            cohort nothing changes: no step, no noise drawn, no participation counted.
+            limits count ids, so a client that chose its own id could evade them. If nothing is
+            released, nothing changes: no step, no noise drawn, no participation counted. Whether
+            a round is released does not depend on the values in an update.
 
         Raises:
             ConfigError: the server was halted, or all planned rounds are done.
@@ -217,7 +255,7 @@ class Server:
             self._task(()),
             total,
             self._gradient[:dim],
-            self._may_take_part,
+            self._limit_reached,
             grid=self._grid,
             bits=bits,
         )
@@ -229,13 +267,14 @@ class Server:
                 found.add_sum(part)
         finally:
             self._adding_up = False
-        came, received = found.came, found.received
-        if len(came) < self.plan.minimum_cohort:
-            return RoundCounts(received, 0, received, released=False)
+        came = found.came
+        counts = found.counts(asked)
+        if len(came) < self.plan.minimum_cohort or counts.mostly_refused:
+            return replace(counts, counted=0, summed=0, released=False)
         # From here on the round's noise is drawn. If anything fails before the end, a second try
         # would add the same noise to another sum, so the server stays halted.
         self.halt("a round was interrupted after its noise was drawn")
-        self.cohort = tuple(sorted(came))
+        self.cohort = tuple(sorted(came, key=id_order))
         self.last_clip_norm = self.clip_norm
         for client in came:
             self._participations.setdefault(client, []).append(self.round)
@@ -245,7 +284,24 @@ class Server:
         self.round += 1
         self._adapt(found.bits)
         self._halted = ""
-        return RoundCounts(received, len(came), received - len(came), found.summed)
+        return counts
+
+    def signal_and_noise(self) -> tuple[float, float]:
+        """Return the norms of the last round's sum and of its noise, after the public division.
+
+        They are in units of the model, for the health of simulations. Not for release: the norm of
+        a sum without its noise is not covered by the guarantee.
+
+        Raises:
+            ConfigError: no round was run since the last task, whose noise replaces the last one's.
+        """
+        if self._last is None:
+            raise ConfigError(
+                "signal_and_noise: call it after a released round and before the next task."
+            )
+        total, noise, unit = self._last
+        drawn = 0.0 if noise is None else math.hypot(*map(_norm, torch.split(noise, _PART)))
+        return l2_norm(total) * unit, drawn * unit
 
     def halt(self, reason: str) -> None:
         """Refuse all further rounds, since the last one's noise was drawn but not committed."""
@@ -263,9 +319,9 @@ class Server:
                 "server and restore the last committed round."
             )
 
-    def _may_take_part(self, client: int) -> bool:
+    def _limit_reached(self, client: ClientId) -> Reason | None:
         rounds = self._participations.get(client, ())
-        return may_take_part(self.plan.participation, rounds, self.round)
+        return limit_reached(self.plan.participation, rounds, self.round)
 
     def _step(self, total: Tensor, noise: Tensor | None) -> None:
         """Release the noised sum: divide it by a public constant and take a step.
@@ -277,6 +333,7 @@ class Server:
         self._optimizer.zero_grad(set_to_none=True)
         step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
         gradient = self._gradient[: len(total)]
+        self._last = (total, noise, step / self.plan.report_goal)
         _quotient(total, noise, -self.plan.report_goal / step, gradient)
         active = [self._groups[group] for group in self._active()]
         for part, own in zip(active, torch.split(gradient, [len(p) for p in active]), strict=True):
@@ -349,7 +406,7 @@ class Server:
         self,
         tensors: dict[str, Tensor],
         values: dict[str, Any],
-        participations: dict[int, list[int]],
+        participations: dict[ClientId, list[int]],
     ) -> None:
         """Continue where ``state_dict`` was called; bit for bit, given the same key.
 
@@ -407,7 +464,8 @@ class RoundSum:
         task: the task of the round.
         total: zeros, shape of an update, float64; becomes the sum.
         scratch: shape of an update, float32; overwritten.
-        may_take_part: whether the participation limits allow a client in this round.
+        limit_reached: why the participation limits forbid a client this round; None if they allow
+            it.
         grid: the grid that updates are rounded to; None for a run without noise.
         bits: whether to count the updates that were not clipped, for adaptive clipping.
 
@@ -415,6 +473,7 @@ class RoundSum:
         total: sum of the clipped updates, float64; on a grid, whole numbers of steps.
         came: ids of the clients in the sum.
         received: number of updates received, of any kind.
+        refusals: number of refused updates by reason.
         summed: number of clients whose updates came as part of a trusted sum.
         bits: +1/2 for each update that was not clipped, -1/2 for each that was.
 
@@ -428,7 +487,7 @@ class RoundSum:
         task: RoundTask,
         total: Tensor,
         scratch: Tensor,
-        may_take_part: Callable[[int], bool],
+        limit_reached: Callable[[ClientId], Reason | None],
         *,
         grid: Grid | None = None,
         bits: bool,
@@ -436,26 +495,36 @@ class RoundSum:
         self.total = total
         self._whole = scratch.view(torch.int32).numpy()
         self._grid = grid
-        self.came: set[int] = set()
+        self.came: set[ClientId] = set()
         self.received = 0
+        self.refusals: Counter[Reason] = Counter()
         self.summed = 0
         self.bits = 0.0
         self._task = task
-        self._may_take_part = may_take_part
+        self._limit_reached = limit_reached
         self._count_bits = bits
 
     def add(self, update: object) -> None:
         """Clip and add an update from any sender, or refuse it."""
         self.received += 1
-        task, shape = self._task, self.total.shape
-        if not well_formed(update, task.round, task.plan, shape) or update.client in self.came:
+        task = self._task
+        found = admitted(update, task.round, task.plan, self.total.shape)
+        if not isinstance(found, ClientUpdate):
+            self.refusals[found] += 1
             return
-        if not self._may_take_part(update.client):
+        if why := self._refused((found.client,)):
+            self.refusals[why] += 1
             return
-        norm = self._add(update.update.detach(), task.clip_norm)
+        norm = self._add(found.update.detach(), task.clip_norm)
         if self._count_bits:
             self.bits += 0.5 if norm <= task.clip_norm * _UNCLIPPED else -0.5
-        self.came.add(update.client)
+        self.came.add(found.client)
+
+    def _refused(self, clients: Sequence[ClientId]) -> Reason | None:
+        """Return why one of these clients may not be added to the sum."""
+        if not self.came.isdisjoint(clients):
+            return "twice in a round"
+        return next(filter(None, map(self._limit_reached, clients)), None)
 
     def _add(self, update: Tensor, clip_norm: float) -> float:
         """Clip and add an update, zeros if it is not finite; return the norm of what was added."""
@@ -469,19 +538,33 @@ class RoundSum:
 
     def add_sum(self, part: object) -> None:
         """Add a sum of a trusted engine, or refuse all of it."""
-        self.received += len(part.clients) if isinstance(part, CohortSum) else 1
-        if not well_formed_sum(part, self._task, self.total.shape):
+        size = len(part.clients) if isinstance(part, CohortSum) else 1
+        self.received += size
+        found = admitted_sum(part, self._task, self.total.shape)
+        if not isinstance(found, CohortSum):
+            self.refusals[found] += size
             return
-        clients = part.clients
-        if not self.came.isdisjoint(clients) or not all(map(self._may_take_part, clients)):
+        if why := self._refused(found.clients):
+            self.refusals[why] += size
             return
-        self.bits += part.unclipped - 0.5 * len(clients)
+        self.bits += found.unclipped - 0.5 * size
         if self._grid is None:
-            self.total += part.total
+            self.total += found.total
         else:
-            _add_nearest(self.total, part.total, 1 / self._grid.step(self._task.clip_norm))
-        self.summed += len(clients)
-        self.came.update(clients)
+            _add_nearest(self.total, found.total, 1 / self._grid.step(self._task.clip_norm))
+        self.summed += size
+        self.came.update(found.clients)
+
+    def counts(self, asked: int) -> RoundCounts:
+        """Return what was counted and refused of a number of clients that were asked."""
+        return RoundCounts(
+            self.received,
+            len(self.came),
+            sum(self.refusals.values()),
+            self.summed,
+            asked=asked,
+            refusals=dict(+self.refusals),  # + drops zeros, of empty sums
+        )
 
 
 def _noise_and_grid(
@@ -504,6 +587,10 @@ def _behind(work: Callable[[], Tensor | None]) -> "Future[Tensor | None]":
 
 
 _PART = 2**16
+
+
+def _norm(part: Tensor) -> float:
+    return float(torch.linalg.vector_norm(part.double()))
 
 
 def _quotient(total: Tensor, noise: Tensor | None, divisor: float, out: Tensor) -> None:

@@ -10,20 +10,26 @@ silent drift. An initialiser says which distribution to use; each is Gaussian, u
 once the shape is known.
 
 Nothing here is secret: the seed is public, and so is every bit that follows from it.
+
+Pretrained weights do not follow from a seed: ``load_weights`` copies them from a file.
 """
 
+import difflib
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -116,30 +122,53 @@ def default_initializers(module: nn.Module) -> dict[str, Initializer]:
     """Return an initialiser for each parameter of the common layers, by parameter name.
 
     Dense and convolution layers: He for the weight, 0 for the bias. Normalisation layers: 1 for the
-    weight, 0 for the bias. Embeddings: Gaussian of scale 1.
+    weight, 0 for the bias. Embeddings: Gaussian of scale 1. Recurrent layers: uniform to
+    1/sqrt(hidden size) for weights and biases. MultiheadAttention: uniform Glorot for the input
+    projections, 0 for biases. PReLU: 0.25. The last four are torch's own conventions.
+
+    LoRA adapters, by name: 0 for B, so that they leave a pretrained network as it is; A is as
+    ``peft`` has it, uniform to 1/sqrt(fan_in), or Gaussian of scale 1 for embeddings.
     """
     found: dict[str, Initializer] = {}
     for prefix, layer in module.named_modules():
-        for name, _ in layer.named_parameters(prefix, recurse=False):
-            initializer = _of_layer(layer, name.rpartition(".")[2])
+        for name, parameter in layer.named_parameters(prefix, recurse=False):
+            initializer = _of_adapter(name, parameter.shape)
+            if initializer is None:
+                initializer = _of_layer(layer, name.rpartition(".")[2])
             if initializer is not None:
                 found[name] = initializer
     return found
 
 
+def _of_adapter(name: str, shape: torch.Size) -> Initializer | None:
+    if "lora_B" in name or "lora_embedding_B" in name:
+        return Constant(0.0)
+    if "lora_embedding_A" in name:
+        return Normal(1.0)
+    if "lora_A" in name and len(shape) > 1:
+        return Uniform(1 / math.sqrt(max(1, math.prod(shape[1:]))))
+    return None
+
+
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _BatchNorm)
+_WEIGHTS: dict[tuple[type[nn.Module], ...], Initializer] = {
+    _WEIGHTED: He(),
+    _NORMS: Constant(1.0),
+    (nn.Embedding, nn.EmbeddingBag): Normal(1.0),
+    (nn.PReLU,): Constant(0.25),
+}
 
 
 def _of_layer(layer: nn.Module, kind: str) -> Initializer | None:
-    if isinstance(layer, _WEIGHTED) and kind == "weight":
-        return He()
-    if isinstance(layer, _NORMS) and kind == "weight":
-        return Constant(1.0)
+    if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
+        return Uniform(1 / math.sqrt(layer.hidden_size))
+    if isinstance(layer, nn.MultiheadAttention):
+        return Constant(0.0) if kind == "in_proj_bias" else Glorot(uniform=kind.endswith("weight"))
     if isinstance(layer, (*_WEIGHTED, *_NORMS)) and kind == "bias":
         return Constant(0.0)
-    if isinstance(layer, nn.Embedding) and kind == "weight":
-        return Normal(1.0)
+    if kind == "weight":
+        return next((start for kinds, start in _WEIGHTS.items() if isinstance(layer, kinds)), None)
     return None
 
 
@@ -147,6 +176,7 @@ GENERATOR = 2
 """Version of the generated bits, sent in every message. Version 1 drew words from SHAKE-128."""
 
 _CHUNK = 1 << 16  # words per step, so that words, indices and table stay in the cache
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TABLE_SHA256 = "7030c40868edff0a36b70d4a06ceacbf25ac02eb87069f34786f8258a1e9a44d"
 
@@ -194,6 +224,113 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
         bits = real.view(_INTEGERS[real.itemsize]).numpy()  # NumPy has no bfloat16
         digest.update(bits.astype(bits.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()[:32]
+
+
+def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Copy parameters from a safetensors file into a module, before it becomes a ``PartialModel``.
+
+    The buffers of the same layers come with them, such as the running statistics of BatchNorm, and
+    so do those of layers without parameters that the file has. Nothing is copied if any is wrong.
+
+    Args:
+        module: float32, on the CPU.
+        path: a safetensors file; floating point of 16 or 64 bits becomes float32.
+        names: of the parameters, see ``privpart.patterns.matching_parameters``. A tied parameter
+            may have any of its names in the file.
+
+    Returns:
+        Names in the file of which the module has no use, sorted.
+
+    Raises:
+        ConfigError: the file cannot be read, lacks a name, or has another shape or type there, or
+            a value that is not finite in float32.
+    """
+    wanted = _wanted(module, names)
+    values: list[Tensor | None] = []
+    try:
+        with safe_open(path, framework="pt") as file:
+            inside = set(file.keys())
+            if lost := [w.names[0] for w in wanted if w.required and not inside & set(w.names)]:
+                raise ConfigError(_not_inside(path, lost, inside))
+            for each in wanted:
+                found = {n: file.get_tensor(n) for n in each.names if n in inside}
+                values.append(_checked(path, found, each.tensor) if found else None)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file.") from None
+    except (OSError, SafetensorError) as error:
+        reason = str(error).strip().rstrip(".")
+        raise ConfigError(
+            f"{path}: cannot be read as a safetensors file ({reason}). Pickled weights, such as "
+            ".bin and .pt, are not opened: save them by safetensors.torch.save_file."
+        ) from None
+    with torch.no_grad():
+        for each, value in zip(wanted, values, strict=True):
+            if value is not None:
+                each.tensor.copy_(value)
+    return tuple(sorted(inside - {name for each in wanted for name in each.names}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A tensor of a module, the names that it may have in a file, and whether it must be there."""
+
+    tensor: Tensor
+    names: tuple[str, ...]
+    required: bool
+
+
+def _wanted(module: nn.Module, names: Iterable[str]) -> list[_Wanted]:
+    aliases: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(parameter), []).append(name)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    if unknown := [name for name in names if name not in parameters]:
+        raise ConfigError(f"names: {unknown[0]!r} is not a parameter of the module.")
+    chosen = {id(parameters[name]): parameters[name] for name in names}
+    found = [_Wanted(p, tuple(aliases[key]), True) for key, p in chosen.items()]
+    for prefix, layer in module.named_modules():
+        own = list(layer.parameters(recurse=False))
+        if own and not any(id(parameter) in chosen for parameter in own):
+            continue
+        for name, buffer in layer.named_buffers(prefix, recurse=False):
+            kind = name.rpartition(".")[2]
+            if kind not in layer._non_persistent_buffers_set:
+                # files from before torch 0.4.1 do not have the number of batches
+                found.append(_Wanted(buffer, (name,), bool(own) and kind != "num_batches_tracked"))
+    return found
+
+
+def _not_inside(path: str | Path, lost: list[str], inside: set[str]) -> str:
+    near = difflib.get_close_matches(lost[0], sorted(inside), n=1, cutoff=0.0)
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return (
+        f"{path}: lacks {lost[0]!r}{more}. Near it: {', '.join(near) or 'nothing'}. Names must be "
+        "those of the module, or keep fewer parameters."
+    )
+
+
+def _checked(path: str | Path, found: Mapping[str, Tensor], expected: Tensor) -> Tensor:
+    """Return the value of one tensor, by whatever names the file has it."""
+    floating = expected.is_floating_point()
+    accepted = _FLOATS if floating else (expected.dtype,)
+    for name, value in found.items():
+        if value.dtype not in accepted:
+            kind = "floating point" if floating else expected.dtype
+            raise ConfigError(f"{path}: {name!r} is {value.dtype}; must be {kind}.")
+        if value.shape != expected.shape:
+            raise ConfigError(
+                f"{path}: {name!r} has shape {tuple(value.shape)}; the module needs "
+                f"{tuple(expected.shape)}."
+            )
+        if floating and not value.to(expected.dtype).isfinite().all():
+            raise ConfigError(f"{path}: {name!r} holds NaN or infinity in float32: must be finite.")
+    first, *others = found.values()
+    if any(not torch.equal(first, other) for other in others):
+        names = " and ".join(map(repr, sorted(found)))
+        raise ConfigError(
+            f"{path}: {names} are one parameter of the module and differ in the file. Remove one."
+        )
+    return first.to(expected.dtype)
 
 
 def _gather(table: NDArray[np.float32], key: bytes, out: NDArray[np.float32]) -> None:

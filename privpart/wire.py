@@ -1,7 +1,9 @@
 """Wire: the two messages of a round as bytes, without pickle.
 
 The server sends the trainable part and the seed; a client returns the change of the trainable part
-(FedPT, Algorithm 1, lines 3 and 10). Each message is a header of 64 bytes, followed by one float32
+(FedPT, Algorithm 1, lines 3 and 10). Weights that the model keeps beside the seed were shipped to
+the client before, once; the fingerprint refuses a client that has others. Local parts are in no
+message. Each message is a header of 64 bytes, followed by one float32
 vector as safetensors:
 
     offset  size  content
@@ -52,7 +54,7 @@ class Header:
 
     Attributes:
         direction: the sender.
-        seed: seed of the frozen part; None for a pretrained model.
+        seed: seed of all weights that the model does not keep; None if it keeps all.
         trainable_hash: 20 hex digits, ``PartialModel.trainable_hash``.
         fingerprint: 32 hex digits, ``PartialModel.fingerprint``.
         plan: 24 hex digits, the beginning of ``PrivacyPlan.hash``; zeros if there is no plan.
@@ -132,7 +134,8 @@ def decode_model(
 
     Args:
         message: untrusted bytes; nothing in them is ever executed.
-        model: the client's model, rebuilt from ``read_header(message).seed``.
+        model: the client's model, rebuilt from ``read_header(message).seed`` and the weights that
+            the model keeps, if any.
         plan: hash of the plan that the client agreed to.
         active: groups that the message must hold; None is all groups.
 

@@ -1,6 +1,10 @@
-"""Hypothesis: the same examples on every machine, and no deadline on a shared one."""
+"""Hypothesis is the same on every machine, without deadlines; and the command line as a fixture."""
 
+import io
 import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 from hypothesis import settings
@@ -21,3 +25,23 @@ def _rollback_guards_of_tests_stay_out_of_the_home_directory(tmp_path_factory, m
 @pytest.fixture(autouse=True)
 def _fits_of_tests_stay_out_of_the_home_directory(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("PRIVPART_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="session")
+def privpart():
+    """Run ``privpart`` with these arguments in this process, which has imported all of it."""
+    import torch  # most tests of the accounting do without
+
+    from privpart.cli.main import main
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        out, err, threads = io.StringIO(), io.StringIO(), torch.get_num_threads()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setattr(sys, "argv", ["privpart", *arguments])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        torch.set_num_threads(threads)
+        status = ended.value.code or 0
+        return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+    return run

@@ -36,12 +36,20 @@ WALLS = {
     "accounting.cohorts": "public: draws what the accountant assumes",
     "accounting.random_allocation": "public: balls in bins",
     "accounting.subsampled": "public: amplified baselines",
+    "privpart.data.arrays": "public: clients from tensors and arrays",
+    "privpart.data.datasets": "public: clients from torch's and Hugging Face's datasets",
+    "privpart.data.folders": "public: clients from a folder each",
+    "privpart.data.frames": "hides pandas",
     "privpart.data.hdf5": "hides h5py",
     "privpart.engines.device_classes": "public: an engine over engines",
     "privpart.engines.ghost_sum": "an idea of its own: sums of clipped updates never written out",
-    "privpart.engines.moon": "an idea of its own: clients with a memory",
+    "privpart.engines.memory": "an idea of its own: clients with a memory",
     "privpart.engines.onednn": "hides an internal operator of torch",
+    "privpart.experiment.isolation": "an idea of its own: a check by training clients in turn",
+    "privpart.experiment.passed": "an idea of its own: what two Python objects have in common",
     "privpart.experiment.freeze_search": "public: the search, for any accuracy",
+    "privpart.experiment.own_code": "hides the import system and its hooks",
+    "privpart.experiment.starter": "texts that people get to edit",
     "privpart.grid": "the integers that every update becomes, read beside the clip",
     "privpart.measure.inspect": "public: FedPart's diagnostics",
     "privpart.measure.step": "hides a process of its own",
@@ -71,8 +79,9 @@ NOT_OUR_NAMES = {"mask", "rest", "lockstep", "together", "numbers", "classes"}
 NAMES_THAT_STAY = {"DeviceClasses", "MaskRatio", "classes_each", "mask_ratio"}
 """FedPT's classes of devices; FedPart's ratio of masks; a key of plan files."""
 
-SHARED_NAMES = {"delta", "epsilon", "log_delta"}
-"""The same question to accountants that share no file; used with the module's name."""
+SHARED_NAMES = {"delta", "epsilon", "log_delta", "record"}
+"""The same question to accountants that share no file, and own_code.record; used with the module's
+name."""
 
 UPDATES = ("client", "clip", "messages", "server", "wire")
 """Files of privpart in which a delta would be an update: the word is DP's alone."""
@@ -275,12 +284,22 @@ def test_readme_shows_what_the_commands_print():
         assert [line for line in lines if line] == [line for line in output.splitlines() if line]
 
 
-def test_readme_blocks_run():
-    blocks = python_blocks("README.md")
+@pytest.mark.parametrize("document", ["README.md", "docs/your-own.md"])
+def test_python_blocks_of_documents_run(document, tmp_path, monkeypatch):
+    blocks = python_blocks(document)
     assert blocks
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, document, "exec"), names)
+
+
+def test_the_first_example_of_the_readme_has_ten_lines():
+    first = python_blocks("README.md")[0]
+    lines = [line for line in first.splitlines() if line.strip()]
+    assert 5 < len(lines) <= 10
+    assert any("train(" in line for line in lines)
+    assert not any(";" in line for line in lines)
 
 
 def test_every_silent_failure_names_tests_that_exist():

@@ -4,9 +4,13 @@ The noise of round t is r_0 z_t + r_1 z_{t-1} + ... + r_{p-1} z_{t-p+1}: C^-1 is
 Each z is a function of the key and its round, so a server draws it again instead of keeping it: the
 state is 0 vectors, and a round costs p draws. Two members of the family are known by name:
 
-    DP-lambda-CGD     p = 2, r = (1, -lambda); C_ij = lambda^(i-j)   (arXiv 2601.22334)
+    DP-lambda-CGD     p = 2, r = (1, -lambda), columns normalised; C_ij ~ lambda^(i-j)
+                      (Kalinin, McKenna, Pagh and Lampert 2026, arXiv 2601.22334)
     BISR              the first p coefficients of (1 - x)^(1/2): banded inverse square root
                       (Kalinin, McKenna, Upadhyay and Lampert 2025, arXiv 2505.12128)
+
+With columns normalised, C has unit columns and round t's noise is multiplied by the norm of column
+t before: every round weighs the same, and the last ones, whose columns are short, get less noise.
 
 The noise is rounded at the output: a round's sum of real draws, not each draw, becomes integers.
 """
@@ -23,11 +27,12 @@ from accounting import checks, fit_cache
 from accounting.checks import ConfigError
 from accounting.mechanisms.buffered_toeplitz import blt_coefficients
 from accounting.mechanisms.mechanism import record
-from accounting.mechanisms.program import OUT, NoiseProgram, Op
+from accounting.mechanisms.program import OUT, SCRATCH, NoiseProgram, Op
 from accounting.mechanisms.toeplitz import (
     Array,
     Objective,
     ObjectiveName,
+    column_norms,
     convolve,
     forward_substitution,
     lower_toeplitz,
@@ -37,8 +42,8 @@ from accounting.mechanisms.toeplitz import (
 from accounting.participation import Participation
 from accounting.sensitivity import Sensitivity, rounded_up, same_rounds
 
-_MOST_FITTED_ROUNDS = 32_768
-"""Of a fit with three bands or more; two bands have a closed form."""
+_MOST_ROUNDS = 32_768
+"""Of a fit, or of normalised columns, with three bands or more; two bands have closed forms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class BandedInverse:
         rounds: number of rounds n, 1 to a million.
         coefficients: r_0 > 0, then r_1, ..., r_{p-1}, each 0 or negative, at most n of them, whose
             sum is not negative. C then has no negative entry and does not grow.
+        normalize_columns: divide each column of C by its norm.
 
     Raises:
         ConfigError: a value is out of range.
@@ -60,6 +66,7 @@ class BandedInverse:
 
     rounds: int
     coefficients: tuple[float, ...]
+    normalize_columns: bool = False
 
     name = "banded-inverse"
     groups = None
@@ -87,10 +94,14 @@ class BandedInverse:
                 f"coefficients: {1 + len(later)} of them, but rounds={self.rounds}; the noise has "
                 "one per round at most."
             )
+        if not isinstance(self.normalize_columns, bool):
+            raise ConfigError(f"normalize_columns={self.normalize_columns!r}: True or False.")
         object.__setattr__(self, "coefficients", (first, *later))
 
     @classmethod
-    def square_root(cls, rounds: int, bands: int) -> "BandedInverse":
+    def square_root(
+        cls, rounds: int, bands: int, *, normalize_columns: bool = False
+    ) -> "BandedInverse":
         """Return BISR: the first ``bands`` coefficients of (1 - x)^(1/2).
 
         >>> BandedInverse.square_root(8, bands=3).coefficients
@@ -98,7 +109,7 @@ class BandedInverse:
         """
         most = min(checks.rounds(rounds), checks.count("bands", bands))
         ratios = 1 - 1.5 / np.arange(1, most)
-        return cls(rounds, (1.0, *np.cumprod(ratios)))
+        return cls(rounds, (1.0, *np.cumprod(ratios)), normalize_columns)
 
     @classmethod
     def from_options(
@@ -107,10 +118,13 @@ class BandedInverse:
         *,
         bands: int | None = None,
         coefficients: tuple[float, ...] | None = None,
+        normalize_columns: bool = False,
         fit: bool = False,
         objective: ObjectiveName | None = None,
     ) -> "BandedInverse":
         """Return BISR with so many bands, a fitted filter, or one by its coefficients.
+
+        Columns are normalised after a fit, if there is one.
 
         Raises:
             ConfigError: neither bands nor coefficients, options that contradict each other, or a
@@ -124,17 +138,18 @@ class BandedInverse:
                 raise ConfigError(f"bands={bands}: the coefficients already say how many.")
             if fit:
                 raise ConfigError("fit=True: the coefficients are given; leave one of both out.")
-            return cls(n, coefficients)
+            return cls(n, coefficients, normalize_columns)
         if bands is None:
             raise ConfigError("bands is missing: a banded inverse needs bands, or coefficients.")
         checks.count("bands", bands, maximum=n, hint=f"There are {n} rounds.")
         if not fit:
-            return cls.square_root(n, bands)
+            return cls.square_root(n, bands, normalize_columns=normalize_columns)
         least: Objective = "rmse" if objective is None else objective.value
         settings = {"bands": bands, "objective": least}
-        return fit_cache.kept(
+        fitted = fit_cache.kept(
             cls, participation, settings, lambda: fit_banded_inverse(participation, bands, least)
         )
+        return cls(n, fitted.coefficients, normalize_columns)
 
     @property
     def bands(self) -> int:
@@ -146,43 +161,89 @@ class BandedInverse:
         return record(self)
 
     def encoder(self) -> NDArray[np.float64]:
-        """C, shape (n, n), lower-triangular Toeplitz without negative entries."""
-        return lower_toeplitz(_encoder_column(self._column()))
+        """C, shape (n, n), lower triangular without negative entries."""
+        matrix = lower_toeplitz(_encoder_column(self._column()))
+        return matrix / self._norms() if self.normalize_columns else matrix
 
     def decoder(self) -> NDArray[np.float64]:
         """B = A C^-1, shape (n, n)."""
+        if self.normalize_columns:
+            return np.cumsum(self._norms()[:, None] * lower_toeplitz(self._column()), axis=0)
         return lower_toeplitz(np.cumsum(self._column()))
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """That of the Toeplitz encoder: exact if it does not rise, else a labelled upper bound.
+        """Exact if the earliest rounds are the worst ones, else a labelled upper bound.
 
         Each coefficient of C is a sum of at most p products of numbers that are not negative, so
-        after n rounds its relative error is at most n (p + 1) units, which are added.
+        after n rounds its relative error is at most n (p + 1) units, which are added. (Not to unit
+        columns: the noise program rounds their weights up.)
         """
         same_rounds(self.rounds, participation)
-        found = toeplitz_sensitivity(_encoder_column(self._column()), participation)
+        k = participation.max_participations
+        if self.normalize_columns and (k == 1 or self.bands == 1):
+            return Sensitivity(float(k), exact=True, rule="unit columns, orthogonal")
+        rule = self._normalized_sensitivity if self.normalize_columns else self._plain_sensitivity
+        found = rule(participation)
         squared = rounded_up(found.squared, 2 * self.rounds * (self.bands + 2))
         return Sensitivity(squared, found.exact, found.rule)
 
+    def _plain_sensitivity(self, participation: Participation) -> Sensitivity:
+        return toeplitz_sensitivity(_encoder_column(self._column()), participation)
+
+    def _normalized_sensitivity(self, participation: Participation) -> Sensitivity:
+        if self.bands == 2:
+            decay = -self.coefficients[1] / self.coefficients[0]
+            squared = _earliest_geometric(decay, self._norms(), participation)
+            return Sensitivity(
+                squared, exact=True, rule="earliest rounds of unit geometric columns"
+            )
+        hint = "That is for normalised columns; two bands take more rounds."
+        checks.count("rounds", self.rounds, maximum=_MOST_ROUNDS, hint=hint)
+        return _by_pairs(_encoder_column(self._column()), participation)
+
     def noise_program(self) -> NoiseProgram:
-        """y_t = sum_j r_j z_{t-j}: the last p draws, made again from the key."""
+        """y_t = w_t sum_j r_j z_{t-j}: the last p draws, made again from the key.
+
+        w_t is the norm of column t of C, rounded up, which only adds noise, if columns are
+        normalised; else 1. A power of two is taken out of it, so that no product is larger than a
+        register and the filter is that of r to the last bit.
+        """
         bands = list(enumerate(self.coefficients[: self.bands]))
+        spread = math.sqrt(math.fsum(r * r for r in self.coefficients))
+        unit, weights = 1.0, None
+        if self.normalize_columns:
+            up = rounded_up(1.0, 2 * self.rounds * (self.bands + 2))
+            unit = math.ldexp(1.0, math.frexp(float(self._norms().max()) * up)[1])
+            weights = (self._norms() * (up / unit)).tolist()
 
         def ops(t: int) -> list[Op]:
-            return [Op(OUT, draws=[(t - j, r) for j, r in bands[: t + 1] if r])]
+            target = OUT if weights is None else SCRATCH
+            mixed = Op(target, draws=[(t - j, r * unit) for j, r in bands[: t + 1] if r])
+            return [mixed] if weights is None else [mixed, Op(OUT, [(SCRATCH, weights[t])])]
 
         return NoiseProgram(
             self.rounds,
             ops,
             rows=lambda _: 0,
-            spread=lambda: math.sqrt(math.fsum(r * r for r in self.coefficients)),
+            spread=lambda: spread * unit,
             rounded="output",
             draws_again=True,
         )
 
     def prefix_variance(self) -> NDArray[np.float64]:
-        """Squared row norms of B: prefix sums of the squared prefix sums of r."""
-        return np.asarray(np.cumsum(np.cumsum(self._column()) ** 2))
+        """Squared row norms of B, in O(n p): draw u enters prefix sum t through its last lags."""
+        if not self.normalize_columns:
+            return np.asarray(np.cumsum(np.cumsum(self._column()) ** 2))
+        norms, reached = self._norms(), np.zeros(self.rounds)
+        variance = np.zeros(self.rounds)
+        for lag, r in enumerate(self.coefficients[: self.bands]):
+            before = reached**2
+            reached[: self.rounds - lag] += r * norms[lag:]
+            variance[lag:] += (reached**2 - before)[: self.rounds - lag]
+        return np.asarray(np.cumsum(variance))
+
+    def _norms(self) -> Array:
+        return column_norms(_encoder_column(self._column()))
 
     def _column(self) -> Array:
         column = np.zeros(self.rounds)
@@ -196,6 +257,46 @@ def _encoder_column(column: Array) -> Array:
         decay = -column[1] / column[0]
         return np.asarray(blt_coefficients((decay,), (decay,), len(column)) / column[0])
     return forward_substitution(column, np.eye(1, len(column))[0])
+
+
+def _earliest_geometric(decay: float, norms: Array, participation: Participation) -> float:
+    """Return ||v||^2 of rounds 0, b, 2b, ... for unit columns of C_ij = decay^(i-j), in O(k).
+
+    That is the worst pattern: with column norms w, w_t^2 = 1 + decay^2 w_{t+1}^2, two columns have
+    the product X_{i, i+d} = decay^d w_{i+d} / w_i, which falls with i and with d, and of all
+    patterns this one has the least i and the least d in every pair.
+    """
+    k, b = participation.max_participations, participation.min_separation
+    own = norms[: k * b : b].tolist()
+    carried, products = 0.0, 0.0
+    for norm in own:
+        products += norm * carried
+        carried = decay**b * (carried + 1 / norm)
+    return len(own) + 2 * products
+
+
+def _by_pairs(column: Array, participation: Participation) -> Sensitivity:
+    """Return the sensitivity of unit columns, from the largest product of every pair of rounds.
+
+    In any pattern the a-th round is at least a b, and the e-th after it at least e b later. So the
+    pair's product is at most the largest X_{i, i+d} with i >= a b and d >= e b, and where rounds 0,
+    b, 2b, ... attain all of these, their sum is the sensitivity. One diagonal of X at a time.
+    """
+    n, k, b = len(column), participation.max_participations, participation.min_separation
+    norms = column_norms(column)
+    largest, most, earliest = np.zeros(n), float(k), float(k)
+    for lag in range(n - 1, b - 1, -1):
+        product = np.cumsum(column[: n - lag] * column[lag:])[::-1]
+        product = product / (norms[: n - lag] * norms[lag:])
+        largest[: n - lag] = np.maximum(largest[: n - lag], product)
+        if lag % b == 0 and lag < k * b:
+            pairs = k - lag // b
+            later = np.maximum.accumulate(largest[::-1])[::-1]
+            most += 2 * float(later[: pairs * b : b].sum())
+            earliest += 2 * float(product[: pairs * b : b].sum())
+    exact = most <= rounded_up(earliest, 8 * n)
+    rule = "earliest rounds of unit columns" if exact else "largest products of unit columns"
+    return Sensitivity(rounded_up(most, 2 * n + k * k), exact, rule)
 
 
 def fit_banded_inverse(
@@ -219,7 +320,7 @@ def fit_banded_inverse(
         checks.count(
             "rounds",
             n,
-            maximum=_MOST_FITTED_ROUNDS,
+            maximum=_MOST_ROUNDS,
             hint="That is for fitting a banded inverse; two bands take more rounds.",
         )
     root = BandedInverse.square_root(n, bands)

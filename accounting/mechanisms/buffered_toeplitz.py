@@ -185,13 +185,13 @@ def _float32_down(values: Sequence[float]) -> tuple[float, ...]:
 
 def blt_coefficients(decay: Sequence[float], scale: Sequence[float], rounds: int) -> Array:
     """Return c_0, ..., c_{n-1}. Powers by squaring: 20 times as fast as one by one."""
-    column = np.zeros(rounds)
+    column, powers = np.zeros(rounds), np.empty(rounds - 1)
     for theta, omega in zip(decay, scale, strict=True):
-        powers = np.full(rounds - 1, omega)
+        powers[:1] = omega
         done = 1
         while done < len(powers):
             more = min(done, len(powers) - done)
-            powers[done : done + more] = powers[:more] * theta**done
+            np.multiply(powers[:more], theta**done, out=powers[done : done + more])
             done += more
         column[1:] += powers
     column[0] = 1.0

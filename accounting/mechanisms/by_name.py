@@ -99,7 +99,7 @@ class MechanismChoice:
         bands: for "toeplitz": bands of the square-root matrix or of the fit; None is all of them.
             For "banded-inverse": draws per round.
         coefficients: for "toeplitz" and "banded-inverse": used instead of the square root.
-        normalize_columns: for "toeplitz": divide each column by its norm.
+        normalize_columns: for "toeplitz" and "banded-inverse": divide each column by its norm.
         fit: for "toeplitz" and "banded-inverse": fit the coefficients to the participation.
         objective: of a fit: "rmse" (None) or "max".
         buffers: for "blt", which is then fitted to the participation; None is 3.

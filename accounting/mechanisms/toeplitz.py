@@ -286,7 +286,7 @@ def normalized_sensitivity(column: Array, participation: Participation) -> Sensi
 
 def non_increasing(column: Array) -> bool:
     """Return whether c_0 >= c_1 >= ... >= 0."""
-    return bool((np.diff(column) <= 0).all() and column[-1] >= 0)
+    return bool((column[1:] <= column[:-1]).all() and column[-1] >= 0)
 
 
 def earliest_pattern(column: Array, participation: Participation) -> float:

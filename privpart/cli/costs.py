@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:  # imported where used: other commands must start without torc
     from rich.table import Table
 
     from privpart.client import LocalTraining
+    from privpart.data.batches import Batch
     from privpart.measure.costs import Bandwidth
+    from privpart.model import PartialModel
 
 _Cell = Callable[[dict[str, Any]], str]
 _WORK = "Local training"
@@ -29,7 +31,16 @@ _LARGEST_BATCH = 65_536
 
 
 def costs(
-    model: Annotated[str, typer.Argument(help="Name of a network, for instance emnist_cnn.")],
+    model: Annotated[
+        str | None, typer.Argument(help="Name of a network, for instance emnist_cnn.")
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="Plan file in place of MODEL: its network, local training and first client. The "
+            "code that it names is imported."
+        ),
+    ] = None,
     train: Annotated[
         list[str] | None,
         typer.Option(help="Pattern of trainable parameters; may be repeated."),
@@ -70,36 +81,28 @@ def costs(
     """Report bytes, seconds, FLOPs and memory of one client in one round.
 
     Bytes are measured on encoded messages, FLOPs and memory on a local step that is run.
+
     Example: privpart costs emnist_cnn --train '!dense1.*'
+
+    Example: privpart costs --plan plan.toml
     """
     from privpart.client import LocalTraining
     from privpart.measure.costs import Bandwidth
-    from privpart.models import MODELS
 
-    name = model.replace("-", "_")
-    if name not in MODELS:
-        raise ConfigError(f"model {model!r} is unknown: must be one of {', '.join(MODELS)}.")
-    local = LocalTraining(
-        0.1,
-        epochs=epochs,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        momentum=momentum,
-        loss=MODELS[name].loss,
-    )
     bandwidth = Bandwidth(down * _MEGA, up * _MEGA)
-    # no batch is larger than what the client holds
-    one_batch = min(batch_size, checks.count("examples", examples))
-    with _memory_for(batch_size):
-        rows = _rows(
-            name,
-            _parts(name, train, ladder=ladder),
-            local,
-            one_batch,
-            examples,
-            bandwidth,
-            measure=measure,
+    if plan is not None and model is not None:
+        raise ConfigError(f"model={model}: --plan names a network as well; give one of them.")
+    if plan is not None:
+        subject = _of_plan(plan, train, ladder=ladder)
+    else:
+        local = LocalTraining(
+            0.1, epochs=epochs, batch_size=batch_size, optimizer=optimizer, momentum=momentum
         )
+        subject = _of_model(model, local, examples, train, ladder=ladder)
+    name, local, examples = subject.name, subject.local, subject.examples
+    epochs, batch_size, optimizer = local.epochs, local.batch_size, local.optimizer
+    with _memory_for(batch_size):
+        rows = _rows(subject, bandwidth, measure=measure)
     if plot is not None:
         from privpart.cli.plots import draw_costs
 
@@ -114,7 +117,7 @@ def costs(
             "epochs": epochs,
             "batch_size": batch_size,
             "optimizer": optimizer,
-            "momentum": momentum,
+            "momentum": local.momentum,
             "bytes_per_second_down": bandwidth.down,
             "bytes_per_second_up": bandwidth.up,
             "rows": rows,
@@ -123,20 +126,104 @@ def costs(
     elif form is Format.CSV:
         typer.echo(as_csv(rows), nl=False)
     else:
-        of_a_client = f"{examples} examples x {epochs}, batches of {batch_size}, {optimizer}"
+        passes = f"x {epochs}" if local.steps is None else f"in {local.steps} steps"
+        of_a_client = f"{examples} examples {passes}, batches of {batch_size}, {optimizer}"
         _print_tables(rows, f"{name}: one client in one round; {of_a_client}")
 
 
-def _parts(name: str, train: Sequence[str] | None, *, ladder: bool) -> dict[str, Sequence[str]]:
-    """Return the parts to measure, name -> train patterns; the first is full training."""
-    from privpart.models import MODELS
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is measured.
 
+    Attributes:
+        name: of the network, or path of the plan.
+        parts: name of a part -> its train patterns; the first is full training.
+        model: returns the model that trains the named part.
+        batch: one batch of the client.
+        local: how the client trains.
+        examples: how many examples the client holds.
+    """
+
+    name: str
+    parts: dict[str, Sequence[str]]
+    model: "Callable[[str], PartialModel]"
+    batch: "Batch"
+    local: "LocalTraining"
+    examples: int
+
+
+def _of_model(
+    model: str | None,
+    local: "LocalTraining",
+    examples: int,
+    train: Sequence[str] | None,
+    *,
+    ladder: bool,
+) -> _Subject:
+    from privpart.model import PartialModel
+    from privpart.models import MODELS
+    from privpart.models.examples import example_batch, example_network
+
+    if model is None:
+        raise ConfigError("model: is missing; name a network, or pass --plan FILE for your own.")
+    name = model.replace("-", "_")
+    if name not in MODELS:
+        raise ConfigError(
+            f"model {model!r} is unknown: must be one of {', '.join(MODELS)}. For your own pass "
+            "--plan FILE."
+        )
     parts: dict[str, Sequence[str]] = {"full": ("*",)}
     if ladder or not train:
         parts |= MODELS[name].ladder
     if train:
         parts[" ".join(train)] = train
-    return parts
+
+    def built(part: str) -> PartialModel:
+        start_values = MODELS[name].initializers
+        return PartialModel(
+            lambda: example_network(name), train=parts[part], seed=0, initializers=start_values
+        )
+
+    with _memory_for(local.batch_size):
+        # no batch is larger than what the client holds
+        batch = example_batch(name, min(local.batch_size, checks.count("examples", examples)))
+    return _Subject(name, parts, built, batch, replace(local, loss=MODELS[name].loss), examples)
+
+
+def _of_plan(path: Path, train: Sequence[str] | None, *, ladder: bool) -> _Subject:
+    from copy import deepcopy
+
+    from privpart.cli.train import tell_of_code
+    from privpart.experiment.plan_file import read
+    from privpart.experiment.training import first_batch, training
+    from privpart.model import PartialModel
+    from privpart.patterns import freeze_ladder
+
+    plan = read(path)
+    if plan.select is not None:
+        raise ConfigError(
+            f"plan={path}: its clients select what they download, which this command does not "
+            "measure; `privpart train` counts it in each round."
+        )
+    tell_of_code(plan)
+    setup = training(plan, report=lambda _: None)
+    local = setup.engine.local_of(0)
+    batch, examples = first_batch(setup.clients, local)
+    as_planned = " ".join(plan.model.train)
+    parts: dict[str, Sequence[str]] = {"full": ("*",), as_planned: plan.model.train}
+    if ladder:
+        own = plan.model.builtin
+        parts |= freeze_ladder(setup.model.module) if own is None else own.ladder
+    if train:
+        parts[" ".join(train)] = train
+
+    def built(part: str) -> PartialModel:
+        # what never leaves the client is part of the plan's own row only
+        local_part = plan.model.local if part == as_planned else []
+        table = plan.model.model_copy(update={"train": list(parts[part]), "local": local_part})
+        return table.partial(deepcopy(setup.model.module))
+
+    return _Subject(str(path), parts, built, batch, local, examples)
 
 
 @contextmanager
@@ -155,40 +242,25 @@ def _memory_for(batch_size: int) -> Iterator[None]:
         ) from None
 
 
-def _rows(
-    name: str,
-    parts: Mapping[str, Sequence[str]],
-    local: "LocalTraining",
-    one_batch: int,
-    examples: int,
-    bandwidth: "Bandwidth",
-    *,
-    measure: bool,
-) -> list[dict[str, Any]]:
+def _rows(subject: _Subject, bandwidth: "Bandwidth", *, measure: bool) -> list[dict[str, Any]]:
     """Return one row per trained part; the first is full training."""
+    from privpart.data.batches import count_rows
     from privpart.measure.costs import client_costs
     from privpart.measure.step import measured_step
-    from privpart.model import PartialModel
-    from privpart.models import MODELS
-    from privpart.models.examples import example_batch, example_network
 
-    x, y = example_batch(name, one_batch)
-    rows: list[dict[str, Any]] = []
-    for part, train in parts.items():
+    local, rows = subject.local, list[dict[str, Any]]()
+    one_batch = count_rows(subject.batch)
+    for part, train in subject.parts.items():
         typer.echo(f"measuring {part} ...", err=True)
-        model = PartialModel(
-            lambda: example_network(name),
-            train=train,
-            seed=0,
-            initializers=MODELS[name].initializers,
+        found = client_costs(
+            subject.model(part), subject.batch, local=local, examples=subject.examples
         )
-        found = client_costs(model, x, y, local=local, examples=examples)
         row = {"part": part, "train": " ".join(train)} | found.to_dict(bandwidth)
         sent = row["bytes_down"] + row["bytes_up"]
         full = rows[0] if rows else row
         row["reduction"] = (full["bytes_down"] + full["bytes_up"]) / sent
         if measure:
-            step = measured_step(name, train, local=replace(local, batch_size=one_batch))
+            step = measured_step(subject.name, train, local=replace(local, batch_size=one_batch))
             row["measured_step_seconds"] = step.median_seconds
             row["measured_peak_bytes"] = step.peak_bytes
         rows.append(row)

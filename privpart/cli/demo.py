@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from attacks import LeakageReport
     from privpart.cli.demo_tables import Accuracy
     from privpart.experiment.sweep import Cell, SweepFile
-    from privpart.experiment.training import PlanData
+    from privpart.experiment.task_data import PlanData
 
 AUDITED_IMAGES = 4
 ENGINE = EngineOptions(batching="vmap")
@@ -70,7 +70,7 @@ def demo(
     from attacks import picture
     from privpart.cli import demo_tables, plots
     from privpart.experiment.sweep import sweep_of
-    from privpart.experiment.training import plan_data
+    from privpart.experiment.task_data import plan_data
 
     cells = sweep_of(file).cells
     plan = cells[0].candidates[0]
@@ -98,18 +98,12 @@ def demo(
 
 
 def sweep_file(data: DataName, data_dir: Path | None, seeds: Sequence[int]) -> "SweepFile":
-    """Return the trainings of the demo on ``data``, with these seeds.
-
-    Raises:
-        ConfigError: a folder for digits, which need none.
-    """
+    """Return the trainings of the demo on ``data``, with these seeds."""
     from privpart.experiment.sweep import read_sweep_file
 
     file = read_sweep_file(_PLANS / f"{data.value.replace('-', '_')}.toml")
     plan = dict(file.tables)
     if data_dir is not None:
-        if data is DataName.DIGITS:
-            raise ConfigError("data_dir is for fashion-mnist: digits come with scikit-learn.")
         plan["data"] = plan["data"] | {"directory": str(data_dir)}
     return file.model_copy(update={"plan": plan, "seeds": list(seeds)})
 

@@ -91,7 +91,7 @@ def _search(
     from privpart.experiment.freeze_search import layer_blocks
     from privpart.experiment.plan_file import validated
     from privpart.experiment.sweep import sweep_of, train_cells
-    from privpart.experiment.training import plan_data
+    from privpart.experiment.task_data import plan_data
 
     plan = validated(file.tables)
     module = plan.model.network()

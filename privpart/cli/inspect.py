@@ -40,7 +40,8 @@ def inspect(
     """Diagnose a run's model: step sizes around averaging, gradient masks, features, kernels.
 
     With --against, also print the similarity (SSIM) of two runs' features by layer, as in FedPart's
-    Table 8. The command reads test images and clients' data; the run's guarantee does not cover its
+    Table 8. The command reads test images and clients' data, and imports the code that
+    the plan names; the run's guarantee does not cover its
     results.
 
     Example: privpart inspect run --out pictures
@@ -49,8 +50,7 @@ def inspect(
         raise ConfigError(f"rounds={rounds}: must be at least 2, to see the effect of averaging.")
     checks.count("channels", channels)
     plan, setup, parameters = _opened(run)
-    if not setup.test_x.is_floating_point():
-        raise ConfigError(f"{run}: trains on text; inspect needs a run that trains on images.")
+    images = _images(setup, run)
     other = None if against is None else _comparable(against, plan, setup)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -59,12 +59,12 @@ def inspect(
     start = setup.model.flat.clone()
     setup.model.load(parameters)
     steps = _steps(setup, parameters, rounds)
-    rows = _figures(plan, setup, steps)
-    features = {"run": _features(setup, channels)}
+    rows = _figures(plan, setup, images, steps)
+    features = {"run": _features(setup, images[0][0], channels)}
     if other is not None:
-        features["against"] = _features(other, channels)
+        features["against"] = _features(other, images[0][0], channels)
         setup.model.load(start)
-        features["untrained"] = _features(setup, channels)
+        features["untrained"] = _features(setup, images[0][0], channels)
         setup.model.load(parameters)
         rows += _similarities(**features)
     _draw(out, steps, features, {"kernels": setup, "kernels-against": other})
@@ -90,9 +90,10 @@ _TABLE_8 = """
 def _comparable(run: Path, plan: "PlanFile", setup: "Training") -> "Training":
     """Return the trained network of another run; refuse one whose channels do not correspond."""
     theirs, other, parameters = _opened(run)
-    keys = ("name", "sizes", "seed")
+    keys = ("name", "factory", "sizes", "weights", "keep", "seed")
     ours, found = ([getattr(p.model, key) for key in keys] for p in (plan, theirs))
-    if ours != found or setup.test_x.shape[1:] != other.test_x.shape[1:]:
+    shapes = {_images(own, run)[0].shape[1:] for own in (setup, other)}
+    if ours != found or len(shapes) > 1:
         raise ConfigError(
             f"against={run}: differs in network, start values (model.seed) or shape of images, so "
             "its channels do not correspond. Compare runs that agree in these."
@@ -143,35 +144,50 @@ def _draw(
 
 def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
     """Return a run's plan, training and newest parameters, without changing the run."""
-    from privpart.experiment.plan_file import parse
-    from privpart.experiment.training import training
-    from privpart.run.files import read_state
-    from privpart.run.folder import state_name
-    from privpart.run.ledger import Ledger
+    from privpart.cli.train import tell_of_code
+    from privpart.experiment.export import released_parameters
+    from privpart.experiment.train import released_setup
 
-    ledger = Ledger(run / "ledger.sqlite", read_only=True)
-    try:
-        text = ledger.facts.get("plan_file")
-        rows = ledger.rows()
-    finally:
-        ledger.close()
-    if text is None:
+    parameters, facts = released_parameters(run)
+    if "plan_file" not in facts and "plan_tables" not in facts:
         raise ConfigError(f"{run}: was not started from a plan file, so its network is unknown.")
-    plan = parse(text, name=f"the plan of {run}")
-    if not rows:
-        raise ConfigError(f"{run}: has no committed round yet.")
-    tensors, _ = read_state(run / state_name(len(rows)), rows[-1].state)
-    setup = training(plan)
-    return plan, setup, setup.whole(tensors["parameters"])
+    setup = released_setup(run, tell=tell_of_code)
+    return setup.plan, setup, setup.whole(parameters)
+
+
+def _images(setup: "Training", run: Path) -> "tuple[Tensor, Tensor]":
+    """Return test images and labels; the first client's examples where the metric has none.
+
+    Raises:
+        ConfigError: the run does not train on images with labels.
+    """
+    from torch import Tensor
+
+    from privpart.experiment.metric import Accuracy
+    from privpart.experiment.training import first_batch
+
+    if isinstance(setup.metric, Accuracy):
+        found: Any = setup.test
+    else:
+        found, _ = first_batch(setup.clients, setup.engine.local_of(0))
+    pair = isinstance(found, tuple | list) and len(found) == 2
+    x, y = found if pair else (None, None)
+    if isinstance(x, Tensor) and isinstance(y, Tensor) and x.is_floating_point() and x.dim() == 4:
+        return x, y
+    raise ConfigError(
+        f"{run}: trains on other examples than images; inspect needs pairs of images, float32 of "
+        "shape (n, channels, height, width), and labels."
+    )
 
 
 def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, list[list[float]]]:
     """Return the first client's step sizes when all groups train, and when they take turns."""
-    from privpart.engines.methods import client_generator
+    from privpart.engines.methods import client_generator, fetched
     from privpart.measure.inspect import step_sizes
+    from privpart.messages import client_id
 
     groups = len(setup.model.group_sizes)
-    cohort = tuple(range(min(5, len(setup.engine.users))))
+    cohort = [client_id(one) for one in setup.clients.ids[:5]]
     turns: dict[str, list[tuple[int, ...] | None]] = {"full": [None] * rounds}
     if groups > 1:
         turns["partial"] = [(r // 2 % groups,) for r in range(rounds)]
@@ -182,12 +198,13 @@ def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, li
         for number, active in enumerate(actives):
             updates = []
             for client in cohort:
+                generator = client_generator(setup.engine.data_seed, number, client)
                 update, sizes = step_sizes(
                     setup.model,
                     now,
-                    *setup.engine.users.examples(client),
+                    fetched(setup.clients, client, generator),
                     local=setup.engine.local_of(number),
-                    generator=client_generator(setup.engine.data_seed, number, client),
+                    generator=generator,
                     active=active,
                 )
                 updates.append(update)
@@ -204,7 +221,10 @@ def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, li
 
 
 def _figures(
-    plan: "PlanFile", setup: "Training", steps: dict[str, list[list[float]]]
+    plan: "PlanFile",
+    setup: "Training",
+    images: "tuple[Tensor, Tensor]",
+    steps: dict[str, list[list[float]]],
 ) -> list[dict[str, Any]]:
     import torch
 
@@ -223,10 +243,10 @@ def _figures(
     if len(setup.model.group_sizes) > 1:
         found = mask_ratio(
             setup.model,
-            setup.test_x[:_EXAMPLES],
-            setup.test_y[:_EXAMPLES],
+            (images[0][:_EXAMPLES], images[1][:_EXAMPLES]),
             masks=_MASKS,
-            generator=torch.Generator().manual_seed(plan.model.seed % 2**63),
+            loss=setup.engine.local_of(0).loss,
+            generator=torch.Generator().manual_seed((plan.model.seed or 0) % 2**63),
         )
         rows += [
             {"name": "Assumption 3, k of random masks", "value": found.random},
@@ -246,7 +266,7 @@ def _kernels(setup: "Training") -> "list[Tensor] | None":
         return None
 
 
-def _features(setup: "Training", channels: int) -> "Features":
+def _features(setup: "Training", image: "Tensor", channels: int) -> "Features":
     """Return, per weight layer, the images that maximise its first channels."""
     import torch
     from torch import nn
@@ -254,7 +274,7 @@ def _features(setup: "Training", channels: int) -> "Features":
     from privpart.measure.inspect import maximal_activation
 
     # one grey start for all: images from different starts differ by chance
-    start = torch.full_like(setup.test_x[0], 0.5)
+    start = torch.full_like(image, 0.5)
     start += 0.01 * torch.randn(start.shape, generator=torch.Generator().manual_seed(0))
     found: dict[str, list[torch.Tensor]] = {}
     for name, layer in setup.model.module.named_modules():

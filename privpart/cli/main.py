@@ -21,7 +21,11 @@ from privpart.cli import audit, sweep
 from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
+from privpart.cli.doctor import doctor
+from privpart.cli.export import export
 from privpart.cli.freeze_search import freeze_search
+from privpart.cli.idle import Command
+from privpart.cli.init import init
 from privpart.cli.inspect import inspect
 from privpart.cli.report import report
 from privpart.cli.schedule import schedule
@@ -36,8 +40,11 @@ _COMMANDS = (
     epsilon,
     calibrate,
     mechanisms,
+    init,
+    doctor,
     train,
     report,
+    export,
     schedule,
     inspect,
     costs,
@@ -45,7 +52,7 @@ _COMMANDS = (
     demo,
 )
 for _command in _COMMANDS:
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(audit.app, name="audit")
 
@@ -96,7 +103,7 @@ def _refuse_for_memory() -> NoReturn:
 
 
 # Errors whose message suffices without a traceback; by name, because their modules import torch.
-_EXPECTED_FAULTS = ("StorageError", "CohortTooSmallError", "WorkerError")
+_EXPECTED_FAULTS = ("StorageError", "CohortTooSmallError", "CohortRefusedError", "WorkerError")
 _FAULT = 70
 _OPTIONS = {
     name

@@ -1,11 +1,9 @@
-"""Options that several commands share, and what was typed of them."""
+"""Options that several commands share."""
 
 from enum import StrEnum
 from typing import Annotated
 
 import typer
-
-from accounting import ConfigError
 
 
 class MethodName(StrEnum):
@@ -50,30 +48,3 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Form of the resu
 MaxEpsilon = Annotated[
     float | None, typer.Option(help="Exit with 3 if epsilon is above this; for CI.")
 ]
-
-
-def typed(context: typer.Context) -> frozenset[str]:
-    """Return the parameters that were given by whoever typed the command, whatever their values.
-
-    An option that equals its default was still typed, and what was typed is never ignored.
-    """
-    return frozenset(
-        name
-        for name in context.params
-        if getattr(context.get_parameter_source(name), "name", "") in ("COMMANDLINE", "ENVIRONMENT")
-    )
-
-
-def refuse_beside(context: typer.Context, owner: str, allowed: frozenset[str], why: str) -> None:
-    """Raise ``ConfigError`` if an option was typed that cannot apply beside option ``owner``.
-
-    Args:
-        context: of the command.
-        owner: name of the parameter that decides, such as "plan".
-        allowed: names of the parameters that still apply.
-        why: end of the sentence, before the options to leave out.
-    """
-    idle = sorted(typed(context) - allowed - {owner})
-    if idle:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-        raise ConfigError(f"{owner}={context.params[owner]}: {why}: {options}.")

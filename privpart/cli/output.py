@@ -51,32 +51,31 @@ def print_table(
 ) -> None:
     """Print a table whose first column, a name, is on the left and the others on the right.
 
+    It is laid out here, as rich would: importing rich takes a tenth of the whole command's time.
+
     Args:
         title: above the table.
         header: names of the columns.
         rows: cells of each row.
         spare: columns to leave out, the first ones first, on a terminal that is too narrow.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=terminal_width(_TABLE_WIDTH), highlight=False)
-    left_out: list[str] = []
+    width = terminal_width(_TABLE_WIDTH)
+    left_out = 0
     while True:
-        table = Table(box=SIMPLE_HEAD)
-        shown = [i for i, name in enumerate(header) if name not in left_out]
-        for i in shown:
-            table.add_column(header[i], justify="right" if i else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*(row[i] for i in shown))
-        free = [name for name in spare if name not in left_out]
-        wide = console.options.update(max_width=10_000)
-        if not free or console.measure(table, options=wide).maximum <= console.width:
+        shown = [i for i, name in enumerate(header) if name not in spare[:left_out]]
+        widths = [max(len(line[i]) for line in (header, *rows)) for i in shown]
+        across = sum(widths) + 3 * len(widths) - 1
+        if across + 2 <= width or left_out == len(spare):
             break
-        left_out.append(free[0])
-    typer.echo(fill(title, console.width))
-    console.print(table)
+        left_out += 1
+
+    def laid_out(cells: Sequence[str]) -> str:
+        name, *others = (cells[i] for i in shown)
+        right = (cell.rjust(size) for cell, size in zip(others, widths[1:], strict=True))
+        return "   ".join(["  " + name.ljust(widths[0]), *right])
+
+    lines = [laid_out(header), " " + "─" * across, *map(laid_out, rows)]
+    typer.echo("\n".join([fill(title, width), "", *lines, ""]))
 
 
 def terminal_width(most: int) -> int:

@@ -283,9 +283,11 @@ def _draw_lines(
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     panel = figure.add_subplot()
     drawn = False
+    own = any(p.own_metric for points in lines.values() for p in points)
+    factor = 1 if own else 100
     for number, (name, points) in enumerate(lines.items()):
         shown = sorted(
-            (x, 100 * p.mean, 100 * (p.deviation or 0.0))
+            (x, factor * p.mean, factor * (p.deviation or 0.0))
             for p in points
             if (x := x_of(p)) is not None and p.mean is not None
         )
@@ -305,7 +307,7 @@ def _draw_lines(
         )
     panel.set_xscale("log" if label.startswith("epsilon") and drawn else "linear")
     panel.set_xlabel(label)
-    panel.set_ylabel("test accuracy (%)")
+    panel.set_ylabel("metric" if own else "test accuracy (%)")
     panel.set_title("simulation with seeded noise: not private", fontsize=9)
     panel.grid(alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)

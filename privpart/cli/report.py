@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting import ConfigError, PrivacyReport, checks
+from accounting import PrivacyReport, checks
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
@@ -54,8 +54,6 @@ def report(
     """
     from privpart.run.report import run_report, vouched
 
-    if statement and form is not Format.TABLE:
-        raise ConfigError(f"statement=True: prints prose; leave out --format {form}.")
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     found = run_report(run, delta=delta)
     for code in vouch or ():

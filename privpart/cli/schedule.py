@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -12,6 +12,7 @@ from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
+    from privpart.data.users import Users
     from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.training import Training
     from privpart.plan import Rounds
@@ -29,24 +30,36 @@ def schedule(
 ) -> None:
     """Show a plan's schedule and measure a client's bytes and FLOPs, compared with full training.
 
+    Code that the plan names is not imported; bytes and FLOPs are then left out.
+
     Example: privpart schedule --plan examples/fedpart_digits.toml
     """
     from privpart.experiment.plan_file import read
-    from privpart.experiment.training import training
     from privpart.plan import active_rounds
 
     chosen = read(plan)
     if chosen.schedule is None:
         raise ConfigError(f"plan={plan}: has no table [schedule]; every round trains everything.")
-    setup = training(chosen)
-    sizes = setup.model.group_sizes
+    patterns, found = chosen.model.grouped()
+    builtin = chosen.model.builtin is not None
+    sizes: list[int | None] = list(found) if builtin else [None] * len(found)
     rounds = chosen.schedule.rounds(len(sizes))
-    names = [", ".join(_layers(own)) for own in chosen.groups() or ()]
+    names = [", ".join(_layers(own) if builtin else own) for own in patterns]
     groups = [
         {"group": g + 1, "layers": name, "numbers": size, "active_rounds": len(own)}
         for g, (name, size, own) in enumerate(zip(names, sizes, active_rounds(rounds), strict=True))
     ]
-    costs = _costs(chosen, setup, rounds, every)
+    costs: list[dict[str, Any]] = []
+    if chosen.references():
+        typer.echo(
+            "privpart: this command does not import the plan's own code, so a client's bytes and "
+            "FLOPs are left out.",
+            err=True,
+        )
+    else:
+        from privpart.experiment.training import training
+
+        costs = _costs(chosen, training(chosen), rounds, every)
     if form is Format.JSON:
         document = {
             "schema": "privpart/schedule/1",
@@ -72,8 +85,9 @@ def _costs(
 ) -> list[dict[str, Any]]:
     from privpart.measure.costs import computation_share, run_costs
 
-    users, groups = setup.engine.users, len(setup.model.group_sizes)
-    held = max(1, min(len(users.indices[u]) for u in range(len(users))))
+    users = cast("Users", setup.clients)  # of a built-in task
+    groups = len(setup.model.group_sizes)
+    held = max(1, min(map(len, users.indices)))
     batch = slice(0, min(plan.client.batch_size, held))
     everything = tuple(range(groups))
     rows = []
@@ -81,8 +95,7 @@ def _costs(
         found = run_costs(
             setup.model,
             own,
-            users.x[batch],
-            users.y[batch],
+            (users.x[batch], users.y[batch]),
             local=plan.client,
             examples=held,
             every=every,
@@ -118,9 +131,14 @@ def _print(
     layers.add_column("active rounds", justify="right")
     for row in groups:
         layers.add_row(
-            f"#{row['group']}", row["layers"], f"{row['numbers']:,}", f"{row['active_rounds']}"
+            f"#{row['group']}",
+            row["layers"],
+            "" if row["numbers"] is None else f"{row['numbers']:,}",
+            f"{row['active_rounds']}",
         )
     console.print(layers)
+    if not costs:
+        return
     when = "in every round" if every == 1 else f"in every {every}th round"
     table = Table(title=f"A client {when}", box=SIMPLE_HEAD, title_justify="left")
     table.add_column("")

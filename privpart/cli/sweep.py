@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from accounting import checks
 from accounting.report import up
 from privpart.cli import options
+from privpart.cli.idle import Command
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
@@ -58,7 +59,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=Command)
 def run(
     file: Annotated[Path, typer.Argument(help="TOML file with a base plan, axes and seeds.")],
     out: Annotated[Path, typer.Option(help="Folder of the sweep.")],
@@ -86,7 +87,7 @@ def run(
         _show(store, out, form)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the sweep.")],
     form: options.FormatOption = Format.TABLE,
@@ -112,10 +113,14 @@ def _run(chosen: "Sweep", store: "SweepStore", jobs: int, out: Path) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
+    from privpart.cli.train import tell_of_code
     from privpart.experiment.sweep import run_sweep
 
     done = store.finished()
     missing = [cell for cell in chosen.cells if cell.key not in done]
+    plans = [plan for cell in missing for plan in cell.candidates]
+    for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
+        tell_of_code(plan)
     typer.echo(f"{len(chosen.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
     try:
         with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -157,7 +162,8 @@ def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
         "epsilon": point.epsilon,
         "delta": point.delta,
         "trained": point.trained,
-        "mean_accuracy": point.mean,
+        "mean_accuracy": None if point.own_metric else point.mean,
+        "mean_metric": point.mean if point.own_metric else None,
         "standard_deviation": point.deviation,
         "seeds": len(point.seeds),
         "failed": point.failed,
@@ -174,17 +180,19 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence
     table = Table(box=SIMPLE_HEAD)
     for axis in axes:
         table.add_column(axis)
-    for column in ("z", "epsilon", "trained", "accuracy (%)", "seeds", "failed"):
+    own = any(point.own_metric for point in points)
+    result, factor, form = ("metric", 1, ".4g") if own else ("accuracy (%)", 100, ".2f")
+    for column in ("z", "epsilon", "trained", result, "seeds", "failed"):
         table.add_column(column, justify="right")
     for point in points:
-        spread = "" if point.deviation is None else f" ± {100 * point.deviation:.2f}"
+        spread = "" if point.deviation is None else f" ± {factor * point.deviation:{form}}"
         tuned = " *" if point.tuned > 1 else ""
         table.add_row(
             *(point.labels.get(axis, "") for axis in axes),
             "" if point.noise_multiplier is None else f"{point.noise_multiplier:.4g}",
             "no guarantee" if point.epsilon is None else up(point.epsilon, 4),
             "" if point.trained is None else f"{point.trained:,}",
-            "" if point.mean is None else f"{100 * point.mean:.2f}{spread}{tuned}",
+            "" if point.mean is None else f"{factor * point.mean:{form}}{spread}{tuned}",
             str(len(point.seeds)),
             str(point.failed) if point.failed else "",
         )
@@ -195,6 +203,7 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence
             f"Epsilon at delta {', '.join(f'{d:g}' for d in deltas)}; client, zero-out adjacency."
         )
     typer.echo("z is the noise multiplier.")
-    typer.echo("Accuracy: mean and standard deviation over seeds. " + notes[0])
+    name = "Metric" if own else "Accuracy"
+    typer.echo(f"{name}: mean and standard deviation over seeds. {notes[0]}")
     for note in notes[1:]:
         typer.echo("* " + note)

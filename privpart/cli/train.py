@@ -1,7 +1,7 @@
 """``privpart train``: run a plan in a folder, from the start or from where it stopped."""
 
-from contextlib import ExitStack
-from dataclasses import replace
+import sys
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,20 +9,24 @@ import typer
 
 from accounting import ConfigError, checks
 from privpart.cli import options
+from privpart.cli.idle import typed
 from privpart.cli.options import Format
 from privpart.engines.options import Batching, EngineOptions, Precision
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from collections.abc import Callable
+
+    from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.training import Training
     from privpart.run.folder import RunFolder
 
 _INTERRUPTED = 130
-_PLAN = "plan.toml"
 _ENGINE = "Simulated clients: speed, never the guarantee"
 _DEFAULTS = EngineOptions()
 
 
 def train(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
     plan: Annotated[
         Path | None, typer.Option(help="TOML file with the whole training; for a new run.")
@@ -86,6 +90,15 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write evaluations for TensorBoard.")
     ] = False,
+    health: Annotated[
+        bool,
+        typer.Option(
+            "--health",
+            help="Also write health.jsonl: losses, update norms, the share clipped, signal and "
+            "noise of each round, to choose a clip norm by. Not for release: the guarantee does "
+            "not cover it.",
+        ),
+    ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Train under a plan; every round is committed to the folder before its model is released.
@@ -96,22 +109,41 @@ def train(
     Example: privpart train --plan examples/digits.toml --out run
     """
     checks.count("evaluate_every", evaluate_every)
-    engine = EngineOptions(workers=workers, batching=batching, precision=precision, device=device)
-    if resume:
-        if fork_of is not None or seed is not None:
-            raise ConfigError(
-                "--resume: the run has its start and its noise; leave out --fork-of and --seed."
-            )
-        run, setup = _resumed(out, plan, adopt, engine)
-    elif adopt:
-        raise ConfigError("--adopt: only with --resume.")
-    elif plan is None:
-        raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
-    else:
-        run, setup = _begun(plan, out, fork_of, seed, engine)
-    with run:
-        _train(run, setup, evaluate_every, tensorboard=tensorboard)
+    engine = EngineOptions(
+        workers=workers, batching=batching, precision=precision, device=device, health=health
+    )
+
+    def about(chosen: "PlanFile") -> None:
+        _refuse_evaluation(context, chosen)
+        tell_of_code(chosen)
+
+    with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
+        if resume:
+            from privpart.experiment.train import resume_run
+
+            run, setup = resume_run(out, plan=plan, adopt=adopt, options=engine, tell=about)
+        elif plan is None:
+            raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
+        else:
+            run, setup = _begun(plan, out, fork_of, seed, engine, about)
+        with run:
+            _train(run, setup, evaluate_every, tensorboard=tensorboard)
     _tell(run, form)
+
+
+def tell_of_code(plan: "PlanFile") -> None:
+    """Say on standard error which code a plan is about to import."""
+    for key, reference in plan.references().items():
+        typer.echo(f"privpart: imports {reference} ({key}) from {plan.folder}", err=True)
+
+
+def _refuse_evaluation(context: typer.Context, plan: "PlanFile") -> None:
+    """Refuse options about evaluations that a plan without a metric does not make."""
+    if plan.data.task is None and plan.data.metric is None:
+        idle = sorted(typed(context) & {"evaluate_every", "tensorboard"})
+        if idle:
+            listed = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+            raise ConfigError(f"data.metric: the plan has none to evaluate by; leave out {listed}.")
 
 
 def _tell(run: "RunFolder", form: Format) -> None:
@@ -126,91 +158,46 @@ def _tell(run: "RunFolder", form: Format) -> None:
         print_run(run_report(run.path), form)
 
 
-def _resumed(
-    out: Path, plan: Path | None, adopt: bool, engine: EngineOptions
-) -> "tuple[RunFolder, Training]":
-    """Open a run and put together the plan that its ledger keeps."""
-    from privpart.experiment.plan_file import parse, read
-    from privpart.experiment.training import training
-    from privpart.run.folder import RunFolder
-
-    run = RunFolder.open(out, adopt=adopt)
-    try:
-        kept = parse(run.facts.get("plan_file", ""), name=f"the plan of {out}")
-        if kept.hash != run.plan.context:
-            raise ConfigError(f"{out}: the plan file in its ledger is not the run's.")
-        if plan is not None and read(plan).hash != kept.hash:
-            raise ConfigError(f"plan={plan}: is not the run's plan; leave it out.")
-        private = run.facts["seed"] is None
-        options = replace(engine, deterministic=not private)
-        return run, training(kept, options=options)
-    except BaseException:
-        run.close()
-        raise
-
-
 def _begun(
     plan: Path,
     out: Path,
     fork_of: Path | None,
     seed: int | None,
     engine: EngineOptions,
+    about: "Callable[[PlanFile], None]",
 ) -> "tuple[RunFolder, Training]":
     """Put a plan together, and begin its run only if that succeeds."""
     from privpart.experiment.plan_file import read
-    from privpart.experiment.training import refuse_short_cohorts, training
-    from privpart.grid import refuse_noise
-    from privpart.run.files import write_durably
-    from privpart.run.folder import RunFolder
-    from privpart.run.fork import fork
+    from privpart.experiment.train import begin
 
     chosen, text = read(plan), plan.read_text(encoding="utf-8")
-    promised = chosen.privacy_plan()
-    # A run with noise from a seed must be repeatable, so a probe of this machine's speed may not
-    # choose how its clients are computed.
-    setup = training(chosen, options=replace(engine, deterministic=seed is not None))
-    refuse_short_cohorts(promised, setup.cohorts)
-    refuse_noise(promised.update_noise_multiplier, setup.start.numel())
-    facts = {"delta": chosen.privacy.delta, "plan_file": text}
-    facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
-    if fork_of is None:
-        run = RunFolder.create(out, promised, seed=seed, facts=facts)
-    elif seed is None:
-        run = fork(fork_of, out, promised, facts=facts)
-    else:
-        raise ConfigError(f"seed={seed}: a fork of a private run needs a secret key.")
-    write_durably(out / _PLAN, text.encode())  # for people; the ledger's copy counts
-    return run, setup
+    about(chosen)
+    return begin(chosen, out, text=text, fork_of=fork_of, seed=seed, options=engine)
 
 
 def _train(run: "RunFolder", setup: "Training", evaluate_every: int, *, tensorboard: bool) -> None:
-    from privpart.loop import Callback, MetricsFiles, ProgressBar, TensorBoard
-    from privpart.server import Server
+    from privpart.experiment.metric import at_chance
+    from privpart.experiment.train import finish
+    from privpart.loop import Callback, TensorBoard
 
-    progress = ProgressBar(run.plan.rounds, done=run.rounds)
-    callbacks: list[Callback] = [progress, MetricsFiles(run.path)]
+    callbacks: list[Callback] = []
     with ExitStack() as open_:
         if tensorboard:
             callbacks.append(open_.enter_context(TensorBoard(run.path / "tensorboard")))
-
-        def restore(server: Server) -> None:
-            run.restore(server)
-            open_.enter_context(progress)  # not before: a run that is refused shows no progress
-
         try:
-            setup.run(
-                run.plan,
-                run.source(),
-                restore=restore,
-                commit=run.commit,
-                evaluate_every=evaluate_every,
-                callbacks=callbacks,
-            )
+            records = finish(run, setup, evaluate_every, callbacks=callbacks)
         except KeyboardInterrupt:
-            progress.close()
             typer.echo(
                 f"privpart: interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
                 f"Resume with: privpart train --resume --out {run.path}",
                 err=True,
             )
             raise typer.Exit(_INTERRUPTED) from None
+    if not records:
+        return
+    last = records[-1]
+    said = at_chance(setup.metric, last.metric)
+    if said:
+        typer.echo(f"privpart: {said}.", err=True)
+    if last.health is not None:
+        typer.echo(f"privpart: health of the last round, not for release: {last.health}", err=True)

@@ -1,6 +1,12 @@
 """Data: simulated clients and their examples, adapters for other people's data, built-in tasks."""
 
+from privpart.data.arrays import from_npz, from_tensors
+from privpart.data.clients import Clients, IndexedClients, check_clients
+from privpart.data.datasets import from_dataset
+from privpart.data.folders import from_folders
+from privpart.data.frames import from_frame
 from privpart.data.hdf5 import federated_hdf5
+from privpart.data.index import Index
 from privpart.data.partition import (
     cohorts_in_turn,
     cohorts_once_each,
@@ -13,11 +19,20 @@ from privpart.data.partition import (
 from privpart.data.users import Users
 
 __all__ = [
+    "Clients",
+    "Index",
+    "IndexedClients",
     "Users",
+    "check_clients",
     "cohorts_in_turn",
     "cohorts_once_each",
     "dirichlet_users",
     "federated_hdf5",
+    "from_dataset",
+    "from_folders",
+    "from_frame",
+    "from_npz",
+    "from_tensors",
     "iid_users",
     "natural_users",
     "pathological_users",

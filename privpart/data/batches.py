@@ -4,15 +4,21 @@ Every tensor of a nest has one row per example. A nest is a tensor, or a tuple, 
 nests.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from accounting.checks import ConfigError
 
 Batch = Any
 """A nest of tensors whose first dimensions are equal."""
+
+_HALVES_AND_DOUBLES = {torch.float16, torch.bfloat16, torch.float64}
+_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32}
+_IMAGE_DIMS = 3  # (n, height, width) and above
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
@@ -21,18 +27,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
     Raises:
         ConfigError: a leaf is not a tensor.
     """
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if isinstance(batch, dict):
-        return {key: map_tensors(function, value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        mapped = [map_tensors(function, value) for value in batch]
-        # a named tuple takes its fields one by one
-        return type(batch)(*mapped) if hasattr(batch, "_fields") else type(batch)(mapped)
-    raise ConfigError(
-        f"examples: hold a {type(batch).__name__}; must be tensors, or tuples, lists or dicts of "
-        "them."
-    )
+    return map_leaves(lambda leaf, name: function(_tensor(leaf, name)), batch)
 
 
 def tensors_of(batch: Batch, name: str = "examples") -> Iterator[tuple[str, Tensor]]:
@@ -41,19 +36,29 @@ def tensors_of(batch: Batch, name: str = "examples") -> Iterator[tuple[str, Tens
     Raises:
         ConfigError: a leaf is not a tensor.
     """
-    if isinstance(batch, Tensor):
-        yield name, batch
-    elif isinstance(batch, dict):
-        for key, value in batch.items():
-            yield from tensors_of(value, f"{name}[{key!r}]")
-    elif isinstance(batch, tuple | list):
-        for key, value in enumerate(batch):
-            yield from tensors_of(value, f"{name}[{key}]")
+    for leaf_name, leaf in leaves_of(batch, name):
+        yield leaf_name, _tensor(leaf, leaf_name)
+
+
+def map_leaves(function: Callable[[Any, str], Any], nest: Any, name: str = "examples") -> Any:  # noqa: ANN401
+    """Return the nest with ``function`` applied to each leaf and its name."""
+    if isinstance(nest, Mapping):
+        return {key: map_leaves(function, own, f"{name}[{key!r}]") for key, own in nest.items()}
+    if isinstance(nest, tuple | list):
+        return _like(nest, [map_leaves(function, v, f"{name}[{k}]") for k, v in enumerate(nest)])
+    return function(nest, name)
+
+
+def leaves_of(nest: Any, name: str = "examples") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """Yield the name and the value of each leaf, whatever it is."""
+    if isinstance(nest, Mapping):
+        for key, value in nest.items():
+            yield from leaves_of(value, f"{name}[{key!r}]")
+    elif isinstance(nest, tuple | list):
+        for place, value in enumerate(nest):
+            yield from leaves_of(value, f"{name}[{place}]")
     else:
-        raise ConfigError(
-            f"{name}: is a {type(batch).__name__}; must be a tensor, or a tuple, list or dict of "
-            "tensors."
-        )
+        yield name, nest
 
 
 def count_rows(batch: Batch) -> int:
@@ -80,3 +85,126 @@ def count_rows(batch: Batch) -> int:
 def take(batch: Batch, rows: Tensor) -> Batch:
     """Return the examples in some rows."""
     return map_tensors(lambda tensor: tensor[rows], batch)
+
+
+def as_tensors(batch: Any, name: str = "examples") -> Batch:  # noqa: ANN401  a nest of arrays
+    """Return a nest of arrays and tensors as tensors of the types that networks take.
+
+    float16, bfloat16 and float64 become float32, in which a value too large becomes infinity, to be
+    refused by ``not_finite``; whole numbers become int64, and so does a column of truth values,
+    shape (n,). Tensors that need no change share their memory with what was passed.
+
+    Raises:
+        ConfigError: a leaf is not an array, is of another type (text, objects, dates, complex), or
+            holds bytes of images, for which int64 would be the wrong type.
+    """
+    return map_leaves(as_tensor, batch, name)
+
+
+def as_tensor(leaf: Any, name: str) -> Tensor:  # noqa: ANN401  whatever a nest holds
+    """Return one leaf of a nest as ``as_tensors`` does."""
+    if isinstance(leaf, Tensor):
+        return _converted(leaf, name)
+    if not isinstance(leaf, np.ndarray):
+        raise _not_a_tensor(leaf, name)
+    return _converted(torch.from_numpy(_numbers(leaf, name)), name)
+
+
+def stack(items: Sequence[Any], name: str = "examples") -> Batch:
+    """Return single examples, nests of one structure, as one nest with a row per example.
+
+    A leaf may be a tensor, an array or a number; types become those of ``as_tensors``.
+
+    Raises:
+        ConfigError: items differ in structure, shape or type, or a leaf is not a number.
+    """
+    first = items[0]
+    if isinstance(first, Mapping):
+        if any(not isinstance(i, Mapping) or i.keys() != first.keys() for i in items):
+            raise ConfigError(f"{name}: examples have different keys; all must have the same.")
+        return {key: stack([i[key] for i in items], f"{name}[{key!r}]") for key in first}
+    if isinstance(first, tuple | list):
+        if any(type(item) is not type(first) or len(item) != len(first) for item in items):
+            raise ConfigError(f"{name}: examples are tuples or lists of different lengths.")
+        columns = [[item[key] for item in items] for key in range(len(first))]
+        return _like(first, [stack(col, f"{name}[{key}]") for key, col in enumerate(columns)])
+    tensors = [i if isinstance(i, Tensor) else torch.from_numpy(_numbers(i, name)) for i in items]
+    kinds = {(tensor.dtype, tensor.shape) for tensor in tensors}
+    if len(kinds) > 1:
+        found = " and ".join(sorted(f"{kind} {tuple(shape)}" for kind, shape in kinds)[:2])
+        raise ConfigError(
+            f"{name}: examples of one client are {found}; all must have one type and shape: "
+            "crop, resize or pad them."
+        )
+    return _converted(torch.stack(tensors), name)
+
+
+def not_finite(tensor: Tensor) -> Tensor | None:
+    """Return the rows that contain NaN or infinity; None if no row does."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.sum().isfinite():
+        return None  # a sum is finite only if all of its terms are
+    rows = (~tensor.isfinite()).reshape(len(tensor), -1).any(dim=1).nonzero().flatten()
+    return rows if len(rows) else None
+
+
+def _like(batch: tuple[Any, ...] | list[Any], values: list[Any]) -> Batch:
+    # a named tuple takes its fields one by one
+    return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+
+
+def _tensor(leaf: object, name: str) -> Tensor:
+    if not isinstance(leaf, Tensor):
+        raise _not_a_tensor(leaf, name)
+    return leaf
+
+
+def _not_a_tensor(leaf: object, name: str) -> ConfigError:
+    kind = type(leaf).__name__
+    hint = ""
+    if kind in ("DataFrame", "Series"):
+        hint = " .to_numpy() converts it."
+    elif kind == "ndarray":
+        hint = " torch.from_numpy converts it."
+    elif kind == "str":
+        hint = " A tokenizer converts text."
+    elif kind in ("int", "float"):
+        hint = " torch.tensor converts lists; a tokenizer does with return_tensors='pt'."
+    return ConfigError(
+        f"{name}: is a {kind}; must be a tensor, or a tuple, list or dict of tensors.{hint}"
+    )
+
+
+def _numbers(leaf: object, name: str) -> np.ndarray[Any, Any]:
+    """Return an array or a number as a writable array in native byte order."""
+    if not isinstance(leaf, np.ndarray | np.generic | float | int):
+        raise _not_a_tensor(leaf, name)
+    array = np.asarray(leaf)
+    if array.dtype.kind not in "fiub":
+        advice = "Pad lists to one length; a tokenizer converts text."
+        if array.dtype.kind not in "OUST":
+            advice = "Convert it to float32, or to int64 for labels and token ids."
+        raise ConfigError(f"{name}: has type {array.dtype}; must be numbers. {advice}")
+    if array.dtype.itemsize > np.dtype(np.float64).itemsize:
+        array = array.astype(np.float64)  # long double
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    writable = native if native.flags.writeable else native.copy()
+    return writable if all(step >= 0 for step in writable.strides) else writable.copy()
+
+
+def _converted(tensor: Tensor, name: str) -> Tensor:
+    if tensor.dtype in _HALVES_AND_DOUBLES:
+        return tensor.to(torch.float32)
+    if tensor.dtype is torch.uint8 and tensor.dim() >= _IMAGE_DIMS:
+        raise ConfigError(
+            f"{name}: has type uint8 and shape {tuple(tensor.shape)}, as images in bytes have: "
+            "convert images with x.astype('float32') / 255, and other whole numbers to int64."
+        )
+    if tensor.dtype is torch.uint64:
+        if len(tensor) and int(tensor.cpu().numpy().max()) >= 2**63:
+            raise ConfigError(f"{name}: has whole numbers of 2^63 or above, which int64 lacks.")
+        return tensor.to(torch.int64)
+    if tensor.dtype in _INTEGERS or (tensor.dtype is torch.bool and tensor.dim() == 1):
+        return tensor.to(torch.int64)
+    if tensor.dtype not in (torch.float32, torch.int64, torch.bool):
+        raise ConfigError(f"{name}: has type {tensor.dtype}; must be real numbers.")
+    return tensor

@@ -112,4 +112,5 @@ def _users(parts: Sequence[tuple[_Array, _Array]]) -> Users:
     labels = torch.from_numpy(np.concatenate([labels for _, labels in parts]))
     if values.dim() == 3:
         values = values.unsqueeze(1)
-    return Users(values, labels, torch.split(torch.arange(len(labels)), lengths))
+    rows = torch.split(torch.arange(len(labels)), lengths)
+    return Users(values, labels, rows, allow_empty=True)

@@ -5,7 +5,7 @@ Users are alike (``iid_users``), differ in their mix of labels (``dirichlet_user
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.data.users import Users
+from privpart.messages import ClientId
 
 
 def iid_users(examples: int, *, users: int, data_seed: int) -> list[Tensor]:
@@ -30,32 +31,88 @@ def iid_users(examples: int, *, users: int, data_seed: int) -> list[Tensor]:
     return list(torch.split(order[: users * each], each))
 
 
-def cohorts_once_each(*, users: int, rounds: int, data_seed: int) -> Sequence[Sequence[int]]:
+@overload
+def cohorts_once_each(*, users: int, rounds: int, data_seed: int) -> Sequence[Sequence[int]]: ...
+@overload
+def cohorts_once_each(
+    *, ids: Sequence[ClientId], rounds: int, data_seed: int
+) -> Sequence[Sequence[ClientId]]: ...
+def cohorts_once_each(
+    *,
+    users: int | None = None,
+    ids: Sequence[ClientId] | None = None,
+    rounds: int,
+    data_seed: int,
+) -> Sequence[Sequence[ClientId]]:
     """Split the users at random into one cohort per round; each takes part at most once.
 
     Cohorts have equal size; a remainder of users takes no part.
+
+    Args:
+        users: number of users, whose ids are 0, 1, 2, ...
+        ids: instead of ``users``, their ids, such as ``clients.ids``.
+        rounds: number of cohorts.
+        data_seed: seed of the draw.
     """
-    size = checks.count("users", users) // checks.count("rounds", rounds)
+    population = _population(users, ids)
+    size = len(population) // checks.count("rounds", rounds)
     if size == 0:
-        raise ConfigError(f"rounds={rounds}: must be at most users={users}.")
-    order = torch.randperm(users, generator=torch.Generator().manual_seed(data_seed)).tolist()
+        raise ConfigError(f"rounds={rounds}: must be at most users={len(population)}.")
+    order = _shuffled(population, data_seed)
     return [order[r * size : (r + 1) * size] for r in range(rounds)]
 
 
+@overload
 def cohorts_in_turn(
     *, users: int, size: int, rounds: int, data_seed: int
-) -> Sequence[Sequence[int]]:
+) -> Sequence[Sequence[int]]: ...
+@overload
+def cohorts_in_turn(
+    *, ids: Sequence[ClientId], size: int, rounds: int, data_seed: int
+) -> Sequence[Sequence[ClientId]]: ...
+def cohorts_in_turn(
+    *,
+    users: int | None = None,
+    ids: Sequence[ClientId] | None = None,
+    size: int,
+    rounds: int,
+    data_seed: int,
+) -> Sequence[Sequence[ClientId]]:
     """Split the users at random into cohorts of ``size`` and cycle through the cohorts.
 
     A user takes part again after all other cohorts, exactly ``users // size`` rounds later: the
     largest separation that all users can have. A remainder of users takes no part.
+
+    Args:
+        users: number of users, whose ids are 0, 1, 2, ...
+        ids: instead of ``users``, their ids, such as ``clients.ids``.
+        size: users of a cohort.
+        rounds: number of cohorts.
+        data_seed: seed of the draw.
     """
-    turns = checks.count("users", users) // checks.count("size", size)
+    population = _population(users, ids)
+    turns = len(population) // checks.count("size", size)
     if turns == 0:
-        raise ConfigError(f"size={size}: must be at most users={users}.")
-    once = cohorts_once_each(users=users, rounds=turns, data_seed=data_seed)
+        raise ConfigError(f"size={size}: must be at most users={len(population)}.")
+    once = cohorts_once_each(ids=population, rounds=turns, data_seed=data_seed)
     cohorts = [cohort[:size] for cohort in once]  # cycles share these lists
     return [cohorts[r % turns] for r in range(checks.rounds(rounds))]
+
+
+def _population(users: int | None, ids: Sequence[ClientId] | None) -> Sequence[ClientId]:
+    if (users is None) == (ids is None):
+        raise ConfigError("users, ids: pass one of them: the number of users, or their ids.")
+    if ids is None:
+        return range(checks.count("users", users or 0))
+    if isinstance(ids, str) or not len(ids):
+        raise ConfigError("ids: must be a list of at least one client's id.")
+    return ids
+
+
+def _shuffled(population: Sequence[ClientId], data_seed: int) -> list[ClientId]:
+    generator = torch.Generator().manual_seed(data_seed)
+    order = torch.randperm(len(population), generator=generator).tolist()
+    return order if isinstance(population, range) else [population[place] for place in order]
 
 
 def dirichlet_users(y: Tensor, *, users: int, alpha: float, data_seed: int) -> list[Tensor]:
@@ -147,6 +204,8 @@ class Partitions(Protocol):
 def users_of(partitions: Partitions, examples: Callable[[object], tuple[Tensor, Tensor]]) -> Users:
     """Return the users of an object with ``num_partitions`` and ``load_partition(i)``.
 
+    A user may hold no example.
+
     Args:
         partitions: source of the users.
         examples: converts the value of ``load_partition`` to (x, y), shapes (n, ...) and (n,).
@@ -162,7 +221,8 @@ def users_of(partitions: Partitions, examples: Callable[[object], tuple[Tensor, 
             raise ConfigError(f"user {user} has {len(x)} examples but {len(y)} labels.")
     lengths = [len(y) for _, y in parts]
     rows = torch.split(torch.arange(sum(lengths)), lengths)
-    return Users(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), rows)
+    x, y = (torch.cat(joined) for joined in zip(*parts, strict=True))
+    return Users(x, y, rows, allow_empty=True)
 
 
 def _share(examples: int, parts: int) -> int:

@@ -1,41 +1,127 @@
-"""Users: the examples of simulated clients, and which client holds which."""
+"""Users: clients whose examples are two tensors in memory, which every engine computes fastest."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from accounting.checks import ConfigError
+from privpart.data.batches import not_finite
+from privpart.data.clients import refuse_empty
+from privpart.data.index import Index
+from privpart.messages import ClientId
 
-class Rows(Protocol):
-    """Maps a user to the rows of its examples, shape (its n,); a list of tensors conforms."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, user: int, /) -> Tensor: ...
+_X = (torch.float32, torch.int64, torch.int32)  # whole numbers: those that an embedding accepts
+_Y = (torch.int64, torch.float32)
 
 
-@dataclass(frozen=True, slots=True)
 class Users:
     """Examples, and which user holds which.
 
+    Args:
+        x: all examples, shape (n, ...): float32, or int64 or int32 for token ids.
+        y: their labels, int64, shape (n,), or (n, length) of a language model; or float32 values
+            of a regression.
+        indices: per user, the rows of its examples: a list of tensors, or a dict from id to rows.
+        ids: the users' ids in the order of ``indices``; by default 0, 1, 2, ...
+        allow_empty: accept users without examples; their update is zeros.
+
     Attributes:
-        x: all examples, shape (n, ...).
-        y: their labels, shape (n,), or (n, length) of a language model.
-        indices: per user, the rows of its examples.
+        x: as passed.
+        y: as passed.
+        indices: ``indices[client]`` returns the rows of a client; iterating, those of each user in
+            the order of ``ids``.
+
+    Raises:
+        ConfigError: another type, x and y of different lengths, a row that is not there, values
+            that are not finite, a user without examples, or two users with one id.
     """
 
-    x: Tensor
-    y: Tensor
-    indices: Rows
+    __slots__ = ("indices", "x", "y")
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        indices: Index | Mapping[Any, Any] | Iterable[Any],
+        ids: Iterable[ClientId] | None = None,
+        *,
+        allow_empty: bool = False,
+    ) -> None:
+        _refuse_types(x, y)
+        if isinstance(indices, Index) and ids is not None:
+            raise ConfigError("ids: the index already contains them.")
+        index = indices if isinstance(indices, Index) else Index.of_rows(indices, ids)
+        if (row := index.outside(len(x))) is not None:
+            raise ConfigError(
+                f"row {row} of {len(x)}, which client {index.owner(row)!r} holds: rows must be "
+                f"from 0 to {len(x) - 1}."
+            )
+        if not allow_empty:
+            refuse_empty(index)
+        for name, tensor in (("x", x), ("y", y)):
+            _refuse_not_finite(name, tensor, index)
+        self.x = x
+        self.y = y
+        self.indices = index
 
     def __len__(self) -> int:
         return len(self.indices)
 
+    @property
+    def ids(self) -> Sequence[ClientId]:
+        """Ids of all users, ascending."""
+        return self.indices.ids
+
     def on(self, device: torch.device) -> "Users":
         """Return the users with ``x`` and ``y`` on a device; ``indices`` stay where they are."""
-        return Users(self.x.to(device), self.y.to(device), self.indices)
+        return self._of(self.x.to(device), self.y.to(device), self.indices)
 
-    def examples(self, user: int) -> tuple[Tensor, Tensor]:
+    def shared(self) -> "Users":
+        """Return a copy in shared memory, which other processes see without copying."""
+        x, y = (t.clone().share_memory_() for t in (self.x, self.y))  # type: ignore[no-untyped-call]
+        return self._of(x, y, self.indices.shared())
+
+    def examples(self, client: ClientId) -> tuple[Tensor, Tensor]:
         """Return one user's examples, shape (its n, ...), and their labels."""
-        rows = self.indices[user]
+        rows = self.indices[client]
         return self.x[rows], self.y[rows]
+
+    @classmethod
+    def _of(cls, x: Tensor, y: Tensor, indices: Index) -> "Users":
+        """Return users of parts that were checked before."""
+        made = cls.__new__(cls)
+        made.x, made.y, made.indices = x, y, indices
+        return made
+
+
+def _refuse_types(x: Tensor, y: Tensor) -> None:
+    """Raise unless two tensors are examples and labels."""
+    for name, tensor, kinds in (("x", x, _X), ("y", y, _Y)):
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(
+                f"{name}: is a {type(tensor).__name__}; must be a tensor. "
+                "privpart.data.from_tensors converts arrays."
+            )
+        if not tensor.dim():
+            raise ConfigError(f"{name}: is a single number; must have one row per example.")
+        if tensor.dtype not in kinds:
+            raise ConfigError(
+                f"{name}: has type {tensor.dtype}; must be {' or '.join(map(str, kinds))}. "
+                f"{name}.float() converts values, {name}.long() converts "
+                f"{'token ids' if name == 'x' else 'labels'}."
+            )
+    if len(x) != len(y):
+        raise ConfigError(f"x has {len(x)} rows, y has {len(y)}: each example needs one label.")
+
+
+def _refuse_not_finite(name: str, tensor: Tensor, index: Index) -> None:
+    """Raise if a row that somebody holds contains NaN or infinity."""
+    bad = not_finite(tensor)
+    held = [] if bad is None else index.held(bad.cpu())[:1].tolist()
+    for row in held:
+        raise ConfigError(
+            f"{name}, row {row} (client {index.owner(row)!r}): holds NaN or infinity; must be "
+            "finite numbers. Remove the row or fill the gap."
+        )

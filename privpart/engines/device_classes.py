@@ -19,7 +19,7 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.engines.embedded import EmbeddedEngine
-from privpart.messages import ClientUpdate, RoundTask
+from privpart.messages import ClientHealth, ClientId, ClientUpdate, RoundTask
 from privpart.model import PartialModel
 
 
@@ -48,7 +48,7 @@ class DeviceClasses:
         self,
         server_model: PartialModel,
         engines: Sequence[EmbeddedEngine],
-        class_of: Callable[[int], int],
+        class_of: Callable[[ClientId], int],
     ) -> None:
         if not engines:
             raise ConfigError("engines=[]: must have at least one, one per class of devices.")
@@ -57,6 +57,7 @@ class DeviceClasses:
             _refuse_another_model(server_model, engine.model, number)
         self.engines = engines
         self.class_of = class_of
+        self._health: list[ClientHealth] = []
         self._trained = [
             torch.cat([torch.arange(*spans[name]) for name in engine.model.trainable])
             for engine in engines
@@ -72,6 +73,7 @@ class DeviceClasses:
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, shape (d,), zero where its class does not train."""
+        self._health = []
         for client in task.clients:
             number = self._class(client)
             rows = self._trained[number]
@@ -82,8 +84,23 @@ class DeviceClasses:
                 filled = torch.zeros_like(start)
                 filled[rows] = update.update
                 yield replace(update, update=filled)
+            if (found := self.engines[number].health()) is not None:
+                self._health.append(found)
 
-    def _class(self, client: int) -> int:
+    def health(self) -> ClientHealth | None:
+        """Return how the clients of the last round trained; None if no engine measures it.
+
+        Not for release: no guarantee covers it.
+        """
+        if not any(engine.options.health for engine in self.engines):
+            return None
+        return ClientHealth(
+            tuple(loss for each in self._health for loss in each.losses),
+            tuple(norm for each in self._health for norm in each.norms),
+            sum(each.clipped for each in self._health),
+        )
+
+    def _class(self, client: ClientId) -> int:
         number = checks.count("class_of", self.class_of(client), minimum=0)
         if number >= len(self.engines):
             raise ConfigError(

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining
+from privpart.client import LocalTraining, Watch
+from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.device import find_device, one_thread
 from privpart.engines.frozen_prefix import Features, split
+from privpart.engines.memory import ClientsWithMemory
 from privpart.engines.methods import LocalComputation, Method, choose, prefix_fits
-from privpart.engines.moon import MoonClients
-from privpart.engines.options import EngineOptions
+from privpart.engines.options import EngineOptions, changes_inputs
 from privpart.engines.workers import Workers
-from privpart.messages import ClientUpdate, CohortSum, RoundTask
+from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, RoundTask
 from privpart.model import PartialModel
 
 _TURNS = 2
@@ -31,7 +32,9 @@ class EmbeddedEngine:
 
     Args:
         model: shared by all clients, which train its trainable part and rebuild the rest.
-        users: the clients' data.
+        clients: the clients' data. ``Users`` has all of it in memory, and the fastest ways to
+            compute its clients; of any other population, each client's examples are fetched when
+            it trains, and clients are computed one after another.
         local: how each client trains, or a function from the round, counted from 0, to that.
         data_seed: order of examples; each (round, client) has its own generator, so the result
             does not depend on the order in which clients run.
@@ -54,7 +57,7 @@ class EmbeddedEngine:
     def __init__(
         self,
         model: PartialModel,
-        users: Users,
+        clients: Users | Clients,
         *,
         local: LocalTraining | Callable[[int], LocalTraining],
         data_seed: int,
@@ -62,12 +65,12 @@ class EmbeddedEngine:
         **options: Any,  # noqa: ANN401  EngineOptions checks them
     ) -> None:
         self.options = EngineOptions(**options)
+        self.model = model
+        self.clients = clients
         if isinstance(local, LocalTraining):
-            self.options.refuse(local)
+            self._refuse(local)
         if self.options.cache_prefix:
             _frozen_prefix(model)
-        self.model = model
-        self.users = users
         self.local = local
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self.workers = self.options.workers
@@ -76,7 +79,7 @@ class EmbeddedEngine:
         self.method = self._fixed_method()
         self._use_ghost_sum = False  # until the first round finds it faster
         self._report = report or _to_stderr
-        self._moon = MoonClients(model, users, data_seed, self._report)
+        self._with_memory = ClientsWithMemory(model, clients, data_seed, self._report)
         self._device = find_device(self.options.device)
         self._cache_prefix = self.options.cache_prefix
         if self._cache_prefix is None and self.method and not self.method.vectorized:
@@ -84,6 +87,8 @@ class EmbeddedEngine:
         self._computation: LocalComputation | None = None
         self._pool: Workers | None = None
         self._frozen_version = model.frozen_version
+        self._watched: list[tuple[float | None, float]] = []
+        self._watched_clip_norm: float | None = None
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, shape (d,), in the order of the task.
@@ -96,11 +101,14 @@ class EmbeddedEngine:
         """
         local = self.local_of(task.round)
         if local is not self.local or task.active is not None:  # unknown when the engine was made
-            self.options.refuse(local, groups_take_turns=task.active is not None)
-        if local.objective == "moon":
-            if self._moon.empty and self.workers > 1:
-                self._report("engine: moon's clients keep models, so one process computes them all")
-            yield from self._moon.run(task, start, local)
+            self._refuse(local, groups_take_turns=task.active is not None)
+        self._forget_health(task)
+        if self._needs_memory(local):
+            if self._with_memory.empty and self.workers > 1:
+                self._report(
+                    "engine: clients keep models or local parts, so one process computes them all"
+                )
+            yield from self._with_memory.run(task, start, local, self._watch)
             return
         computation = self._ready(task, start, local)
         for client, update in self._updates(computation, task, start, local):
@@ -113,8 +121,9 @@ class EmbeddedEngine:
             WorkerError, ConfigError: as ``run`` does.
         """
         local = self.local_of(task.round)
-        if not self._may_sum or local.objective == "moon" or task.sum_clip_norm == 0:
+        if not self._may_sum or self._needs_memory(local) or task.sum_clip_norm == 0:
             return None
+        self._forget_health(task)
         computation = self._ready(task, start, local)
         most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0
         return self._sums(computation, task, start, local, most) if most else None
@@ -122,6 +131,38 @@ class EmbeddedEngine:
     def local_of(self, round_: int) -> LocalTraining:
         """Return how clients train in a round."""
         return self.local if isinstance(self.local, LocalTraining) else self.local(round_)
+
+    @property
+    def users(self) -> Users:
+        """The clients' data, where all of it is in memory.
+
+        Raises:
+            ConfigError: each client's examples are fetched when it trains.
+        """
+        if not isinstance(self.clients, Users):
+            raise ConfigError(
+                f"clients: {type(self.clients).__name__} fetches each client's examples; this "
+                "needs Users, which have them in memory."
+            )
+        return self.clients
+
+    def health(self) -> ClientHealth | None:
+        """Return how the clients of the last round trained; None without ``health=True``.
+
+        Not for release: no guarantee covers it.
+        """
+        if not self.options.health or self._watched_clip_norm is None:
+            return None
+        losses, norms = tuple(zip(*self._watched, strict=True)) or ((), ())
+        within = sum(norm <= self._watched_clip_norm for norm in norms)
+        return ClientHealth(losses, norms, len(norms) - within)
+
+    def own_part(self, client: ClientId) -> Tensor | None:
+        """Return the local part that a client kept, shape (l,); None before its first round.
+
+        On a device it would never leave; here it serves to evaluate the client's own model.
+        """
+        return self._with_memory.own_part(client)
 
     def close(self) -> None:
         """End the worker processes; the next round starts new ones."""
@@ -142,13 +183,33 @@ class EmbeddedEngine:
             return None
         return Method(options.batching == "vmap", bfloat16=self._bfloat16)
 
+    def _refuse(self, local: LocalTraining, *, groups_take_turns: bool = False) -> None:
+        self.options.refuse(
+            local,
+            groups_take_turns=groups_take_turns,
+            fetches=not isinstance(self.clients, Users),
+            local_parts=self.model.own.numel() > 0,
+        )
+
+    def _needs_memory(self, local: LocalTraining) -> bool:
+        return local.objective == "moon" or self.model.own.numel() > 0
+
+    def _forget_health(self, task: RoundTask) -> None:
+        self._watched = []
+        self._watched_clip_norm = task.clip_norm
+
+    @property
+    def _watch(self) -> Watch | None:
+        watched = self._watched
+        return (lambda *seen: watched.append(seen)) if self.options.health else None
+
     @property
     def _bfloat16(self) -> bool:
         return self.options.precision == "bfloat16"
 
     def _updates(
         self, computation: LocalComputation, task: RoundTask, start: Tensor, local: LocalTraining
-    ) -> Iterator[tuple[int, Tensor]]:
+    ) -> Iterator[tuple[ClientId, Tensor]]:
         method = self.method or Method()
         chunks = self._chunks(task.clients)
         if self.workers == 1:
@@ -156,11 +217,11 @@ class EmbeddedEngine:
                 updates = torch.empty(len(chunk), self.model.active_dim(task.active))
                 # Workers have one thread each; sums over more threads are rounded differently.
                 with one_thread(self.options.deterministic):
-                    computation.updates(task, chunk, start, method, updates)
+                    computation.updates(task, chunk, start, method, updates, self._watch)
                 yield from zip(chunk, updates, strict=True)
             return
         with self._pool_for(computation) as pool:
-            yield from pool.updates(task, start, local, method, chunks)
+            yield from pool.updates(task, start, local, method, chunks, self._watch)
 
     def _sums(
         self,
@@ -174,16 +235,17 @@ class EmbeddedEngine:
         if self.workers == 1:
             for chunk in chunks:
                 total = torch.empty(self.model.dim, dtype=torch.float64)
-                yield task.sum_of(chunk, total, computation.sum(task, chunk, start, total))
+                unclipped = computation.sum(task, chunk, start, total, self._watch)
+                yield task.sum_of(chunk, total, unclipped)
             return
         with self._pool_for(computation) as pool:
-            for chunk, total, unclipped in pool.sums(task, start, local, chunks):
+            for chunk, total, unclipped in pool.sums(task, start, local, chunks, self._watch):
                 yield task.sum_of(chunk, total, unclipped)
 
     def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalComputation:
         """Return this process's computation; choose the method in the first round with examples."""
         computation = self._computation_of(local)
-        if self.method is None and any(len(self.users.indices[c]) for c in task.clients):
+        if self.method is None and computation.any_examples(task.clients):
             self.method, fastest, reason = choose(
                 computation, task, start, bfloat16=self._bfloat16, sums=self._may_sum
             )
@@ -207,6 +269,11 @@ class EmbeddedEngine:
             elif self._device.type != "cpu":  # the device holds a stale copy
                 self._computation = None
         self._frozen_version = version
+        cached = self._computation is not None and self._computation.features is not None
+        if cached and changes_inputs(local):  # a schedule's training that the cache does not fit
+            self._cache_prefix = False
+            self._computation = None
+            self.close()
         if self._computation is None:
             self._computation = self._new_computation(local)
         self._computation.local = local
@@ -214,9 +281,11 @@ class EmbeddedEngine:
 
     def _new_computation(self, local: LocalTraining) -> LocalComputation:
         model = self.model.on(self._device)
-        users = self.users.on(self._device)
+        if not isinstance(self.clients, Users):
+            return LocalComputation(model, self.clients, local=local, data_seed=self.data_seed)
+        users = self.clients.on(self._device)
         parts = None
-        if self._cache_prefix is not False:
+        if self._cache_prefix is not False and not changes_inputs(local):
             parts = _frozen_prefix(model) if self._cache_prefix else split(model)
         features = None
         if parts is not None and (self._cache_prefix or prefix_fits(parts[0], users.x)):
@@ -235,7 +304,7 @@ class EmbeddedEngine:
             self._pool = Workers(
                 self.workers,
                 self.model,
-                self.users,
+                self.clients,
                 data_seed=self.data_seed,
                 features=computation.features,
                 largest=self._chunk_size,
@@ -250,7 +319,7 @@ class EmbeddedEngine:
                 self._pool = None
             raise
 
-    def _chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
+    def _chunks(self, clients: Sequence[ClientId]) -> list[Sequence[ClientId]]:
         vectorized = self.method is not None and self.method.vectorized
         cut = equal_chunks if vectorized or self.workers == 1 else decreasing_chunks
         return cut(clients, self._chunk_size, self.workers)
@@ -275,7 +344,7 @@ def _to_stderr(sentence: str) -> None:
     sys.stderr.write(f"privpart: {sentence}\n")
 
 
-def equal_chunks(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]]:
+def equal_chunks(clients: Sequence[ClientId], most: int, workers: int) -> list[Sequence[ClientId]]:
     """Return chunks of at most ``most`` clients whose sizes differ by at most one."""
     count = max(1, -(-len(clients) // most), min(workers, len(clients)))
     # a multiple of the workers: otherwise all would wait for those that compute one chunk more
@@ -284,7 +353,9 @@ def equal_chunks(clients: Sequence[int], most: int, workers: int) -> list[Sequen
     return [clients[i:j] for i, j in pairwise(ends) if i < j]
 
 
-def decreasing_chunks(clients: Sequence[int], most: int, workers: int) -> list[Sequence[int]]:
+def decreasing_chunks(
+    clients: Sequence[ClientId], most: int, workers: int
+) -> list[Sequence[ClientId]]:
     """Return chunks of at most ``most`` clients by factoring (Hummel, Schonberg and Flynn 1992).
 
     Chunks get smaller, so that all workers finish at about the same time.

@@ -50,7 +50,7 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
         return None
     parameters = dict(network.named_parameters())
     # by name, because requires_grad changes from round to round if groups take turns
-    trained = {id(parameters[name]) for name in model.trainable}
+    trained = {id(parameters[name]) for name in (*model.trainable, *model.local)}
     layers = named_layers(network)
     length = next(
         (k for k, (_, layer) in enumerate(layers) if not _fixed(layer, trained)), len(layers)

@@ -106,7 +106,8 @@ class GhostSum:
         parameters = [p for _, p in model.module.named_parameters(remove_duplicate=False)]
         own = {id(parameter) for layer in layers for parameter in layer.parameters()}
         return (
-            functions_of_the_example(model.module)
+            not model.local  # which differ from client to client
+            and functions_of_the_example(model.module)
             # fewer if parameters are tied, or belong to the sequence and not to a layer
             and len(own) == len(parameters)
             and not any(getattr(layer, "inplace", False) for layer in layers)
@@ -131,6 +132,7 @@ class GhostSum:
         learning_rate: float,
         clip_norm: float,
         out: Tensor,
+        watch: Callable[[Tensor], None] | None = None,
     ) -> int:
         """Write the sum of all clients' clipped updates into ``out``.
 
@@ -141,6 +143,7 @@ class GhostSum:
             learning_rate: of the step.
             clip_norm: bound on the norm of each update.
             out: overwritten, shape (d,), float64.
+            watch: called with the norms of the updates before clipping, shape (V,).
 
         Returns:
             The number of clients whose update was not longer than ``clip_norm``.
@@ -156,9 +159,11 @@ class GhostSum:
         norms = (
             torch.stack([update.squared_norms() for update in updates.values()]).sum(dim=0).sqrt()
         )
+        if watch is not None:
+            watch(norms)
         absent = ~norms.isfinite()
         if absent.any():
-            norms[absent] = 0.0
+            norms = norms.masked_fill(absent, 0.0)
             for update in updates.values():
                 update.drop(absent)
         weights = factors(norms, clip_norm)

@@ -1,9 +1,12 @@
 """Methods: the ways to compute the updates of simulated clients, and the choice among them.
 
 ``LocalComputation`` computes clients with a given method. ``choose`` finds the fastest one: the
-structure of the network decides which methods are possible, then a few clients are timed.
+structure of the network decides which methods are possible, then a few clients are timed. Both are
+one file, because what a method needs of clients and training is what makes it a candidate.
 """
 
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -18,8 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from privpart.client import LocalTraining, client_update
-from privpart.clip import clip
+from accounting.checks import ConfigError
+from privpart.client import LocalTraining, Watch, client_update, error_in, seeded
+from privpart.clip import clip, l2_norm
+from privpart.data.batches import Batch, count_rows, map_tensors
+from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.device import clock, full_float32, namespace
 from privpart.engines.frozen_prefix import Features, feature_bytes
@@ -28,12 +34,12 @@ from privpart.engines.onednn import by_onednn, worth_onednn
 from privpart.engines.vectorized import (
     LARGEST_PASS,
     VectorizedTraining,
+    losses_of,
     padded_batches,
     single_step,
-    sum_of_losses,
     to_channels_last,
 )
-from privpart.messages import RoundTask
+from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
 
 _PASS_BYTES = 2**24
@@ -80,7 +86,8 @@ class LocalComputation:
     Args:
         model: shared by all clients, which are computed on its device; its trained part is
             overwritten.
-        users: the clients' data, on the model's device.
+        clients: the clients' data; that of ``Users`` is on the model's device. Of any other kind,
+            each client's examples are fetched when the client is computed, one after another.
         local: how each client trains.
         data_seed: order of examples; each (round, client) has its own generator, so no result
             depends on which clients ran before it.
@@ -90,14 +97,14 @@ class LocalComputation:
     def __init__(
         self,
         model: PartialModel,
-        users: Users,
+        clients: Users | Clients,
         *,
         local: LocalTraining,
         data_seed: int,
         features: Features | None = None,
     ) -> None:
         self.model = model
-        self.users = users
+        self.clients = clients
         self.features = features
         self.convolutional = any(isinstance(m, nn.Conv2d) for m in model.module.modules())
         self._data_seed = data_seed
@@ -119,12 +126,46 @@ class LocalComputation:
         return self.model.flat.device
 
     @property
+    def users(self) -> Users:
+        """The clients' data, if all of it is in memory."""
+        if not isinstance(self.clients, Users):
+            raise TypeError("the examples of these clients are fetched one client at a time")
+        return self.clients
+
+    @property
     def x(self) -> Tensor:
         """All examples as the model takes them, shape (n, ...): features if there is a cache."""
         return self.users.x if self.features is None else self.features.values
 
+    @property
+    def one_at_a_time(self) -> str:
+        """Why the clients can only be computed one after another; empty if other ways exist."""
+        local = self.local
+        if not isinstance(self.clients, Users):
+            return "each client's examples are fetched when it trains"
+        if local.augment is not None:
+            return "batches are augmented"
+        if not isinstance(local.loss, str):
+            return "the loss is a function"
+        if any(isinstance(layer, nn.EmbeddingBag) for layer in self.model.module.modules()):
+            return "torch.func has no batched nn.EmbeddingBag"
+        # padding needs labels
+        return "" if local.loss == "cross_entropy" else f"the loss is {local.loss}"
+
+    def any_examples(self, clients: Sequence[ClientId]) -> bool:
+        """Return whether one of the clients has examples; those that are fetched count as some."""
+        if not isinstance(self.clients, Users):
+            return bool(clients)
+        return any(len(self.clients.indices[client]) for client in clients)
+
     def updates(
-        self, task: RoundTask, clients: Sequence[int], start: Tensor, method: Method, out: Tensor
+        self,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        method: Method,
+        out: Tensor,
+        watch: Watch | None = None,
     ) -> None:
         """Write each client's clipped update into a row of ``out``, shape (clients, c).
 
@@ -137,19 +178,38 @@ class LocalComputation:
             start: the round's trained part, shape (d,), on the CPU.
             method: how to compute them; not ``ghost_sum``.
             out: overwritten, on the CPU; c is the number of active parameters.
+            watch: called once per client, in order.
+
+        Raises:
+            ConfigError: a client's examples cannot be trained on; the sentence names the client.
         """
-        with full_float32(self.device):
-            self._updates(task, clients, start.to(self.device), method, out[: len(clients)])
+        with full_float32(self.device), unwritten(self.model):
+            self._updates(task, clients, start.to(self.device), method, out[: len(clients)], watch)
 
     def _updates(
-        self, task: RoundTask, clients: Sequence[int], start: Tensor, method: Method, out: Tensor
+        self,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        method: Method,
+        out: Tensor,
+        watch: Watch | None,
     ) -> None:
-        rows = self._rows(clients)
         generators = [client_generator(self._data_seed, task.round, client) for client in clients]
-        if method.vectorized and can_vectorize(self.local, task.active):
-            self._vectorized_updates(task, start, rows, generators, method.channels_last, out)
-            return
-        x, y = self.x, self.users.y
+        vectorized = method.vectorized and not self.one_at_a_time
+        if vectorized and can_vectorize(self.local, task.active):
+            rows = self._rows(clients)
+            try:
+                self._vectorized_updates(
+                    task, start, rows, generators, method.channels_last, out, watch
+                )
+            except (IndexError, RuntimeError) as error:
+                if not _out_of_range(error):
+                    raise
+            else:
+                return
+            # a word or label is out of range: one client after another says whose it is
+            generators = [client_generator(self._data_seed, task.round, c) for c in clients]
         # autocast's cache would keep the weights of the first step for all later steps
         rounded = torch.autocast(
             self.device.type, torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
@@ -161,18 +221,33 @@ class LocalComputation:
             if method.onednn:
                 how.enter_context(by_onednn(module))
             how.enter_context(rounded)
-            for to, own, generator in zip(out, rows, generators, strict=True):
-                client_update(
-                    self.model,
-                    start,
-                    x[own],
-                    y[own],
-                    local=self.local,
-                    clip_norm=task.clip_norm,
-                    generator=generator,
-                    active=task.active,
-                    out=to,
-                )
+            each = zip(clients, self._examples(clients, generators), out, generators, strict=True)
+            for client, examples, to, generator in each:
+                with naming(client):
+                    client_update(
+                        self.model,
+                        start,
+                        examples,
+                        local=self.local,
+                        clip_norm=task.clip_norm,
+                        generator=generator,
+                        active=task.active,
+                        out=to,
+                        watch=watch,
+                    )
+
+    def _examples(
+        self, clients: Sequence[ClientId], generators: Sequence[torch.Generator]
+    ) -> Iterator[Batch]:
+        """Yield each client's examples."""
+        if isinstance(self.clients, Users):
+            rows = self._rows(clients)
+            x, y = self.x, self.clients.y
+            yield from ((x[own], y[own]) for own in rows)
+            return
+        for client, generator in zip(clients, generators, strict=True):
+            examples = fetched(self.clients, client, generator)
+            yield map_tensors(lambda tensor: tensor.to(self.device), examples)
 
     def _vectorized_updates(
         self,
@@ -182,7 +257,10 @@ class LocalComputation:
         generators: Sequence[torch.Generator],
         channels_last: bool,
         out: Tensor,
+        watch: Watch | None,
     ) -> None:
+        losses: list[float | None] | None = None if watch is None else [None] * len(rows)
+        norms = [0.0] * len(rows)
         unclipped = out if start.is_cpu else torch.empty_like(out, device=start.device)
         for place in self._vectorized.updates(
             start,
@@ -192,16 +270,29 @@ class LocalComputation:
             generators,
             out=unclipped,
             channels_last=channels_last,
+            losses=losses,
         ):
             update = out[place]
             # Clipped on the CPU, as in ``client_update``: the guarantee rests on its rounding.
             if unclipped is not out:
                 update.copy_(unclipped[place])
+            if watch is not None:
+                norms[place] = l2_norm(update)
             clipped = clip(update, task.clip_norm, out=update)
             if clipped is not update:
                 update.copy_(clipped)
+        if watch is not None and losses is not None:
+            for loss, norm in zip(losses, norms, strict=True):
+                watch(loss, norm)
 
-    def sum(self, task: RoundTask, clients: Sequence[int], start: Tensor, out: Tensor) -> int:
+    def sum(
+        self,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        out: Tensor,
+        watch: Watch | None = None,
+    ) -> int:
         """Write the sum of clients' clipped updates into ``out``, shape (d,), float64.
 
         At most ``clients_per_ghost_sum(task)`` clients, which must not be 0.
@@ -216,16 +307,35 @@ class LocalComputation:
         # ``batch_size`` rows for each client, whatever it holds: a product with another number of
         # rows rounds differently, by which one client's data would reach the others' updates.
         x, y = padded_batches(self.x, self.users.y, batches, self.local.batch_size)
-        return self._ghost_sum.sum(
-            start,
-            x,
-            lambda logits: sum_of_losses(logits.view(*y.shape[:2], *logits.shape[1:]), y),
-            learning_rate=self.local.learning_rate,
-            clip_norm=task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm,
-            out=out,
-        )
+        losses: list[float] = []
+        norms: list[float] = []
 
-    def _first_batch(self, task: RoundTask, client: int, own: Tensor) -> Tensor:
+        def total_loss(logits: Tensor) -> Tensor:
+            each = losses_of(logits.view(*y.shape[:2], *logits.shape[1:]), y)
+            if watch is not None:
+                losses.extend(each.tolist())
+            return each.sum()
+
+        try:
+            count = self._ghost_sum.sum(
+                start,
+                x,
+                total_loss,
+                learning_rate=self.local.learning_rate,
+                clip_norm=task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm,
+                out=out,
+                watch=None if watch is None else lambda each: norms.extend(each.tolist()),
+            )
+        except IndexError:  # a word or label out of range: one after another says whose it is
+            each = torch.empty(len(clients), self.model.dim)
+            self.updates(task, clients, start, Method(), each)
+            raise
+        if watch is not None:
+            for loss, norm, batch in zip(losses, norms, batches, strict=True):
+                watch(loss if len(batch) else None, norm)
+        return count
+
+    def _first_batch(self, task: RoundTask, client: ClientId, own: Tensor) -> Tensor:
         if len(own) <= self.local.batch_size:
             return own  # all of them, so their order does not matter
         generator = client_generator(self._data_seed, task.round, client)
@@ -238,7 +348,7 @@ class LocalComputation:
         depends neither on who is asked nor on what clients hold.
         """
         local = self.local
-        supported = single_step(local) and local.loss == "cross_entropy"
+        supported = single_step(local) and not self.one_at_a_time
         if self._ghost_sum is None or not supported or not can_vectorize(local, task.active):
             return 0
         if len(set(task.clients)) < len(task.clients):
@@ -247,7 +357,7 @@ class LocalComputation:
         materialized = _PASS_BYTES // (4 * max(1, self._ghost_sum.materialized))
         return min(examples // local.batch_size, max(1, materialized))
 
-    def _rows(self, clients: Sequence[int]) -> list[Tensor]:
+    def _rows(self, clients: Sequence[ClientId]) -> list[Tensor]:
         """Return each client's rows of ``x``, and compute the features that are missing there."""
         rows = [self.users.indices[client] for client in clients]
         if self.features is not None and rows:
@@ -255,15 +365,74 @@ class LocalComputation:
         return rows
 
 
+def _out_of_range(error: Exception) -> bool:
+    """Return whether torch, or vmap in its own words, says that a word or label is out of range."""
+    return isinstance(error, IndexError) or "out of bounds" in str(error)
+
+
+@contextmanager
+def naming(client: ClientId) -> Iterator[None]:
+    """Within this context, name the client in every ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"client {client!r}: {error}") from error
+
+
+@contextmanager
+def unwritten(model: PartialModel) -> Iterator[None]:
+    """Within this context, clients train; raise ConfigError if that changed the frozen part.
+
+    ``PartialModel.lent`` sees ordinary writes, but not those to ``parameter.data``, by which one
+    client's data would reach the updates of others.
+    """
+    before = model.frozen_sum()
+    yield
+    if model.frozen_sum() != before:
+        raise ConfigError(
+            "a frozen parameter was written to through .data during training: such a change is "
+            "neither clipped nor noised. Let it train, or do not write to it; and build the model "
+            "again."
+        )
+
+
+def fetched(clients: Clients, client: ClientId, generator: torch.Generator) -> Batch:
+    """Return one client's examples; the seed of ``generator`` also seeds torch's random numbers.
+
+    Raises:
+        ConfigError: they cannot be fetched, or are not a nest of tensors with a row per example.
+    """
+    # another seed than those of the order of examples and of dropout
+    seed = generator.initial_seed() ^ 2
+    with seeded(seed, torch.device("cpu"), everything=True), naming(client):
+        try:
+            examples = clients.examples(client)
+        except (ConfigError, MemoryError):
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"its examples cannot be fetched: {error_in(error, clients.examples)}"
+            ) from error
+        count_rows(examples)
+        return examples
+
+
 def can_vectorize(local: LocalTraining, active: Sequence[int] | None) -> bool:
     """Return whether clients can be vectorized: all groups train, with the objective fedavg."""
     return active is None and local.objective == "fedavg"
 
 
-def client_generator(data_seed: int, round_: int, client: int) -> torch.Generator:
+def client_generator(data_seed: int, round_: int, client: ClientId) -> torch.Generator:
     """Return the generator of one client in one round; other clients have no influence on it."""
-    address = np.random.SeedSequence((data_seed, round_, client)).generate_state(1)
+    number = client if isinstance(client, int) and client >= 0 else _number_of(client)
+    address = np.random.SeedSequence((data_seed, round_, number)).generate_state(1)
     return torch.Generator().manual_seed(int(address[0]))
+
+
+def _number_of(client: ClientId) -> int:
+    """Return the hash of an id that is a string or a negative number, 256 bits."""
+    digest = hashlib.sha256(b"privpart/client id/" + json.dumps(client).encode())
+    return int.from_bytes(digest.digest(), "big")
 
 
 @contextmanager
@@ -320,6 +489,9 @@ def choose(
         The fastest method for single updates, the fastest one for updates or their sum, and the
         reason as a phrase.
     """
+    if why := computation.one_at_a_time:
+        only = Method(bfloat16=bfloat16)
+        return only, only, why
     candidates = _candidates(computation, task, bfloat16=bfloat16)
     if sums and computation.clients_per_ghost_sum(task):
         candidates.append(Method(ghost_sum=True))
@@ -342,11 +514,6 @@ def choose(
 def _candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool) -> list[Method]:
     """Return the methods worth timing; the first, one client after another, always works."""
     convolutional = computation.convolutional
-    layers = computation.model.module.modules()
-    bags = any(isinstance(layer, nn.EmbeddingBag) for layer in layers)
-    # torch.func has no batched nn.EmbeddingBag, and padding needs labels
-    if bags or computation.local.loss != "cross_entropy":
-        return [Method(bfloat16=bfloat16)]
     methods = [Method(bfloat16=bfloat16)]
     if convolutional:
         methods.append(Method(channels_last=True, bfloat16=bfloat16))
@@ -374,7 +541,7 @@ def _batch_rows(computation: LocalComputation) -> int:
 def _how_many_to_time(
     computation: LocalComputation,
     task: RoundTask,
-    one: Sequence[int],
+    one: Sequence[ClientId],
     start: Tensor,
     method: Method,
 ) -> int:
@@ -388,7 +555,7 @@ def _how_many_to_time(
 def _time_agreeing(
     computation: LocalComputation,
     task: RoundTask,
-    clients: Sequence[int],
+    clients: Sequence[ClientId],
     start: Tensor,
     candidates: Sequence[Method],
     out: Tensor,
@@ -400,7 +567,7 @@ def _time_agreeing(
     for method in candidates:
         try:
             took = _seconds(computation, task, clients, start, method, out)
-        except RuntimeError:
+        except Exception:
             if reference is None:
                 raise
             notes.append(f"; {method} fails")  # torch.func does not support every network
@@ -428,7 +595,7 @@ def _agree(found: Tensor, reference: Tensor) -> bool:
 def _seconds(
     computation: LocalComputation,
     task: RoundTask,
-    clients: Sequence[int],
+    clients: Sequence[ClientId],
     start: Tensor,
     method: Method,
     out: Tensor,

@@ -46,6 +46,8 @@ class EngineOptions:
         device: "cpu" or an accelerator, such as "cuda:1", which one process drives. Updates are
             still clipped on the CPU. The order of the examples is the same on every device; dropout
             masks differ.
+        health: measure each client's loss, and the norm of its update before clipping, see
+            ``ClientHealth``. Neither is for release.
 
     Raises:
         ConfigError: a value that is not allowed, or options that contradict each other.
@@ -58,6 +60,7 @@ class EngineOptions:
     precision: Precision = "float32"
     sums: bool = False
     device: "str | torch.device" = "cpu"
+    health: bool = False
 
     def __post_init__(self) -> None:
         checks.count("workers", self.workers)
@@ -102,7 +105,13 @@ class EngineOptions:
         return max(1, min(_LARGEST_CHUNK, _CHUNK_BYTES // (4 * dim)))
 
     def refuse(
-        self, local: "LocalTraining", *, groups_take_turns: bool = False, selects: bool = False
+        self,
+        local: "LocalTraining",
+        *,
+        groups_take_turns: bool = False,
+        selects: bool = False,
+        fetches: bool = False,
+        local_parts: bool = False,
     ) -> None:
         """Check that a training uses every option that was set.
 
@@ -110,6 +119,9 @@ class EngineOptions:
             local: how each client trains.
             groups_take_turns: whether only some groups of parameters train in a round.
             selects: whether clients download slices of the model (``SelectEngine``).
+            fetches: whether each client's examples are fetched when it trains, as those of any
+                population but ``Users`` are.
+            local_parts: whether the model has parameters that never leave the client.
 
         Raises:
             ConfigError: an option that this training would ignore, or that its first round could
@@ -119,18 +131,31 @@ class EngineOptions:
             raise ConfigError(
                 f"workers={self.workers}: clients that select run in one process; use 1."
             )
-        plain = local.objective == "fedavg" and local.loss == "cross_entropy"
-        if self.batching == "vmap" and (selects or groups_take_turns or not plain):
-            raise ConfigError(
-                "batching=vmap: clients that select, train groups in turn, or have another "
-                "objective than fedavg or another loss than cross_entropy are computed one after "
-                "another; use auto or loop."
-            )
-        if selects or local.objective == "moon":
+        if selects and self.health:
+            raise ConfigError("health=True: clients that select are not measured; leave it out.")
+        if selects or local.objective == "moon" or local_parts:
             self._refuse_all_but_float32_on_cpu()
+        if self.batching == "vmap":
+            plain = local.objective == "fedavg" and local.loss == "cross_entropy"
+            if selects or groups_take_turns or not plain:
+                raise ConfigError(
+                    "batching=vmap: clients that select, train groups in turn, or have another "
+                    "objective than fedavg or another loss than cross_entropy are computed one "
+                    "after another; use auto or loop."
+                )
+            if fetches or local_parts or local.augment is not None:
+                raise ConfigError(
+                    "batching=vmap: clients whose examples are fetched or augmented, or that keep "
+                    "a local part, are computed one after another; use auto or loop."
+                )
+        if self.cache_prefix and (fetches or changes_inputs(local)):
+            raise ConfigError(
+                "cache_prefix=True: needs examples in memory that no augment changes, and a loss "
+                "by name other than model; leave it out."
+            )
 
     def _refuse_all_but_float32_on_cpu(self) -> None:
-        clients = "clients that select, or train with the objective moon,"
+        clients = "clients that select, train with the objective moon, or keep a local part,"
         if self.precision != "float32":
             raise ConfigError(
                 f"precision={self.precision}: {clients} compute in float32; leave it out."
@@ -141,3 +166,12 @@ class EngineOptions:
             raise ConfigError(
                 f"device={self.device}: {clients} are computed on the cpu; leave it out."
             )
+
+
+def changes_inputs(local: "LocalTraining") -> bool:
+    """Return whether a step may compute something else of an example than the whole network's loss.
+
+    The outputs of a frozen prefix cannot take the example's place then.
+    """
+    named = isinstance(local.loss, str) and local.loss != "model"
+    return local.augment is not None or not named

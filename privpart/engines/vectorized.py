@@ -20,20 +20,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import SGD, Adam, Optimizer
 from torch.overrides import TorchFunctionMode
 
-from privpart.client import LocalTraining, loss
+from privpart.client import LocalTraining, logits_of, mean_loss
 from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
-from privpart.model import PartialModel
+from privpart.model import LayerStates, PartialModel
 
 LARGEST_PASS = 256
 """Examples in one pass: of each client here, of all clients in ``ghost_sum``."""
-_PADDING = -100  # the label that ``loss`` ignores
+_PADDING = -100  # the label that ``mean_loss`` ignores
 
 _Logits = Callable[[Sequence[Tensor], Tensor], Tensor]
 """Maps each client's parameters and examples to its logits, shape (V, n, ..., labels)."""
@@ -74,6 +74,7 @@ class VectorizedTraining:
         *,
         out: Tensor,
         channels_last: bool = False,
+        losses: list[float | None] | None = None,
     ) -> Iterator[int]:
         """Write each client's update, not clipped, into its row of ``out``, shape (V, d).
 
@@ -88,25 +89,29 @@ class VectorizedTraining:
             generators: per client, the order of its examples.
             out: overwritten; on the device of ``start``, ``x`` and ``y``.
             channels_last: memory layout of images, shape (n, channels, height, width).
+            losses: V times None; becomes the loss of each client's first step.
 
         Raises:
-            RuntimeError: the network draws random numbers, writes to its buffers, or does something
-                that ``torch.func.vmap`` does not support; or the loss is not "cross_entropy".
+            RuntimeError: the network draws random numbers, keeps anything in its layers, or does
+                something that ``torch.func.vmap`` does not support; the model has local parameters;
+                or the loss is not "cross_entropy".
             ConfigError: the network writes to a frozen parameter.
         """
         if self.local.loss != "cross_entropy":
             raise RuntimeError(f"loss={self.local.loss!r}: vectorized clients need labels")
+        if self._model.local:
+            raise RuntimeError("vectorized clients share all but the trained part; use 'loop'")
         batches = [
             [own[batch] for batch in self.local.batches(len(own), generator)]
             for own, generator in zip(rows, generators, strict=True)
         ]
-        with self._model.lent(start), self._buffers_unchanged():
+        with self._model.lent(start), self._nothing_kept():
             if single_step(self.local):
                 first = [own[0] if own else torch.empty(0, dtype=torch.int64) for own in batches]
-                self._single_step(start, x, y, first, out, channels_last)
+                self._single_step(start, x, y, first, out, channels_last, losses)
                 yield from range(len(out))
             else:
-                yield from self._many_steps(start, x, y, batches, out, channels_last)
+                yield from self._many_steps(start, x, y, batches, out, channels_last, losses)
 
     def _single_step(
         self,
@@ -116,12 +121,20 @@ class VectorizedTraining:
         batches: Sequence[Tensor],
         out: Tensor,
         channels_last: bool,
+        losses: list[float | None] | None,
     ) -> None:
         """Write the updates of one step of SGD, whose momentum starts at zero."""
         if not batches:
             return
         inputs = padded_batches(x, y, batches, self.local.batch_size, channels_last=channels_last)
-        gradients = self._gradients_at_start(self._split(start), *inputs)
+        if losses is None:
+            gradients = self._gradients_at_start(self._split(start), *inputs)
+        else:
+            watched = vmap(grad_and_value(self._loss), in_dims=(None, 0, 0))
+            gradients, values = watched(self._split(start), *inputs)
+            losses[:] = [
+                v if len(b) else None for v, b in zip(values.tolist(), batches, strict=True)
+            ]
         for place, gradient in zip(self._split(out), gradients, strict=True):
             torch.mul(gradient, -self.local.learning_rate, out=place)
         out[torch.tensor([len(rows) == 0 for rows in batches])] = 0.0
@@ -134,6 +147,7 @@ class VectorizedTraining:
         batches: Sequence[Sequence[Tensor]],
         out: Tensor,
         channels_last: bool,
+        losses: list[float | None] | None,
     ) -> Iterator[int]:
         # Clients with the most steps first: those still in training are then a prefix of the stack.
         # Among them, clients with equal batch sizes are neighbours and share one product.
@@ -153,15 +167,22 @@ class VectorizedTraining:
                 yield order[place]
             active = remaining
             these = [batches[order[place]][step] for place in range(active)]
-            self._step(stack, these, examples, logits, optimizer)
+            watched: list[float] | None = None if losses is None or step else []
+            self._step(stack, these, examples, logits, optimizer, watched)
+            if losses is not None and watched is not None:
+                for place, loss in zip(order, watched, strict=False):
+                    losses[place] = loss
 
     @contextmanager
-    def _buffers_unchanged(self) -> Iterator[None]:
-        """Raise if the network wrote to a buffer: one client's data would reach the others."""
+    def _nothing_kept(self) -> Iterator[None]:
+        """Raise if the network kept anything: one client's data would reach the others."""
         before = [(id(buffer), buffer._version) for buffer in self._model.module.buffers()]
+        layers = LayerStates(dict(self._model.module.named_modules()))
         yield
         if before != [(id(buffer), buffer._version) for buffer in self._model.module.buffers()]:
             raise RuntimeError("the network writes to its buffers; use batching='loop'")
+        if layers.changed():
+            raise RuntimeError("the network sets attributes of its layers; use batching='loop'")
 
     def _step(
         self,
@@ -170,8 +191,12 @@ class VectorizedTraining:
         examples: Callable[[Tensor], tuple[Tensor, Tensor]],
         logits: _Logits,
         optimizer: Optimizer | None,
+        watched: list[float] | None,
     ) -> None:
-        """Move the first clients of the stack by one step; without optimizer, by plain SGD."""
+        """Move the first clients of the stack by one step; without optimizer, by plain SGD.
+
+        Their losses are appended to ``watched``, if that is given.
+        """
         first = 0
         # Clients with batches of one size are computed together and nothing is padded: products
         # with another number of rows round differently, which would make one client's update depend
@@ -181,7 +206,9 @@ class VectorizedTraining:
             span = slice(first, first + len(rows))
             first = span.stop
             parts = self._split(stack.flat[span])
-            gradients = _gradients(logits, parts, *examples(rows))
+            gradients, losses = _gradients(logits, parts, *examples(rows))
+            if watched is not None:
+                watched += losses.tolist()
             if optimizer is None:
                 for part, gradient in zip(parts, gradients, strict=True):
                     part.add_(gradient, alpha=-self.local.learning_rate)
@@ -221,11 +248,10 @@ class VectorizedTraining:
     def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         named = dict(zip(self._model.trainable, parts, strict=True))
         with IndexedEmbeddings():
-            logits: Tensor = functional_call(self._model.module, named, (x,))
-        return logits
+            return logits_of(functional_call(self._model.module, named, (x,)))
 
     def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss(self._forward(parts, x), y)
+        return mean_loss(self._forward(parts, x), y)
 
 
 def single_step(local: LocalTraining) -> bool:
@@ -238,25 +264,25 @@ def single_step(local: LocalTraining) -> bool:
 
 def _gradients(
     logits: _Logits, parts: Sequence[Tensor], x: Tensor, y: Tensor
-) -> tuple[Tensor, ...]:
-    """Return each client's gradient at its own parameters, shapes (V, ...)."""
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return each client's gradient at its own parameters, shapes (V, ...), and its loss, (V,)."""
     # No client's loss depends on another's parameters, so the gradient of the sum holds them all.
     # Only the forward pass may use torch.func: its backward pass takes a small network twice as
     # long as autograd's.
     leaves = [part.detach().requires_grad_() for part in parts]
-    total = sum_of_losses(logits(leaves, x), y)
-    return torch.autograd.grad(total, leaves, materialize_grads=True)
+    losses = losses_of(logits(leaves, x), y)
+    return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True), losses.detach()
 
 
-def sum_of_losses(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the sum over clients of ``loss``, shape ().
+def losses_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Return each client's ``mean_loss``, shape (V,).
 
     Args:
         logits: shape (V, n, ..., labels).
         y: labels, shape (V, n, ...); -100 is padding and does not count.
     """
     each = cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(y), -1)
-    return (each.sum(dim=1) / (y != _PADDING).flatten(1).sum(dim=1)).sum()
+    return each.sum(dim=1) / (y != _PADDING).flatten(1).sum(dim=1)
 
 
 def padded_batches(

@@ -7,11 +7,14 @@ finishes first.
 """
 
 import ctypes
+import io
+import pickle
 import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from glob import escape
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -21,35 +24,26 @@ from torch import Tensor
 from torch.multiprocessing import get_context
 
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining
+from privpart.client import LocalTraining, Watch
+from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.frozen_prefix import Features, share, split
 from privpart.engines.methods import LocalComputation, Method
-from privpart.messages import RoundTask
+from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
 
 _SLOTS = 3
 """Chunks that a worker may have computed or queued, so that it does not wait for a busy server."""
 
 
+_Seen = list[tuple[float | None, float]]
+"""What ``Watch`` gets of each client of a chunk; empty if nobody watches."""
+_Answer = tuple[int, int, int, _Seen]
+"""Worker, slot, count of updates that were not clipped, and what was seen."""
+
+
 class WorkerError(RuntimeError):
     """A worker process failed. Nothing of the round was released, and it may be run again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Per user, the rows of its examples, in two tensors: each shared tensor costs a descriptor."""
-
-    joined: Tensor
-    ends: Tensor
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, user: int) -> Tensor:
-        if not -1 < user < len(self.ends):
-            raise IndexError(user)
-        return self.joined[int(self.ends[user - 1]) if user else 0 : int(self.ends[user])]
 
 
 @dataclass(slots=True)
@@ -66,7 +60,8 @@ class Workers:
     Args:
         count: number of processes.
         model: the clients' model; its frozen part must not change from now on.
-        users: the clients' data.
+        clients: the clients' data. Of ``Users``, each process has the same memory; any other
+            population is pickled to each, its tensors shared.
         data_seed: see ``LocalComputation``.
         features: outputs of the frozen prefix, if the clients train only the layers behind it.
         largest: most clients in a chunk of ``updates``.
@@ -77,14 +72,14 @@ class Workers:
             its own.
 
     Raises:
-        ConfigError: the model cannot be sent to another process.
+        ConfigError: the model or the clients cannot be sent to another process.
     """
 
     def __init__(
         self,
         count: int,
         model: PartialModel,
-        users: Users,
+        clients: Users | Clients,
         *,
         data_seed: int,
         features: Features | None,
@@ -101,8 +96,8 @@ class Workers:
         self.open = False
         groups = model.groups
         self._start = share(torch.empty(model.dim))
-        shared = _shared(users)
         self._workers: list[_Worker] = []
+        shared = clients.shared() if isinstance(clients, Users) else _packed(clients, count)
         try:
             for _ in range(count):
                 here, there = context.Pipe()
@@ -130,15 +125,21 @@ class Workers:
         start: Tensor,
         local: LocalTraining,
         method: Method,
-        chunks: Sequence[Sequence[int]],
-    ) -> Iterator[tuple[int, Tensor]]:
+        chunks: Sequence[Sequence[ClientId]],
+        watch: Watch | None = None,
+    ) -> Iterator[tuple[ClientId, Tensor]]:
         """Yield each client and its update, shape (c,), in order; c parameters are active.
 
+        ``watch`` is called once per client, in order.
+
         Raises:
+            ConfigError: the loss or ``augment`` cannot be sent to another process.
             WorkerError: a worker died, or could not compute a client. The pool is then closed.
         """
         dim = self._model.active_dim(task.active)
-        for chunk, worker, slot, _ in self._answers(task, start, local, method, chunks):
+        answers = self._answers(task, start, local, method, chunks, watch is not None)
+        for chunk, worker, slot, _, seen in answers:
+            _tell(watch, seen)
             updates = self._workers[worker].results[slot, : len(chunk), :dim]
             for client, update in zip(chunk, updates, strict=True):
                 # one at a time, because malloc reuses a freed block of that size
@@ -149,15 +150,18 @@ class Workers:
         task: RoundTask,
         start: Tensor,
         local: LocalTraining,
-        chunks: Sequence[Sequence[int]],
-    ) -> Iterator[tuple[Sequence[int], Tensor, int]]:
+        chunks: Sequence[Sequence[ClientId]],
+        watch: Watch | None = None,
+    ) -> Iterator[tuple[Sequence[ClientId], Tensor, int]]:
         """Yield each chunk, the sum of its updates, shape (d,), and how many were not clipped.
 
         Raises:
             WorkerError: as ``updates`` does.
         """
         method = Method(ghost_sum=True)
-        for chunk, worker, slot, unclipped in self._answers(task, start, local, method, chunks):
+        answers = self._answers(task, start, local, method, chunks, watch is not None)
+        for chunk, worker, slot, unclipped, seen in answers:
+            _tell(watch, seen)
             yield chunk, self._workers[worker].totals[slot].clone(), unclipped
 
     def _answers(
@@ -166,14 +170,15 @@ class Workers:
         start: Tensor,
         local: LocalTraining,
         method: Method,
-        chunks: Sequence[Sequence[int]],
-    ) -> Iterator[tuple[Sequence[int], int, int, int]]:
-        """Yield chunk, worker, slot and count in order; the slot is reused afterwards."""
+        chunks: Sequence[Sequence[ClientId]],
+        watches: bool,
+    ) -> Iterator[tuple[Sequence[ClientId], int, int, int, _Seen]]:
+        """Yield chunk and answer in order; the slot is reused afterwards."""
         self.open = True
         self._start.copy_(start)
         todo = deque(enumerate(chunks))
         free = deque((w, slot) for slot in range(_SLOTS) for w in range(len(self._workers)))
-        done: dict[int, tuple[int, int, int]] = {}
+        done: dict[int, _Answer] = {}
         # without the cohort, whose thousands of clients would be sent with every chunk
         task = replace(task, clients=())
         try:
@@ -181,12 +186,12 @@ class Workers:
                 while True:
                     while todo and free:
                         (following, clients), (worker, slot) = todo.popleft(), free.popleft()
-                        self._send(worker, (following, slot, task, clients, local, method))
+                        self._send(worker, (following, slot, task, clients, local, method, watches))
                     if number in done:
                         break
                     done |= self._finished()
-                worker, slot, count = done.pop(number)
-                yield chunk, worker, slot, count
+                worker, slot, count, seen = done.pop(number)
+                yield chunk, worker, slot, count, seen
                 if not self._workers:
                     raise WorkerError("another round began before this one's answers were taken.")
                 free.append((worker, slot))
@@ -209,13 +214,18 @@ class Workers:
             self._workers[number].pipe.send(work)
         except OSError:
             raise self._died(number) from None
+        except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"workers={len(self._workers)}: the loss or augment cannot be sent to another "
+                f"process ({error}). Define it at the top level of a module, or use workers=1."
+            ) from None
 
-    def _finished(self) -> dict[int, tuple[int, int, int]]:
-        """Wait until a worker answers; return chunk -> (worker, slot, count)."""
+    def _finished(self) -> dict[int, _Answer]:
+        """Wait until a worker answers; return its answers by chunk."""
         owners = {w.pipe: n for n, w in enumerate(self._workers)}
         deaths = {w.process.sentinel: n for n, w in enumerate(self._workers)}
         ready = wait([*owners, *deaths])
-        found: dict[int, tuple[int, int, int]] = {}
+        found: dict[int, _Answer] = {}
         for number in (owners[pipe] for pipe in ready if pipe in owners):
             try:
                 answer = self._workers[number].pipe.recv()
@@ -223,8 +233,10 @@ class Workers:
                 raise self._died(number) from None
             if isinstance(answer, str):
                 raise WorkerError(f"worker {number}: {answer} Nothing of this round was released.")
-            chunk, slot, count = answer
-            found[chunk] = (number, slot, count)
+            if isinstance(answer, ConfigError):
+                raise answer
+            chunk, slot, count, seen = answer
+            found[chunk] = (number, slot, count, seen)
         if not found:
             raise self._died(next(deaths[sentinel] for sentinel in ready))
         return found
@@ -252,21 +264,124 @@ def _cause(code: int | None) -> str:
     return f"was ended by {name}{likely.get(name, '')}"
 
 
-def _shared(users: Users) -> Users:
-    """Return a copy of the users in shared memory."""
-    indices = [users.indices[user] for user in range(len(users))]
-    ends = torch.tensor([len(own) for own in indices], dtype=torch.int64).cumsum(0)
-    joined = torch.cat(indices) if indices else torch.empty(0, dtype=torch.int64)
-    tensors = (users.x, users.y, joined, ends)
-    x, y, joined, ends = (share(t.clone()) for t in tensors)
-    return Users(x, y, _Rows(joined, ends))
+_SHARED_FROM = 2**20
+"""Bytes from which a tensor gets shared memory of its own, which costs a file descriptor."""
+_MOST_SHARED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A population pickled once for all processes, its tensors in shared memory."""
+
+    pickled: bytes
+    large: list[Tensor]
+    small: Tensor  # the bytes of all other tensors, one after the other
+
+    def unpacked(self) -> Clients:
+        """Return the population; its tensors are views of the shared memory."""
+        clients: Clients = _Unpickler(self).load()
+        return clients
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles a population without its tensors, which are listed instead."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.large: list[Tensor] = []
+        self._small: list[Tensor] = []
+        self._end = 0
+        # with the tensor, whose id would otherwise be given to another one
+        self._places: dict[int, tuple[Tensor, tuple[Any, ...]]] = {}
+
+    def persistent_id(self, value: object) -> tuple[Any, ...] | None:
+        """Return where a tensor lies, or None for anything else."""
+        if type(value) is not Tensor or value.requires_grad or not value.numel():
+            return None
+        if not value.is_cpu or value.layout is not torch.strided:
+            return None
+        if id(value) not in self._places:
+            self._places[id(value)] = (value, self._place(value))
+        return self._places[id(value)][1]
+
+    def _place(self, tensor: Tensor) -> tuple[Any, ...]:
+        if tensor.nbytes >= _SHARED_FROM and len(self.large) < _MOST_SHARED:
+            self.large.append(tensor)
+            return (len(self.large) - 1, 0, 0, None, None)
+        raw = tensor.contiguous().view(-1).view(torch.uint8)
+        begin = -(-self._end // 16) * 16  # aligned for every type
+        self._small += [torch.zeros(begin - self._end, dtype=torch.uint8), raw]
+        self._end = begin + len(raw)
+        return (None, begin, self._end, tensor.dtype, tensor.shape)
+
+    def small(self) -> Tensor:
+        """Return the bytes of all small tensors in shared memory."""
+        return share(torch.cat([*self._small, torch.empty(0, dtype=torch.uint8)]))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, packed: _Packed) -> None:
+        super().__init__(io.BytesIO(packed.pickled))
+        self._packed = packed
+
+    def persistent_load(self, place: tuple[Any, ...]) -> Tensor:
+        number, begin, end, dtype, shape = place
+        large, small = self._packed.large, self._packed.small
+        if number is not None:
+            return large[int(number)]
+        found: Tensor = small[begin:end].view(dtype).view(shape)
+        return found
+
+
+def _packed(clients: Clients, workers: int) -> _Packed:
+    """Pickle a population for other processes.
+
+    Raises:
+        ConfigError: it cannot be pickled.
+    """
+    stream = io.BytesIO()
+    pickler = _Pickler(stream)
+    try:
+        pickler.dump(clients)
+    except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+        raise ConfigError(
+            f"workers={workers}: the clients cannot be sent to another process ({error}). Define "
+            "their classes at the top level of a module, or use workers=1."
+        ) from None
+    return _Packed(stream.getvalue(), pickler.large, pickler.small())
+
+
+def _tell(watch: Watch | None, seen: _Seen) -> None:
+    if watch is not None:
+        for loss, norm in seen:
+            watch(loss, norm)
+
+
+def _compute(
+    computation: LocalComputation,
+    task: RoundTask,
+    clients: Sequence[ClientId],
+    start: Tensor,
+    method: Method,
+    out: Tensor,
+    watch: Watch | None,
+) -> int:
+    """Compute a chunk; return how many updates of a sum were not clipped."""
+    if method.ghost_sum:
+        return computation.sum(task, clients, start, out, watch)
+    computation.updates(task, clients, start, method, out, watch)
+    return 0
+
+
+def _note(seen: _Seen, loss: float | None, norm: float) -> None:
+    seen.append((loss, norm))
 
 
 def _serve(
     pipe: Connection,
     module: torch.nn.Module,
     groups: Sequence[Sequence[str]],
-    users: Users,
+    clients: "Users | _Packed",
     settings: tuple[int, Features | None],
     start: Tensor,
     results: Tensor,
@@ -284,27 +399,32 @@ def _serve(
     if features is not None:
         parts = split(model)
         model = parts[1] if parts is not None else model
+    population = clients if isinstance(clients, Users) else clients.unpacked()
     computation: LocalComputation | None = None
     while True:
         try:
-            number, slot, task, clients, local, method = pipe.recv()
+            number, slot, task, chunk, local, method, watches = pipe.recv()
         except (EOFError, OSError):
             return
+        except Exception as error:  # such as a loss whose module this process cannot import
+            pipe.send(f"{type(error).__name__}: {error}, while it read its task.")
+            continue
         if computation is None:
             computation = LocalComputation(
-                model, users, local=local, data_seed=data_seed, features=features
+                model, population, local=local, data_seed=data_seed, features=features
             )
         computation.local = local
         try:
-            count = 0
-            if method.ghost_sum:
-                count = computation.sum(task, clients, start, totals[slot])
-            else:
-                dim = model.active_dim(task.active)
-                computation.updates(task, clients, start, method, results[slot, :, :dim])
-            answer: Any = (number, slot, count)
+            seen: _Seen = []
+            watch = partial(_note, seen) if watches else None
+            dim = model.active_dim(task.active)
+            places = totals[slot] if method.ghost_sum else results[slot, :, :dim]
+            count = _compute(computation, task, chunk, start, method, places, watch)
+            answer: Any = (number, slot, count, seen)
+        except ConfigError as error:
+            answer = ConfigError(str(error))
         except Exception as error:  # the engine must learn of it, whatever it is
-            answer = f"{type(error).__name__}: {error}, while it computed clients {clients}."
+            answer = f"{type(error).__name__}: {error}, while it computed clients {chunk}."
         pipe.send(answer)
 
 

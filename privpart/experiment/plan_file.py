@@ -6,6 +6,12 @@ is fixed before it starts. Unknown keys are errors: a misspelt clip norm must no
 Whatever the tables alone show to be impossible is refused when the file is read, so `privpart
 epsilon --plan` says what `privpart train` would say. ``training`` refuses what depends on the data
 or on how clients are computed.
+
+A plan may name code of its author: a network, clients, a loss, a metric. Nothing here runs that
+code, so a plan from elsewhere can be read and accounted for. ``PlanFile.code`` hashes its source,
+and the hash becomes part of the privacy plan of a run.
+
+The format, and what a plan implies, are one file: a table and its rules are read together.
 """
 
 import difflib
@@ -18,17 +24,18 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import to_json
 from torch import nn
 
 from accounting import ConfigError, Mechanism, Participation, calibrate, checks
 from accounting.mechanisms.by_name import MechanismChoice
-from privpart.client import LocalTraining
+from privpart.client import LocalTraining, LossName
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
+from privpart.experiment import own_code
 from privpart.experiment.select_table import SelectChoice
 from privpart.model import PartialModel, refuse_batch_statistics
-from privpart.models import MODELS, build_network
+from privpart.models import MODELS, Architecture, build_network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
 from privpart.select.key_spaces import shrunk
@@ -38,8 +45,13 @@ from privpart.select.turns import Turns
 from privpart.server import ServerOptimizer
 from privpart.start_values import seed_bytes
 
-_LATER_OPTIONS = ("normalize_columns", "fit", "objective", "file", "fingerprint")
-"""Options of ``MechanismChoice`` that plans of 0.1.0 did not have."""
+_LATER_OPTIONS = {
+    "privacy.mechanism": ("normalize_columns", "fit", "objective", "file", "fingerprint"),
+    "model": ("name", "factory", "weights", "keep", "local"),
+    "data": ("task", "clients", "options", "metric"),
+    "client": ("augment",),
+}
+"""Options that plans of 0.1.0 did not have, by table."""
 
 
 class _Table(BaseModel):
@@ -78,60 +90,114 @@ class Privacy(_Table):
 
 
 class Model(_Table):
-    """Table ``[model]``: a network of ``privpart.models``, and which part of it trains."""
+    """Table ``[model]``: a network of ``privpart.models`` or one's own, and which part trains."""
 
-    name: str
+    name: str | None = Field(default=None, description="of a network in privpart.models")
+    factory: str | None = Field(
+        default=None, description="own function that returns a network: 'module:f' or './file.py:f'"
+    )
     sizes: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments of the network"
     )
+    weights: str | None = Field(
+        default=None, description="safetensors file of the parameters in keep"
+    )
     train: list[str] = Field(default_factory=lambda: ["*"])
+    keep: list[str] | None = Field(
+        default=None, description="patterns that keep the network's own weights"
+    )
+    local: list[str] = Field(
+        default_factory=list, description="patterns that train and never leave the client"
+    )
     groups: list[list[str]] | None = Field(
         default=None,
         description="of [schedule]; None takes the network's, or one per layer if it has none",
     )
-    seed: int
+    seed: int | None = Field(
+        default=None, description="of the parameters not in keep; None keeps all weights"
+    )
+
+    @property
+    def builtin(self) -> Architecture | None:
+        """The network of ``privpart.models``; None if it is the author's own."""
+        return None if self.name is None else MODELS.get(self.name)
 
     def network(self) -> nn.Module:
-        """Return the network, not yet initialised."""
+        """Return the network of ``privpart.models``, not yet initialised.
+
+        Raises:
+            ConfigError: the plan names no such network.
+        """
+        if self.name is None:
+            raise ConfigError("model.name: is missing; this needs a network of privpart.models.")
         return build_network(self.name, **self.sizes)
 
     def partial(
         self,
-        module: nn.Module | None = None,
+        module: nn.Module | Callable[[], nn.Module] | None = None,
         *,
         groups: tuple[tuple[str, ...], ...] | None = None,
         fingerprint: str | None = None,
     ) -> PartialModel:
-        """Return the model in its start state, of a smaller ``module`` if given.
+        """Return the model in its start state.
 
-        ``groups`` and ``fingerprint`` are those of ``PartialModel``.
+        Args:
+            module: network to use in place of the table's own.
+            groups: see ``PartialModel``.
+            fingerprint: see ``PartialModel``.
         """
+        overwritten = isinstance(module, nn.Module) and self.seed is not None and not self.keep
         return PartialModel(
-            self.network() if module is None else module,
+            self.network if module is None else module,
             train=self.train,
             seed=self.seed,
-            overwrite=True,
-            initializers=MODELS[self.name].initializers,
+            keep=self.keep or (),
+            local=self.local,
+            overwrite=overwritten,
+            initializers=None if self.builtin is None else self.builtin.initializers,
             groups=groups,
             fingerprint=fingerprint,
         )
 
     def grouped(self) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
-        """Return the names of each group's trainable parameters, and each group's size."""
+        """Return the names of each group's trainable parameters, and each group's size.
+
+        Of a network that is not ``builtin``, return the patterns of the groups, and size 1 for
+        each: their names and sizes would need the author's code. What a schedule costs does not
+        depend on them.
+        """
+        if self.builtin is None:
+            if self.groups is None:
+                raise ConfigError(
+                    "model.groups: is missing; a schedule of one's own network names its groups."
+                )
+            return tuple(map(tuple, self.groups)), (1,) * len(self.groups)
         with torch.device("meta"):  # shapes only
             module = self.network()
-        patterns = self.groups or MODELS[self.name].groups or layer_groups(module)
+        patterns = self.groups or self.builtin.groups or layer_groups(module)
         groups = trained_groups(module, patterns, matching_parameters(module, self.train))
         sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
         return groups, tuple(sum(sizes[name] for name in names) for names in groups)
 
 
 class Data(_Table):
-    """Table ``[data]``: a task, and the simulated users, whose cohorts take part in turn."""
+    """Table ``[data]``: a task or one's own clients, whose cohorts take part in turn."""
 
-    task: Literal[
-        "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
-    ]
+    task: (
+        Literal[
+            "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
+        ]
+        | None
+    ) = None
+    clients: str | None = Field(
+        default=None, description="own function that returns clients: 'module:f' or './file.py:f'"
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of that function"
+    )
+    metric: str | None = Field(
+        default=None, description="own function from a module to a number, on public data"
+    )
     directory: Path | None = None
     users: int | None = Field(
         default=None, description="to deal the examples to; None if the task has its own users"
@@ -165,11 +231,23 @@ class PlanFile(_Table):
     server: ServerOptimizer
     schedule: Schedule | None = None
     select: SelectChoice | None = None
+    _folder: Path = PrivateAttr(default_factory=Path)
+    _tables: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _tables_fit_each_other(self) -> Self:
         _refuse_misfits(self)
         return self
+
+    @property
+    def folder(self) -> Path:
+        """The folder that paths to one's own code and weights are relative to."""
+        return self._folder
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The tables as they were given, without defaults."""
+        return self._tables
 
     @property
     def hash(self) -> str:
@@ -179,15 +257,51 @@ class PlanFile(_Table):
     def to_json(self) -> str:
         """Return all values, defaults included, as canonical JSON.
 
-        Options of a mechanism that came later are left out unless they are used, so that a plan
-        keeps its hash.
+        Options that came later are left out unless they are used, so that a plan keeps its hash.
         """
         values = self.model_dump(mode="json", by_alias=True)
-        mechanism = values["privacy"]["mechanism"]
-        values["privacy"]["mechanism"] = {
-            name: value for name, value in mechanism.items() if name not in _LATER_OPTIONS or value
-        }
+        for table, later in _LATER_OPTIONS.items():
+            *path, last = table.split(".")
+            at = values
+            for name in path:
+                at = at[name]
+            at[last] = {
+                key: value
+                for key, value in at[last].items()
+                if key not in later or value not in (None, False, [], {})
+            }
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+    def references(self) -> dict[str, str]:
+        """Return the code that the plan names, by key, such as "model.factory"."""
+        named = {
+            "model.factory": self.model.factory,
+            "data.clients": self.data.clients,
+            "data.metric": self.data.metric,
+            "client.loss": self.client.loss,
+            "client.augment": self.client.augment,
+        }
+        return {
+            key: value
+            for key, value in named.items()
+            if isinstance(value, str) and own_code.is_reference(value)
+        }
+
+    def code(self) -> dict[str, Any] | None:
+        """Return hashes of the source and weights that the plan names, ready for JSON.
+
+        None if it names nothing. The files are read; nothing in them is run.
+
+        Raises:
+            ConfigError: a file is missing or does not have what the plan names.
+        """
+        named = self.references()
+        if not named and self.model.weights is None:
+            return None
+        record = own_code.record(named, self.folder)
+        if self.model.weights is not None:
+            record["files"][self.model.weights] = _file_hash(self.folder / self.model.weights)
+        return record
 
     def participation(self) -> Participation:
         """Return how often the plan lets one client take part."""
@@ -198,14 +312,17 @@ class PlanFile(_Table):
         """Return the groups for ``PartialModel``; None without a schedule."""
         return None if self.schedule is None else self.model.grouped()[0]
 
-    def mechanism(self) -> Mechanism:
-        """Return the mechanism; with groups that take turns, one of the chosen kind per group."""
+    def mechanism(self, sizes: tuple[int, ...] | None = None) -> Mechanism:
+        """Return the mechanism; with groups that take turns, one of the chosen kind per group.
+
+        ``sizes`` are those of the groups, for a network that is not ``builtin``.
+        """
         choice = self.privacy.mechanism
         if self.select is not None and (turns := self.turns(self.model.partial())) is not None:
             return choice.build_grouped(turns.schedule, turns.sizes, self.participation())
         if self.schedule is None:
             return choice.build(self.participation())
-        _, sizes = self.model.grouped()
+        sizes = self.model.grouped()[1] if sizes is None else sizes
         return choice.build_grouped(self.schedule.rounds(len(sizes)), sizes, self.participation())
 
     def turns(self, model: PartialModel) -> Turns | None:
@@ -235,15 +352,28 @@ class PlanFile(_Table):
             layout.sizes, counts=counts, always=(UNKNOWN, BEGIN), data_seed=self.data.seed
         )
 
-    def privacy_plan(self) -> PrivacyPlan:
+    def context(self, code: dict[str, Any] | None = None) -> str:
+        """Return the hash of the plan and of the code that it names, as ``code`` recorded it."""
+        if code is None:
+            return self.hash
+        return hashlib.sha256(f"{self.hash} {own_code.record_hash(code)}".encode()).hexdigest()
+
+    def privacy_plan(
+        self, *, code: dict[str, Any] | None = None, sizes: tuple[int, ...] | None = None
+    ) -> PrivacyPlan:
         """Return the promise; fit a BLT and solve for the noise if the file asks for it.
+
+        Args:
+            code: what ``code()`` returned, for a run; None leaves the named code out of the hash.
+            sizes: numbers of parameters of the groups that take turns, where the plan's network is
+                not ``builtin``; the cost does not depend on them.
 
         Raises:
             ConfigError: values out of range, or not exactly one of noise and target.
         """
         p, participation = self.privacy, self.participation()
         checks.probability("delta", p.delta)
-        mechanism = self.mechanism()
+        mechanism = self.mechanism(sizes)
         return PrivacyPlan(
             mechanism=mechanism,
             participation=participation,
@@ -252,12 +382,12 @@ class PlanFile(_Table):
             report_goal=self.data.clients_per_round if p.report_goal is None else p.report_goal,
             minimum_cohort=p.minimum_cohort,
             adaptive_clipping=p.adaptive_clipping,
-            context=self.hash,
+            context=self.context(code),
         )
 
 
-def read(path: str | Path) -> PlanFile:
-    """Return the plan in a TOML file.
+def read(path: str | Path, *, in_python: bool = False) -> PlanFile:
+    """Return the plan in a TOML file; see ``validated`` for ``in_python``.
 
     Raises:
         ConfigError: no such file, not valid TOML, unknown keys (named with the nearest known one),
@@ -267,13 +397,18 @@ def read(path: str | Path) -> PlanFile:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"plan {path} cannot be read: {error}.") from None
-    return parse(text, name=str(path))
+    return parse(text, name=str(path), folder=Path(path).parent, in_python=in_python)
 
 
-def parse(text: str, *, name: str = "plan") -> PlanFile:
-    """Return the plan in a TOML text; raises as ``read``."""
+def parse(
+    text: str, *, name: str = "plan", folder: Path | None = None, in_python: bool = False
+) -> PlanFile:
+    """Return the plan in a TOML text; raises as ``read``.
+
+    ``folder`` is what paths to one's own code are relative to; None is the working folder.
+    """
     try:
-        return validated(tomllib.loads(text), name=name)
+        return validated(tomllib.loads(text), name=name, folder=folder, in_python=in_python)
     except ConfigError:
         raise
     except (
@@ -283,8 +418,17 @@ def parse(text: str, *, name: str = "plan") -> PlanFile:
         raise ConfigError(f"{name} is no TOML: {error}.") from None
 
 
-def validated(values: dict[str, Any], *, name: str = "plan") -> PlanFile:
+def validated(
+    values: dict[str, Any],
+    *,
+    name: str = "plan",
+    folder: Path | None = None,
+    in_python: bool = False,
+) -> PlanFile:
     """Return the plan with these tables; raises as ``read``.
+
+    With ``in_python`` the tables need not say which network and clients there are: they are passed
+    to ``privpart.train``.
 
     Pydantic's strict mode keeps ``true`` and ``"3"`` from passing as numbers. Its strict mode for
     JSON, unlike the one for Python values, still takes a list for a tuple, a table for a dataclass
@@ -292,13 +436,39 @@ def validated(values: dict[str, Any], *, name: str = "plan") -> PlanFile:
     """
     try:
         plan = PlanFile.model_validate_json(to_json(values), strict=True)
+        plan._folder, plan._tables = (folder or Path()).resolve(), values
         plan.privacy.mechanism.refuse_idle(values["privacy"]["mechanism"].keys())
     except ConfigError as error:
         raise ConfigError(f"{name} is not a valid plan: privacy.mechanism: {error}") from None
     except ValidationError as error:
-        faults = "".join(f"\n  {sentence}" for sentence in map(_sentence, error.errors()))
-        raise ConfigError(f"{name} is not a valid plan:{faults}") from None
+        faults = [_sentence(fault) for fault in error.errors()]
+        told = f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {fault}" for fault in faults)
+        raise ConfigError(f"{name} is not a valid plan:{told}") from None
+    if not in_python and (missing := _missing(plan)):
+        raise ConfigError(f"{name} is not a valid plan: {missing}")
     return plan
+
+
+def _missing(plan: PlanFile) -> str:
+    """Return a sentence if a plan without Python objects beside it says too little; else ""."""
+    if plan.model.name is None and plan.model.factory is None:
+        return (
+            'model: needs name, of a network in privpart.models, or factory, such as "./task.py:'
+            'network".'
+        )
+    if plan.data.task is None and plan.data.clients is None:
+        return 'data: needs task, a built-in one, or clients, such as "./task.py:clients".'
+    return ""
+
+
+def _file_hash(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise ConfigError(f"model.weights: {path}: there is no such file.") from None
+    except OSError as error:
+        raise ConfigError(f"model.weights: {path} cannot be read: {error.strerror}.") from None
 
 
 def _noise_multiplier(p: Privacy, mechanism: Mechanism, participation: Participation) -> float:
@@ -330,9 +500,13 @@ def _refuse_misfits(plan: "PlanFile") -> None:
         ConfigError: the first fault.
     """
     _refuse_clients(plan)
-    _refuse_task(plan.data)
+    _refuse_own(plan)
+    if plan.data.task is not None:
+        _refuse_task(plan.data)
     _refuse_users(plan.data)
-    _refuse_network(plan.model)
+    _refuse_start(plan.model)
+    if plan.model.name is not None:
+        _refuse_network(plan.model)
     _refuse_schedule(plan)
     _refuse_short_cohorts(plan)
 
@@ -360,17 +534,99 @@ def _refuse_clients(plan: "PlanFile") -> None:
         raise ConfigError(
             'model.name: shakespeare is next-word prediction; its model is "word_lm".'
         )
-    if plan.data.task != "shakespeare" and plan.model.name == "word_lm":
+    if plan.data.task not in (None, "shakespeare") and plan.model.name == "word_lm":
         raise ConfigError('data.task: word_lm predicts the next word; its task is "shakespeare".')
     if plan.select is not None and plan.client.objective == "moon":
         raise ConfigError(
             "client.objective: clients that select keep no model of their own, which moon needs; "
             "use fedavg or fedprox."
         )
-    if plan.client.loss != "cross_entropy":
+    builtin = plan.data.task is not None and plan.client.loss in get_args(LossName)
+    if builtin and plan.client.loss != "cross_entropy":
         raise ConfigError(
-            f"client.loss={plan.client.loss}: is for tags; every task of a plan has one label per "
-            "example. Use cross_entropy."
+            f"client.loss={plan.client.loss}: every built-in task has one label per example. Use "
+            "cross_entropy, or a function of your own."
+        )
+    if plan.select is not None and (plan.model.name is None or plan.data.task is None):
+        raise ConfigError(
+            "select: needs a network of privpart.models and a built-in task. privpart.select does "
+            "the same for your own from Python."
+        )
+    if plan.select is not None and (plan.model.keep or plan.model.local or plan.client.augment):
+        raise ConfigError(
+            "select: clients that select train a smaller network from the seed, without kept or "
+            "local parts or augmentation; leave keep, local and augment out."
+        )
+
+
+def _refuse_own(plan: "PlanFile") -> None:
+    """Refuse two networks or populations, malformed names of code, and options of neither."""
+    model, data, loss = plan.model, plan.data, plan.client.loss
+    if model.name is not None and model.factory is not None:
+        raise ConfigError("model: has both name and factory; give one of them.")
+    if data.task is not None and data.clients is not None:
+        raise ConfigError("data: has both task and clients; give one of them.")
+    if data.clients is None and data.options:
+        raise ConfigError("data.options: are arguments of data.clients, which is missing.")
+    if data.task is None:
+        _refuse_options_of_tasks(data)
+    named = {
+        "model.factory": model.factory,
+        "data.clients": data.clients,
+        "data.metric": data.metric,
+        "client.augment": plan.client.augment,
+        "client.loss": None if loss in get_args(LossName) else loss,
+    }
+    for key, reference in named.items():
+        if reference is not None:
+            _refuse_reference(key, str(reference))
+
+
+def _refuse_reference(key: str, reference: str) -> None:
+    try:
+        own_code.refuse_malformed(reference)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
+
+
+def _refuse_options_of_tasks(data: "Data") -> None:
+    for name in ("directory", "users", "alpha", "classes_each"):
+        if getattr(data, name) is not None:
+            raise ConfigError(f"data.{name}: is for built-in tasks; leave it out.")
+    if data.partition != "iid":
+        raise ConfigError("data.partition: is for built-in tasks; leave it out.")
+
+
+def _refuse_start(model: "Model") -> None:
+    """Refuse start values that are ambiguous: nothing may replace pretrained weights unasked."""
+    if model.seed is not None:
+        seed_bytes(model.seed)
+    if model.name is None:
+        _refuse_start_of_own(model)
+    elif model.seed is None:
+        raise ConfigError("model.seed: is missing; a network of privpart.models starts from it.")
+    elif model.keep and model.weights is None:
+        raise ConfigError(
+            "model.keep: a network of privpart.models has no weights of its own; name their file "
+            "in weights."
+        )
+    if model.weights is not None and model.seed is not None and not model.keep:
+        raise ConfigError(
+            "model.weights: no parameter takes its start value from the file. Name those that do "
+            "in keep."
+        )
+
+
+def _refuse_start_of_own(model: "Model") -> None:
+    if model.seed is None and model.keep is not None:
+        raise ConfigError(
+            "model.keep: without seed all weights are kept. Leave it out, or give a seed for the "
+            "others."
+        )
+    if model.seed is not None and model.keep is None:
+        raise ConfigError(
+            f"model.seed={model.seed}: would replace the network's own weights. Say which stay: "
+            'keep = ["*"] and the like, or keep = [] if none do.'
         )
 
 
@@ -407,7 +663,6 @@ def _refuse_users(data: "Data") -> None:
 
 def _refuse_network(model: "Model") -> None:
     """Refuse networks that cannot be built, trained in part, or held in memory."""
-    seed_bytes(model.seed)
     for name, value in model.sizes.items():
         for size in value if isinstance(value, list) else [value]:
             if isinstance(size, int):  # the network refuses other types

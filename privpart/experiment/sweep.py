@@ -21,16 +21,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from joblib import Parallel, delayed
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import to_json
 from torch import Tensor
 
 from accounting.checks import ConfigError
 from privpart.engines.options import EngineOptions
 from privpart.engines.workers import WorkerError, keep_freed_memory
+from privpart.experiment.metric import Accuracy, accuracy
 from privpart.experiment.plan_file import PlanFile, validated
 from privpart.experiment.sweep_store import CellResult
-from privpart.experiment.training import Training, accuracy, training
+from privpart.experiment.training import Training, training
 from privpart.noise.source import SeededSource
 from privpart.plan import PrivacyPlan
 
@@ -70,6 +71,12 @@ class SweepFile(BaseModel):
     grid: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
     joint: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
     tune: Tuning | None = None
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that paths to one's own code are relative to."""
+        return self._folder
 
     @property
     def tables(self) -> dict[str, Any]:
@@ -97,8 +104,9 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """SHA-256, in hex, of everything that the result depends on."""
-        content = [self.seed, self.held_out, *(plan.hash for plan in self.candidates)]
+        """SHA-256, in hex, of all that the result depends on, one's own code included."""
+        plans = (plan.context(plan.code()) for plan in self.candidates)
+        content = [self.seed, self.held_out, *plans]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -135,6 +143,7 @@ def read_sweep_file(path: str | Path) -> SweepFile:
     path = Path(path)
     try:
         file = SweepFile.model_validate_json(_json_of(path), strict=True)
+        file._folder = path.parent
         if not isinstance(file.plan, str):
             return file
         base = tomllib.loads((path.parent / file.plan).read_text(encoding="utf-8"))
@@ -148,7 +157,9 @@ def read_sweep_file(path: str | Path) -> SweepFile:
             for fault in error.errors()
         )
         raise ConfigError(f"{path} is not a valid sweep:\n{faults}") from None
-    return file.model_copy(update={"plan": base})
+    found = file.model_copy(update={"plan": base})
+    found._folder = (path.parent / str(file.plan)).parent
+    return found
 
 
 def _json_of(path: Path) -> bytes:
@@ -163,7 +174,11 @@ def sweep_of(file: SweepFile) -> Sweep:
             {axis: name for axis, (name, _) in zip(axes, point, strict=True)},
             seed,
             tuple(
-                _plan(file.tables, [*(changes for _, changes in point), tuned, _seeded(seed)])
+                _plan(
+                    file.tables,
+                    [*(changes for _, changes in point), tuned, _seeded(seed, file.tables)],
+                    file.folder,
+                )
                 for tuned in _tuned(file.tune)
             ),
             file.tune.held_out if file.tune else 0.0,
@@ -210,11 +225,14 @@ def _tuned(tune: Tuning | None) -> Iterator[Changes]:
         yield dict(zip(tune.grid, point, strict=True))
 
 
-def _seeded(seed: int) -> Changes:
-    return {"model.seed": seed, "data.seed": seed}
+def _seeded(seed: int, base: Mapping[str, Any]) -> Changes:
+    """Return the seeds of a cell; a network that keeps all its weights has none."""
+    model = base.get("model", {})
+    keeps = isinstance(model, dict) and "factory" in model and "seed" not in model
+    return {"data.seed": seed} | ({} if keeps else {"model.seed": seed})
 
 
-def _plan(base: Mapping[str, Any], changes: list[Changes]) -> PlanFile:
+def _plan(base: Mapping[str, Any], changes: list[Changes], folder: Path) -> PlanFile:
     """Return the base plan with all changes; an error names the cell."""
     values = deepcopy(dict(base))
     for field, value in (item for change in changes for item in change.items()):
@@ -230,7 +248,7 @@ def _plan(base: Mapping[str, Any], changes: list[Changes]) -> PlanFile:
         elif field == "privacy.noise_multiplier":
             table.pop("target_epsilon", None)
     told = ", ".join(f"{field}={value}" for change in changes for field, value in change.items())
-    return validated(values, name=f"the cell with {told}")
+    return validated(values, name=f"the cell with {told}", folder=folder)
 
 
 Outcome = CellResult | str
@@ -341,21 +359,27 @@ class _Run:
 def _train(plan: PlanFile, cell: Cell, options: EngineOptions | None) -> _Run:
     said: list[str] = []
     setup = training(plan, options=options, report=said.append)
-    promised = plan.privacy_plan()
-    server = setup.run(promised, SeededSource(cell.seed))
+    promised = setup.promise()
+    server, _ = setup.run(promised, SeededSource(cell.seed))
     chooses, measured = _accuracies(setup, server.parameters, cell.held_out)
     return _Run(setup, promised, chooses, measured, said)
 
 
 def _accuracies(setup: Training, parameters: Tensor, held_out: float) -> tuple[float, float]:
-    """Return the accuracy on the held-out first test examples, and on the others."""
-    first = round(held_out * len(setup.test_x))
-    if held_out and not 0 < first < len(setup.test_x):
+    """Return the metric on the held-out first test examples, and on the others.
+
+    A plan's own metric measures once; it cannot be held out in part.
+    """
+    if not held_out and not isinstance(setup.metric, Accuracy):
+        return 0.0, setup.evaluate(parameters)
+    x, y = setup.test
+    first = round(held_out * len(x))
+    if held_out and not 0 < first < len(x):
         raise ConfigError(
-            f"held_out={held_out:g}: leaves {first} of {len(setup.test_x)} test examples to choose "
-            "by; both parts need at least one."
+            f"held_out={held_out:g}: leaves {first} of {len(x)} test examples to choose by; both "
+            "parts need at least one."
         )
     setup.model.load(setup.whole(parameters))
-    module, x, y = setup.model.module, setup.test_x, setup.test_y
+    module = setup.model.module
     chooses = accuracy(module, x[:first], y[:first]) if first else 0.0
     return chooses, accuracy(module, x[first:], y[first:])

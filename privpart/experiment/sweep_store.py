@@ -61,7 +61,7 @@ class Point:
         labels: axis -> value.
         seeds: of the cells that are done.
         failed: number of cells that failed.
-        mean: accuracy, in [0, 1]; None if no cell is done.
+        mean: accuracy, in [0, 1], or the plan's own metric; None if no cell is done.
         deviation: standard deviation over seeds; None below two seeds.
         epsilon: None without noise, or if no cell is done.
         noise_multiplier: None if no cell is done.
@@ -69,6 +69,7 @@ class Point:
         trained: parameters that train; None if no cell is done.
         tuned: candidates that each cell chose among; 1 if nothing is tuned. No epsilon covers the
             choice.
+        own_metric: whether the plan names a metric of its author's, which may be any number.
     """
 
     labels: dict[str, str]
@@ -81,6 +82,7 @@ class Point:
     delta: float | None
     trained: int | None
     tuned: int
+    own_metric: bool
 
 
 class SweepStore:
@@ -191,4 +193,5 @@ def _point(labels: dict[str, str], rows: Sequence[sqlite3.Row]) -> Point:
         delta=first["delta"] if first else None,
         trained=first["trained"] if first else None,
         tuned=max((row["tuned"] for row in done), default=1),
+        own_metric=first is not None and "metric" in json.loads(first["plan"])["data"],
     )

@@ -1,32 +1,45 @@
-"""Training: the model, clients and test examples that a plan describes, and the run over them.
+"""Training: the model, clients and metric that a plan describes, and the run over them.
 
 ``training`` puts a plan together and ``Training.run`` trains it. ``privpart train``, ``sweep``,
-``demo`` and ``freeze-search`` all train through these two functions.
+``demo`` and ``freeze-search`` and ``privpart.train`` all train through these two functions. What a
+plan names of its author's code is imported and called here, and nowhere else.
+
+What is put together and what is refused are one file, because both follow the plan's tables.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
-from pathlib import Path
+from functools import lru_cache, wraps
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.data import federated_hdf5, partition, tasks
-from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN, WHEEL
+from privpart.client import LocalTraining, Loss, augmented, batch_loss, logits_of, seeded
+from privpart.data import partition
+from privpart.data.batches import Batch, count_rows, take
+from privpart.data.clients import Clients
+from privpart.data.tasks.shakespeare import UNKNOWN
 from privpart.data.users import Users
 from privpart.engines.embedded import EmbeddedEngine
+from privpart.engines.methods import fetched
 from privpart.engines.options import EngineOptions
-from privpart.experiment.plan_file import Data, PlanFile, short_cohort
+from privpart.experiment import own_code
+from privpart.experiment.isolation import refuse_carriers
+from privpart.experiment.metric import Accuracy, Metric, measured
+from privpart.experiment.plan_file import Model, PlanFile, short_cohort
 from privpart.experiment.select_table import SelectChoice
-from privpart.loop import Callback, fit
-from privpart.messages import may_take_part
+from privpart.experiment.task_data import plan_data
+from privpart.loop import Callback, RoundRecord, fit
+from privpart.messages import ClientId, client_id, may_take_part
 from privpart.model import PartialModel
-from privpart.models.transformer import LanguageModel
 from privpart.noise.source import NoiseSource
+from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
 from privpart.select.disclosure import SeenByParty, seen_in
 from privpart.select.engine import SelectEngine, localize_tokens
@@ -35,8 +48,7 @@ from privpart.select.keys import Counts
 from privpart.select.layout import Layout
 from privpart.select.turns import Turns
 from privpart.server import RoundCounts, Server
-
-_BATCH = 500
+from privpart.start_values import load_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +60,36 @@ class Training:
         model: in its start state.
         engine: computes the clients.
         cohorts: per round, the clients to ask.
-        test_x: examples that no client holds.
-        test_y: their labels; -100 does not count.
+        metric: measures the model on data that no client holds; None if the plan has none.
         first: the model's flat vector before training, shape (d,).
     """
 
     plan: PlanFile
     model: PartialModel
     engine: EmbeddedEngine | SelectEngine
-    cohorts: Sequence[Sequence[int]]
-    test_x: Tensor
-    test_y: Tensor
+    cohorts: Sequence[Sequence[ClientId]]
+    metric: Metric | None
     first: Tensor
+
+    @property
+    def clients(self) -> Clients:
+        """The population."""
+        engine = self.engine
+        return engine.clients if isinstance(engine, EmbeddedEngine) else engine.users
+
+    @property
+    def test(self) -> tuple[Tensor, Tensor]:
+        """The examples and labels of a metric that is an accuracy.
+
+        Raises:
+            ConfigError: the metric is another one.
+        """
+        if not isinstance(self.metric, Accuracy):
+            raise ConfigError(
+                "data: this needs test examples with labels, of a built-in task or an Accuracy; "
+                "the metric of this plan is a function."
+            )
+        return self.metric.x, self.metric.y
 
     @property
     def _turns(self) -> Turns | None:
@@ -88,16 +118,27 @@ class Training:
         """Return the model's flat vector, shape (d,), from the server's parameters."""
         return parameters if self._turns is None else self._turns.whole(self.first, parameters)
 
-    def accuracy(self, parameters: Tensor) -> float:
-        """Return the share of test examples that the model gets right with these parameters."""
+    def evaluate(self, parameters: Tensor) -> float:
+        """Return the metric of the model with these parameters.
+
+        Raises:
+            ConfigError: the plan has no metric, or its own raised an error.
+        """
+        if self.metric is None:
+            raise ConfigError("data.metric: is missing; there is nothing to evaluate by.")
         self.model.load(self.whole(parameters))
-        return accuracy(self.model.module, self.test_x, self.test_y)
+        return measured(self.metric, self.model.module)
 
     def seen(self) -> SeenByParty | None:
         """Return what parties will see of the clients' keys; None where clients select nothing."""
         if isinstance(self.engine, SelectEngine):
             return seen_in(self.engine.rehearse())
         return None
+
+    def promise(self, code: dict[str, Any] | None = None) -> PrivacyPlan:
+        """Return the plan's privacy plan, bound to ``code`` if that was recorded."""
+        sizes = None if self.plan.schedule is None else self.model.group_sizes
+        return self.plan.privacy_plan(code=code, sizes=sizes)
 
     def run(
         self,
@@ -108,15 +149,15 @@ class Training:
         commit: Callable[[Server, RoundCounts], None] | None = None,
         evaluate_every: int | None = None,
         callbacks: Sequence[Callback] = (),
-    ) -> Server:
-        """Train on one thread and return the server after the last round.
+    ) -> tuple[Server, list[RoundRecord]]:
+        """Train on one thread; return the server after the last round, and a record per round.
 
         Args:
             promised: the plan's privacy plan.
             source: of the noise.
             restore: puts the server into the state of a run that is resumed.
             commit: see ``fit``.
-            evaluate_every: rounds between evaluations on the test examples; None leaves them out.
+            evaluate_every: rounds between evaluations by the metric; None leaves them out.
             callbacks: see ``fit``.
 
         Raises:
@@ -126,29 +167,53 @@ class Training:
         server = Server(promised, self.start, source=source, optimizer=self.plan.server)
         if restore is not None:
             restore(server)
+        measures = evaluate_every is not None and self.metric is not None
+        health = isinstance(self.engine, EmbeddedEngine) and self.engine.options.health
         with self.engine:
-            fit(
+            records = fit(
                 server,
                 self.engine,
                 self.cohorts,
                 commit=commit,
-                evaluate=None if evaluate_every is None else self.accuracy,
-                evaluate_every=evaluate_every,
+                evaluate=self.evaluate if measures else None,
+                evaluate_every=evaluate_every if measures else None,
                 callbacks=callbacks,
+                health=health,
             )
-        return server
+        return server, records
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Objects that take the place of what a plan would name; None leaves it to the plan.
+
+    Attributes:
+        module: the network.
+        clients: the population.
+        loss: see ``LocalTraining``.
+        augment: see ``LocalTraining``.
+        metric: see ``Metric``.
+    """
+
+    module: nn.Module | None = None
+    clients: Clients | None = None
+    loss: str | Loss | None = None
+    augment: Callable[[Batch], Batch] | None = None
+    metric: Metric | None = None
 
 
 def training(
     plan: PlanFile,
     *,
+    own: Own | None = None,
     options: EngineOptions | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Training:
-    """Load the data and build the model, users and cohorts of a plan.
+    """Load the data and build the model, clients and cohorts of a plan.
 
     Args:
-        plan: what to train.
+        plan: what to train. The code that it names is imported and called.
+        own: objects in place of what the plan would name.
         options: how the engine computes clients; None takes the defaults. ``sums`` is always
             allowed: the engine is trusted, because it simulates every client.
         report: gets a sentence about how the engine computes; None writes it to standard error.
@@ -156,34 +221,186 @@ def training(
     Raises:
         ConfigError: unknown model or sizes, patterns that match nothing, missing data, a model that
             does not fit them, more users than examples, more clients in a round than users,
-            options that the clients of this plan would not follow.
+            options that the clients of this plan would not follow, code that fails.
     """
+    own = own or Own()
+    code = _named_code(plan)
+    local = _local(plan, own, code)
     options = replace(options or EngineOptions(), sums=True)
     options.refuse(
-        plan.client, groups_take_turns=plan.schedule is not None, selects=plan.select is not None
+        local, groups_take_turns=plan.schedule is not None, selects=plan.select is not None
     )
-    model = plan.model.partial(groups=plan.groups())
-    data = plan_data(plan.data, model.module)
-    refuse_other_shapes(model.module, data)
-    cohorts = partition.cohorts_in_turn(
-        users=len(data.users),
-        size=plan.data.clients_per_round,
-        rounds=plan.privacy.rounds,
-        data_seed=plan.data.seed,
-    )
+    model = _model(plan, own, code)
+    clients, metric = _clients(plan, own, code, model.module)
+    refuse_misfit(model, clients, local, metric)
+    if plan.select is None and (plan.model.name is None or code or own.loss or own.augment):
+        refuse_carriers(model, clients, local)
     engine: EmbeddedEngine | SelectEngine
     if plan.select is not None:
-        engine = _select_engine(plan, plan.select, model, data.users)
+        engine = _select_engine(plan, plan.select, model, cast("Users", clients))
     else:
         engine = EmbeddedEngine(
             model,
-            data.users,
-            local=plan.client,
+            clients,
+            local=local,
             data_seed=plan.data.seed,
             **asdict(options),
             report=report,
         )
-    return Training(plan, model, engine, cohorts, data.test_x, data.test_y, model.flat.clone())
+    cohorts = _cohorts(plan, clients)
+    return Training(plan, model, engine, cohorts, metric, model.flat.clone())
+
+
+Code = dict[str, Callable[..., Any]]
+"""Key of the plan -> what it names; a call turns errors of one's own code into sentences."""
+
+
+def _named_code(plan: PlanFile) -> Code:
+    """Import what a plan names."""
+
+    def calling(key: str, reference: str) -> Callable[..., Any]:
+        try:
+            function = own_code.load(reference, plan.folder)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from error.__cause__
+
+        @wraps(function)  # with the attributes that a metric may have
+        def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401  somebody else's code
+            return own_code.call(function, reference, key, *arguments, **options)
+
+        return call
+
+    return {key: calling(key, reference) for key, reference in plan.references().items()}
+
+
+def _local(plan: PlanFile, own: Own, code: Code) -> LocalTraining:
+    """Return how clients train, with functions in place of the names of code."""
+    changes: dict[str, Any] = {}
+    for name, given in (("loss", own.loss), ("augment", own.augment)):
+        key = f"client.{name}"
+        if given is not None and key in code:
+            raise ConfigError(f"{name}: the plan names one as well; give one of them.")
+        if given is not None:
+            changes[name] = given
+        elif key in code:
+            changes[name] = own_code.load(plan.references()[key], plan.folder)
+    return replace(plan.client, **changes)
+
+
+def _model(plan: PlanFile, own: Own, code: Code) -> PartialModel:
+    table = plan.model
+    if own.module is not None and (table.name is not None or table.factory is not None):
+        raise ConfigError("module: the plan's table [model] names a network as well; give one.")
+    if own.module is None and table.name is None and table.factory is None:
+        raise ConfigError("module: is missing; pass one, or name it in the plan's table [model].")
+    # a copy, because a PartialModel takes a module's parameters over
+    module = _built(table, code) if own.module is None else _copied(own.module)
+    if table.weights is not None:
+        kept = matching_parameters(module, table.keep or ["*"], "keep")
+        load_weights(module, plan.folder / table.weights, kept)
+    if plan.select is not None:
+        return table.partial(groups=plan.groups())
+    model = table.partial(module, groups=plan.groups())
+    if plan.schedule is not None and len(model.groups) != len(plan.model.grouped()[0]):
+        raise ConfigError(
+            "model.groups: a group has no trainable parameter. Leave it out, so that the schedule "
+            "counts the groups that train."
+        )
+    return model
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"module: cannot be copied ({error}): it may keep an output of its own. Name a factory "
+            "in the plan, which builds it, or drop what it keeps."
+        ) from None
+
+
+def _built(table: Model, code: Code) -> nn.Module:
+    if table.factory is None:
+        return table.network()
+    # Weights that the factory draws are then the same when the run is resumed.
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed((table.seed or 0) % 2**63)
+        module = code["model.factory"](**table.sizes)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"model.factory: {table.factory} returned {own_code.described(module)}; must return a "
+            "torch.nn.Module."
+        )
+    return module
+
+
+def _clients(
+    plan: PlanFile, own: Own, code: Code, network: nn.Module
+) -> tuple[Clients, Metric | None]:
+    """Return the population, and the metric that the model is measured by."""
+    data = plan.data
+    if own.clients is not None and (data.task is not None or data.clients is not None):
+        raise ConfigError("clients: the plan's table [data] names clients as well; give one.")
+    if own.metric is not None and data.metric is not None:
+        raise ConfigError("metric: the plan names one as well; give one of them.")
+    metric = own.metric or cast("Metric | None", code.get("data.metric"))
+    if data.task is not None:
+        found = plan_data(data, network)
+        return found.users, metric or Accuracy(found.test_x, found.test_y)
+    clients = own.clients
+    if clients is None:
+        if data.clients is None:
+            raise ConfigError(
+                "clients: are missing; pass them, or name them in the plan's table [data]."
+            )
+        clients = code["data.clients"](**data.options)
+    _refuse_other_clients(clients)
+    return clients, metric
+
+
+def _refuse_other_clients(clients: Clients) -> None:
+    """Check that a population has what the protocol asks for, and a client."""
+    has_both = hasattr(clients, "ids") and callable(getattr(clients, "examples", None))
+    if not has_both or isinstance(clients, type):
+        raise ConfigError(
+            f"clients: are {own_code.described(clients)}; must have ids and examples(client). Make "
+            "them by an adapter of privpart.data, such as from_tensors."
+        )
+    if not isinstance(clients.ids, Sequence | np.ndarray) or isinstance(clients.ids, str):
+        raise ConfigError(
+            f"clients: their ids are {own_code.described(clients.ids)}; must be a sequence, such "
+            "as a list. If ids is a function, make it a property."
+        )
+    if not len(clients.ids):
+        raise ConfigError("clients: there are none; must be at least one.")
+
+
+def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
+    if not isinstance(clients.ids, Sequence | np.ndarray):
+        raise ConfigError(
+            f"clients: their ids are a {type(clients.ids).__name__}; must be a sequence, such as a "
+            "list: who takes part when follows from their order."
+        )
+    ids = [client_id(one) for one in clients.ids]
+    if len(set(ids)) < len(ids):
+        twice = Counter(ids).most_common(1)[0][0]
+        raise ConfigError(f"clients: two have the id {twice!r}; each must have its own.")
+    size = plan.data.clients_per_round
+    if size > len(ids):
+        raise ConfigError(
+            f"data.clients_per_round={size}: there are {len(ids)} clients; must be at most as many."
+        )
+    return partition.cohorts_in_turn(
+        ids=ids, size=size, rounds=plan.privacy.rounds, data_seed=plan.data.seed
+    )
+
+
+def population_hash(clients: Clients) -> str:
+    """Return 20 hex digits of the ids of all clients, in order."""
+    found = hashlib.sha256()
+    for one in clients.ids:
+        found.update(f"{client_id(one)!r}\n".encode())
+    return found.hexdigest()[:20]
 
 
 def _select_engine(
@@ -217,13 +434,13 @@ def _select_engine(
     )
 
 
-def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[int]]) -> None:
+def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[ClientId]]) -> None:
     """Check that a plan's limits let enough clients take part in every round.
 
     Raises:
         ConfigError: the first round that falls short although every client answers.
     """
-    limits, taken = plan.participation, dict[int, list[int]]()
+    limits, taken = plan.participation, dict[ClientId, list[int]]()
     for round_, cohort in enumerate(cohorts):
         came = 0
         for client in set(cohort):
@@ -235,135 +452,81 @@ def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[int]]) ->
             raise short_cohort(len(cohorts), round_, came, plan.minimum_cohort)
 
 
-@torch.no_grad()
-def accuracy(module: torch.nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the share of correct labels in evaluation mode, without dropout.
-
-    Args:
-        module: returns logits, classes last.
-        x: examples, shape (n, ...).
-        y: labels, shape (n,), or (n, length) for a language model; -100 does not count.
-    """
-    training = [layer for layer in module.modules() if layer.training]
-    module.eval()
-    try:
-        right = sum(
-            int((module(some).argmax(dim=-1) == labels).sum())
-            for some, labels in zip(torch.split(x, _BATCH), torch.split(y, _BATCH), strict=True)
-        )
-    finally:
-        for layer in training:
-            layer.training = True
-    return right / int((y >= 0).sum())
-
-
-@dataclass(frozen=True, slots=True)
-class PlanData:
-    """Users and test examples of a plan. All of them are simulated or public.
-
-    Attributes:
-        users: the clients' examples.
-        test_x: examples that no client holds.
-        test_y: their labels; -100 does not count.
-    """
-
-    users: Users
-    test_x: Tensor
-    test_y: Tensor
-
-
-def plan_data(data: Data, network: nn.Module) -> PlanData:
-    """Read a task and deal its examples to users.
-
-    Args:
-        data: the plan's table.
-        network: the plan's network; a language model determines the size of the vocabulary.
+def refuse_misfit(
+    model: PartialModel, clients: Clients, local: LocalTraining, metric: Metric | None
+) -> None:
+    """Check the network and the loss on examples of one client; reset the model afterwards.
 
     Raises:
-        ConfigError: missing or unexpected files, or more users than examples.
+        ConfigError: the network does not take them, the loss is not one number with a gradient, or
+            a label is not below the number of outputs.
     """
-    if data.task == "shakespeare":
-        return _next_word(_folder(data), network)
-    if data.task == "fed-emnist":
-        return _fed_emnist(_folder(data))
-    task = _images(data)
-    users = Users(task.train_x, task.train_y, _dealt(task, data, data.users or 0))
-    return PlanData(users, task.test_x, task.test_y)
+    network = model.module
+    with model.lent(model.flat.clone()), seeded(0, torch.device("cpu"), everything=True):
+        if isinstance(clients, Users) and local.loss == "cross_entropy":
+            refuse_other_shapes(network, clients, metric)
+        batch, _ = first_batch(clients, local)
+        found = batch_loss(network, batch, local.loss)
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(found, trained, allow_unused=True)
+    model.verify()
+    if all(gradient is None for gradient in gradients):
+        raise ConfigError("client.loss: does not depend on any parameter that trains.")
 
 
-def _next_word(folder: Path, network: nn.Module) -> PlanData:
-    if not isinstance(network, LanguageModel):
-        raise TypeError("a plan with plays has a language model")
-    words = network.embedding.num_embeddings - (BEGIN + 1)
-    if words < 1:
-        raise ConfigError(
-            f"model.sizes.vocabulary: must be at least {BEGIN + 2}, because {BEGIN + 1} entries "
-            "are not words."
-        )
-    task = tasks.next_word(tasks.speaking_roles(folder / WHEEL), vocabulary=words)
-    return PlanData(task.users, task.test_x, task.test_y)
+def first_batch(clients: Clients, local: LocalTraining) -> tuple[Batch, int]:
+    """Return a batch of the first client, as it trains on it, and how many examples it holds.
+
+    Raises:
+        ConfigError: its examples cannot be fetched, or the augmentation fails.
+    """
+    first = client_id(clients.ids[0])
+    examples = fetched(clients, first, torch.Generator().manual_seed(0))
+    batch = take(examples, torch.arange(min(local.batch_size, count_rows(examples))))
+    if local.augment is not None:
+        with seeded(0, torch.device("cpu")):
+            batch = augmented(batch, local.augment)
+    return batch, count_rows(examples)
 
 
-def _fed_emnist(folder: Path) -> PlanData:
-    """Return the users of TensorFlow Federated's split and the test examples of all of them."""
-    users, _ = federated_hdf5(folder / "fed_emnist_train.h5")
-    test, _ = federated_hdf5(folder / "fed_emnist_test.h5")
-    if users.x.shape[1:] != test.x.shape[1:]:
-        raise ConfigError(
-            f"{folder}: the files for training and test have images of different shapes."
-        )
-    return PlanData(users, test.x, test.y)
-
-
-def _dealt(task: tasks.Task, data: Data, users: int) -> list[Tensor]:
-    """Return the rows of each user's training examples."""
-    if data.alpha is not None:
-        return partition.dirichlet_users(
-            task.train_y, users=users, alpha=data.alpha, data_seed=data.seed
-        )
-    if data.classes_each is not None:
-        return partition.pathological_users(
-            task.train_y, users=users, classes_each=data.classes_each, data_seed=data.seed
-        )
-    return partition.iid_users(len(task.train_x), users=users, data_seed=data.seed)
-
-
-def _images(data: Data) -> tasks.Task:
-    if data.task == "digits":
-        return tasks.digits()
-    if data.task == "fashion-mnist":
-        return tasks.fashion_mnist(data.directory)
-    readers = {"emnist": tasks.emnist, "cifar10": tasks.cifar10, "cifar100": tasks.cifar100}
-    return readers[data.task](_folder(data))
-
-
-def _folder(data: Data) -> Path:
-    if data.directory is None:
-        raise TypeError("a plan names the folder of a task that is read from files")
-    return data.directory
-
-
-def refuse_other_shapes(network: nn.Module, data: PlanData) -> None:
-    """Check the network on one example.
+def refuse_other_shapes(network: nn.Module, users: Users, metric: Metric | None = None) -> None:
+    """Check that the network gives one number per class for an example.
 
     Raises:
         ConfigError: it does not take the example, or has too few outputs.
     """
+    x, y = (tensor[:1] for tensor in users.examples(users.ids[0]))
+    shape = tuple(x.shape[1:])
     try:
         with torch.no_grad():
-            *places, outputs = network(data.test_x[:1]).shape
-    except (RuntimeError, IndexError, ValueError) as error:
+            *places, outputs = logits_of(network(x)).shape
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"model: does not take the task's examples, of shape {tuple(data.test_x.shape[1:])} "
-            f"and type {data.test_x.dtype}: {reason}."
+            f"model: does not take the examples, of shape {shape} and type {x.dtype}: {reason}."
         ) from None
-    if places != list(data.test_y[:1].shape):
+    if places != list(y.shape):
         raise ConfigError(
-            "model: does not take the task's examples, of shape "
-            f"{tuple(data.test_x.shape[1:])}: it gives outputs of shape {(*places[1:], outputs)} "
-            "for one; must be one number per class."
+            f"model: does not take the examples, of shape {shape}: it gives outputs of shape "
+            f"{(*places[1:], outputs)} for one; must be one number per class."
         )
-    most = max(int(data.users.y.max()), int(data.test_y.max()))
-    if most >= outputs:
-        raise ConfigError(f"model: has {outputs} outputs, but the task {most + 1} classes.")
+    if int(users.y.max()) >= outputs:
+        client, row = _first_beyond(users, outputs)
+        raise ConfigError(
+            f"model: has {outputs} outputs, but client {client!r} has the label "
+            f"{int(users.y.max())} or others above {outputs - 1}, first in row {row}; labels count "
+            "from 0."
+        )
+    if isinstance(metric, Accuracy) and int(metric.y.max()) >= outputs:
+        raise ConfigError(
+            f"model: has {outputs} outputs, but a test example has the label {int(metric.y.max())}."
+        )
+
+
+def _first_beyond(users: Users, outputs: int) -> tuple[ClientId, int]:
+    """Return the first client with a label that has no output, and the row of all examples."""
+    for client in users.ids:
+        for row in users.indices[client].tolist():
+            if int(users.y[row].max()) >= outputs:
+                return client, row
+    raise ValueError("no label is beyond the outputs")

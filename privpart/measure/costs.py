@@ -23,8 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import checks
-from privpart.client import LocalTraining
-from privpart.client import loss as loss_of
+from privpart.client import LocalTraining, batch_loss
+from privpart.data.batches import Batch, count_rows, take
 from privpart.model import PartialModel
 from privpart.plan import Rounds
 from privpart.wire import encode_model, encode_update
@@ -103,22 +103,20 @@ class ClientCosts:
 
 def client_costs(
     model: PartialModel,
-    x: Tensor,
-    y: Tensor,
+    batch: Batch,
     *,
     local: LocalTraining,
     examples: int,
     active: Sequence[int] | None = None,
 ) -> ClientCosts:
-    """Measure one local step on the batch ``x``, ``y`` and scale it to a round.
+    """Measure one local step on a batch and scale it to a round.
 
     The step is FedAvg's; "moon" would add two forward passes to it.
 
     Args:
         model: model to measure; it is left unchanged.
-        x: one batch of ``local.batch_size`` examples with arbitrary values. Examples beyond
-            ``examples`` are dropped, because no batch of the client is larger.
-        y: labels of the batch.
+        batch: ``local.batch_size`` examples with arbitrary values, see ``client_update``. Examples
+            beyond ``examples`` are dropped, because no batch of the client is larger.
         local: local training of the client.
         examples: number of examples that the client holds, >= 1.
         active: groups that train in the round; None means all. The server's message holds the whole
@@ -127,16 +125,17 @@ def client_costs(
     model.train_only(active)
     update = torch.cat([model.flat[span] for span in model.spans(active)])
     seen = _examples_seen(local, checks.count("examples", examples))
-    x, y = x[:examples].clone(), y[:examples].clone()
-    forward, backward = _flops(model, x, y, local)
+    rows = min(examples, count_rows(batch))
+    batch = take(batch, torch.arange(rows))
+    forward, backward = _flops(model, batch, local)
     costs = ClientCosts(
         trained=len(update),
         numbers=model.parameter_count,
         bytes_down=len(encode_model(model)),
         bytes_up=len(encode_update(model, update, active=active)),
-        forward_flops=forward * seen // len(x),
-        backward_flops=backward * seen // len(x),
-        memory=_memory(model, x, y, local, active),
+        forward_flops=forward * seen // rows,
+        backward_flops=backward * seen // rows,
+        memory=_memory(model, batch, local, active),
     )
     model.train_only()
     return costs
@@ -151,14 +150,14 @@ def _examples_seen(local: LocalTraining, examples: int) -> int:
     return passes * examples + steps_left * min(local.batch_size, examples)
 
 
-def _flops(model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining) -> tuple[int, int]:
+def _flops(model: PartialModel, batch: Batch, local: LocalTraining) -> tuple[int, int]:
     """Return the forward and backward FLOPs of one batch."""
     with (
         # FlopCounterMode counts nothing for the fused attention kernel of the CPU (torch 2.13)
         sdpa_kernel(SDPBackend.MATH),
         FlopCounterMode(display=False) as forward,
     ):
-        loss = loss_of(model.module(x), y, local.loss)
+        loss = batch_loss(model.module, batch, local.loss)
     with FlopCounterMode(display=False) as backward:
         loss.backward()  # type: ignore[no-untyped-call]
     model.gradient.zero_()
@@ -166,7 +165,7 @@ def _flops(model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining) -> t
 
 
 def _memory(
-    model: PartialModel, x: Tensor, y: Tensor, local: LocalTraining, active: Sequence[int] | None
+    model: PartialModel, batch: Batch, local: LocalTraining, active: Sequence[int] | None
 ) -> StepMemory:
     kept: dict[int, int] = {}
 
@@ -178,7 +177,7 @@ def _memory(
     tensors = [*model.module.parameters(), *model.module.buffers()]
     resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = loss_of(model.module(x), y, local.loss)
+        loss = batch_loss(model.module, batch, local.loss)
     activations = sum(size for place, size in kept.items() if place not in resident)
     del loss
     trained = sum(model.flat[span].nbytes for span in model.spans(active))
@@ -267,8 +266,7 @@ def changed_groups(rounds: Rounds, since: int | None, now: int) -> tuple[int, ..
 def run_costs(
     model: PartialModel,
     rounds: Rounds,
-    x: Tensor,
-    y: Tensor,
+    batch: Batch,
     *,
     local: LocalTraining,
     examples: int,
@@ -279,15 +277,14 @@ def run_costs(
     Args:
         model: model with the groups of the schedule; it is left unchanged.
         rounds: active groups of each round, see ``Schedule.rounds``.
-        x: one batch of examples.
-        y: labels of the batch.
+        batch: one batch of examples, see ``client_costs``.
         local: local training of the client.
         examples: number of examples that the client holds, >= 1.
         every: distance between the client's rounds, >= 1; the first is round 0.
     """
     own = range(0, len(rounds), checks.count("every", every))
     kinds = {
-        active: client_costs(model, x, y, local=local, examples=examples, active=active)
+        active: client_costs(model, batch, local=local, examples=examples, active=active)
         for active in dict.fromkeys(rounds[t] for t in own)
     }
     missing = [changed_groups(rounds, t - every if t else None, t) for t in own]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, client_update
-from privpart.client import loss as loss_of
+from privpart.client import LocalTraining, Loss, batch_loss, client_update
+from privpart.data.batches import Batch, count_rows, take
 from privpart.model import PartialModel
 
 _NOT_CLIPPED = 1e30
@@ -24,8 +24,7 @@ _NOT_CLIPPED = 1e30
 def step_sizes(
     model: PartialModel,
     start: Tensor,
-    x: Tensor,
-    y: Tensor,
+    examples: Batch,
     *,
     local: LocalTraining,
     generator: torch.Generator,
@@ -38,8 +37,7 @@ def step_sizes(
     Args:
         model: model of the client.
         start: trainable parameters at the start of the round, shape (d,).
-        x: examples, shape (n, ...).
-        y: labels of the examples.
+        examples: the client's, see ``client_update``.
         local: local training of the client.
         generator: random generator of the order of examples.
         active: groups that train; None means all.
@@ -54,8 +52,7 @@ def step_sizes(
     update = client_update(
         model,
         start,
-        x,
-        y,
+        examples,
         local=local,
         clip_norm=_NOT_CLIPPED,
         generator=generator,
@@ -93,25 +90,32 @@ class MaskRatio:
 
 
 def mask_ratio(
-    model: PartialModel, x: Tensor, y: Tensor, *, masks: int, generator: torch.Generator
+    model: PartialModel,
+    examples: Batch,
+    *,
+    masks: int,
+    generator: torch.Generator,
+    loss: str | Loss = "cross_entropy",
 ) -> MaskRatio:
     """Estimate k of FedPart's Assumption 3 from per-example gradients, shape (n, d) in memory.
 
     Args:
         model: model with two or more groups.
-        x: examples, two or more.
-        y: labels of the examples.
+        examples: two or more, see ``client_update``.
         masks: number of random masks, >= 2.
         generator: random generator of the masks.
+        loss: see ``batch_loss``.
     """
     groups = len(model.group_sizes)
-    if groups < 2 or len(x) < 2 or checks.count("masks", masks) < 2:
+    count = count_rows(examples)
+    if groups < 2 or count < 2 or checks.count("masks", masks) < 2:
         raise ConfigError("mask_ratio: needs at least two groups, examples and masks.")
     model.train_only()
-    deviation = torch.empty(len(x), model.dim)
-    for row, image, label in zip(deviation, x, y, strict=True):
+    deviation = torch.empty(count, model.dim)
+    for number, row in enumerate(deviation):
+        one = take(examples, torch.tensor([number]))
         model.gradient.zero_()
-        loss_of(model.module(image[None]), label[None]).backward()  # type: ignore[no-untyped-call]
+        batch_loss(model.module, one, loss).backward()  # type: ignore[no-untyped-call]
         row.copy_(model.gradient)
     model.gradient.zero_()
     deviation.sub_(deviation.mean(dim=0)).square_()

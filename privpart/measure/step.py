@@ -66,7 +66,8 @@ def measured_step(
     """
     if not _RESET_PEAK.exists():
         raise ConfigError("measure=True: needs Linux, to reset a process's peak memory.")
-    job = json.dumps([name, list(train), asdict(local), repeats])
+    named = replace(local, loss="cross_entropy", augment=None)  # JSON holds no functions
+    job = json.dumps([name, list(train), asdict(named), repeats])
     time = _child(job, os.environ)
     memory = _child(job, os.environ | _RETURN_FREED_BLOCKS)
     return MeasuredStep(tuple(time["seconds"]), int(memory["peak_bytes"]))
@@ -105,7 +106,7 @@ def _run(job: str) -> dict[str, Any]:
         def step() -> float:
             began = process_time()
             client_update(
-                model, start, *batch, local=own, clip_norm=1.0, generator=torch.Generator()
+                model, start, batch, local=own, clip_norm=1.0, generator=torch.Generator()
             )
             return process_time() - began
 

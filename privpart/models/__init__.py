@@ -13,7 +13,7 @@ from torch import nn
 from accounting.checks import ConfigError
 from privpart.client import LossName
 from privpart.models import convolutional, multilayer, preactivation, resnet, transformer
-from privpart.models.convert import replace_batch_norm
+from privpart.models.convert import freeze_batch_norm, replace_batch_norm
 from privpart.models.convolutional import emnist_cnn, mcmahan_cnn, small_cnn
 from privpart.models.multilayer import bag_of_words, mcmahan_2nn
 from privpart.models.preactivation import resnet18_gn
@@ -27,6 +27,7 @@ __all__ = [
     "bag_of_words",
     "build_network",
     "emnist_cnn",
+    "freeze_batch_norm",
     "mcmahan_2nn",
     "mcmahan_cnn",
     "replace_batch_norm",

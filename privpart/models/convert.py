@@ -1,4 +1,7 @@
-"""Conversion: make a module with batch normalisation fit for user-level DP."""
+"""Conversion: make a module with batch normalisation fit for user-level DP.
+
+A pretrained network keeps its statistics, frozen; a new one gets other normalisation layers.
+"""
 
 import copy
 import math
@@ -9,6 +12,31 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from accounting.checks import ConfigError
+
+
+def freeze_batch_norm(module: nn.Module) -> int:
+    """Put every layer with running statistics into evaluation mode, and return their number.
+
+    BatchNorm is then a constant scale and shift of each channel, which mixes no examples. Its own
+    weight and bias may train. ``module.train()`` would undo it; a ``PartialModel`` keeps it.
+
+    Raises:
+        ConfigError: a BatchNorm has no running statistics.
+
+    >>> freeze_batch_norm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
+    1
+    """
+    count = 0
+    for name, layer in module.named_modules():
+        if getattr(layer, "running_mean", None) is not None:
+            layer.eval()
+            count += 1
+        elif isinstance(layer, _BatchNorm):
+            raise ConfigError(
+                f"layer {name!r} is a {type(layer).__name__} without running statistics: nothing "
+                "can be frozen. Use privpart.models.replace_batch_norm(module)."
+            )
+    return count
 
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.messages import id_order
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
@@ -249,8 +250,8 @@ class RunFolder:
         """Make the round that ``server`` just ran durable; nobody may see its model before.
 
         Raises:
-            ConfigError: the server is not one round ahead of the ledger, or its plan or noise
-                source is not the run's.
+            ConfigError: the server is not one round ahead of the ledger, its plan or noise source
+                is not the run's, or the ledger of an older run cannot hold an id of its clients.
             StorageError: the disk refused. The run is unchanged, and nothing is lost.
         """
         self._refuse_fork()
@@ -262,6 +263,7 @@ class RunFolder:
             )
         if server.source is not self._source:
             raise ConfigError("the server's noise is not the run's: use RunFolder.source().")
+        self._ledger.refuse(server.cohort)
         try:
             self._commit(server, counts)
         except (OSError, sqlite3.Error) as error:
@@ -273,7 +275,7 @@ class RunFolder:
 
     def _commit(self, server: Server, counts: RoundCounts) -> None:
         state = write_state(self._state_path(server.round), *server.state_dict())
-        clients = sorted(server.cohort)
+        clients = sorted(server.cohort, key=id_order)
         row = next_row(
             self._head,
             round_=self.rounds,

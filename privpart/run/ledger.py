@@ -2,8 +2,15 @@
 
 Row r holds the hash of the state after round r. Each row's chain value hashes the previous row's
 and the whole content of the row, including its clients, so no row can be changed, dropped or moved
-without changing all later ones. The ledger names clients: it stays with the server and is never
-released.
+without changing all later ones.
+
+About clients, the ledger holds which of them entered the sum of which round, by their ids as they
+are, and how many updates each round received: no update, no example, no reason of a refusal. So it
+names clients; it stays with the server and is never released.
+
+An id that is a whole number of 64 bits is an INTEGER; every other id is a TEXT, its JSON: the
+decimal digits of a larger number, or a string in quotes. The number 1 and the string "1" are
+therefore two clients, here and everywhere else.
 """
 
 import hashlib
@@ -17,8 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from accounting.checks import ConfigError
+from privpart.messages import ClientId, id_order, is_client_id
 
-SCHEMA = "privpart/ledger/2"
+SCHEMA = "privpart/ledger/3"
+INTEGERS_ONLY = "privpart/ledger/2"
+"""The schema before it, still read and resumed: all ids are whole numbers of 64 bits."""
 _LATER = ("adopted_at", "genesis")
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _TABLES = """
@@ -29,10 +39,13 @@ CREATE TABLE rounds (
     chain TEXT NOT NULL
 ) STRICT;
 CREATE TABLE participations (
-    client INTEGER, round INTEGER REFERENCES rounds, PRIMARY KEY (client, round)
+    client ANY, round INTEGER REFERENCES rounds, PRIMARY KEY (client, round)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX participations_by_round ON participations (round);
 """
+_LARGER_NUMBER = re.compile("-?[1-9][0-9]{18,77}")
+_LONGEST_ROW = 2**16
+"""Bytes of the longest row of a round or participation; the JSON of an id has at most 3074."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +85,7 @@ class Ledger:
         if not path.is_file():
             raise ConfigError(f"{path.parent} holds no run: {path.name} is missing.")
         self._path = path
-        self._clients: dict[int, list[int]] = {}
+        self._clients: dict[int, list[ClientId]] = {}
         # An interrupted commit leaves a journal; reading then rolls it back, which is a write.
         cut_off = path.with_name(path.name + "-journal").exists()
         uri = f"{path.resolve().as_uri()}?mode={'ro' if read_only and not cut_off else 'rw'}"
@@ -85,8 +98,11 @@ class Ledger:
             }
         except (sqlite3.Error, ValueError, RecursionError) as error:
             raise _damaged(path, error) from None
-        if (schema := self.facts.get("schema")) != SCHEMA:
-            raise ConfigError(f"{path} has schema {schema!r}; this version reads {SCHEMA!r}.")
+        if (schema := self.facts.get("schema")) not in (SCHEMA, INTEGERS_ONLY):
+            raise ConfigError(
+                f"{path} has schema {schema!r}; this version reads {SCHEMA!r} and "
+                f"{INTEGERS_ONLY!r}."
+            )
         self._check_facts()
 
     @classmethod
@@ -129,13 +145,16 @@ class Ledger:
         Raises:
             ConfigError: a row was changed, dropped or moved, or the file is damaged.
         """
+        usual = self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW)
         try:
             with self._transaction("BEGIN"):  # one snapshot, even while the run continues
                 found = self._db.execute("SELECT * FROM rounds ORDER BY 1")
                 rows = [Row(*values) for values in found]
-                clients = self.clients_by_round()
-        except (sqlite3.Error, TypeError) as error:
+                clients = self._clients_by_round()
+        except (sqlite3.Error, TypeError, ValueError) as error:
             raise _damaged(self._path, error) from None
+        finally:
+            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, usual)
         self._clients = dict(clients)
         chain = genesis(self.facts)
         for number, row in enumerate(rows):
@@ -151,30 +170,49 @@ class Ledger:
             )
         return rows
 
-    def clients_by_round(self) -> dict[int, list[int]]:
-        """Return the ids of the clients in each round's sum, ascending, by round."""
-        found: dict[int, list[int]] = {}
-        for client, round_ in self._db.execute("SELECT * FROM participations ORDER BY 1, 2"):
-            found.setdefault(round_, []).append(client)
+    def _clients_by_round(self) -> dict[int, list[ClientId]]:
+        """Return the ids of the clients in each round's sum, in the order of ``id_order``."""
+        found: dict[int, list[ClientId]] = {}
+        for column, round_ in self._db.execute("SELECT client, round FROM participations"):
+            found.setdefault(round_, []).append(_from_column(column))
+        for clients in found.values():
+            clients.sort(key=id_order)
         return found
 
-    def rounds_by_client(self) -> dict[int, list[int]]:
+    def rounds_by_client(self) -> dict[ClientId, list[int]]:
         """Return each client's rounds, ascending, as of the last call of ``rows``."""
-        found: dict[int, list[int]] = {}
+        found: dict[ClientId, list[int]] = {}
         for round_, clients in sorted(self._clients.items()):
             for client in clients:
                 found.setdefault(client, []).append(round_)
         return found
 
-    def append(self, row: Row, clients: Sequence[int]) -> None:
-        """Commit one round and its clients in one transaction."""
+    def refuse(self, clients: Sequence[ClientId]) -> None:
+        """Check that the ledger can hold these ids.
+
+        Raises:
+            ConfigError: it was begun by an earlier version, and an id is of a kind that is new.
+        """
+        if self.facts["schema"] != INTEGERS_ONLY:
+            return
+        new = [client for client in clients if type(_to_column(client)) is not int]
+        if new:
+            raise ConfigError(
+                f"client {new[0]!r}: the ledger of this run was begun by an earlier version, and "
+                "holds only ids that are whole numbers of 64 bits. Name this client by one, or "
+                "begin a fork, whose ledger takes any id."
+            )
+
+    def append(self, row: Row, clients: Sequence[ClientId]) -> None:
+        """Commit one round and its clients, which ``refuse`` let pass, in one transaction."""
         with self._transaction():
             self._db.execute(
                 "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
                 astuple(row),
             )
             self._db.executemany(
-                "INSERT INTO participations VALUES (?, ?)", [(c, row.round) for c in clients]
+                "INSERT INTO participations VALUES (?, ?)",
+                [(_to_column(client), row.round) for client in clients],
             )
 
     @contextmanager
@@ -202,15 +240,43 @@ def next_row(
     state: str,
     clip_norm: float,
     received: int,
-    clients: Sequence[int],
+    clients: Sequence[ClientId],
     summed: int = 0,
 ) -> Row:
-    """Return the next row of a chain whose head is ``before``; ``clients`` must be ascending."""
+    """Return the next row of a chain whose head is ``before``.
+
+    ``clients`` must be in the order of ``id_order``.
+    """
     row = Row(round_, state, clip_norm, received, len(clients), summed, "")
     return replace(row, chain=_link(before, row, clients))
 
 
-def _link(before: str, row: Row, clients: Sequence[int]) -> str:
+def _to_column(client: ClientId) -> int | str:
+    """Return what the ledger writes for an id."""
+    is_integer = isinstance(client, int) and -(2**63) <= client < 2**63
+    return client if is_integer else json.dumps(client)
+
+
+def _from_column(column: object) -> ClientId:
+    """Return the id that the ledger wrote.
+
+    Raises:
+        ValueError: the ledger writes no id like this; each has one form only, or one client could
+            have two histories.
+    """
+    found = column
+    if isinstance(column, str) and _LARGER_NUMBER.fullmatch(column):
+        found = int(column)
+    elif isinstance(column, str) and column.startswith('"'):  # a list could be nested too deeply
+        found = json.loads(column)
+    elif isinstance(column, str):
+        found = None
+    if not is_client_id(found) or _to_column(found) != column:
+        raise ValueError(f"{str(column)[:40]!r} is not an id of a client")
+    return found
+
+
+def _link(before: str, row: Row, clients: Sequence[ClientId]) -> str:
     said = [before, *astuple(row)[:-1], *clients]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 

@@ -125,6 +125,11 @@ class SelectEngine:
         matrices = [whole[table] for table in self.layout.tables]
         fetches = [self.delivery(x, self.select, self.ledger) for x in matrices]
         for client in task.clients:
+            if not isinstance(client, int) or client < 0:
+                raise ConfigError(
+                    f"client {client!r}: clients that select have whole numbers from 0 as ids, "
+                    "from which their random keys are drawn."
+                )
             update = self._train(task, client, whole, matrices, fetches)
             if self.turns is not None:
                 update = self.turns.active_part(update, task.round, task.active)
@@ -170,8 +175,7 @@ class SelectEngine:
         update = client_update(
             model,
             assemble(layout, shared, slices),
-            x,
-            y,
+            (x, y),
             local=self.local,
             clip_norm=task.clip_norm,
             generator=client_generator(self.data_seed, task.round, client),

@@ -27,6 +27,7 @@ from accounting import (
         (BufferedToeplitz(8, (0.9, 0.5), (0.1, 0.2)), 2, 1),
         (BandedInverse(8, (1.0, -0.5)), 0, 15 / 8),
         (BandedInverse.square_root(100, 4), 0, 3.94),
+        (BandedInverse.square_root(100, 4, normalize_columns=True), 0, 3.94),
         (Dense([[1.0, 0.0], [0.5, 1.0]]), 1, 1),
     ],
     ids=repr,

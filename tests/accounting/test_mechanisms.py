@@ -65,12 +65,14 @@ def denses(draw, n):
 
 @st.composite
 def banded_inverses(draw, n):
+    normalized = draw(st.booleans())
     if draw(st.booleans()):
-        return BandedInverse.square_root(n, draw(st.integers(1, n)))
+        bands = draw(st.integers(1, n))
+        return BandedInverse.square_root(n, bands, normalize_columns=normalized)
     shares = np.array(draw(st.lists(st.floats(0, 1), max_size=n - 1)))
     total = draw(st.floats(0, 1))
     later = -total * shares / max(shares.sum(), 1.0) if len(shares) else shares
-    return BandedInverse(n, (1.0, *later))
+    return BandedInverse(n, (1.0, *later), normalized)
 
 
 def mechanisms(n):

@@ -37,6 +37,10 @@ FILTERS = [
     BandedInverse(1, (1.0,)),
     BandedInverse(9, (2.0, -0.7)),
     BandedInverse.square_root(9, 4),
+    BandedInverse(1, (0.3,), normalize_columns=True),
+    BandedInverse(9, (2.0, -0.7), normalize_columns=True),
+    BandedInverse(9, (0.4, -0.1, 0.0, -0.3), normalize_columns=True),
+    BandedInverse.square_root(9, 9, normalize_columns=True),
     Dense([[2.0]]),
     Dense([[2.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.5, 0.25, 3.0]]),
 ]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from accounting import (
+    BandedInverse,
     BinaryTree,
     BufferedToeplitz,
     ConfigError,
@@ -36,6 +37,13 @@ CASES = [
     (Toeplitz(6, FALLING, normalize_columns=True), APART, True,
      "unit columns, bands within separation"),
     (Toeplitz(6, RISING, normalize_columns=True), TWICE, False, "sum of row maxima"),
+    (BandedInverse(6, (1.0, -0.5)), TWICE, True, "non-increasing Toeplitz"),
+    (BandedInverse(6, (1.0, -0.5), True), ONCE, True, "unit columns, orthogonal"),
+    (BandedInverse(6, (1.0, -0.5), True), TWICE, True,
+     "earliest rounds of unit geometric columns"),
+    (BandedInverse.square_root(6, 3, normalize_columns=True), TWICE, True,
+     "earliest rounds of unit columns"),
+    (BandedInverse(6, (1.0, 0.0, -1.0), True), TWICE, False, "largest products of unit columns"),
     (BufferedToeplitz(6, (0.9,), (0.3,)), TWICE, True, "non-increasing Toeplitz"),
     (Dense([[1.0, 0.0], [0.5, 1.0]]), Participation(2), True, "largest column norm"),
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting import (
+    BandedInverse,
     BinaryTree,
     BufferedToeplitz,
     ConfigError,
@@ -29,6 +30,8 @@ MECHANISMS = [
     Toeplitz(5, (1.0, 0.1)),
     Toeplitz(5, (1.0, 0.1), normalize_columns=True),
     Toeplitz(6, (1.0, 0.1)),
+    BandedInverse(5, (1.0, -0.1)),
+    BandedInverse(5, (1.0, -0.1), normalize_columns=True),
     BufferedToeplitz(5, (0.9, 0.1), (0.3, 1 / 3)),
     BufferedToeplitz(5, (0.1, 0.9), (1 / 3, 0.3)),
     Dense([[1.0, 0.0], [0.1, 1.0]]),

@@ -1,32 +1,10 @@
-"""The command line, within this process or as one of its own."""
+"""The command line as a process of its own."""
 
-import io
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
-import torch
-
-from privpart.cli.main import main
-
-
-@pytest.fixture(scope="session")
-def privpart():
-    """Run ``privpart`` with these arguments in this process, which has imported all of it."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        out, err, threads = io.StringIO(), io.StringIO(), torch.get_num_threads()
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-            patch.setattr(sys, "argv", ["privpart", *arguments])
-            with pytest.raises(SystemExit) as ended:
-                main()
-        torch.set_num_threads(threads)
-        status = ended.value.code or 0
-        return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
-
-    return run
 
 
 @pytest.fixture(scope="session")

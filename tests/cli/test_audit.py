@@ -181,8 +181,8 @@ def test_an_update_of_ones_own(privpart, tmp_path):
         (["--attack", "magic"], "must be one of"),
         (["--schedule", "fool:3"], "is not a valid view"),
         (["--schedule", "full"], "must be VIEW:ROUNDS"),
-        (["--noise-multiplier", "1"], "is relative to clip"),
-        (["--noise-multiplier", "nan"], "--noise-multiplier nan"),
+        (["--noise-multiplier", "1"], "without --clip: noise has no scale; add --clip"),
+        (["--clip", "1", "--noise-multiplier", "nan"], "--noise-multiplier nan"),
         (["--format", "csv"], "use table or json"),
         (["--model", "attacks.networks:smooth_lenet"], "must build a model without arguments"),
         (["--model", "torch.nn:Identity"], "gives (2, 1, 8, 8) for 2 images of 10 classes"),
@@ -192,9 +192,9 @@ def test_an_update_of_ones_own(privpart, tmp_path):
         (["--data", "oblong.safetensors"], "needs square images"),
         (["--batch", "0"], "--batch 0"),
         (["--local-steps", "-1"], "--local-steps -1"),
-        (["--momentum", "0.9"], "without optimizer and momentum"),
+        (["--momentum", "0.9"], "--local-steps 0: sends a gradient; leave out --momentum"),
         (["--local-steps", "2", "--momentum", "1"], "--momentum 1"),
-        (["--delta", "2"], "--delta 2"),
+        (["--clip", "1", "--noise-multiplier", "1", "--delta", "2"], "--delta 2"),
     ],
 )
 def test_bad_input_is_one_sentence(monkeypatch, capsys, tmp_path, changed, fault):

@@ -89,7 +89,10 @@ def test_the_full_update_is_recovered_and_every_score_has_its_baseline(report):
     [
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--data", "fashion-mnist", "--data-dir", "/nowhere"], "dataset-fashion-mnist"),
-        (["--data-dir", "/nowhere"], "digits come with scikit-learn"),
+        (
+            ["--data-dir", "/nowhere"],
+            "--data digits: is not read from a folder; leave out --data-dir",
+        ),
         (["--out", "/dev/null/out"], "cannot be made"),
         (["--data", "mnist"], "'fashion-mnist'"),
     ],

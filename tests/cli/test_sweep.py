@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from accounting import ConfigError
 from privpart.cli.main import app
 from privpart.experiment.sweep import read_sweep
+from privpart.experiment.sweep_store import CellResult, SweepStore
 
 PLAN = """
 schema = "privpart/plan/1"
@@ -222,3 +223,33 @@ def test_whatever_is_no_command_is_the_file_of_a_run(tmp_path, monkeypatch):
         assert isinstance(told.exception, ConfigError)
         assert "cannot be read" in str(told.exception)
     assert "No such command" in call("sweep-show", "--out", "x").output
+
+
+@pytest.mark.parametrize(
+    ("data", "column", "shown"),
+    [({"metric": "./task.py:error"}, "metric", "37.83 ± 1"), ({}, "accuracy (%)", "3783.00 ± 100")],
+)
+def test_a_metric_of_ones_own_is_not_shown_as_a_percentage(tmp_path, privpart, data, column, shown):
+    with SweepStore(tmp_path, create=True) as store:
+        store.describe(["model.train"], [])
+        for seed, value in enumerate((37.83 - 0.5**0.5, 37.83 + 0.5**0.5)):
+            result = CellResult(
+                accuracy=value,
+                epsilon=1.0,
+                noise_multiplier=1.0,
+                delta=1e-5,
+                trained=3,
+                parameter_count=3,
+                tuned=1,
+                plan=json.dumps({"data": data}),
+                engine="loop",
+                cpu_seconds=0.0,
+            )
+            store.add(str(seed), {"model.train": "all"}, seed, result)
+    told = privpart("sweep", "show", str(tmp_path))
+    assert column in told.stdout
+    assert shown in told.stdout
+    row = json.loads(privpart("sweep", "show", str(tmp_path), "--format", "json").stdout)["rows"][0]
+    known, other = ("mean_metric", "mean_accuracy") if data else ("mean_accuracy", "mean_metric")
+    assert row[known] == pytest.approx(37.83)
+    assert row[other] is None

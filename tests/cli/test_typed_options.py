@@ -1,7 +1,8 @@
-"""What was typed counts: every option of a budget command beside every plan and mechanism.
+"""What was typed counts: every option of every command beside everything that makes it idle.
 
-The options come from the parser itself, so that a new one is tried too; each is typed with its own
-default where it has one, which must make no difference.
+The options come from the parser itself, so that a new one is missing from the table until somebody
+says what it depends on; each is typed with its own default where it has one, which must make no
+difference.
 """
 
 import inspect
@@ -12,23 +13,98 @@ import pytest
 from typer.main import get_command
 
 from accounting import BandedInverse, BinaryTree, BufferedToeplitz, Independent, Toeplitz
-from privpart.cli.budget.epsilon import _BESIDE_PLAN
-from privpart.cli.budget.front import _BESIDE_PLAN as _BESIDE_PLANNED_FRONT
+from accounting.checks import ConfigError
+from privpart.cli.idle import TABLE, refuse_idle
 from privpart.cli.main import app
 
 PLAN = "examples/digits.toml"
 SAMPLES = {
-    "plan": "plan.toml", "target_epsilon": "1", "rounds": "72", "only": "blt",
-    "sampling": "poisson",
-    "expected_batch": "10", "bins": "8", "draws": "10000", "draw_seed": "0",
-    "noise_multiplier": "1.0",
-    "delta": "1e-5", "log": "log.csv",
-    "population": "1000", "max_epsilon": "20", "plot": "x.png", "plot_against": "noise",
-    "max_participations": "1", "min_separation": "1", "mechanism_file": "m.json",
-    "restart_every": "8", "bands": "2", "coefficients": "1,0.5", "objective": "rmse",
-    "buffers": "3", "decay": "0.9", "scale": "0.1",
+    "plan": PLAN, "target_epsilon": "1", "rounds": "72", "only": "dense",
+    "sampling": "poisson", "expected_batch": "10", "bins": "8", "draws": "10000",
+    "draw_seed": "0", "noise_multiplier": "1.0", "delta": "1e-5", "log": "log.csv",
+    "population": "1000", "max_epsilon": "20", "plot": "x.png",
+    "plot_against": "noise", "max_participations": "1", "min_separation": "1",
+    "mechanism_file": "m.json", "restart_every": "8", "bands": "2", "coefficients": "1,0.5",
+    "objective": "rmse", "buffers": "3", "decay": "0.9", "scale": "0.1", "vouch": "choices",
+    "out": "out", "against": "run", "train": "dense1.*", "jobs": "1", "data_dir": "folder",
+    "model": "lenet", "data": "digits", "view": "full", "weights": "w.safetensors",
+    "gradient": "g.safetensors", "attack": "dlg", "schedule": "full:1", "clip": "1",
+    "fail_on": "partial", "fork_of": "old", "seed": "1",
 }  # fmt: skip
-"""Values of options that have no default."""
+"""Values of options that have no default, or a list."""
+TYPED = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
+PLANNED = ["--plan", PLAN]
+FITTED = ["--rounds", "64", "--delta", "1e-6", "--target-epsilon", "4"]
+POISSON = [*TYPED, "--sampling", "poisson", "--expected-batch", "10", "--population", "100"]
+BINS = [*TYPED, "--sampling", "balls-in-bins", "--bins", "8"]
+APART = [*TYPED, "--sampling", "b-min-sep", "--expected-batch", "10", "--population", "100"]
+ATTACKED = ["--model", "lenet", "--data", "digits", "--out", "out"]
+LEAKING = [*ATTACKED, "--view", "full"]
+DEFENDED = [*ATTACKED, "--clip", "1"]
+LOCAL = ["--local-steps", "2"]
+FASHION = ["--data", "fashion-mnist"]
+RESUMED = ["--resume", "--out", "run"]
+CASES = {
+    "epsilon": [TYPED, [*TYPED, "--plot", "x.png"]],
+    "calibrate": [FITTED, [*FITTED, "--solve", "rounds", "--noise-multiplier", "4"]],
+    "mechanisms": [["--rounds", "64", "--delta", "1e-6"]],
+    "init": [["mine"]],
+    "doctor": [PLANNED],
+    "train": [[*PLANNED, "--out", "run"], RESUMED],
+    "export": [["run", "--out", "m.safetensors"]],
+    "report": [["run"]],
+    "schedule": [PLANNED],
+    "inspect": [["run", "--out", "out"]],
+    "costs": [["emnist_cnn"]],
+    "freeze-search": [[], FASHION],
+    "demo": [[], FASHION],
+    "sweep run": [["sweep.toml", "--out", "out"]],
+    "sweep show": [["out"]],
+    "audit leakage": [
+        LEAKING, [*LEAKING, *LOCAL], [*LEAKING, *FASHION],
+        [*LEAKING, "--clip", "1", "--noise-multiplier", "1"],
+    ],
+    "audit defences": [DEFENDED, [*DEFENDED, *LOCAL], [*DEFENDED, *FASHION]],
+}  # fmt: skip
+"""Complete command lines that nothing idle is in; every option matters in one of them."""
+SITUATIONS = {
+    ("epsilon", "plan"): [PLANNED],
+    ("epsilon", "statement"): [[*TYPED, "--statement"]],
+    ("epsilon", "plot"): [TYPED],
+    ("epsilon", "sampling"): [TYPED, POISSON, BINS, POISSON, BINS, APART],
+    ("epsilon", "draws"): [BINS],
+    ("calibrate", "solve"): [
+        FITTED,
+        [*FITTED, "--solve", "max-participations", "--noise-multiplier", "4"],
+        [*FITTED, "--solve", "min-separation", "--noise-multiplier", "4"],
+        [*FITTED, "--solve", "rounds", "--noise-multiplier", "4"],
+    ],
+    ("mechanisms", "plan"): [PLANNED],
+    ("mechanisms", "only"): [["--rounds", "64", "--delta", "1e-6", "--only", "bandmf"]] * 2,
+    ("doctor", "plan"): [[]],
+    ("train", "resume"): [RESUMED, [*PLANNED, "--out", "run"]],
+    ("train", "fork_of"): [[*PLANNED, "--out", "run", "--fork-of", "old"]],
+    ("export", "part"): [["run", "--out", "m.safetensors", "--part", "trained"]],
+    ("report", "statement"): [["run", "--statement"]],
+    ("costs", "plan"): [PLANNED],
+    ("costs", "optimizer"): [["emnist_cnn", "--optimizer", "adam"]],
+    ("freeze-search", "data"): [[]],
+    ("demo", "data"): [[]],
+    ("audit leakage", "data"): [LEAKING],
+    ("audit leakage", "local_steps"): [LEAKING],
+    ("audit leakage", "optimizer"): [[*LEAKING, *LOCAL, "--optimizer", "adam"]],
+    ("audit leakage", "attack"): [[*LEAKING, "--attack", "invert_dense"]],
+    ("audit leakage", "gradient"): [[*LEAKING, "--gradient", "g.safetensors"]],
+    ("audit leakage", "clip"): [LEAKING],
+    ("audit leakage", "noise_multiplier"): [LEAKING],
+    ("audit leakage", "batch"): [[*LEAKING, "--batch", "2"]],
+    ("audit defences", "data"): [DEFENDED],
+    ("audit defences", "local_steps"): [DEFENDED],
+    ("audit defences", "optimizer"): [[*DEFENDED, *LOCAL, "--optimizer", "adam"]],
+    ("audit defences", "attack"): [[*DEFENDED, "--attack", "invert_dense"]],
+    ("audit defences", "noise_multiplier"): [[*DEFENDED, "--noise-multiplier", "0"]],
+}
+"""Per command and deciding option, a line without idle options for each rule, in their order."""
 OPTIONS_OF = {
     "tree": BinaryTree, "independent": Independent, "toeplitz": Toeplitz, "blt": BufferedToeplitz,
     "banded-inverse": BandedInverse,
@@ -42,59 +118,108 @@ NOT_THE_MECHANISM = {
 }  # fmt: skip
 
 
+def commands(group, *words):
+    """Every command of the program, by the words that name it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *words, name)
+        else:
+            yield " ".join((*words, name)), command
+
+
+COMMANDS = dict(commands(get_command(app)))
+
+
 def options_of(command):
-    """Return (name, what to type) for every option of a command."""
-    for option in get_command(app).commands[command].params:
-        typed = [option.opts[-1]]
-        if not option.is_flag:
-            default = option.default
-            typed.append(SAMPLES[option.name] if default is None else str(default))
-        yield option.name, typed
+    """Return {name: what to type} for every option of a command."""
+    found = {}
+    for option in COMMANDS[command].params:
+        typed = [option.opts[-1]] if option.param_type_name == "option" else []
+        if typed and not option.is_flag:
+            own = isinstance(option.default, str | int | float | Path)
+            typed.append(str(option.default) if own else SAMPLES[option.name])
+        found[option.name] = typed
+    return found
 
 
-def cases(command, allowed):
-    for name, typed in options_of(command):
-        if name not in allowed | {"plan", "help"}:
-            yield pytest.param(typed, id=f"{command}-{name}")
+def ruled(command):
+    return {name for rule in TABLE[command].idle for name in rule.options.split()}
 
 
-@pytest.mark.parametrize("typed", [*cases("epsilon", _BESIDE_PLAN)])
-def test_beside_a_plan_epsilon_refuses_what_the_plan_says(privpart, typed):
-    done = privpart("epsilon", "--plan", PLAN, *typed)
+def lines_of(command):
+    """Every rule of a command with a line in which it holds."""
+    left = {key: list(lines) for key, lines in SITUATIONS.items()}
+    return [(rule, left[command, rule.owner].pop(0)) for rule in TABLE[command].idle]
+
+
+def test_every_option_of_every_command_is_in_the_table_once():
+    assert COMMANDS.keys() == TABLE.keys()
+    for command, options in TABLE.items():
+        free = set(options.free.split())
+        assert not free & ruled(command)
+        assert free | ruled(command) == set(options_of(command))
+        assert {rule.owner for rule in options.idle} <= set(options_of(command))
+
+
+def test_every_line_is_for_a_rule():
+    for (command, owner), lines in SITUATIONS.items():
+        assert len(lines) == sum(rule.owner == owner for rule in TABLE[command].idle)
+
+
+def refused(command, line):
+    """What is refused in a line that is not run."""
+    context = root = get_command(app).make_context("privpart", ["--help"], resilient_parsing=True)
+    *groups, name = command.split()
+    for group in groups:
+        inner = context.command.commands[group]
+        context = inner.make_context(group, [], parent=context, resilient_parsing=True)
+    assert root.parent is None
+    with COMMANDS[command].make_context(name, list(line), parent=context) as own:
+        try:
+            refuse_idle(own)
+        except ConfigError as error:
+            return str(error)
+    return ""
+
+
+def idle_cases():
+    for command in TABLE:
+        for rule, line in lines_of(command):
+            for name in rule.options.split():
+                typed = options_of(command)[name]
+                label = f"{command}-{rule.owner}-{name}"
+                yield pytest.param(command.split(), line, typed, rule.why, id=label)
+
+
+@pytest.mark.parametrize(("command", "line", "typed", "why"), [*idle_cases()])
+def test_what_has_no_effect_is_refused_with_its_default_too(privpart, command, line, typed, why):
+    done = privpart(*command, *line, *typed)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"leave out the options for them: {typed[0]}." in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert why in done.stderr
+    assert done.stderr.endswith(f"leave out {typed[0]}.\n")
 
 
-@pytest.mark.parametrize("typed", [*cases("mechanisms", _BESIDE_PLANNED_FRONT)])
-def test_beside_a_plan_mechanisms_refuses_what_the_plan_says(privpart, typed):
-    done = privpart("mechanisms", "--plan", PLAN, *typed)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"leave out the options for them: {typed[0]}." in done.stderr
+@pytest.mark.parametrize("command", list(TABLE))
+def test_what_has_an_effect_is_not(command):
+    lines = [*CASES[command], *(line for _, line in lines_of(command))]
+    for line in lines:
+        assert refused(command, line) == ""
+    for name, typed in options_of(command).items():
+        assert any(refused(command, [*line, *typed]) == "" for line in lines), name
 
 
-SAMPLED = ["--sampling", "poisson", "--expected-batch", "10", "--population", "100"]
-
-
-@pytest.mark.parametrize("typed", [*cases("epsilon", {
-    "rounds", "noise_multiplier", "delta", "method", "population", "max_epsilon", "form",
-    "sampling", "expected_batch", "mechanism",
-})])  # fmt: skip
-def test_beside_a_sampling_epsilon_refuses_what_does_not_apply(privpart, typed):
-    run = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
-    done = privpart("epsilon", *run, "--mechanism", "independent", *SAMPLED, *typed)
-    assert (done.returncode, done.stdout) == (2, "")
-
-
-def test_the_options_that_apply_beside_a_plan_are_options():
-    assert {name for name, _ in options_of("epsilon")} >= _BESIDE_PLAN
-    assert {name for name, _ in options_of("mechanisms")} >= _BESIDE_PLANNED_FRONT
+def test_the_mechanisms_rows_that_only_leaves_out():
+    line = ["--rounds", "64", "--delta", "1e-6", "--mechanism", "tree"]
+    assert refused("mechanisms", [*line, "--only", "given"]) == ""
+    assert "leave out --mechanism." in refused("mechanisms", [*line, "--only", "blt"])
 
 
 def foreign(command):
     """Every mechanism with every option that only other mechanisms have."""
     for mechanism, made in OPTIONS_OF.items():
         taken = set(inspect.signature(made.from_options).parameters)
-        for name, typed in options_of(command):
+        for name, typed in options_of(command).items():
             if name not in taken | NOT_THE_MECHANISM:
                 yield pytest.param(mechanism, typed, id=f"{command}-{mechanism}-{name}")
 
@@ -119,7 +244,6 @@ def test_calibrate_refuses_them_as_well(privpart, mechanism, typed):
 @pytest.mark.parametrize(
     ("typed", "fault"),
     [
-        (["--statement", "--format", "table"], "--statement True: is prose"),
         (["--mechanism", "tree", "--mechanism-file", "m.json"], "leave out --mechanism"),
         (["--mechanism", "file"], "name the file with --mechanism-file"),
         (["--mechanism-file", "m.json", "--bands", "3"], "leave it out with file"),

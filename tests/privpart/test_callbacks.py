@@ -9,7 +9,7 @@ from accounting import ConfigError
 from privpart.loop import MetricsFiles, ProgressBar, RoundRecord, TensorBoard
 from privpart.server import RoundCounts
 
-COUNTS = RoundCounts(3, 2, 1)
+COUNTS = RoundCounts(2, 2, 0, asked=2)
 
 
 def test_metrics_go_on_in_the_same_files_and_tell_nothing_of_who_came(tmp_path):
@@ -37,6 +37,23 @@ def test_progress_is_on_standard_error(capsys):
     assert told.out == ""
     assert "round 3: test accuracy 50.0%" in told.err
     assert "3/4" in told.err
+
+
+def test_a_cohort_that_fell_short_says_why_once_per_set_of_reasons(capsys):
+    limit, apart = {"participation limit": 2}, {"separation": 1}
+    fewer = RoundCounts(3, 2, 1, asked=3, refusals={"malformed": 1})
+    with ProgressBar(4) as bar:
+        for round_, (counts, why) in enumerate(
+            [(COUNTS, {}), (fewer, limit), (fewer, limit), (fewer, apart)]
+        ):
+            bar(RoundRecord(round_, counts, None, why))
+    said = [line for line in capsys.readouterr().err.splitlines() if "cohort" in line]
+    assert [line.strip() for line in said] == [
+        "round 2: 2 of the 5 clients of the cohort counted: 2 not asked (2 participation limit); "
+        "1 refused (1 malformed). Not for release; later rounds like it are not listed.",
+        "round 4: 2 of the 4 clients of the cohort counted: 1 not asked (1 separation); "
+        "1 refused (1 malformed). Not for release; later rounds like it are not listed.",
+    ]
 
 
 def test_tensorboard_is_an_option(tmp_path, monkeypatch):

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
-from privpart.client import loss
-from privpart.experiment.training import accuracy
+from privpart.client import mean_loss
+from privpart.experiment.metric import accuracy
 from privpart.models import bag_of_words, small_cnn
 
 PART = ["conv*", "norm.*", "dense2.*"]
@@ -51,7 +51,9 @@ def test_local_training_is_the_plain_optimizer_on_the_trainable_part(train, name
     start = model.flat.clone()
     for _ in range(2):  # the second time shows that nothing is kept from the first
         generator = torch.Generator().manual_seed(5)
-        update = client_update(model, start, x, y, local=local, clip_norm=1e6, generator=generator)
+        update = client_update(
+            model, start, (x, y), local=local, clip_norm=1e6, generator=generator
+        )
     optimizer = make([p for p in reference.parameters() if p.requires_grad])
     generator = torch.Generator().manual_seed(5)
     for _ in range(3):
@@ -80,7 +82,7 @@ def test_a_result_that_is_written_to_given_memory_is_the_same_one(clip_norm, poi
         generator = torch.Generator().manual_seed(5)
         found.append(
             client_update(
-                model, model.flat.clone(), x, y, local=LocalTraining(0.1), clip_norm=clip_norm,
+                model, model.flat.clone(), (x, y), local=LocalTraining(0.1), clip_norm=clip_norm,
                 generator=generator, active=active, out=memory,
             )
         )  # fmt: skip
@@ -101,7 +103,7 @@ def test_memory_that_does_not_hold_the_result_is_refused(out):
     out.fill_(7)
     with pytest.raises(ConfigError, match=r"the result is float32 and of shape \(15,\)"):
         client_update(
-            model, model.flat.clone(), torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1]),
+            model, model.flat.clone(), (torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1])),
             local=LocalTraining(0.1), clip_norm=0.05, generator=torch.Generator(), out=out,
         )  # fmt: skip
     assert (out == 7).all()
@@ -112,8 +114,8 @@ def test_loss_of_a_language_model_is_the_mean_over_tokens_without_padding():
     words = torch.tensor([[1, 4, -100], [0, -100, -100]])
     by_hand = -logits.log_softmax(2)
     expected = (by_hand[0, 0, 1] + by_hand[0, 1, 4] + by_hand[1, 0, 0]) / 3
-    torch.testing.assert_close(loss(logits, words), expected)
-    torch.testing.assert_close(loss(logits[0], words[0]), by_hand[0, [0, 1], [1, 4]].mean())
+    torch.testing.assert_close(mean_loss(logits, words), expected)
+    torch.testing.assert_close(mean_loss(logits[0], words[0]), by_hand[0, [0, 1], [1, 4]].mean())
 
 
 def test_tags_train_with_the_binary_cross_entropy_of_each():
@@ -122,12 +124,11 @@ def test_tags_train_with_the_binary_cross_entropy_of_each():
     y[:, 1] = 1
     logits = model.module(x).detach()
     by_hand = -(y * logits.sigmoid().log() + (1 - y) * (1 - logits.sigmoid()).log()).mean()
-    torch.testing.assert_close(loss(logits, y, "binary_cross_entropy"), by_hand)
+    torch.testing.assert_close(mean_loss(logits, y, "binary_cross_entropy"), by_hand)
     update = client_update(
         model,
         model.flat.clone(),
-        x,
-        y,
+        (x, y),
         local=LocalTraining(0.5, loss="binary_cross_entropy"),
         clip_norm=1e6,
         generator=torch.Generator(),
@@ -157,7 +158,7 @@ def test_an_update_outlives_the_next_client(clip_norm):
     def update(seed):
         rows = examples(6, seed)
         return client_update(
-            model, start, *rows, local=local, clip_norm=clip_norm, generator=torch.Generator()
+            model, start, rows, local=local, clip_norm=clip_norm, generator=torch.Generator()
         )
 
     first = update(0)
@@ -173,8 +174,7 @@ def test_a_client_without_examples_sends_zero():
         update = client_update(
             model,
             model.flat.clone(),
-            x,
-            y,
+            (x, y),
             local=local,
             clip_norm=1.0,
             generator=torch.Generator(),
@@ -244,8 +244,7 @@ def test_frozen_bits_survive_training_and_only_the_trainable_part_is_sent():
     update = client_update(
         model,
         model.flat.clone(),
-        x,
-        y,
+        (x, y),
         local=LocalTraining(0.5, epochs=2),
         clip_norm=0.25,
         generator=torch.Generator(),
@@ -262,8 +261,7 @@ def test_diverging_training_sends_nothing_harmful():
     update = client_update(
         model,
         model.flat.clone(),
-        x * 1e30,
-        y,
+        (x * 1e30, y),
         local=LocalTraining(1e30, epochs=3, batch_size=2),
         clip_norm=1.0,
         generator=torch.Generator(),

@@ -6,7 +6,7 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
-from privpart.client import loss
+from privpart.client import mean_loss
 from privpart.measure.costs import Bandwidth, client_costs
 from privpart.models import MODELS
 from privpart.models.examples import example_batch, example_network
@@ -53,7 +53,7 @@ def batch(n=8):
 
 
 def measure(train=("*",), local=SGD, examples=8, n=8):
-    return client_costs(dense(train), *batch(n), local=local, examples=examples)
+    return client_costs(dense(train), batch(n), local=local, examples=examples)
 
 
 def test_flops_by_hand():
@@ -76,7 +76,9 @@ def test_attention_counts():
             return self.out(mixed.mean(dim=(1, 2)))
 
     model = PartialModel(Attention, seed=0)
-    costs = client_costs(model, torch.rand(2, 1, 7, 4), torch.tensor([0, 1]), local=SGD, examples=2)
+    costs = client_costs(
+        model, (torch.rand(2, 1, 7, 4), torch.tensor([0, 1])), local=SGD, examples=2
+    )
     assert costs.forward_flops == 2 * (2 * 2 * 7 * 7 * 4 + 2 * 4 * 3)
 
 
@@ -121,7 +123,7 @@ def test_the_model_is_left_as_it_was():
     model = dense(["*"])
     before = model.flat.clone()
     local = LocalTraining(0.1, optimizer="adam")
-    client_costs(model, *batch(), local=local, examples=8)
+    client_costs(model, batch(), local=local, examples=8)
     assert torch.equal(model.flat, before)
     assert not model.gradient.any()
 
@@ -147,7 +149,7 @@ def test_every_network_has_an_example_that_trains(name):
     small = {"width": 8} if name.startswith("resnet") and name != "resnet18_gn" else {}
     x, y = example_batch(name, 2)
     network = MODELS[name].build(**small) if small else example_network(name)
-    value = loss(network(x), y, MODELS[name].loss)
+    value = mean_loss(network(x), y, MODELS[name].loss)
     value.backward()
     assert 0 < value < 50
 

@@ -22,7 +22,8 @@ def users(shape=(6, 4)):
     generator = torch.Generator().manual_seed(2)
     x = torch.rand(sum(SIZES), *shape, generator=generator)
     y = torch.randint(3, (sum(SIZES),), generator=generator)
-    return Users(x, y, torch.randperm(sum(SIZES), generator=generator).split(list(SIZES)))
+    rows = torch.randperm(sum(SIZES), generator=generator).split(list(SIZES))
+    return Users(x, y, rows, allow_empty=True)
 
 
 def plain():

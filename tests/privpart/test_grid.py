@@ -195,7 +195,7 @@ def test_a_sum_of_many_is_the_sum_of_their_integers():
     # 2^52 is the sum of far more clients than any run has: still exact
     for before in (0.0, 2.0**52):
         total, exact = torch.full((30,), before, dtype=torch.float64), [int(before)] * 30
-        found = RoundSum(task, total, scratch, lambda _: True, grid=grid, bits=False)
+        found = RoundSum(task, total, scratch, lambda _: None, grid=grid, bits=False)
         for client in range(300):
             update = torch.from_numpy(random.standard_normal(30) * 10 ** random.uniform(-6, 6))
             q, _ = integers(update, 1.0, grid)
@@ -309,7 +309,7 @@ def rounded_sum(server, totals, dim):
     task = server.task([])
     total = torch.zeros(dim, dtype=torch.float64)
     scratch = torch.zeros(dim)
-    found = RoundSum(task, total, scratch, lambda _: True, grid=server._grid, bits=False)
+    found = RoundSum(task, total, scratch, lambda _: None, grid=server._grid, bits=False)
     found.add_sum(task.sum_of(range(len(totals)), torch.from_numpy(sum(totals)), 0))
     assert found.summed == len(totals)
     return found.total.numpy()

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from hypothesis import given, settings
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from accounting import BinaryTree, Participation
 from privpart import ClientUpdate, PrivacyPlan, SeededSource, Server
+from privpart.messages import Reason
 
 DIM, CLIP, GOAL = 5, 0.5, 4
 
@@ -76,7 +77,7 @@ DELTAS = st.one_of(
 )
 IDS = st.one_of(
     st.integers(0, 3),
-    st.sampled_from([-1, 2**63, 2**70, True, 1.0, math.nan, "0", None, (), []]),
+    st.sampled_from([-1, 2**63, 2**256, True, 1.0, math.nan, "0", "a", "", None, (), [], b"0"]),
 )
 
 
@@ -90,7 +91,12 @@ def messages(draw: Any) -> Any:
     return draw(st.sampled_from([made, made, made, made, made, None, 7]))
 
 
-def after(arrived: list[Any], absent: int | None) -> tuple[torch.Tensor, int, int]:
+def is_from(client: int | str | None, update: Any) -> bool:
+    """Also of an id of that value and another type, which is no client and never counts."""
+    return type(getattr(update, "client", None)) is type(client) and update.client == client
+
+
+def after(arrived: list[Any], absent: int | str | None) -> tuple[torch.Tensor, int, int]:
     one = server()
     own = one.task([]).plan
     batch = [
@@ -98,16 +104,18 @@ def after(arrived: list[Any], absent: int | None) -> tuple[torch.Tensor, int, in
         if isinstance(u, ClientUpdate | Impostor)
         else u
         for u in arrived
-        if getattr(u, "client", None) != absent or type(getattr(u, "client", None)) is not int
+        if absent is None or not is_from(absent, u)
     ]
     one_more = one.task([]).update(99, torch.zeros(DIM))
     counts = one.run_round([*batch, one_more])
     assert counts.received == len(batch) + 1 == counts.counted + counts.refused
+    assert counts.refused == sum(counts.refusals.values())
+    assert set(counts.refusals) <= set(get_args(Reason))
     return one.parameters.double() * GOAL, counts.counted, counts.refused
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.lists(messages(), max_size=8), st.integers(0, 3))
+@given(st.lists(messages(), max_size=8), st.sampled_from([0, 1, 2, 3, -1, 2**63, "0", "a"]))
 def test_nothing_raises_and_one_client_moves_the_sum_by_at_most_clip_norm(arrived, absent):
     whole, counted, _ = after(arrived, absent=None)
     without, fewer, _ = after(arrived, absent=absent)

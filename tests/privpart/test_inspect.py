@@ -33,10 +33,12 @@ def test_step_sizes_add_up_to_the_update(optimizer):
     x, y = examples()
     local = LocalTraining(0.1, steps=1, **optimizer)
     fields = {"generator": torch.Generator().manual_seed(0)}
-    update, sizes = step_sizes(model, model.flat.clone(), x, y, local=local, **fields)
+    update, sizes = step_sizes(model, model.flat.clone(), (x, y), local=local, **fields)
     assert sizes == [pytest.approx(float(update.norm()), rel=1e-5)]
     local = LocalTraining(0.1, steps=4, **optimizer)
-    update, sizes = step_sizes(model, model.flat.clone(), x, y, local=local, active=(1,), **fields)
+    update, sizes = step_sizes(
+        model, model.flat.clone(), (x, y), local=local, active=(1,), **fields
+    )
     assert len(sizes) == 4
     assert len(update) == model.group_sizes[1]
     assert float(update.norm()) < sum(sizes)
@@ -58,13 +60,13 @@ def test_mask_ratio_against_a_literal_loop():
             loss, list(model.module.parameters()))]))  # fmt: skip
     deviation = torch.stack(rows) - torch.stack(rows).mean(0)
     expected = [float(deviation[:, span].norm(dim=1).mean()) for span in (slice(35), slice(35, 53))]
-    found = mask_ratio(model, x, y, masks=8, generator=torch.Generator().manual_seed(0))
+    found = mask_ratio(model, (x, y), masks=8, generator=torch.Generator().manual_seed(0))
     assert found.by_group == pytest.approx(expected, rel=1e-4)
     assert found.groups == pytest.approx(max(expected) / min(expected), rel=1e-4)
     assert found.random > 1
     assert not model.gradient.any()
     with pytest.raises(ConfigError, match="needs at least two groups"):
-        mask_ratio(linear(None), x, y, masks=8, generator=torch.Generator())
+        mask_ratio(linear(None), (x, y), masks=8, generator=torch.Generator())
 
 
 def test_the_assumption_holds_for_random_masks_and_not_for_layers():
@@ -72,7 +74,7 @@ def test_the_assumption_holds_for_random_masks_and_not_for_layers():
     model = PartialModel(lambda: resnet8(width=16), seed=0, groups=MODELS["resnet8"].groups)
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(24, 3, 32, 32, generator=generator), torch.arange(24) % 10
-    found = mask_ratio(model, x, y, masks=10, generator=generator)
+    found = mask_ratio(model, (x, y), masks=10, generator=generator)
     assert 1 <= found.random < 1.1
     assert found.groups > 3
 

@@ -1,10 +1,13 @@
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import (
+    CohortRefusedError,
     CohortTooSmallError,
     EmbeddedEngine,
     LocalTraining,
@@ -16,6 +19,7 @@ from privpart import (
     Users,
     fit,
 )
+from privpart.cli.main import main
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import digits
 from privpart.models import small_cnn
@@ -63,6 +67,11 @@ def test_rounds_between_evaluations_are_a_count(every):
     assert one.round == 0
 
 
+def test_an_interval_of_evaluations_needs_something_to_evaluate():
+    with pytest.raises(ConfigError, match="evaluate_every=3: there is no evaluate"):
+        fit(a_server(4, rounds=2), Ones(), [[0], [1]], evaluate_every=3)
+
+
 def test_more_cohorts_than_planned_rounds():
     with pytest.raises(ConfigError, match="3 cohorts, but the plan has 2 rounds"):
         fit(a_server(4, rounds=2), Ones(), [[0], [1], [2]])
@@ -100,6 +109,146 @@ def test_a_round_is_committed_before_anyone_sees_it():
         callbacks=[lambda record: order.append("callback")],
     )
     assert order == [("commit", 1), "evaluate", "callback", ("commit", 2), "evaluate", "callback"]
+
+
+NOT_IDS = [3.0, None, True, np.bool_(True), b"3", (3,), "", 2**256, 10**5000, torch.tensor(3)]
+
+
+@pytest.mark.parametrize(
+    "client",
+    [*NOT_IDS, float("nan"), "x" * 300, "\ud800", np.float32(3)],
+    ids=lambda client: type(client).__name__,
+)
+def test_what_is_not_an_id_is_refused_before_the_first_round(client):
+    one, asked = a_server(4, rounds=2), Ones()
+    with pytest.raises(ConfigError, match="cohorts: round 1: client id ") as error:
+        fit(one, asked, [[0], [1, client]])
+    assert "must be a whole number of magnitude below" in str(error.value)
+    assert len(str(error.value)) < 300
+    assert one.round == 0
+
+
+@pytest.mark.parametrize(
+    "cohorts",
+    [["ada", "bob"], [0, 1], [b"ab", b"cd"], np.arange(2), torch.arange(2), [iter([0]), [1]]],
+)
+def test_a_list_of_clients_is_not_a_list_of_cohorts(cohorts):
+    """A string is a sequence of strings: its letters would be clients."""
+    with pytest.raises(ConfigError, match=r"cohorts: round 0 has a \w+: must be a sequence of"):
+        fit(a_server(4, rounds=2), Ones(), cohorts)
+
+
+@pytest.mark.parametrize(
+    "cohort",
+    [[5, 6, 5], [5, np.int64(5)], np.array([5, 5], np.uint8), ["ada", np.str_("ada")]],
+    ids=repr,
+)
+def test_a_client_is_in_a_cohort_once(cohort):
+    with pytest.raises(ConfigError, match=r"round 1 has client (5|'ada') twice"):
+        fit(a_server(4, rounds=2), Ones(), [[0], cohort])
+
+
+def test_numpy_ids_are_asked_as_pythons_own():
+    seen = []
+
+    class Asked(Ones):
+        def run(self, task, start):
+            seen.append(task.clients)
+            yield from super().run(task, start)
+
+    cohorts = [np.array([2**64 - 1, 1], np.uint64), np.array(["1", "ada"]), [np.int8(-1), 0]]
+    records = fit(a_server(4, rounds=3), Asked(), cohorts)
+    assert [r.counts.counted for r in records] == [2, 2, 2]
+    assert seen == [(2**64 - 1, 1), ("1", "ada"), (-1, 0)]
+    assert {type(client) for clients in seen for client in clients} == {int, str}
+
+
+class Some(Ones):
+    """Some clients answer well; others as ``bad`` says: number of malformed answers of each."""
+
+    def __init__(self, bad):
+        self.bad = bad
+
+    def run(self, task, start):
+        for client in task.clients:
+            short = [task.update(client, start[:-1])] * self.bad.get(client, 0)
+            yield from short or super().run(replace(task, clients=(client,)), start)
+
+
+def test_a_record_says_who_is_missing_and_why():
+    first = fit(a_server(4, rounds=3), Ones(), [[0, 1], [1, 2, 3]])
+    assert [(r.asked, dict(r.not_asked)) for r in first] == [
+        (2, {}),
+        (2, {"participation limit": 1}),
+    ]
+    assert [r.missing() for r in first] == ["", "1 not asked (1 participation limit)"]
+
+    class Twice(Ones):
+        def run(self, task, start):
+            for client in task.clients[:-1]:
+                yield from [task.update(client, start)] * 2
+            yield replace(task.update(9, start), round=7)
+
+    (found,) = fit(a_server(4, rounds=3), Twice(), [[0, 1, 2, 3, 4]])
+    assert found.counts.counted == 4
+    assert found.missing() == "5 refused (4 twice in a round, 1 another round)"
+    (found,) = fit(a_server(4, rounds=3), Some({0: 1}), [[0, 1, 2]])
+    assert found.missing() == "1 refused (1 wrong shape or type)"
+
+    class Silent(Ones):
+        def run(self, task, start):
+            yield task.update(task.clients[0], start)
+
+    (found,) = fit(a_server(4, rounds=3), Silent(), [[0, 1, 2]])
+    assert found.missing() == "2 without an answer"
+
+
+@pytest.mark.parametrize("z", [0.0, 1.0])
+def test_when_most_of_a_cohort_is_refused_the_run_stops_and_says_why(z):
+    one, committed = a_server(4, rounds=2, z=z), []
+    with pytest.raises(CohortRefusedError) as error:
+        fit(one, Some({0: 1, 2: 1, 3: 1}), [range(5)], commit=lambda *a: committed.append(a))
+    assert str(error.value) == (
+        "round 0: most of the 5 clients that were asked were refused: 3 refused (3 wrong shape or "
+        "type). Nothing was released. Correct what they send, then resume."
+    )
+    assert isinstance(error.value, CohortTooSmallError)
+    assert (one.round, committed) == (0, [])
+    clean = a_server(4, rounds=2, z=z)
+    for each in (one, clean):  # as if nothing had happened
+        assert fit(each, Ones(), [range(5), [7]])
+    assert torch.equal(one.parameters, clean.parameters)
+
+
+def test_a_refused_cohort_ends_the_command_line_with_one_sentence(monkeypatch, capsys):
+    def app():
+        fit(a_server(4, rounds=1), Some({0: 1, 1: 1}), [[0, 1]])
+
+    monkeypatch.setattr("privpart.cli.main.app", app)
+    with pytest.raises(SystemExit, match="70"):
+        main()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("privpart: round 0: most of the 2 clients that were asked were refu")
+    assert len(said.err.splitlines()) == 1
+
+
+def test_one_client_that_sends_thousands_of_bad_updates_stops_nothing():
+    (found,) = fit(a_server(4, rounds=1), Some({1: 5000}), [[0, 1, 2]])
+    assert found.counts.released
+    assert (found.counts.counted, found.counts.refused) == (2, 5000)
+
+
+def test_half_of_a_cohort_is_not_most_of_it():
+    (found,) = fit(a_server(4, rounds=1), Some({0: 1, 1: 1}), [[0, 1, 2, 3]])
+    assert found.counts.counted == 2
+
+
+def test_a_cohort_that_is_too_small_says_why():
+    with pytest.raises(CohortTooSmallError, match=r"received: 2 not asked \(2 participation limit"):
+        fit(a_server(4, rounds=3), Ones(), [[0, 1], [0, 1]])
+    with pytest.raises(CohortTooSmallError, match="received: nobody was asked"):
+        fit(a_server(4, rounds=3), Ones(), [[]])
 
 
 def digits_accuracy(train: list[str], z: float, rounds: int = 72) -> float:

@@ -191,6 +191,7 @@ LAW = [
     Toeplitz.square_root(6, bands=3, normalize_columns=True),
     Independent(3),
     BandedInverse(6, (2.0, -0.5, -0.25)),
+    BandedInverse(6, (0.3, -0.2, -0.1), normalize_columns=True),
     Dense([[2.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.5, 0.25, 3.0]]),
 ]
 

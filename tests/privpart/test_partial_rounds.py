@@ -69,8 +69,7 @@ def update_of(model, active, local=None, clip_norm=1e3, **change):
     return client_update(
         model,
         model.flat.clone(),
-        x,
-        y,
+        (x, y),
         local=local or LocalTraining(0.1, epochs=2, batch_size=5),
         clip_norm=clip_norm,
         generator=torch.Generator().manual_seed(0),

@@ -12,7 +12,8 @@ from privpart.cli.main import app
 from privpart.data import cohorts_in_turn
 from privpart.experiment import plan_file
 from privpart.experiment.plan_file import validated
-from privpart.experiment.training import plan_data, refuse_short_cohorts, training
+from privpart.experiment.task_data import plan_data
+from privpart.experiment.training import refuse_short_cohorts, training
 from privpart.models import build_network
 from privpart.plan import PrivacyPlan
 
@@ -52,7 +53,7 @@ def changed(table, line):
 
 REFUSED = [
     ([("client", MOON), ("select", SELECT)], "client.objective: clients that select keep no model"),
-    ([("client", 'loss = "binary_cross_entropy"')], "client.loss=binary_cross_entropy: is for"),
+    ([("client", 'loss = "binary_cross_entropy"')], "client.loss=binary_cross_entropy: every"),
     ([("model", 'name = "small_cn"')], "model 'small_cn': unknown. Near it: small_cnn"),
     ([("model", "sizes = { hidden = 8 }")], "model 'small_cnn': .*missing"),
     ([("model", "sizes = { channels = [1], hidden = 8, image_size = 8 }")], "model 'small_cnn'"),
@@ -104,11 +105,9 @@ def test_what_the_plan_alone_shows_is_said_wherever_it_is_read(changes, says):
     tables = tomllib.loads(TEXT)
     for table, lines in changes:
         tables.setdefault(table, {}).update(tomllib.loads(lines))
-    with pytest.raises(
-        ConfigError, match=f"(?s)^plan is not a valid plan:\n  [^\n]*{says}"
-    ) as refused:
+    with pytest.raises(ConfigError, match=f"^plan is not a valid plan: .*{says}") as refused:
         validated(tables)
-    assert str(refused.value).count("\n") == 1
+    assert "\n" not in str(refused.value)
 
 
 def test_the_plan_itself_is_fine():

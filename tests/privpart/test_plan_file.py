@@ -153,7 +153,7 @@ def test_truth_values_and_strings_are_no_numbers_nor_the_other_way_round(path, v
     for name in tables:
         table = table.setdefault(name, {})
     table[last] = value
-    with pytest.raises(ConfigError, match=rf"  {'.'.join(path)}(\.0)?: Input should be a valid"):
+    with pytest.raises(ConfigError, match=rf" {'.'.join(path)}(\.0)?: Input should be a valid"):
         plan_file.validated(values)
 
 

@@ -6,7 +6,7 @@ import torch
 from accounting import ConfigError
 from privpart.data.users import Users
 from privpart.experiment.plan_file import validated
-from privpart.experiment.training import PlanData, refuse_other_shapes, training
+from privpart.experiment.training import refuse_other_shapes, training
 from privpart.models import MODELS, build_network
 
 SHAPES = {
@@ -35,13 +35,13 @@ TRAINS = {
 def test_networks_take_a_tasks_examples_or_say_why_not(name, task):
     shape, classes = SHAPES[task], CLASSES.get(task, 10)
     y = torch.arange(classes)
-    data = PlanData(Users(torch.rand(classes, *shape), y, [y]), torch.rand(2, *shape), y[:2])
+    users = Users(torch.rand(classes, *shape), y, [y])
     network = build_network(name, **SMALL.get(name, {}))
     if task in TRAINS.get(name, ()):
-        refuse_other_shapes(network, data)
+        refuse_other_shapes(network, users)
         return
     with pytest.raises(ConfigError, match=r"^model: [^\n]*[.]$"):
-        refuse_other_shapes(network, data)
+        refuse_other_shapes(network, users)
 
 
 @pytest.mark.parametrize(

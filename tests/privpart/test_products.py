@@ -136,7 +136,7 @@ def test_the_engine_tries_it_only_where_it_may_choose():
     assert not fixed.method.onednn
     model, users = fixed.model, fixed.users
     own = client_update(
-        model, model.flat.clone(), *users.examples(1), local=fixed.local, clip_norm=1.0,
+        model, model.flat.clone(), users.examples(1), local=fixed.local, clip_norm=1.0,
         generator=client_generator(1, 0, 1),
     )  # fmt: skip
     assert torch.equal(found[1].update, own)

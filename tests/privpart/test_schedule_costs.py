@@ -97,7 +97,7 @@ def test_a_real_client_of_resnet8_does_half_not_two_thirds_in_a_partial_round():
     one = partial_model()
     x, y = torch.rand(1, 3, 32, 32), torch.zeros(1, dtype=torch.long)
     flops = [
-        run_costs(one, ((g,),) if g is not None else (tuple(range(10)),), x, y,
+        run_costs(one, ((g,),) if g is not None else (tuple(range(10)),), (x, y),
                  local=LocalTraining(0.1), examples=1).flops
         for g in (None, *range(10))
     ]  # fmt: skip
@@ -110,7 +110,7 @@ def test_bytes_are_those_of_the_messages():
     rounds = Schedule(cycles=2, warm_up=2, between=1, rounds_per_group=1).rounds(10)
     x, y = torch.rand(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
     before = one.flat.clone()
-    found = run_costs(one, rounds, x, y, local=LocalTraining(0.1, batch_size=2), examples=2)
+    found = run_costs(one, rounds, (x, y), local=LocalTraining(0.1, batch_size=2), examples=2)
     numbers = parameters_sent(rounds, one.group_sizes)
     header = found.bytes_up - 4 * numbers
     assert 64 * len(rounds) < header < 170 * len(rounds)
@@ -132,6 +132,6 @@ def test_a_client_that_was_away_lacks_more():
     x, y = torch.rand(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
     local = LocalTraining(0.1, batch_size=2)
     run = Schedule(cycles=1, warm_up=0, rounds_per_group=1).rounds(10)
-    every, seldom = (run_costs(one, run, x, y, local=local, examples=2, every=k) for k in (1, 5))
+    every, seldom = (run_costs(one, run, (x, y), local=local, examples=2, every=k) for k in (1, 5))
     assert (every.rounds, seldom.rounds) == (10, 2)
     assert every.bytes_down_changed / 10 < seldom.bytes_down_changed / 2

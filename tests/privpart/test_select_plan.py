@@ -151,7 +151,7 @@ def test_words_of_ones_own_are_said_to_be_seen(plays):
     select["hidden"] = {"keys": "shared", "m": 3}
     setup = training(plan(select, base=plays))
     assert dict(setup.seen())["server"] == ("words keys", "words keys, with the update")
-    assert setup.accuracy(setup.start) <= 1
+    assert setup.evaluate(setup.start) <= 1
     one, two = setup.engine.choosers[0](0, 0), setup.engine.choosers[0](0, 1)
     assert one.for_training()[:2] == (0, 1)  # unknown and begin
     assert len(one.for_training()) == len(two.for_training()) == 6

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting import BinaryTree, ConfigError, Independent, Participation
@@ -72,11 +72,12 @@ def test_answers_to_another_round_or_plan_are_refused():
     old = one.task([]).update(0, torch.full((DIM,), 0.1))
     assert one.run_round([old]).counted == 1
     foreign = other.task([]).update(1, torch.ones(DIM))
-    replayed = [replace(foreign, round=1), old, replace(old, round=True), replace(old, plan=None)]
+    replayed = [replace(foreign, round=2), old, replace(old, round=True), replace(old, plan=None)]
     counts = run(one, (2, 0.1))
     assert counts.counted == 1
     counts = one.run_round([*replayed, one.task([]).update(3, torch.zeros(DIM))])
     assert (counts.counted, counts.refused) == (1, 4)
+    assert counts.refusals == {"another plan": 1, "another round": 1, "malformed": 2}
 
 
 def test_an_interrupted_round_halts_the_server(monkeypatch):
@@ -109,6 +110,8 @@ def test_below_the_minimum_cohort_nothing_changes():
     before = one.parameters.clone()
     counts = run(one, (0, 0.1), (0, 0.1), (1, [0.0]))
     assert (counts.received, counts.counted, counts.released) == (3, 0, False)
+    assert counts.refusals == {"twice in a round": 1, "wrong shape or type": 1}
+    assert counts.admitted == 1
     assert one.round == 0
     assert torch.equal(one.parameters, before)
     for each in (one, clean):  # client 0 has not used up its one participation, nor noise a draw
@@ -118,12 +121,15 @@ def test_below_the_minimum_cohort_nothing_changes():
 
 def test_who_may_still_be_asked():
     one = server(plan(rounds=8, k=2, b=3))
-    asked = []
+    asked, why = [], []
     for _ in range(8):
         asked.append(one.eligible([0, 1]))
+        why.append(one.ineligible([0, 1]).get(0))
+        assert 1 not in one.ineligible([0, 1])
         run(one, (0, 0.1), (9, 0.0) if one.round in (0, 3) else (one.round + 20, 0.0))
     assert [0 in some for some in asked] == [True, False, False, True, False, False, False, False]
     assert all(1 in some for some in asked)
+    assert why == [None, *["separation"] * 2, None, *["participation limit"] * 4]
 
 
 MALFORMED = [
@@ -139,10 +145,25 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize("client", [float("nan"), [], None, "7", True, 1.0])
-def test_ids_are_plain_whole_numbers(client):
+@pytest.mark.parametrize(
+    "client",
+    [float("nan"), [], None, True, 1.0, b"7", "", "x" * 257, "\ud800", 2**256, np.uint64(7)],
+)
+def test_what_is_not_an_id_is_refused(client):
     one = server()
-    assert run(one, *[(client, torch.zeros(DIM))] * 3).counted == 0
+    counts = run(one, *[(client, torch.zeros(DIM))] * 3)
+    assert (counts.counted, counts.refusals) == (0, {"malformed": 3})
+
+
+def test_ids_are_whole_numbers_and_strings_and_no_two_are_one_client():
+    ids = [0, -1, 2**63, 2**64 - 1, 1 - 2**256, "0", "-1", "ada", "Ada", "\u00e9", "e\u0301", " "]
+    one = server(plan(rounds=2))
+    assert run(one, *[(client, 0.01) for client in reversed(ids)]).counted == len(ids)
+    assert one.cohort == (1 - 2**256, -1, 0, 2**63, 2**64 - 1, *sorted(ids[5:]))
+    assert one.eligible(ids) == []
+    assert one.ineligible([*ids, 7]) == dict.fromkeys(ids, "participation limit")
+    again = run(one, (7, 0.0), *[(client, 0.01) for client in ids])
+    assert (again.counted, again.refusals) == (1, {"participation limit": len(ids)})
 
 
 def test_what_is_no_update_at_all_is_refused_too():
@@ -184,6 +205,40 @@ def test_a_client_counts_once_per_round_and_as_often_as_planned():
     for expected in (1, 0, 0, 1, 0, 0, 0, 0):
         filler = (100 + one.round, 0.0)  # so that no round is empty
         assert run(one, (7, 0.1), (7, 0.1), filler).counted == expected + 1
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 12), st.integers(1, 3))
+def test_a_round_most_of_which_was_refused_releases_nothing(asked, good, bad, minimum):
+    """Against the rule in words: most of those asked are missing, and as many were refused."""
+    one, clean = (server(plan(z=1.0, minimum_cohort=minimum)) for _ in range(2))
+    updates = [(client, 0.01) for client in range(good)] + [(99, [0.0])] * bad
+    task = one.task(range(asked))
+    counts = one.run_round(
+        (task.update(c, torch.full((DIM,), x) if isinstance(x, float) else x) for c, x in updates),
+        asked=asked,
+    )
+    missing = asked - good
+    mostly = missing > asked / 2 and bad > asked / 2
+    assert counts.released == (good >= minimum and not mostly)
+    assert (counts.refused, counts.admitted) == (bad, good) == (sum(counts.refusals.values()), good)
+    assert counts.counted == (good if counts.released else 0)
+    if counts.released:
+        return
+    assert one.round == 0
+    assert not one.parameters.any()
+    assert one.eligible(range(8)) == list(range(8))
+    for each in (one, clean):  # no noise was drawn either
+        assert run(each, *[(client, 0.1) for client in range(3)]).released
+    assert torch.equal(one.parameters, clean.parameters)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, 1e38])
+def test_no_value_in_an_update_decides_whether_a_round_is_released(value):
+    one = server(plan(z=1.0, minimum_cohort=2))
+    task = one.task([0, 1, 2])
+    updates = [task.update(client, torch.full((DIM,), value)) for client in range(3)]
+    assert one.run_round(updates, asked=3).released
 
 
 UPDATES = st.lists(

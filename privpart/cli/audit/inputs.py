@@ -1,13 +1,13 @@
 """Audit inputs: the model, images and update that the options name, as tensors."""
 
 import hashlib
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from torch import Tensor, nn
 
 from accounting import checks
@@ -18,6 +18,7 @@ from attacks.update import ready
 from privpart.cli.audit.options import BUDGETS, AuditOptions, Mode
 from privpart.cli.audit.store import TrialFolder
 from privpart.data.tasks import digits, fashion_mnist
+from privpart.experiment import own_code
 
 _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "lenet": networks.smooth_lenet,
@@ -127,8 +128,6 @@ def _local_steps(options: AuditOptions) -> LocalSteps | None:
 def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return images to attack, and public images; for a file both are all of its images."""
     if data in ("digits", "fashion-mnist"):
-        if data == "digits" and folder is not None:
-            raise ConfigError("data_dir: is only for fashion-mnist; digits come with scikit-learn.")
         task = digits() if data == "digits" else fashion_mnist(folder)
         return (task.test_x, task.test_y), (task.train_x, task.train_y)
     if not data.endswith(".safetensors"):
@@ -155,18 +154,21 @@ def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
         return networks.relu_resnet8(generator, channels=channels, classes=classes)
     if name in _NETWORKS:
         return _NETWORKS[name](generator, channels=channels, size=size, classes=classes)
-    module, colon, function = name.partition(":")
-    if not colon:
-        raise ConfigError(f"model={name!r}: must be {', '.join(_NETWORKS)} or MODULE:FUNCTION.")
-    try:
-        build = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"model={name!r}: cannot be imported: {_first_line(error)}.") from None
-    try:
-        built = build()
-    except Exception as error:
+    if not own_code.is_reference(name):
         raise ConfigError(
-            f"model={name!r}: must build a model without arguments: {_first_line(error)}."
+            f"model={name!r}: must be {', '.join(_NETWORKS)}, MODULE:FUNCTION or "
+            "./FILE.py:FUNCTION."
+        )
+    typer.echo(f"privpart: imports {name} (model)", err=True)
+    try:
+        build = own_code.load(name, Path())
+    except ConfigError as error:
+        raise ConfigError(f"model={name!r}: cannot be imported: {error}") from error
+    try:
+        built = own_code.call(build, name, "model")
+    except ConfigError as error:
+        raise ConfigError(
+            f"model={name!r}: must build a model without arguments: {error}"
         ) from error
     if not isinstance(built, nn.Module):
         raise ConfigError(f"model={name!r}: must return a torch.nn.Module.")

@@ -58,7 +58,11 @@ class AuditOptions:
     """
 
     model: Annotated[
-        str, typer.Option(help="lenet, relu-lenet, mlp, resnet8, or MODULE:FUNCTION of your own.")
+        str,
+        typer.Option(
+            help="lenet, relu-lenet, mlp, resnet8, or your own, which is called without arguments: "
+            "MODULE:FUNCTION or ./FILE.py:FUNCTION."
+        ),
     ]
     data: Annotated[
         str, typer.Option(help="digits, fashion-mnist, or a .safetensors file with x and y.")
@@ -119,13 +123,7 @@ class AuditOptions:
         checks.count("decoys", self.decoys, minimum=0)
         checks.count("seed", self.seed, minimum=0)
         checks.probability("delta", self.delta)
-        if checks.count("local_steps", self.local_steps, minimum=0) > 0:
-            return  # LocalSteps checks the others
-        if self.momentum or self.optimizer is not Optimizer.SGD:
-            raise ConfigError(
-                "local_steps=0: sends a gradient, without optimizer and momentum; set local_steps, "
-                "or leave them out."
-            )
+        checks.count("local_steps", self.local_steps, minimum=0)  # LocalSteps checks the others
 
     def identity(self) -> dict[str, Any]:
         """Return every field by name as JSON types: what the results in a folder depend on.

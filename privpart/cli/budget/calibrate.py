@@ -71,12 +71,6 @@ def calibrate(
 
     Example: privpart calibrate --target-epsilon 2 --rounds 1000 --delta 1e-6 --max-participations 1
     """
-    unknown = solve.value.replace("-", "_")
-    if solve is not Unknown.ROUNDS and unknown in options.typed(context):
-        raise ConfigError(
-            f"{unknown}={context.params[unknown]}: that is what is solved for; leave it out, or "
-            "say with --solve what to find instead."
-        )
     if solve is Unknown.NOISE_MULTIPLIER:
         participation = limits.of(rounds)
         with shown_fits():
@@ -118,8 +112,6 @@ def _solve(
             f"solve={solve}: {choice.name} is fitted to its participation, which is unknown here. "
             "Solve for the noise multiplier, or use another mechanism."
         )
-    if limits.fixed_order:
-        raise ConfigError("fixed_order=True: is for --solve noise-multiplier; leave it out.")
     if solve is Unknown.ROUNDS:
         return _rounds(choice, rounds, limits, budget)
     z, target = budget.noise_multiplier, budget.target_epsilon

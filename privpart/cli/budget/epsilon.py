@@ -1,5 +1,6 @@
 """``privpart epsilon``: what a planned run costs, or what a finished one did cost."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,30 +21,16 @@ from privpart.cli.budget.sampled import (
     DrawSeed,
     ExpectedBatch,
     SamplerOptions,
-    SamplingName,
     SamplingOption,
     print_sampled,
     sampled_guarantee,
 )
+from privpart.cli.idle import typed
 from privpart.cli.options import Against, Format, MethodName
 from privpart.cli.output import print_report
 
 _EXCEEDED = 3
 _LEFT_ITS_PLAN = 6
-_BESIDE_PLAN = frozenset(
-    {
-        "delta", "log", "method", "population", "cross_check", "max_epsilon", "plot",
-        "plot_against", "statement", "form",
-    }
-)  # fmt: skip
-
-
-_NOT_SAMPLED = frozenset(
-    {
-        "plan", "log", "max_participations", "min_separation", "fixed_order", "cross_check", "plot",
-        "plot_against", "statement",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +99,6 @@ def epsilon(
     Example: privpart epsilon --rounds 1600 --noise-multiplier 1.13 --delta 1e-6
     --max-participations 1
     """
-    _refuse_contradictions(context)
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     if sampling is not None:
         _within(_print_sample(context, choice, limits), limit)
@@ -137,33 +123,6 @@ def epsilon(
     _judge(report, limit)
 
 
-def _refuse_contradictions(context: typer.Context) -> None:
-    """Refuse options that need another one, or that another one excludes."""
-    given, values = options.typed(context), context.params
-    if values["plan"] is not None:
-        why = "already contains these values; leave out the options for them"
-        options.refuse_beside(context, "plan", _BESIDE_PLAN, why)
-    if values["statement"] and "form" in given:
-        raise ConfigError(f"statement=True: is prose; leave out --format {values['form']}.")
-    for name, owner in (
-        ("plot_against", "plot"),
-        ("expected_batch", "sampling"),
-        ("bins", "sampling"),
-        ("draws", "sampling"),
-        ("draw_seed", "sampling"),
-    ):
-        if name in given and owner not in given:
-            into = " FILE to draw into" if owner == "plot" else ""
-            raise ConfigError(f"{name}={values[name]}: needs --{owner}{into}.")
-    separated = values["sampling"] is SamplingName.B_MIN_SEP
-    idle = sorted(given & _NOT_SAMPLED - ({"min_separation"} if separated else set()))
-    if values["sampling"] is not None and idle:
-        listed = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-        raise ConfigError(
-            f"sampling={values['sampling']}: decides who takes part; leave out {listed}."
-        )
-
-
 def _print_sample(context: typer.Context, choice: MechanismChoice, limits: Limits) -> float:
     """Print the guarantee of a sampled run; return its epsilon."""
     values = context.params
@@ -181,7 +140,7 @@ def _print_sample(context: typer.Context, choice: MechanismChoice, limits: Limit
                 min_separation=limits.min_separation,
                 draws=values["draws"],
                 draw_seed=values["draw_seed"],
-                method=values["method"] if "method" in options.typed(context) else None,
+                method=values["method"] if "method" in typed(context) else None,
             ),
         )
     return print_sampled(run, choice, values["delta"], values["form"])
@@ -248,7 +207,8 @@ def histories_of(log: Path) -> dict[str, list[int]]:
     ledger = Ledger(log / "ledger.sqlite", read_only=True)
     try:
         ledger.rows()  # checks the chain
-        found = {str(client): own for client, own in ledger.rounds_by_client().items()}
+        # JSON, because the number 1 and the string "1" are two clients
+        found = {json.dumps(client): own for client, own in ledger.rounds_by_client().items()}
     finally:
         ledger.close()
     if not found:

@@ -5,8 +5,9 @@ sums. The front is the mechanisms that no other beats with as little memory.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,6 @@ from accounting import (
     BinaryTree,
     BufferedToeplitz,
     ConfigError,
-    Footprint,
     Grouped,
     Guarantee,
     Independent,
@@ -38,6 +38,7 @@ from accounting.report import shown_parameters, up
 from privpart.cli import options
 from privpart.cli.budget.options import Limits, with_shared_options
 from privpart.cli.budget.progress import shown_fits
+from privpart.cli.idle import typed
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, print_table
 
@@ -48,7 +49,6 @@ _PREFIX_ROUNDS = 2048
 """The most rounds whose prefix release is accounted in about a second; the time is cubic."""
 _BANDED_ROUNDS = 8192
 """The most rounds for which many-banded filters are fitted here; the time is quadratic."""
-_BESIDE_PLAN = frozenset({"delta", "target_epsilon", "only", "optimal", "plot", "form"})
 _BUFFERS = (1, 2, 3, 4, 5)
 _DRAWS = (2, 4, 16)
 
@@ -96,8 +96,6 @@ def mechanisms(
     Example: privpart mechanisms --rounds 1600 --delta 1e-6 --max-participations 1
     """
     if plan is not None:
-        why = "already contains these values; leave out the options for them"
-        options.refuse_beside(context, "plan", _BESIDE_PLAN, why)
         planned = _read(plan)
         participation = planned.participation()
         delta = planned.privacy.delta if delta is None else delta
@@ -107,7 +105,11 @@ def mechanisms(
     else:
         planned = None
         participation = limits.of(rounds)
-        own = _own(choice, options.typed(context))
+        own = _own(choice, typed(context))
+    if optimal and participation.rounds > _BANDED_ROUNDS:
+        raise ConfigError(
+            f"optimal=True: is left out above {_BANDED_ROUNDS} rounds; leave out --optimal."
+        )
     if optimal and participation.max_participations > 1:
         raise ConfigError(
             f"max_participations={participation.max_participations}: the optimal matrix is known "
@@ -168,10 +170,10 @@ Offer = tuple[str, Callable[[], Mechanism]]
 """Name of a row, and what makes its mechanism, which may take a fit."""
 
 
-def _own(choice: MechanismChoice, typed: frozenset[str]) -> MechanismChoice | None:
+def _own(choice: MechanismChoice, given: frozenset[str]) -> MechanismChoice | None:
     """Return the mechanism that was typed, if any was."""
     named = {field.name for field in fields(MechanismChoice)} | {"mechanism", "mechanism_file"}
-    return choice if typed & named else None
+    return choice if given & named else None
 
 
 def _rows_of(
@@ -220,7 +222,13 @@ def _candidates(participation: Participation, *, optimal: bool) -> Iterator[Offe
     small = n <= _BANDED_ROUNDS
     for draws in _DRAWS if small else _DRAWS[:1]:
         if draws <= n:
-            fitted = partial(BandedInverse.from_options, participation, bands=draws, fit=True)
+            fitted = partial(
+                BandedInverse.from_options,
+                participation,
+                bands=draws,
+                fit=True,
+                normalize_columns=True,
+            )
             yield f"banded inverse, {draws}", fitted
     for buffers in _BUFFERS:
         label = f"blt, {buffers} buffer{'s' if buffers > 1 else ''}"
@@ -265,32 +273,43 @@ def _row(
     sensitivity = mechanism.sensitivity(participation)
     z = least_noise(sensitivity.squared, target_epsilon=target_epsilon, delta=delta)
     reached = Guarantee(mu_upper(sensitivity.squared, z))
-    unit = prefix_error(sensitivity.squared, mechanism.prefix_variance())
-    cost = _footprint(mechanism)
+    cost = _cost(mechanism)
+    reach = math.sqrt(sensitivity.squared)
+    rmse, worst = reach * cost["deviation"], reach * cost["largest_deviation"]
     return {
         "mechanism": label,
         "sensitivity_squared": sensitivity.squared,
         "sensitivity_exact": sensitivity.exact,
-        "rmse": unit.rmse / reached.mu,
-        "max_error": unit.max_error / reached.mu,
-        "unit_rmse": unit.rmse,
-        "unit_max_error": unit.max_error,
-        "state_vectors": cost.state_vectors,
-        "draws_per_round": cost.draws_per_round,
+        "rmse": rmse / reached.mu,
+        "max_error": worst / reached.mu,
+        "unit_rmse": rmse,
+        "unit_max_error": worst,
+        "state_vectors": int(cost["state_vectors"]),
+        "draws_per_round": cost["draws_per_round"],
         "noise_multiplier": z,
         "epsilon": reached.epsilon(delta),
         _LISTED: shown_parameters(mechanism),
     }
 
 
-def _footprint(mechanism: Mechanism) -> Footprint:
-    """Return the mechanism's footprint; its program is counted once and cached if it is long."""
+def _cost(mechanism: Mechanism) -> Mapping[str, float]:
+    """Return state, draws and the prefix sums' deviations at z = 1; cached if a run is long.
+
+    None of them enters the guarantee: sensitivity and noise are computed on every call.
+    """
+
+    def figures() -> Mapping[str, float]:
+        cost, unit = footprint(mechanism), prefix_error(1.0, mechanism.prefix_variance())
+        return {
+            "state_vectors": cost.state_vectors,
+            "draws_per_round": cost.draws_per_round,
+            "deviation": unit.rmse,
+            "largest_deviation": unit.max_error,
+        }
+
     if mechanism.rounds <= _BANDED_ROUNDS or mechanism.groups is not None:
-        return footprint(mechanism)
-    found = kept_figures(
-        "footprint", {"mechanism": mechanism.to_dict()}, lambda: asdict(footprint(mechanism))
-    )
-    return Footprint(int(found["state_vectors"]), found["draws_per_round"])
+        return figures()
+    return kept_figures("cost", {"mechanism": mechanism.to_dict()}, figures)
 
 
 def _on_front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from accounting import ConfigError, FixedOrder, Participation
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from accounting.mechanisms.toeplitz import ObjectiveName
 from accounting.mechanisms.tree import EstimatorName, ReleaseName
-from privpart.cli.options import typed
+from privpart.cli.idle import typed
 
 _TREE = "Trees"
 _FILTER = "Toeplitz, BLT and banded inverses"
@@ -112,7 +112,8 @@ def mechanism_choice(
         str | None,
         typer.Option(
             help="First column of the encoder of 'toeplitz', or of the noise matrix of "
-            "'banded-inverse', as 1,0.5,0.375. (1,-L is DP-lambda-CGD.)",
+            "'banded-inverse', as 1,0.5,0.375. (1,-L with --normalize-columns is "
+            "DP-lambda-CGD.)",
             rich_help_panel=_FILTER,
         ),
     ] = None,
@@ -120,7 +121,7 @@ def mechanism_choice(
         bool,
         typer.Option(
             "--normalize-columns",
-            help="Divide each column of 'toeplitz' by its norm.",
+            help="Divide each column of the encoder of 'toeplitz' or 'banded-inverse' by its norm.",
             rich_help_panel=_FILTER,
         ),
     ] = False,

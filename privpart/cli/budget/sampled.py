@@ -8,7 +8,7 @@ An estimate is printed with the probability that it is too low, which is part of
 """
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,7 +93,7 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """What was typed beside --sampling; None where nothing was."""
+    """What was typed beside --sampling; None where nothing was. The idle ones were refused."""
 
     expected_batch: float | None
     population: int | None
@@ -104,30 +104,14 @@ class SamplerOptions:
     method: MethodName | None
 
 
-_APPLIES = {
-    SamplingName.POISSON: {"expected_batch", "population", "method"},
-    SamplingName.BALLS_IN_BINS: {"bins", "draws", "draw_seed"},
-    SamplingName.B_MIN_SEP: {
-        "expected_batch", "population", "min_separation", "draws", "draw_seed"
-    },
-}  # fmt: skip
-
-
 def sampled_guarantee(
     sampling: SamplingName, mechanism: Mechanism, *, noise_multiplier: float, given: SamplerOptions
 ) -> Sampled:
     """Return the guarantee of a sampler with the one accountant that covers it.
 
     Raises:
-        ConfigError: an option of another sampler, a missing one, or a mechanism that the sampler
-            is not known to amplify.
+        ConfigError: a missing option, or a mechanism that the sampler is not known to amplify.
     """
-    for field in fields(given):
-        value = getattr(given, field.name)
-        owners = [name for name, own in _APPLIES.items() if field.name in own]
-        if value is not None and sampling not in owners:
-            named = " and ".join(owners)
-            raise ConfigError(f"{field.name}={value}: is for --sampling {named}; leave it out.")
     if sampling is SamplingName.POISSON:
         return _poisson(mechanism, noise_multiplier, given)
     if sampling is SamplingName.B_MIN_SEP:
@@ -139,8 +123,6 @@ def sampled_guarantee(
         return EstimatedGuarantee(
             noise_multiplier, bins, mechanism, given.draws, given.draw_seed or 0
         )
-    if given.draw_seed is not None:
-        raise ConfigError(f"draw_seed={given.draw_seed}: needs --draws.")
     alone = mechanism.name == "independent"
     return AllocatedGuarantee(noise_multiplier, bins, None if alone else mechanism)
 

@@ -1,0 +1,216 @@
+"""``privpart doctor``: whether this machine and a plan are fit to train."""
+
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from accounting import ConfigError
+from accounting.report import up
+from privpart.cli import options
+from privpart.cli.options import Format
+from privpart.cli.output import as_csv
+
+if TYPE_CHECKING:  # imported where used: the other commands must start without torch
+    from privpart.experiment.plan_file import PlanFile
+    from privpart.experiment.training import Training
+
+_NEEDED = ("torch", "numpy", "scipy", "opacus", "dp-accounting", "safetensors", "cryptography")
+_EXTRAS = {
+    "pandas": "frames",
+    "pyarrow": "frames",
+    "transformers": "huggingface",
+    "peft": "huggingface",
+    "datasets": "huggingface",
+    "h5py": "tff",
+    "tensorboard": "tensorboard",
+}
+_TIMED = 8
+"""Most clients of a round that are timed."""
+_CHECKED = 100
+"""Clients whose examples are read without --all-clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was checked, what was found, and whether it is as it should be."""
+
+    check: str
+    found: str
+    status: Literal["ok", "note", "fault"] = "ok"
+
+
+def doctor(
+    plan: Annotated[
+        Path | None, typer.Option(help="Plan file to check as well; its code is imported.")
+    ] = None,
+    all_clients: Annotated[
+        bool,
+        typer.Option("--all-clients", help="Read every client's examples, not the first hundred."),
+    ] = False,
+    form: options.FormatOption = Format.TABLE,
+) -> None:
+    """Check this installation, and with --plan whether the plan trains, what it costs and how long.
+
+    Nothing is trained and no run is begun. Exit code 2 if something is at fault.
+
+    Example: privpart doctor --plan plan.toml
+    """
+    with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
+        found = [*_installation(), *(() if plan is None else _plan(plan, all_clients=all_clients))]
+    if form is Format.JSON:
+        document = {"schema": "privpart/doctor/1", "findings": [asdict(one) for one in found]}
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    elif form is Format.CSV:
+        typer.echo(as_csv([asdict(one) for one in found]), nl=False)
+    else:
+        width = max(len(one.check) for one in found)
+        for one in found:
+            mark = {"ok": "  ", "note": "- ", "fault": "! "}[one.status]
+            typer.echo(f"{mark}{one.check:<{width}}  {one.found}")
+    if any(one.status == "fault" for one in found):
+        raise typer.Exit(2)
+
+
+def _installation() -> Iterator[Finding]:
+    yield Finding("privpart", version("privpart"))
+    yield Finding("Python", f"{platform.python_version()} on {platform.system()}")
+    for name in _NEEDED:
+        try:
+            yield Finding(name, version(name))
+        except PackageNotFoundError:
+            yield Finding(name, f"missing: pip install {name}", "fault")
+    for name, extra in _EXTRAS.items():
+        try:
+            yield Finding(name, version(name))
+        except PackageNotFoundError:
+            yield Finding(name, f"not installed; pip install 'privpart[{extra}]'", "note")
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding("processors", f"{cores}; torch uses {torch.get_num_threads()} threads")
+    yield Finding("accelerator", "CUDA" if torch.cuda.is_available() else "none; the CPU is used")
+    from privpart.run.witness import VARIABLE, directory
+
+    yield _writable("rollback guard", directory(), f"; set {VARIABLE} to another folder")
+    yield _writable("this folder", Path(), "; runs need --out elsewhere", "note")
+
+
+def _writable(
+    check: str, folder: Path, advice: str, status: Literal["note", "fault"] = "fault"
+) -> Finding:
+    """Return whether files can be written and flushed in a folder, or would be created there."""
+    place = folder.resolve()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=place) as file:
+            file.write(b"privpart")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return Finding(check, f"{folder} cannot be written: {error.strerror}{advice}", status)
+    return Finding(check, f"{folder.resolve()} can be written")
+
+
+def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
+    """Check a plan; the first fault ends the list."""
+    from privpart.cli.train import tell_of_code
+    from privpart.experiment.plan_file import read
+    from privpart.experiment.training import training
+
+    try:
+        plan = read(path)
+        yield Finding("plan", f"{path} is valid")
+        yield Finding("epsilon", _cost(plan))
+        tell_of_code(plan)
+        setup = training(plan, report=lambda _: None)
+        yield from _parts(setup)
+        yield _examples(setup, None if all_clients else _CHECKED)
+        yield _seconds(setup)
+    except ConfigError as error:
+        yield Finding("plan", str(error), "fault")
+
+
+def _cost(plan: "PlanFile") -> str:
+    promised = plan.privacy_plan()
+    if not promised.noise_multiplier:
+        return "none: the plan adds no noise"
+    report = promised.report(plan.privacy.delta)
+    return (
+        f"{up(report.epsilon, 5)} at delta {plan.privacy.delta:g}, for a client in at most "
+        f"{plan.privacy.max_participations} of {plan.privacy.rounds} rounds; noise multiplier "
+        f"{up(promised.noise_multiplier, 5)}"
+    )
+
+
+def _parts(setup: "Training") -> Iterator[Finding]:
+    from privpart.experiment.training import refuse_short_cohorts
+
+    model = setup.model
+    yield Finding("network", f"{type(model.module).__name__}, {model.parameter_count:,} parameters")
+    share = model.dim / model.parameter_count
+    yield Finding("trained", f"{model.dim:,} ({share:.2%}): {_names(model.trainable)}")
+    yield Finding("frozen", _names(model.frozen) or "nothing")
+    if model.kept:
+        yield Finding("kept", f"{_names(model.kept)}; a client needs the frozen ones once")
+    if model.local:
+        yield Finding("local", f"{_names(model.local)}; never leaves a client")
+    promised = setup.promise()
+    refuse_short_cohorts(promised, setup.cohorts)
+    yield Finding("cohorts", f"{len(setup.cohorts)} rounds of {len(setup.cohorts[0])} clients")
+    if setup.metric is None:
+        yield Finding("metric", "none; the model will not be evaluated", "note")
+    else:
+        yield Finding("metric", f"{setup.evaluate(setup.start):.4g} before training")
+
+
+def _names(names: tuple[str, ...], most: int = 4) -> str:
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def _examples(setup: "Training", limit: int | None) -> Finding:
+    from privpart.data.clients import check_clients
+
+    clients = setup.clients
+    check_clients(clients, limit=limit)
+    count = len(clients.ids)
+    checked = count if limit is None else min(limit, count)
+    return Finding("clients", f"{count:,}; the examples of {checked:,} were read")
+
+
+def _seconds(setup: "Training") -> Finding:
+    """Time some clients of the first round; nothing of them is kept."""
+    from privpart.messages import RoundTask
+
+    cohort = tuple(setup.cohorts[0])
+    some = cohort[:_TIMED]
+    promised = setup.promise()
+    task = RoundTask(0, some, promised.clip_norm, promised.hash, promised.active(0))
+
+    def once() -> float:
+        began = time.perf_counter()
+        for _ in setup.engine.run(task, setup.start):
+            pass
+        return time.perf_counter() - began
+
+    with setup.engine:
+        once()  # chooses a method and warms up
+        seconds = once() / len(some) * len(cohort)
+    rounds = promised.rounds
+    return Finding(
+        "time",
+        f"about {seconds:.3g} s for the clients of a round, {seconds * rounds / 60:.3g} minutes "
+        f"for {rounds} rounds, without noise and evaluation",
+    )

@@ -1,0 +1,43 @@
+"""``privpart export``: the released model of a run, for plain PyTorch or peft."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[
+        Path, typer.Option(help="File to write (.safetensors), or folder for a peft adapter.")
+    ],
+    part: Annotated[
+        Literal["full", "trained", "peft"],
+        typer.Option(
+            help="'full': state dict of the whole network; 'trained': the trained parameters; "
+            "'peft': the adapter of a peft model."
+        ),
+    ] = "full",
+    plan: Annotated[
+        Path | None, typer.Option(help="The run's plan file, if it and its code were moved.")
+    ] = None,
+) -> None:
+    """Write the model of the last committed round, with the privacy statement in its metadata.
+
+    Only released rounds can be exported. 'full' and 'peft' build the network, for which they import
+    the code that the plan names.
+
+    Example: privpart export run --out model.safetensors
+    """
+    from privpart.cli.train import tell_of_code
+    from privpart.experiment import export as files
+    from privpart.experiment.train import released_setup
+
+    files.released_parameters(run)  # before anything is imported
+    with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
+        setup = None if part == "trained" else released_setup(run, plan=plan, tell=tell_of_code)
+        written = files.export(run, out, part=part, setup=setup)
+    typer.echo(files.privacy_metadata(run, part)["privpart.statement"])
+    typer.echo(f"privpart: wrote {written}", err=True)

@@ -1,0 +1,177 @@
+"""Export: the model that a run released, as a file that plain PyTorch or peft loads.
+
+A file holds the parameters after the last committed round, whose hash the ledger names, so a round
+that was not released cannot be exported. Its metadata state what its guarantee is.
+"""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from accounting import checks
+from accounting.checks import ConfigError
+from privpart.plan import PrivacyPlan
+from privpart.run.files import read_state
+from privpart.run.folder import state_name
+from privpart.run.ledger import Ledger
+from privpart.run.report import run_report
+
+if TYPE_CHECKING:
+    from privpart.experiment.training import Training
+
+PARTS = ("full", "trained", "peft")
+
+
+def released_parameters(folder: str | Path) -> tuple[Tensor, dict[str, Any]]:
+    """Return the server's parameters after the last committed round, and the ledger's facts.
+
+    Raises:
+        ConfigError: no run, no committed round, or a state that is not the one in the ledger.
+    """
+    path = Path(folder)
+    ledger = Ledger(path / "ledger.sqlite", read_only=True)
+    try:
+        rows = ledger.rows()
+    finally:
+        ledger.close()
+    if not rows:
+        raise ConfigError(
+            f"{path}: no round is committed, so nothing was released that could be exported."
+        )
+    tensors, _ = read_state(path / state_name(len(rows)), rows[-1].state)
+    return tensors["parameters"], ledger.facts
+
+
+def released_module(folder: str | Path, setup: "Training") -> nn.Module:
+    """Return a copy of a training's network with the released parameters, in evaluation mode.
+
+    Raises:
+        ConfigError: see ``released_parameters``; or the network is not the run's.
+    """
+    parameters, facts = released_parameters(folder)
+    if facts.get("rest", setup.model_hash) != setup.model_hash:
+        raise ConfigError(f"{folder}: is a run of another network.")
+    setup.model.verify()
+    setup.model.load(setup.whole(parameters))
+    module = deepcopy(setup.model.module)
+    for parameter in module.parameters():
+        parameter.grad = None
+        parameter.requires_grad_(True)
+    return module.eval()
+
+
+def export(
+    folder: str | Path, out: str | Path, *, part: str = "full", setup: "Training | None" = None
+) -> Path:
+    """Write the model that a run released.
+
+    Args:
+        folder: run folder.
+        out: file to write, or folder for "peft"; it must not exist.
+        part: "full" writes the state dict of the whole network, "trained" its trained parameters
+            by name, "peft" the folder of a peft adapter.
+        setup: the run's training; not needed for "trained".
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ConfigError: nothing was released, ``out`` exists or cannot be written, or the network is
+            not a peft model whose adapter holds all that was trained.
+    """
+    checks.choice("part", part, PARTS)
+    path = Path(out)
+    if path.exists():
+        raise ConfigError(f"out={out}: exists; choose another name, or remove it.")
+    try:
+        if part == "peft":
+            _export_adapter(folder, path, setup)
+        else:
+            found = _trained(folder) if part == "trained" else _state_dict(folder, setup)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(found, path, metadata=privacy_metadata(folder, part))
+    except OSError as error:
+        raise ConfigError(f"out={out}: cannot be written: {error}.") from None
+    return path
+
+
+def privacy_metadata(folder: str | Path, part: str) -> dict[str, str]:
+    """Return what a file says about its guarantee, as strings by name."""
+    ledger = Ledger(Path(folder) / "ledger.sqlite", read_only=True)
+    facts = ledger.facts
+    rounds = len(ledger.rows())
+    ledger.close()
+    found = {
+        "format": "pt",
+        "privpart.part": part,
+        "privpart.run_id": facts["run_id"],
+        "privpart.rounds": f"{rounds} of {PrivacyPlan.from_dict(facts['plan']).rounds}",
+    }
+    if not facts["plan"]["noise_multiplier"]:
+        said = "no noise was added, so there is no guarantee"
+        return found | {"privpart.statement": said, "privpart.status": "no-guarantee"}
+    report = run_report(folder)
+    guarantee = report.guarantee
+    found |= {
+        "privpart.statement": guarantee.statement(),
+        "privpart.status": guarantee.status,
+        "privpart.plan": report.plan,
+    }
+    if guarantee.status in ("holds", "conditional"):  # no figure stands beside a broken promise
+        found |= {
+            "privpart.epsilon": repr(guarantee.epsilon),
+            "privpart.delta": repr(guarantee.delta),
+        }
+    return found
+
+
+def _trained(folder: str | Path) -> dict[str, Tensor]:
+    """Return the trained parameters by name, from the run folder alone."""
+    parameters, facts = released_parameters(folder)
+    if (shapes := facts.get("parameters")) is None:
+        raise ConfigError(
+            f"{folder}: its ledger does not name the parameters, which runs of earlier versions "
+            "and clients that select do not record. Export the full model."
+        )
+    sizes = [int(torch.Size(shape).numel()) for _, shape in shapes]
+    parts = torch.split(parameters, sizes)
+    return {name: own.view(shape).clone() for (name, shape), own in zip(shapes, parts, strict=True)}
+
+
+def _state_dict(folder: str | Path, setup: "Training | None") -> dict[str, Tensor]:
+    """Return the whole state dict; a tied parameter is written under each of its names."""
+    if setup is None:
+        raise TypeError("the full model needs the run's training")
+    module = released_module(folder, setup)
+    return {name: tensor.clone().contiguous() for name, tensor in module.state_dict().items()}
+
+
+def _export_adapter(folder: str | Path, out: Path, setup: "Training | None") -> None:
+    if setup is None:
+        raise TypeError("an adapter needs the run's training")
+    module: Any = released_module(folder, setup)
+    if not hasattr(module, "peft_config") or not hasattr(module, "save_pretrained"):
+        raise ConfigError(
+            f"part=peft: the network is a {type(module).__name__}, not a peft model. Use full."
+        )
+    from peft import get_peft_model_state_dict
+
+    held = {tensor.data_ptr() for tensor in get_peft_model_state_dict(module).values()}
+    parameters = dict(module.named_parameters())
+    lost = [n for n in setup.model.trainable if parameters[n].data_ptr() not in held]
+    seeded = set(setup.model.frozen) - set(setup.model.kept)
+    lost += [n for n in sorted(seeded) if parameters[n].data_ptr() not in held]
+    if lost:
+        raise ConfigError(
+            f"part=peft: an adapter does not hold {lost[0]}"
+            f"{f' and {len(lost) - 1} others' if len(lost) > 1 else ''}, which was trained or came "
+            "from the seed. Name its layer in modules_to_save, or use full."
+        )
+    module.save_pretrained(out)
+    metadata = privacy_metadata(folder, "peft")
+    (out / "privacy.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")

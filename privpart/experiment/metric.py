@@ -1,0 +1,115 @@
+"""Metric: a number that says how good a module is, measured on public data.
+
+The guarantee does not cover a metric of private data: it would be a release of its own.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from accounting.checks import ConfigError
+from privpart.experiment.own_code import described
+
+Metric = Callable[[nn.Module], float]
+"""Maps a module, in evaluation mode and without gradients, to a number.
+
+An attribute ``chance`` may give the value that guessing reaches; larger must then be better.
+"""
+
+_BATCH = 500
+
+
+class Accuracy:
+    """The share of labels that a module gets right.
+
+    Args:
+        x: examples that no client holds, shape (n, ...).
+        y: their labels, shape (n,), or (n, length) for a language model; -100 does not count.
+
+    Attributes:
+        chance: share of the most frequent label: what always giving the same answer reaches.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x = x
+        self.y = y
+        labels = y[y >= 0]
+        if not len(labels):
+            raise ConfigError("metric: there is no test example with a label; must be at least 1.")
+        self.chance = float(torch.bincount(labels).max() / len(labels))
+        self._spread = math.sqrt(self.chance * (1 - self.chance) / len(labels))
+
+    def __call__(self, module: nn.Module) -> float:
+        """Return the share of correct labels."""
+        return accuracy(module, self.x, self.y)
+
+    def at_chance(self, value: float) -> bool:
+        """Return whether guessing reaches this accuracy in at least one of twenty data sets."""
+        return value <= self.chance + 1.645 * self._spread
+
+
+@torch.no_grad()
+def accuracy(module: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Return the share of correct labels in evaluation mode, without dropout.
+
+    Args:
+        module: returns logits, classes last.
+        x: examples, shape (n, ...).
+        y: labels, shape (n,), or (n, length) for a language model; -100 does not count.
+    """
+
+    def right(network: nn.Module) -> float:
+        batches = zip(torch.split(x, _BATCH), torch.split(y, _BATCH), strict=True)
+        return sum(int((network(some).argmax(dim=-1) == labels).sum()) for some, labels in batches)
+
+    return in_evaluation(right, module) / int((y >= 0).sum())
+
+
+@torch.no_grad()
+def in_evaluation(metric: Metric, module: nn.Module) -> float:
+    """Return a module's metric in evaluation mode; the mode of every layer is restored."""
+    training = [layer for layer in module.modules() if layer.training]
+    module.eval()
+    try:
+        return metric(module)
+    finally:
+        for layer in training:
+            layer.training = True
+
+
+def measured(metric: Metric, module: nn.Module, name: str = "metric") -> float:
+    """Return a metric, checked: a finite number, or NaN or infinity for a model that diverged.
+
+    Raises:
+        ConfigError: the metric is of another type than a number, or raised an error of its own.
+    """
+    found: Any
+    try:
+        found = in_evaluation(metric, module)
+    except ConfigError:
+        raise
+    except Exception as error:  # somebody else's code
+        raise ConfigError(f"{name}: raised {type(error).__name__}: {error}.") from error
+    if isinstance(found, np.generic) or (isinstance(found, Tensor) and found.numel() == 1):
+        found = found.item()
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        of_shape = f" of shape {tuple(found.shape)}" if hasattr(found, "shape") else ""
+        raise ConfigError(f"{name}: returned {described(found)}{of_shape}; must be one number.")
+    return float(found)
+
+
+def at_chance(metric: Metric | None, value: float | None) -> str:
+    """Return a sentence if guessing reaches this value as well, else "", also without a value."""
+    if metric is None or value is None:
+        return ""
+    chance = getattr(metric, "chance", None)
+    if not isinstance(chance, float):
+        return ""
+    guessed = metric.at_chance(value) if isinstance(metric, Accuracy) else value <= chance
+    if not guessed:
+        return ""
+    return f"the model is at chance level: {value:.1%}, where guessing reaches {chance:.1%}"

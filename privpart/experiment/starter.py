@@ -1,0 +1,165 @@
+"""Starter: a plan and the code that it names, which train as they are and are there to be edited.
+
+Both are texts, because nobody imports them here: they belong to the person who asked for them.
+"""
+
+from pathlib import Path
+
+from accounting.checks import ConfigError
+
+_PLAN = """\
+# A training of your own. It runs as it is, on images of digits that come with scikit-learn:
+#
+#   privpart epsilon --plan plan.toml            what it costs; runs none of your code
+#   privpart train --plan plan.toml --out run
+#   privpart report run
+#
+# The 250 users of the example are too few for a small epsilon at a high accuracy.
+schema = "privpart/plan/1"
+
+[privacy]                       # of each client, against whoever sees the models of all rounds
+rounds = 100
+clip_norm = 0.5                 # longest update of one client; begin near the median of the norms
+noise_multiplier = 2.5          # or target_epsilon = 10.0, for the least noise that meets it
+delta = 1e-3                    # below 1 / number of clients
+max_participations = 10         # 100 rounds * 25 clients / 250 users
+min_separation = 10             # 250 users / 25 clients: rounds until a client takes part again
+minimum_cohort = 10
+mechanism = { name = "blt" }
+
+[model]
+factory = "./task.py:network"   # returns a torch.nn.Module
+sizes = { hidden = 128 }        # its keyword arguments
+train = ["head.*"]              # patterns of parameters; what does not train needs no noise
+seed = 7                        # start values; what does not train follows from it, never sent
+keep = []                       # patterns that keep the factory's own weights instead
+#
+# Pretrained weights: name what keeps them above, such as keep = ["features.*"]. The factory returns
+# a module that has them, or they are in a file:
+# weights = "pretrained.safetensors"
+#
+# Parameters that train on the client and never leave it:
+# local = ["head.bias"]
+
+[data]
+clients = "./task.py:clients"   # returns who takes part and what each holds
+options = { images_each = 6 }   # its keyword arguments
+metric = "./task.py:metric"     # from the module to a number, on public data
+clients_per_round = 25
+seed = 0                        # who takes part when
+
+[client]
+learning_rate = 0.5
+epochs = 2
+batch_size = 6
+#
+# A loss of your own; "cross_entropy" is the default.
+# loss = "./task.py:loss"
+
+[server]
+learning_rate = 0.5
+momentum = 0.9
+"""
+
+_TASK = '''\
+"""Own code that plan.toml names: a network, clients, a metric and, if you like, a loss.
+
+A change of this file, or of files that it imports, is a change of the plan: a run that has begun
+with other code is not resumed.
+"""
+
+import torch
+from privpart.data import Users
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+FOR_CLIENTS = 1500
+"""Images that clients hold; the other 297 are public."""
+
+
+class Network(nn.Module):
+    """Any module will do, one without batch statistics: GroupNorm rather than BatchNorm."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(64, hidden), nn.ReLU())
+        self.head = nn.Linear(hidden, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+def network(hidden: int = 128) -> nn.Module:
+    """Return the network; [model] sizes are the arguments.
+
+    To start from pretrained weights, return a module that has them and name them in [model] keep;
+    or leave the module as it is and name a safetensors file in [model] weights.
+    """
+    return Network(hidden)
+
+
+def clients(images_each: int = 6) -> Users:
+    """Return who takes part and what each holds; [data] options are the arguments.
+
+    For your own data, return what one of these makes; all are in privpart.data:
+
+        from_tensors((x, y), user=ids)                       tensors or arrays, an id per example
+        from_npz("data.npz", user="user", x="x", y="y")      arrays of a file
+        from_frame("data.csv", user="user_id", x=["age", "height"], y="label")
+        from_frame(frame, user="user_id", examples=tokens)   a function of one client's rows
+        from_dataset(dataset, user=ids)                      a dataset of torch or Hugging Face
+        from_folders("photos", load=read_image)              a folder per user
+
+    An object with ids and a method examples(id) will do as well. Paths are relative to where you
+    start privpart; Path(__file__).parent is this folder.
+    """
+    x, y = digits()
+    rows = torch.arange(FOR_CLIENTS)
+    return Users(x[rows], y[rows], torch.split(rows, images_each))
+
+
+def metric(module: nn.Module) -> float:
+    """Return the accuracy on images that no client holds.
+
+    The module is in evaluation mode, without gradients. No guarantee covers the data used here.
+    """
+    x, y = digits()
+    right = module(x[FOR_CLIENTS:]).argmax(dim=1) == y[FOR_CLIENTS:]
+    return float(right.float().mean())
+
+
+# def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+#     """Return the mean loss of a batch, as clients() makes them; name it in [client] loss."""
+#     x, y = batch
+#     return nn.functional.cross_entropy(module(x), y, label_smoothing=0.1)
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """Return 1,797 images of 64 pixels, from 0 to 1, and which digit each shows."""
+    found = load_digits()
+    return torch.tensor(found.data / 16, dtype=torch.float32), torch.tensor(found.target)
+'''
+
+
+def write_starter(folder: Path) -> list[Path]:
+    """Write ``plan.toml`` and ``task.py`` into a folder, and return their paths.
+
+    The folder is made if it does not exist.
+
+    Raises:
+        ConfigError: one of the files exists, or the folder cannot be written to.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; name a folder.")
+    texts = {folder / "plan.toml": _PLAN, folder / "task.py": _TASK}
+    for path in texts:
+        if path.exists() or path.is_symlink():
+            raise ConfigError(f"{path}: exists already; name another folder, or move it away.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written to: {error}.") from None
+    return list(texts)

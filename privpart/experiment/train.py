@@ -1,0 +1,437 @@
+"""Train: begin or resume a run of a plan in a folder, from the command line or from Python.
+
+``privpart.train`` and the command ``privpart train`` both go through ``begin``, ``resume`` and
+``finish``.
+"""
+
+import difflib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accounting import checks
+from accounting.checks import ConfigError
+from privpart.client import Loss
+from privpart.data.batches import Batch
+from privpart.data.clients import Clients
+from privpart.engines.embedded import EmbeddedEngine
+from privpart.engines.options import EngineOptions
+from privpart.experiment import own_code
+from privpart.experiment.export import export, released_module
+from privpart.experiment.metric import Accuracy, Metric
+from privpart.experiment.own_code import described
+from privpart.experiment.passed import digest
+from privpart.experiment.plan_file import PlanFile, parse, read, validated
+from privpart.experiment.training import (
+    Own,
+    Training,
+    population_hash,
+    refuse_short_cohorts,
+    training,
+)
+from privpart.grid import refuse_noise
+from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
+from privpart.run.files import write_durably
+from privpart.run.folder import RunFolder, holds_a_run
+from privpart.run.fork import fork
+from privpart.run.ledger import Ledger
+from privpart.run.report import RunReport, run_report
+from privpart.server import Server
+
+PLAN = "plan.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run in a folder, as ``privpart.train`` returns it.
+
+    Attributes:
+        path: the run folder.
+        history: a record per round that this call ran, with the metric where it was evaluated.
+    """
+
+    path: Path
+    history: tuple[RoundRecord, ...]
+    _setup: Training
+
+    def report(self, delta: float | None = None) -> RunReport:
+        """Return the guarantee, derived from the ledger; see ``privpart.run.report.run_report``."""
+        return run_report(self.path, delta=delta)
+
+    def statement(self) -> str:
+        """Return the guarantee and what it rests on, as prose.
+
+        Raises:
+            ConfigError: the plan adds no noise, so there is no guarantee.
+        """
+        return self.report().guarantee.statement()
+
+    def module(self) -> nn.Module:
+        """Return a copy of the network with the parameters that the last round released.
+
+        It is in evaluation mode and trains like any other module.
+        """
+        return released_module(self.path, self._setup)
+
+    def export(self, out: str | Path, *, part: str = "full") -> Path:
+        """Write the released model to a file; see ``privpart.experiment.export.export``."""
+        return export(self.path, out, part=part, setup=self._setup)
+
+
+def train(
+    module: nn.Module | None = None,
+    clients: Clients | None = None,
+    *,
+    plan: "str | Path | Mapping[str, Any] | PlanFile",
+    out: str | Path,
+    loss: str | Loss | None = None,
+    metric: Metric | None = None,
+    augment: Callable[[Batch], Batch] | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    evaluate_every: int = 10,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    **options: Any,  # noqa: ANN401  EngineOptions checks them
+) -> Run:
+    """Train a module on clients under a plan; commit every round to a folder before its release.
+
+    Args:
+        module: any network; it is copied. None takes the one that the plan names.
+        clients: the population, see ``privpart.data``. None takes the plan's.
+        plan: path of a plan file, or its tables. [model] and [data] need not name what is passed
+            here. Without a seed in [model], the module keeps its weights.
+        out: folder of the run. It must not exist yet or be empty, unless ``resume``.
+        loss: name of a loss, or a function from module and batch to a scalar; None takes the
+            plan's.
+        metric: function from the module to a number, on public data: no epsilon covers it.
+        augment: function from a batch to a batch, called on each batch of a client.
+        resume: continue the run in ``out`` if it has begun, with the same arguments.
+        seed: takes the noise from a seed, for simulations: the run is then not private.
+        evaluate_every: rounds between evaluations by the metric, >= 1.
+        callbacks: called after each committed round, see ``fit``.
+        progress: show rounds on standard error.
+        options: fields of ``EngineOptions`` by keyword, such as ``workers=2``. ``health=True`` also
+            writes ``health.jsonl``, which is not for release.
+
+    Raises:
+        ConfigError: a plan that is not valid, or that the module, clients, loss or metric do not
+            fit.
+        CohortTooSmallError, StorageError, WorkerError: nothing of the round was released; call
+            again with ``resume=True``.
+    """
+    given = Own(module, clients, loss, augment, metric)
+    _refuse_other_types(given, out)
+    checks.count("evaluate_every", evaluate_every)
+    engine = _engine_options(options)
+    chosen = _plan(plan)
+    threads = torch.get_num_threads()
+    try:
+        if resume and holds_a_run(out):
+            run, setup = resume_run(Path(out), plan=chosen, own=given, options=engine)
+        else:
+            run, setup = begin(chosen, Path(out), own=given, seed=seed, options=engine)
+        with run:
+            _refuse_other_seed(run, seed)
+            history = finish(run, setup, evaluate_every, callbacks=callbacks, progress=progress)
+    finally:
+        torch.set_num_threads(threads)
+    return Run(run.path, tuple(history), setup)
+
+
+def _refuse_other_seed(run: RunFolder, seed: int | None) -> None:
+    kept = run.facts["seed"]
+    if seed != kept:
+        said = "a secret key; leave seed out" if kept is None else f"seed={kept}; pass the same"
+        raise ConfigError(f"seed={seed}: the noise of {run.path} comes from {said}.")
+
+
+def _refuse_other_types(own: Own, out: object) -> None:
+    if own.module is not None and not isinstance(own.module, nn.Module):
+        raise ConfigError(f"module: is {described(own.module)}; must be a torch.nn.Module.")
+    if own.metric is not None and not callable(own.metric):
+        raise ConfigError(
+            f"metric: is {described(own.metric)}; must be a function from the module to a number."
+        )
+    if not isinstance(out, str | os.PathLike):
+        raise ConfigError(f"out: is {described(out)}; must be the path of a folder.")
+
+
+def _engine_options(options: Mapping[str, Any]) -> EngineOptions:
+    known = [field.name for field in fields(EngineOptions)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(
+                f"{name}: no such option. The nearest is {near}; all of the engine are "
+                f"{', '.join(known)}."
+            )
+    return EngineOptions(**options)
+
+
+def _plan(plan: "str | Path | Mapping[str, Any] | PlanFile") -> PlanFile:
+    if isinstance(plan, PlanFile):
+        return plan
+    if isinstance(plan, str | Path):
+        return read(plan, in_python=True)
+    if not isinstance(plan, Mapping):
+        raise ConfigError(f"plan: is {described(plan)}; must be a path, or the tables of a plan.")
+    tables = {"schema": "privpart/plan/1", "model": {}, "server": {}, **plan}
+    return validated(_plain(tables), in_python=True)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  tables of any kind
+    """Return tables with NumPy's numbers and paths as plain values."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if hasattr(value, "item") else value
+
+
+def begin(
+    plan: PlanFile,
+    out: Path,
+    *,
+    text: str | None = None,
+    own: Own | None = None,
+    fork_of: Path | None = None,
+    seed: int | None = None,
+    options: EngineOptions,
+) -> tuple[RunFolder, Training]:
+    """Put a plan together, and begin its run only if that succeeds.
+
+    Args:
+        plan: what to train.
+        out: folder of the run.
+        text: the plan file as it was written; None keeps the plan's values.
+        own: objects that are not in the plan.
+        fork_of: run whose model to start from; its cost is added.
+        seed: of the noise, for a simulation; None draws a secret key.
+        options: how the engine computes clients.
+
+    Raises:
+        ConfigError: see ``training``, ``RunFolder.create`` and ``fork``.
+    """
+    own = own or Own()
+    if seed is not None and fork_of is not None:
+        raise ConfigError(f"seed={seed}: a fork of a private run needs a secret key.")
+    code = plan.code()
+    # A run with noise from a seed must be repeatable, so a probe of this machine's speed may not
+    # choose how its clients are computed.
+    setup = training(plan, own=own, options=replace(options, deterministic=seed is not None))
+    if plan.code() != code:
+        raise ConfigError("plan: the code that it names changed while it was loaded; begin again.")
+    promised = setup.promise(code)
+    refuse_short_cohorts(promised, setup.cohorts)
+    refuse_noise(promised.update_noise_multiplier, setup.start.numel())
+    if plan.data.task is None and setup.metric is not None:
+        setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
+    facts = _facts(plan, setup, own, code)
+    facts |= {"plan_tables": plan.tables} if text is None else {"plan_file": text}
+    if fork_of is None:
+        run = RunFolder.create(out, promised, seed=seed, facts=facts)
+    else:
+        run = fork(fork_of, out, promised, facts=facts)
+    if text is not None:
+        write_durably(out / PLAN, text.encode())  # for people; the ledger's copy counts
+    return run, setup
+
+
+def _facts(
+    plan: PlanFile, setup: Training, own: Own, code: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return what the ledger keeps of a run besides its privacy plan."""
+    facts: dict[str, Any] = {"delta": plan.privacy.delta}
+    facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
+    if plan.data.task is None:
+        facts["population"] = population_hash(setup.clients)
+    if code is not None:
+        facts |= {"code": code, "plan_folder": str(plan.folder)}
+    if (passed := _passed(own)) is not None:
+        facts["passed"] = passed
+    if plan.select is None:
+        views = setup.model.views(setup.model.flat)
+        facts["parameters"] = [[name, list(view.shape)] for name, view in views.items()]
+    return facts
+
+
+def resume_run(
+    out: Path,
+    *,
+    plan: PlanFile | Path | None = None,
+    own: Own | None = None,
+    adopt: bool = False,
+    options: EngineOptions,
+    tell: Callable[[PlanFile], None] = lambda _: None,
+) -> tuple[RunFolder, Training]:
+    """Open a run and put together the plan that its ledger keeps.
+
+    Args:
+        out: folder of the run.
+        plan: the run's plan, if its file was moved or to check that it is the same.
+        own: the objects that the run was begun with.
+        adopt: see ``RunFolder.open``.
+        options: how the engine computes clients.
+        tell: called with the plan before the code that it names is imported.
+
+    Raises:
+        ConfigError: the plan, its code, the model or the population is not the run's.
+    """
+    own = own or Own()
+    run = RunFolder.open(out, adopt=adopt)
+    try:
+        kept = kept_plan(run.facts, out, plan)
+        refuse_changed(run.facts, kept, own, out)
+        tell(kept)
+        private = run.facts["seed"] is None
+        setup = training(kept, own=own, options=replace(options, deterministic=not private))
+        refuse_other_parts(run.facts, setup, out)
+        return run, setup
+    except BaseException:
+        run.close()
+        raise
+
+
+def released_setup(
+    out: Path,
+    *,
+    plan: Path | None = None,
+    tell: Callable[[PlanFile], None] = lambda _: None,
+) -> Training:
+    """Put together what a run trains, which is only read and may still be running.
+
+    Raises:
+        ConfigError: see ``resume_run``.
+    """
+    ledger = Ledger(out / "ledger.sqlite", read_only=True)
+    ledger.close()
+    kept = kept_plan(ledger.facts, out, plan)
+    refuse_changed(ledger.facts, kept, Own(), out)
+    tell(kept)
+    setup = training(kept, report=lambda _: None)
+    refuse_other_parts(ledger.facts, setup, out)
+    return setup
+
+
+def kept_plan(facts: Mapping[str, Any], out: Path, plan: PlanFile | Path | None) -> PlanFile:
+    """Return the plan in a run's ledger; ``plan`` must be the same, and says where its code is.
+
+    Raises:
+        ConfigError: the ledger holds no plan, or ``plan`` is another one.
+    """
+    name, folder = f"the plan of {out}", Path(facts.get("plan_folder", "."))
+    if (tables := facts.get("plan_tables")) is not None:
+        kept = validated(tables, name=name, folder=folder, in_python=True)
+    else:
+        kept = parse(facts.get("plan_file", ""), name=name, folder=folder, in_python=True)
+    if plan is None:
+        return kept
+    chosen = plan if isinstance(plan, PlanFile) else read(plan, in_python=True)
+    if chosen.hash != kept.hash:
+        told = f"plan={plan}" if isinstance(plan, Path) else "plan"
+        raise ConfigError(f"{told}: is not the run's plan; leave it out, or begin another run.")
+    return chosen
+
+
+def refuse_changed(facts: Mapping[str, Any], kept: PlanFile, own: Own, out: Path) -> None:
+    """Check, without running it, that the code of a run is what it was when the run began.
+
+    Raises:
+        ConfigError: what has changed.
+    """
+    code = facts.get("code")
+    if code is not None and (found := own_code.changes(code, kept.code() or {})):
+        raise ConfigError(
+            f"{out}: the code of this run has changed: {'; '.join(found)}. Restore it, or begin a "
+            "new run or a fork (--fork-of)."
+        )
+    if kept.context(code) != facts["plan"].get("context"):
+        raise ConfigError(f"{out}: the plan file in its ledger is not the run's.")
+    passed, now = facts.get("passed"), _passed(own)
+    if passed is not None and now is None:
+        raise ConfigError(
+            f"{out}: this run was begun from Python, with {', '.join(passed)} passed to "
+            "privpart.train. Continue or load it there: privpart.train(..., resume=True)."
+        )
+    for name in sorted({*(passed or {}), *(now or {})}):
+        if (passed or {}).get(name) != (now or {}).get(name):
+            raise ConfigError(
+                f"{name}: is not what {out} was begun with. Pass the same, or begin a new run."
+            )
+
+
+def refuse_other_parts(facts: Mapping[str, Any], setup: Training, out: Path) -> None:
+    """Check that a model and a population are those of a run.
+
+    Raises:
+        ConfigError: the frozen part, the names of the trained part, or the ids of clients differ.
+    """
+    if facts.get("rest", setup.model_hash) != setup.model_hash:
+        raise ConfigError(
+            f"{out}: the network differs from the run's in its frozen weights, or in which "
+            "parameters train. A factory must return the same network every time: load the weights "
+            "from a file, or give [model] a seed."
+        )
+    if "population" in facts and facts["population"] != population_hash(setup.clients):
+        raise ConfigError(
+            f"{out}: the clients' ids are not those that the run was begun with. Pass the same "
+            "clients, in the same order."
+        )
+
+
+def finish(
+    run: RunFolder,
+    setup: Training,
+    evaluate_every: int,
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+) -> list[RoundRecord]:
+    """Train the rounds of a run that are not committed yet; return their records.
+
+    Raises:
+        ConfigError, CohortTooSmallError, StorageError, WorkerError: see ``Training.run``.
+    """
+    accuracy = isinstance(setup.metric, Accuracy)
+    bar = ProgressBar(run.plan.rounds, done=run.rounds, accuracy=accuracy)
+    watchers: list[Callback] = [bar] if progress else []
+    watchers.append(MetricsFiles(run.path))
+    if isinstance(setup.engine, EmbeddedEngine) and setup.engine.options.health:
+        watchers.append(HealthFile(run.path))
+    with ExitStack() as open_:
+
+        def restore(server: Server) -> None:
+            run.restore(server)
+            if progress:
+                open_.enter_context(bar)  # not before: a run that is refused shows no progress
+
+        _, records = setup.run(
+            run.plan,
+            run.source(),
+            restore=restore,
+            commit=run.commit,
+            evaluate_every=evaluate_every,
+            callbacks=[*watchers, *callbacks],
+        )
+    return records
+
+
+def _passed(own: Own) -> dict[str, str] | None:
+    """Return what stands for each Python object in the ledger; None if there is none."""
+    found = {
+        name: digest(value)
+        for name in ("module", "loss", "augment", "metric")
+        if (value := getattr(own, name)) is not None
+    }
+    if own.clients is not None:
+        found["clients"] = "by id"  # see population_hash
+    return found or None

@@ -1,0 +1,419 @@
+"""Plans that name their author's code, from `epsilon` to `export`, and the same from Python."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import privpart as package
+from accounting import ConfigError
+from privpart.data import from_tensors
+from privpart.experiment.plan_file import read
+from privpart.run.ledger import Ledger
+
+PLAN = """
+schema = "privpart/plan/1"
+[privacy]
+rounds = 12
+clip_norm = 0.5
+noise_multiplier = 1.0
+delta = 1e-5
+max_participations = 4
+min_separation = 3
+mechanism = { name = "tree" }
+[model]
+factory = "./NAME.py:network"
+sizes = { hidden = 8 }
+train = ["2.*"]
+seed = 1
+keep = []
+[data]
+clients = "./NAME.py:clients"
+options = { each = 4 }
+metric = "./NAME.py:metric"
+clients_per_round = 5
+[client]
+learning_rate = 0.1
+loss = "./NAME.py:loss"
+augment = "./NAME.py:augment"
+[server]
+"""
+CODE = """
+import torch
+from torch import nn
+from privpart.data import from_tensors
+import NAME_helper
+
+
+def network(hidden):
+    return nn.Sequential(nn.Linear(3, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+
+
+def clients(each):
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(20 * each, 3, generator=draws)
+    user = [f"user {i // each}" for i in range(len(x))]
+    return from_tensors((x, (x[:, 0] > 0).long()), user=user)
+
+
+def metric(module):
+    draws = torch.Generator().manual_seed(1)
+    x = torch.randn(50, 3, generator=draws)
+    return (module(x).argmax(1) == (x[:, 0] > 0).long()).float().mean()
+
+
+def loss(module, batch):
+    x, y = batch
+    return NAME_helper.smooth(module(x), y)
+
+
+def augment(batch):
+    x, y = batch
+    return x + 0.01 * torch.randn_like(x), y
+"""
+HELPER = """
+from torch.nn.functional import cross_entropy
+
+
+def smooth(logits, y):
+    return cross_entropy(logits, y, label_smoothing=0.1)
+"""
+MARKER = """
+from pathlib import Path
+Path(__file__).with_suffix(".ran").touch()
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with a plan and its code, under a name that no other test has imported."""
+    name = f"task_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / "plan.toml").write_text(PLAN.replace("NAME", name))
+    (tmp_path / f"{name}.py").write_text(CODE.replace("NAME", name))
+    (tmp_path / f"{name}_helper.py").write_text(HELPER)
+    return tmp_path
+
+
+def code_of(project: Path) -> Path:
+    return next(p for p in project.glob("task_*.py") if not p.stem.endswith("helper"))
+
+
+def trained(project: Path, privpart, *options: str, out: str = "run") -> Path:
+    plan, run = str(project / "plan.toml"), project / out
+    done = privpart("train", "--plan", plan, "--out", str(run), *options)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def test_a_plan_with_own_code_trains_resumes_and_is_exported(project, privpart, interruptible):
+    whole = trained(project, privpart, "--seed", "3")
+    command = ["train", "--plan", project / "plan.toml", "--out", project / "cut", "--seed", "3"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "privpart.cli.main", *map(str, command)],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    killed(process, project / "cut", rounds=4)
+    done = privpart("train", "--resume", "--out", str(project / "cut"))
+    assert done.returncode == 0, done.stderr
+    assert f"imports ./{code_of(project).name}:network (model.factory)" in done.stderr
+    assert "metric 0." in done.stderr
+    files = []
+    for run in (whole, project / "cut"):
+        out = run.with_suffix(".safetensors")
+        told = privpart("export", str(run), "--out", str(out))
+        assert told.returncode == 0, told.stderr
+        files.append(load_file(out))
+    assert files[0].keys() == files[1].keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    for name, tensor in files[0].items():
+        assert torch.equal(tensor, files[1][name])
+    network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    network.load_state_dict(files[0])
+    with safe_open(whole.with_suffix(".safetensors"), "pt") as file:
+        metadata = file.metadata()
+    assert metadata["privpart.rounds"] == "12 of 12"
+    assert metadata["privpart.status"] == "not-private"
+    assert "seed" in metadata["privpart.statement"]
+
+
+def killed(process: "subprocess.Popen[bytes]", run: Path, rounds: int) -> None:
+    """Kill a training once its ledger has some rounds."""
+    for _ in range(6_000):
+        time.sleep(0.01)
+        assert process.poll() is None, "it ended before it was killed"
+        try:
+            ledger = Ledger(run / "ledger.sqlite", read_only=True)
+        except ConfigError:
+            continue
+        done = len(ledger.rows())
+        ledger.close()
+        if done >= rounds:
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_what_a_plan_costs_is_answered_without_its_code(project, privpart):
+    code = code_of(project)
+    code.write_text(code.read_text() + MARKER)
+    plan = str(project / "plan.toml")
+    for command in (("epsilon", "--plan", plan), ("mechanisms", "--plan", plan)):
+        assert privpart(*command).returncode == 0
+    text = (project / "plan.toml").read_text()
+    (project / "turns.toml").write_text(
+        text.replace("seed = 1\n", 'seed = 1\ngroups = [["0.*"], ["2.*"]]\n').replace(
+            'train = ["2.*"]', 'train = ["*"]'
+        )
+        + "[schedule]\ncycles = 2\nrounds_per_group = 1\nwarm_up = 4\nbetween = 4\n"
+    )
+    shown = privpart("schedule", "--plan", str(project / "turns.toml"))
+    assert shown.returncode == 0, shown.stderr
+    assert "does not import" in shown.stderr
+    assert privpart("epsilon", "--plan", str(project / "turns.toml")).returncode == 0
+    assert not code.with_suffix(".ran").exists()
+    run = trained(project, privpart)  # the power twin
+    assert code.with_suffix(".ran").exists()
+    code.with_suffix(".ran").unlink()
+    assert privpart("report", str(run)).returncode == 0
+    out = str(project / "part.safetensors")
+    assert privpart("export", str(run), "--part", "trained", "--out", out).returncode == 0
+    assert not code.with_suffix(".ran").exists()
+    assert load_file(out).keys() == {"2.weight", "2.bias"}
+
+
+def test_a_schedule_over_own_groups_trains(project, privpart):
+    plan = project / "plan.toml"
+    text = plan.read_text().replace('train = ["2.*"]', 'train = ["*"]')
+    plan.write_text(
+        text.replace("seed = 1\n", 'seed = 1\ngroups = [["0.*"], ["2.*"]]\n')
+        + "[schedule]\ncycles = 2\nrounds_per_group = 1\nwarm_up = 4\nbetween = 4\n"
+    )
+    told = privpart("epsilon", "--plan", str(plan), "--format", "json")
+    report = privpart("report", str(trained(project, privpart)), "--format", "json")
+    ours = json.loads(report.stdout)["guarantee"]["epsilon"]
+    assert ours == json.loads(told.stdout)["epsilon"]
+
+
+@pytest.mark.parametrize("which", ["code", "helper", "weights", "gone"])
+def test_changed_code_is_named_before_a_run_is_resumed(project, privpart, which):
+    plan = project / "plan.toml"
+    if which == "weights":
+        network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+        save_file(network.state_dict(), project / "w.safetensors")
+        text = plan.read_text().replace("keep = []", 'keep = ["0.*"]\nweights = "w.safetensors"')
+        plan.write_text(text)
+    run = trained(project, privpart)
+    code = code_of(project)
+    helper = project / f"{code.stem}_helper.py"
+    named = {"code": code, "helper": helper, "weights": project / "w.safetensors", "gone": helper}
+    path = named[which]
+    if which == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes() + b"\n")
+    for command in (["train", "--resume", "--out"], ["export", "--out", "m.safetensors"]):
+        done = privpart(*command, str(run))
+        assert done.returncode == 2
+        assert path.name in done.stderr or path.stem in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert privpart("report", str(run)).returncode == 0
+
+
+def test_a_moved_project_is_found_by_its_plan(project, privpart, tmp_path_factory):
+    run = trained(project, privpart)
+    elsewhere = tmp_path_factory.mktemp("moved") / "project"
+    shutil.copytree(project, elsewhere, ignore=shutil.ignore_patterns("run"))
+    for path in project.glob("*.py"):
+        path.unlink()
+    lost = privpart("export", str(run), "--out", str(project / "m.safetensors"))
+    assert lost.returncode == 2
+    assert "there is no file" in lost.stderr
+    # a second module of the same name in one process is refused, so a process of its own
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "privpart.cli.main", "export", run),
+            *("--plan", elsewhere / "plan.toml", "--out", project / "m.safetensors"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_exported_before_a_round_is_released(project, privpart, interruptible):
+    plan = read(project / "plan.toml")
+    promised = plan.privacy_plan(code=plan.code())
+    with package.RunFolder.create(project / "run", promised):
+        pass
+    out = project / "m.safetensors"
+    done = privpart("export", str(project / "run"), "--out", str(out))
+    assert done.returncode == 2
+    assert "no round is committed" in done.stderr
+    assert not out.exists()
+
+
+def population(count: int = 20, each: int = 4, ids=None):
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(count * each, 3, generator=draws)
+    ids = np.arange(count) if ids is None else np.asarray(ids)
+    return from_tensors((x, (x[:, 0] > 0).long()), user=np.repeat(ids, each))
+
+
+TABLES = {
+    "privacy": {
+        "rounds": 8,
+        "clip_norm": 0.5,
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        "max_participations": 2,
+        "min_separation": 4,
+        "mechanism": {"name": "tree"},
+    },
+    "data": {"clients_per_round": 5},
+    "client": {"learning_rate": 0.1},
+}
+
+
+def test_from_python_a_module_is_trained_and_loaded_again(tmp_path):
+    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    x = torch.randn(40, 3)
+    run = package.train(
+        module,
+        population(),
+        plan=TABLES | {"model": {"train": ["2.*"]}},
+        metric=package.Accuracy(x, (x[:, 0] > 0).long()),
+        out=tmp_path / "run",
+        evaluate_every=4,
+        progress=False,
+    )
+    assert [record.metric is not None for record in run.history] == [False, False, False, True] * 2
+    assert "(epsilon = " in run.statement()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    found = run.module()
+    assert not found.training
+    assert torch.equal(found[0].weight, before["0.weight"])  # a pretrained part is kept
+    assert not torch.equal(found[2].weight, before["2.weight"])
+    assert torch.equal(run.module()(x), found(x))
+    again = package.train(
+        module, population(), plan=TABLES | {"model": {"train": ["2.*"]}}, out=tmp_path / "run",
+        metric=package.Accuracy(x, (x[:, 0] > 0).long()), resume=True, progress=False,
+    )  # fmt: skip
+    assert again.history == ()
+    assert torch.equal(again.module()(x), found(x))
+
+
+def test_from_python_another_network_population_or_loss_is_not_resumed(tmp_path):
+    module = nn.Linear(3, 2)
+    options = {"plan": TABLES, "out": tmp_path / "run", "progress": False}
+    package.train(module, population(), **options)
+    with pytest.raises(ConfigError, match="the network differs"):
+        package.train(nn.Sequential(nn.Linear(3, 2)), population(), resume=True, **options)
+    with pytest.raises(ConfigError, match="the clients' ids"):
+        package.train(module, population(21), resume=True, **options)
+    with pytest.raises(ConfigError, match="loss: is not what"):
+        package.train(module, population(), resume=True, loss=lambda m, b: m(b[0]).sum(), **options)
+    with pytest.raises(ConfigError, match="not the run's plan"):
+        package.train(
+            module, population(), resume=True, **options | {"plan": TABLES | {"server": {
+                "learning_rate": 0.5}}}
+        )  # fmt: skip
+    with pytest.raises(ConfigError, match="is not empty"):
+        package.train(module, population(), **options)
+
+
+@pytest.mark.parametrize("kind", ["unsigned 64 bits", "strings", "mixed signs"])
+def test_every_client_counts_whatever_its_id(kind, tmp_path):
+    draws = np.random.default_rng(0)
+    ids = {
+        "unsigned 64 bits": draws.integers(2**63 - 50, 2**64 - 1, 20, dtype=np.uint64),
+        "strings": np.array([f"patient é {n}" for n in range(20)]),
+        "mixed signs": draws.permutation(np.arange(-10, 10)),
+    }[kind]
+    run = package.train(
+        nn.Linear(3, 2), population(ids=ids), plan=TABLES, out=tmp_path / "run", progress=False
+    )
+    assert [record.counts.counted for record in run.history] == [5] * 8
+    ledger = Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True)
+    ledger.rows()
+    assert set(ledger.rounds_by_client()) == set(ids.tolist())
+    assert all(len(rounds) == 2 for rounds in ledger.rounds_by_client().values())
+    ledger.close()
+
+
+def test_health_is_marked_as_not_for_release(tmp_path):
+    run = package.train(
+        nn.Linear(3, 2),
+        population(),
+        plan=TABLES,
+        out=tmp_path / "run",
+        progress=False,
+        health=True,
+    )
+    first, *lines = (tmp_path / "run" / "health.jsonl").read_text().splitlines()
+    assert "not for release" in first
+    assert len(lines) == 8
+    assert all(0 <= json.loads(line)["clipped"] <= 1 for line in lines)
+    assert run.history[0].health is not None
+    assert run.history[0].health.norms[1] > 0
+
+
+def test_a_model_at_chance_level_is_said_to_be(privpart, project):
+    plan, code = project / "plan.toml", code_of(project)
+    plan.write_text(plan.read_text().replace("noise_multiplier = 1.0", "noise_multiplier = 1e4"))
+    code.write_text(code.read_text() + "\n\nmetric.chance = 1.0\n")
+    run = project / "run"
+    done = privpart("train", "--plan", str(plan), "--out", str(run))
+    assert done.returncode == 0, done.stderr
+    assert "at chance level" in done.stderr
+
+
+def test_a_starter_trains_as_it_is(tmp_path):
+    """In a process of its own, as its readers run it."""
+    command = textwrap.dedent("""
+        set -e
+        "$0" -m privpart.cli.main init x
+        sed -i 's/^rounds = .*/rounds = 4/; s/^max_part.* = .*/max_participations = 1/' x/plan.toml
+        "$0" -m privpart.cli.main train --plan x/plan.toml --out run
+        "$0" -m privpart.cli.main doctor --plan x/plan.toml
+    """)
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "verdict      CONDITIONAL" in done.stdout
+    assert "trained " in done.stdout
+    again = subprocess.run(
+        [sys.executable, "-m", "privpart.cli.main", "init", "x"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert again.returncode == 2
+
+
+def test_what_own_code_prints_is_not_part_of_the_result(project, privpart):
+    code = code_of(project)
+    loud = code.read_text().replace("    x, y = batch\n", "    x, y = batch\n    print('batch')\n")
+    code.write_text(f"print('imported')\n{loud}")
+    plan, run = str(project / "plan.toml"), str(project / "run")
+    for command in (["doctor", "--plan", plan], ["train", "--plan", plan, "--out", run]):
+        done = privpart(*command, "--format", "json")
+        assert json.loads(done.stdout)["schema"].startswith("privpart/")
+        assert "batch" in done.stderr
+    exported = privpart("export", run, "--out", str(project / "model.safetensors"))
+    assert exported.returncode == 0
+    assert "batch" in exported.stderr
+    assert "batch" not in exported.stdout

@@ -1,0 +1,207 @@
+"""Code of one's own that carries data from client to client is refused before the first round."""
+
+import random  # noqa: TID251  its global state is what is tested
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import privpart
+from accounting import ConfigError
+from privpart.experiment.passed import digest
+
+PLAN = {
+    "privacy": {
+        "rounds": 2,
+        "clip_norm": 1.0,
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        "mechanism": {"name": "tree"},
+    },
+    "model": {"train": ["head.*"]},
+    "data": {"clients_per_round": 2},
+    "client": {"learning_rate": 0.5, "batch_size": 4},
+}
+
+
+class Population:
+    """Client 0 differs much from the others."""
+
+    ids = (0, 1, 2, 3)
+
+    def examples(self, client):
+        draws = torch.Generator().manual_seed(client)
+        x = torch.randn(8, 4, generator=draws) + (100.0 if client == 0 else 0.0)
+        return x, (x[:, 0] > 0).long()
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng([]):
+            torch.default_generator.manual_seed(0)
+            self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.bank = [[]]
+        self.kept = np.zeros(4, np.float32)
+
+    def forward(self, x):
+        return self.head(self.body(x) + self.carried(x))
+
+    def carried(self, x):
+        return 0.0
+
+
+class Bank(Network):
+    def carried(self, x):
+        found = self.bank[0][-1] if self.bank[0] else 0.0
+        self.bank[0].append(x.mean(0).detach())
+        return found
+
+
+class Numpy(Network):
+    def carried(self, x):
+        found = torch.from_numpy(self.kept.copy())
+        self.kept[:] = x.mean(0).numpy()
+        return found
+
+
+class OnTheParameter(Network):
+    def carried(self, x):
+        found = getattr(self.head.weight, "mean", None)
+        self.head.weight.mean = x.mean(0).detach()
+        return found if isinstance(found, torch.Tensor) else 0.0
+
+
+class Teacher(Network):
+    def carried(self, x):
+        self.body.weight.data.mul_(0.9).add_(x.mean(), alpha=0.1)
+        return 0.0
+
+
+class FirstBatch(Network):
+    """Initialised by the first batch that it sees, as ActNorm is."""
+
+    def carried(self, x):
+        if not float(self.body.bias.abs().sum()) > 50:
+            with torch.no_grad():
+                self.body.bias.copy_(-x.mean(0))
+        return 0.0
+
+
+seen: list[torch.Tensor] = []
+
+
+def global_loss(module, batch):
+    x, y = batch
+    seen.append(x.mean().detach())
+    return cross_entropy(module(x), y) * (1 + sum(seen[:-1]))
+
+
+def hooked_loss(module, batch):
+    x, y = batch
+    mean = x.mean().detach()
+    module.head.weight.register_hook(lambda gradient: gradient * mean)
+    return cross_entropy(module(x), y)
+
+
+def trained(tmp_path, module, **options):
+    return privpart.train(
+        module, Population(), plan=PLAN, out=tmp_path / "run", progress=False, **options
+    )
+
+
+@pytest.mark.parametrize("kind", [Bank, Numpy, OnTheParameter, Teacher, FirstBatch])
+def test_a_network_that_keeps_something_of_a_client_is_refused(kind, tmp_path):
+    with pytest.raises(ConfigError, match=r"different updates|was written to|has changed"):
+        trained(tmp_path, kind())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("loss", [global_loss, hooked_loss])
+def test_a_loss_that_keeps_something_of_a_client_is_refused(loss, tmp_path):
+    seen.clear()
+    with pytest.raises(ConfigError, match="two different updates"):
+        trained(tmp_path, Network(), loss=loss)
+
+
+def test_a_loss_that_switches_gradients_off_is_refused(tmp_path):
+    def loss(module, batch):
+        x, y = batch
+        if x.mean() > 50:
+            module.head.weight.requires_grad_(False)
+        return cross_entropy(module(x), y)
+
+    with pytest.raises(ConfigError, match="switched off the gradient"):
+        trained(tmp_path, Network(), loss=loss)
+
+
+@pytest.mark.parametrize("draws", ["numpy", "random", "torch"])
+def test_augmentation_is_seeded_whatever_it_draws_from(draws, tmp_path):
+    def augment(batch):
+        x, y = batch
+        noise = {
+            "numpy": lambda: float(np.random.normal()),  # noqa: NPY002
+            "random": random.random,
+            "torch": lambda: float(torch.randn(())),
+        }[draws]()
+        return x + 0.1 * noise, y
+
+    states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    runs = [
+        privpart.train(
+            Network(), Population(), plan=PLAN, out=tmp_path / name, progress=False, seed=1,
+            augment=augment,
+        )
+        for name in "ab"
+    ]  # fmt: skip
+    assert states == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+    first, second = (run.module().state_dict() for run in runs)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_loss_that_drops_the_gradients_trains_the_same(optimizer, tmp_path):
+    def plain(module, batch):
+        return cross_entropy(module(batch[0]), batch[1])
+
+    def dropping(module, batch):
+        module.zero_grad()
+        return cross_entropy(module(batch[0]), batch[1])
+
+    momentum = {"momentum": 0.5} if optimizer == "sgd" else {}
+    client = PLAN["client"] | {"optimizer": optimizer} | momentum
+    found = [
+        privpart.train(
+            Network(), Population(), plan=PLAN | {"client": client}, out=tmp_path / name,
+            progress=False, seed=1, loss=loss,
+        ).module().head.weight
+        for name, loss in (("plain", plain), ("dropping", dropping))
+    ]  # fmt: skip
+    assert torch.equal(*found)
+
+
+def test_a_client_is_not_in_the_model_that_was_only_checked_on_it(tmp_path):
+    """The check before the first round trains on clients; nothing of it stays."""
+    module = Network()
+    run = trained(tmp_path, module)
+    assert torch.equal(run.module().body.bias, module.body.bias)
+    assert run.module().bank == [[]]
+
+
+def closing_over(weight):
+    return lambda module, batch: cross_entropy(module(batch[0]), batch[1]) * weight
+
+
+def test_what_a_function_closes_over_is_compared():
+    assert digest(closing_over(1.0)) == digest(closing_over(1.0))
+    assert digest(closing_over(1.0)) != digest(closing_over(-5.0))
+    one, other = (lambda module: 1.0), (lambda module: 2.0)  # in one line
+    assert digest(one) != digest(other)
+    assert digest(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) != digest(
+        nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    )
+    assert digest(privpart.Accuracy(torch.ones(2, 1), torch.tensor([0, 1]))) != digest(
+        privpart.Accuracy(torch.ones(2, 1), torch.tensor([1, 1]))
+    )

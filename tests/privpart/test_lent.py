@@ -1,0 +1,405 @@
+"""Lent models: nothing that a client's data made of a module outlives the client, but its update.
+
+Each way out has a twin with power: without the reset, or without the refusal, it would get out.
+"""
+
+import copy
+from collections import deque
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import ConfigError
+from privpart import LocalTraining, PartialModel, RoundTask, Users, client_update
+from privpart.engines.methods import LocalComputation, Method
+from privpart.model import LayerStates
+from privpart.models import freeze_batch_norm, small_cnn
+
+
+def fill(network, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    for layer in network.modules():
+        if getattr(layer, "running_mean", None) is not None:
+            layer.running_mean.normal_(generator=generator)
+            layer.running_var.uniform_(0.5, 2.0, generator=generator)
+    return network
+
+
+def normalised():
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(1)
+        layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)
+        return fill(nn.Sequential(*layers))
+
+
+def images(clients=6, each=4, shape=(1, 8, 8)):
+    generator = torch.Generator().manual_seed(2)
+    n = clients * each
+    x = torch.randn(n, *shape, generator=generator) + 0.5
+    return Users(x, torch.randint(10, (n,), generator=generator), list(torch.arange(n).split(each)))
+
+
+def frozen_norm(module=None, **options):
+    module = module or normalised()
+    freeze_batch_norm(module)
+    return PartialModel(module, seed=None, **options)
+
+
+def train(model, users, client, local=LocalTraining(0.1, batch_size=2), **options):  # noqa: B008
+    x, y = users.examples(client)
+    generator = torch.Generator().manual_seed(client)
+    return client_update(
+        model, model.flat.clone(), x, y, local=local, clip_norm=9.0, generator=generator, **options
+    )
+
+
+@pytest.mark.parametrize("frozen", [[], ["!1.*"]], ids=["affine trains", "all frozen"])
+def test_frozen_batch_norm_is_the_constant_that_it_says(frozen):
+    """The same updates as those of a scale and shift written out."""
+
+    class Constant(nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.weight, self.bias = norm.weight, norm.bias
+            self.mean, self.var = norm.running_mean.clone(), norm.running_var.clone()
+
+        def forward(self, x):
+            scale = self.weight / (self.var + 1e-5).sqrt()
+            each = (1, -1, 1, 1)
+            return (x - self.mean.view(each)) * scale.view(each) + self.bias.view(each)
+
+    module, twin = normalised(), normalised()
+    twin[1] = Constant(twin[1])
+    patterns = frozen or ["*"]
+    model, written_out = (
+        frozen_norm(module, train=patterns),
+        PartialModel(twin, train=patterns, seed=None),
+    )
+    for client in range(2):
+        found, expected = train(model, images(), client), train(written_out, images(), client)
+        assert found.norm() > 1e-3
+        assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Method(vectorized=True), Method(channels_last=True), Method(True, True)],
+    ids=str,
+)
+@pytest.mark.parametrize("local", [LocalTraining(0.1, steps=1), LocalTraining(0.1, batch_size=2)])
+def test_every_method_computes_frozen_batch_norm_as_the_loop_does(method, local):
+    task = RoundTask(0, tuple(range(6)), 9.0, "plan")
+    model = frozen_norm()
+    work = LocalComputation(model, images(), local=local, data_seed=5)
+    assert work.clients_per_ghost_sum(task) == 0  # ghost clipping leaves it to the others
+    start, found = model.flat.clone(), torch.empty(2, 6, model.dim)
+    work.updates(task, task.clients, start, Method(), found[0])
+    work.updates(task, task.clients, start, method, found[1])
+    assert (found[1] - found[0]).norm(dim=1).max() < 1e-5 * found[0].norm(dim=1).min()
+
+
+def test_batch_norm_in_training_mode_or_without_statistics_is_refused_with_advice():
+    with pytest.raises(ConfigError, match=r"'1' is a BatchNorm2d.*freeze_batch_norm.*GroupNorm"):
+        PartialModel(normalised(), seed=None)
+    without = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False).eval())
+    with pytest.raises(ConfigError, match=r"no running statistics.*replace_batch_norm"):
+        PartialModel(without, seed=None)
+    with pytest.raises(ConfigError, match="layer '0' is a BatchNorm1d without running statistics"):
+        freeze_batch_norm(without)
+    broken = normalised().eval()
+    broken[1].running_var[2] = torch.nan
+    with pytest.raises(ConfigError, match=r"buffer '1\.running_var' holds NaN"):
+        PartialModel(broken, seed=None)
+
+
+def test_freezing_counts_layers_and_leaves_the_others_in_their_mode():
+    network = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(), nn.BatchNorm2d(2), nn.GroupNorm(1, 2))
+    assert freeze_batch_norm(network) == 2
+    assert [layer.training for layer in network] == [False, True, False, True]
+    assert freeze_batch_norm(nn.Linear(2, 2)) == 0
+
+
+class Flips(nn.Module):
+    """A network whose forward pass, like some loss, changes modes."""
+
+    def __init__(self, back, momentum=0.1):
+        super().__init__()
+        self.back, self.norm, self.drop = back, nn.BatchNorm1d(64, momentum=momentum), nn.Dropout()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        self.train()
+        x = self.drop(self.norm(x))
+        self.train(not self.back)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("counted", [False, True])
+def test_whoever_puts_frozen_batch_norm_into_training_mode_is_told(back, counted):
+    module = Flips(back)
+    freeze_batch_norm(module)
+    if not counted:
+        module.norm.num_batches_tracked = None  # the only buffer whose version counts writes
+    model = PartialModel(module, seed=None)
+    mean, modes = module.norm.running_mean.clone(), [m.training for m in module.modules()]
+    with pytest.raises(ConfigError, match="layer 'norm' was in training mode during training"):
+        train(model, images(shape=(64,)), 0)
+    assert torch.equal(module.norm.running_mean, mean)  # and nothing of it is left
+    assert [m.training for m in module.modules()] == modes
+
+
+def test_a_mode_that_no_pass_has_used_yet_is_refused_too():
+    model = frozen_norm()
+    with pytest.raises(ConfigError, match="training mode"), model.lent(model.flat.clone()):
+        model.module.train()
+    assert not model.module[1].training
+
+
+def test_a_vectorized_client_is_told_as_well():
+    module = Flips(back=True)
+    freeze_batch_norm(module)
+    model = PartialModel(module, seed=None)
+    local = LocalTraining(0.1, batch_size=2)
+    work = LocalComputation(model, images(shape=(64,)), local=local, data_seed=5)
+    task = RoundTask(0, (0, 1), 9.0, "plan")
+    with pytest.raises(RuntimeError, match="updated in place, were not batched"):
+        work.updates(task, (0, 1), model.flat.clone(), Method(True), torch.empty(2, model.dim))
+
+
+def test_between_clients_batch_norm_stays_frozen_and_other_layers_keep_their_mode():
+    model = frozen_norm()
+    model.module.train()
+    train(model, images(), 0)
+    assert not model.module[1].training
+    assert model.module[0].training
+    model.module.eval()
+    train(model, images(), 0)
+    assert not model.module[0].training
+
+
+class Leaking(nn.Module):
+    """Every way beside buffers in which a forward pass can leave a client's data in a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
+        self.hidden = None
+        self.seen, self.cache, self.recent = [], {}, deque([1])
+        self.body.scale = 1.0
+
+    def forward(self, x):
+        if self.hidden is not None:
+            x = x + self.hidden
+        self.hidden = x.detach().mean(dim=0)
+        self.seen.append(self.hidden)
+        self.cache["last"] = self.hidden
+        self.recent.append(float(x.sum()))
+        self.body.scale = float(x.abs().mean())
+        self.body.grown = x.detach()
+        self.eval()
+        return self.head(self.body(x) * self.body.scale)
+
+
+def test_what_layers_keep_is_put_back(monkeypatch):
+    model, users = PartialModel(Leaking, seed=1), images(shape=(64,))
+    alone = train(model, users, 0)
+    train(model, users, 1)
+    assert torch.equal(train(model, users, 0), alone)
+    module = model.module
+    assert module.hidden is None
+    assert (module.seen, module.cache, module.recent) == ([], {}, deque([1]))
+    assert module.body.scale == 1.0
+    assert not hasattr(module.body, "grown")
+    assert module.training
+    monkeypatch.setattr(LayerStates, "restore", lambda _: None)  # power
+    train(model, users, 1)
+    assert not torch.equal(train(model, users, 0), alone)
+    assert module.seen
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.calls = nn.Linear(64, 10), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.head(x) * self.calls
+
+
+def test_vectorized_clients_do_not_share_what_layers_keep():
+    """In the loop each client begins with no calls; side by side they would count together."""
+    model = PartialModel(Counts, seed=1)
+    work = LocalComputation(
+        model, images(shape=(64,)), local=LocalTraining(0.1, batch_size=2), data_seed=5
+    )
+    task, out = RoundTask(0, (0, 1), 9.0, "plan"), torch.empty(2, model.dim)
+    with pytest.raises(RuntimeError, match="sets attributes of its layers"):
+        work.updates(task, (0, 1), model.flat.clone(), Method(True), out)
+    assert model.module.calls == 0
+    work.updates(task, (0, 1), model.flat.clone(), Method(), out)
+    alone = torch.empty(1, model.dim)
+    work.updates(task, (1,), model.flat.clone(), Method(), alone)
+    assert torch.equal(out[1], alone[0])
+
+
+def test_what_was_there_before_a_client_is_kept():
+    model, users = PartialModel(Leaking, seed=1), images(shape=(64,))
+    model.module.seen.append("mine")
+    model.module.body.scale = 3.0
+    train(model, users, 0)
+    assert model.module.seen == ["mine"]
+    assert model.module.body.scale == 3.0
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+        self.state = torch.zeros(64)
+
+    def forward(self, x):
+        self.state += x.detach().mean(dim=0)
+        return self.head(x + self.state)
+
+
+def test_a_tensor_that_a_layer_keeps_and_writes_to_is_refused():
+    model = PartialModel(InPlace, seed=1)
+    with pytest.raises(ConfigError, match=r"'state', a tensor that a layer keeps.*buffer"):
+        train(model, images(shape=(64,)), 0)
+    assert not model.module.state.any()
+
+
+class Momentum(nn.Module):
+    """A frozen teacher that follows the trained part, as in self-supervised losses."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.teacher, self.head = how, nn.Linear(64, 10), nn.Linear(64, 10)
+
+    def forward(self, x):
+        teacher, trained = self.teacher.weight, self.head.weight
+        if self.how == "in place":
+            with torch.no_grad():
+                teacher.mul_(0.9).add_(trained, alpha=0.1)
+        elif self.how == "data":
+            teacher.data = 0.9 * teacher.data + 0.1 * trained.data
+        elif self.how == "trained data":
+            trained.data = trained.data.clone()
+        else:
+            self.teacher.weight = nn.Parameter(trained.detach().clone())
+        return self.head(x) + self.teacher(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("in place", "'teacher.weight' was written to"),
+        ("data", "'teacher.weight' was moved"),
+        ("trained data", "'head.weight' was moved"),
+    ],
+)
+def test_a_frozen_teacher_that_follows_a_client_is_refused(how, said):
+    model = PartialModel(lambda: Momentum(how), train=["head.*"], seed=1)
+    start = model.flat.clone()
+    with pytest.raises(ConfigError, match=said):
+        train(model, images(shape=(64,)), 0)
+    assert torch.equal(model.module.head.weight.flatten(), start[:640])
+    if (
+        how != "in place"
+    ):  # of that there is no copy; whoever built the model is told to do it again
+        model.verify()
+
+
+def test_a_parameter_that_was_replaced_is_put_back():
+    model = PartialModel(lambda: Momentum("replaced"), train=["head.*"], seed=1)
+    before = model.module.teacher.weight
+    train(model, images(shape=(64,)), 0)
+    assert model.module.teacher.weight is before
+    model.verify()
+
+
+def test_a_module_that_was_moved_is_refused_before_it_trains():
+    model = PartialModel(lambda: nn.Linear(64, 10), seed=1)
+    model.module.double()
+    with pytest.raises(ConfigError, match="'weight' was moved, for instance by module"):
+        train(model, images(shape=(64,)), 0)
+
+
+class Ungraded(nn.Module):
+    """It switches gradients on where they do not belong, and drops the model's."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        self.body.weight.requires_grad_(True)
+        self.head.weight.grad = None
+        return self.head(self.body(x))
+
+
+def test_no_gradient_of_a_client_is_left_anywhere():
+    model = PartialModel(Ungraded, train=["head.*"], seed=1)
+    local = LocalTraining(0.1, batch_size=2, momentum=0.5)
+    train(model, images(shape=(64,)), 0, local)
+    body, head = model.module.body, model.module.head
+    assert body.weight.grad is None
+    assert not body.weight.requires_grad
+    assert head.weight.grad.data_ptr() == model.gradient.data_ptr()
+    assert not model.gradient.any()
+
+
+def test_a_client_that_fails_leaves_nothing_either():
+    class Failing(Leaking):
+        def forward(self, x):
+            super().forward(x)
+            raise RuntimeError("no")
+
+    model = PartialModel(Failing, seed=1, overwrite=False)
+    before = copy.deepcopy(model.flat)
+    with pytest.raises(RuntimeError, match="no"):
+        train(model, images(shape=(64,)), 0)
+    assert model.module.hidden is None
+    assert not model.module.seen
+    assert model.module.training
+    assert torch.equal(model.flat, before)
+
+
+def lstm():
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells, self.head = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 10)
+
+        def forward(self, x):
+            return self.head(self.cells(x)[0][:, -1])
+
+    return Reader()
+
+
+@pytest.mark.parametrize("patterns", [["*"], ["*_hh_*", "head.*"]])
+def test_a_recurrent_network_trains_as_torch_s_optimiser_does(patterns):
+    """Its parameters are views of one vector, without a warning that they are not contiguous."""
+    users, model = images(shape=(8, 8)), PartialModel(lstm, train=patterns, seed=3)
+    plain = copy.deepcopy(model.module)
+    update = train(model, users, 0, LocalTraining(0.2, batch_size=4))
+    x, y = users.examples(0)
+    trained = [p for n, p in plain.named_parameters() if n in model.trainable]
+    optimizer = torch.optim.SGD(trained, lr=0.2)
+    nn.functional.cross_entropy(plain(x), y).backward()
+    optimizer.step()
+    expected = torch.cat([p.detach().flatten() for p in trained]) - model.flat
+    assert update.norm() > 1e-3
+    assert (update - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_a_convolutional_network_of_ours_is_lent_without_a_complaint():
+    def network():
+        return small_cnn(channels=(4, 8), hidden=16, image_size=8)
+
+    model = PartialModel(network, train=["!dense1.*"], seed=3)
+    assert train(model, images(), 0).norm() > 0
+    model.verify()

@@ -1,0 +1,672 @@
+"""Own code: records find it without running it, and imports say in one sentence what went wrong."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from textwrap import dedent
+from types import ModuleType
+
+import pytest
+
+from accounting import ConfigError
+from privpart.experiment import own_code
+from privpart.experiment.own_code import call, changes, is_reference, load, record, record_hash
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path_hooks", list(sys.path_hooks))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(own_code, "_added", [])
+    monkeypatch.setattr(own_code, "_imported", {})
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(files: dict[str, str | bytes], folder: Path = tmp_path) -> Path:
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return folder
+
+    return written
+
+
+def sentence(function, *arguments, **options) -> str:
+    """Return the message of a ConfigError, which must be one line that ends with a full stop."""
+    with pytest.raises(ConfigError) as caught:
+        function(*arguments, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith(".")
+    assert len(message) < 900
+    return message
+
+
+MARKS = 'with open({!r}, "a") as file: file.write(__name__ + " ")\n'
+"""Source that leaves a mark when it is run."""
+
+
+# References
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["./task.py:f", "task.py:f", "../x/task.py:f", "/a b/task.py:f", "a:f", "a.b_1.c:_f", "ä.py:ö"],
+)
+def test_what_a_reference_may_be(text):
+    assert is_reference(text)
+    own_code.refuse_malformed(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cross_entropy", "does not name code"),
+        ("", "does not name code"),
+        (":", "does not name code"),
+        ("a:", "does not name code"),
+        ("./task.py", "does not name code"),
+        ("./task.py:", "does not name code"),
+        ("./task.py:f()", "does not name code"),
+        ("./task.py:f.g", "does not name code"),
+        ("./task:f", "does not name code"),
+        ("a..b:f", "does not name code"),
+        ("https://example.org/task:f", "does not name code"),
+        ("./task.py:f\n", "does not name code"),
+        ("./ta\0sk.py:f", "does not name code"),
+        ("a" * 10**6 + ":f", "does not name code"),
+        ("./my-task.py:f", "rename it"),
+        ("./class.py:f", "rename it"),
+        ("./1.py:f", "rename it"),
+        ("os:system", "part of Python"),
+        ("subprocess:run", "part of Python"),
+        ("builtins:exec", "part of Python"),
+        ("importlib.machinery:SourceFileLoader", "part of Python"),
+    ],
+)
+def test_what_a_reference_may_not_be(text, words, tmp_path):
+    assert words in sentence(own_code.refuse_malformed, text)
+    assert words in sentence(record, {"model.factory": text}, tmp_path)
+    assert words in sentence(load, text, tmp_path)
+    assert not is_reference("cross_entropy")
+
+
+# What a record holds
+
+PROJECT = {
+    "task.py": dedent("""
+        import json, helpers
+        import numpy.linalg
+        from lib import layers
+        from lib.deep.far import thing as other
+        import nothing_that_is_installed
+        def network(width=3):
+            import pandas
+            return width
+        loss = lambda module, batch: 0
+    """),
+    "helpers.py": "import task, os.path\n",
+    "unused.py": "",
+    "lib/__init__.py": "",
+    "lib/layers.py": "from . import blocks\nfrom .blocks import missing\n",
+    "lib/blocks.py": "from .. import above_the_top\nfrom .deep import *\n",
+    "lib/deep/__init__.py": "from ..layers import blocks\n",
+    "lib/deep/far.py": "thing = 1\n",
+    "lib/deep/unused.py": "",
+}
+READ = ["helpers.py", "lib/__init__.py", "lib/blocks.py", "lib/deep/__init__.py"]
+READ += ["lib/deep/far.py", "lib/layers.py", "task.py"]
+
+
+def test_a_record_holds_the_projects_files_and_the_versions_of_the_others(write):
+    folder = write(PROJECT)
+    named = {"model.factory": "./task.py:network", "client.loss": "./task.py:loss"}
+    found = record(named, folder)
+    assert list(found["files"]) == READ
+    assert found["references"] == named
+    assert found["distributions"].keys() == {"numpy", "pandas"}
+    assert found["distributions"]["numpy"] == __import__("numpy").__version__
+    assert found["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_record_holds_every_own_file_that_an_import_opens(write):
+    files = {name: text for name, text in PROJECT.items() if name != "lib/blocks.py"}
+    files["task.py"] = "import helpers\nfrom lib import layers\ndef f(): import lib.deep.far\n"
+    files["lib/layers.py"] = "from . import blocks as b\nfrom .deep import far\n"
+    files["lib/blocks.py"] = "from .deep import *\n"
+    files["lib/deep/__init__.py"] = ""
+    folder = write(files)
+    found = record({"data.clients": "./task.py:f"}, folder)
+    call(load("./task.py:f", folder), "./task.py:f", "data.clients")
+    opened = {
+        str(Path(path).relative_to(folder))
+        for module in list(sys.modules.values())
+        if (path := str(getattr(module, "__file__", ""))).startswith(str(folder))
+    }
+    assert len(opened) == 7
+    assert opened == found["files"].keys()
+
+
+def test_a_moved_project_has_the_same_record_and_a_changed_file_another(write, tmp_path):
+    references = {"model.factory": "./code/task.py:network"}
+    inside = {f"code/{name}": text for name, text in PROJECT.items()}
+    here = record(references, write(inside, tmp_path / "here"))
+    assert "code/lib/deep/far.py" in here["files"]
+    there = record(references, write(inside, tmp_path / "there"))
+    assert here == there
+    assert record_hash(here) == record_hash(there)
+    for name in READ:
+        changed = dict(inside)
+        changed[f"code/{name}"] += "# a comment\n"
+        again = record(references, write(changed, tmp_path / name / "again"))
+        assert changes(here, again) == [f"code/{name} has changed"]
+        assert record_hash(again) != record_hash(here)
+
+
+def test_a_record_does_not_depend_on_the_working_folder_nor_on_earlier_imports(write, monkeypatch):
+    folder = write(PROJECT | {"helpers.py": ""})
+    before = record({"a": "./task.py:loss"}, folder)
+    monkeypatch.chdir(folder / "lib")
+    relative = Path(os.path.relpath(folder))
+    assert record({"a": "./task.py:loss"}, relative) == before
+    write({"other/simple.py": "import helpers\ndef f(): pass\n", "other/helpers.py": ""}, folder)
+    load("./other/simple.py:f", folder)
+    assert record({"a": "./task.py:loss"}, folder) == before
+
+
+def test_paths_upwards_and_absolute_ones(write, tmp_path):
+    write(PROJECT, tmp_path / "code")
+    (tmp_path / "plans").mkdir()
+    found = record({"a": "../code/task.py:network"}, tmp_path / "plans")
+    assert "../code/lib/layers.py" in found["files"]
+    found = record({"a": f"{tmp_path}/code/task.py:network"}, tmp_path / "plans")
+    assert f"{tmp_path}/code/lib/layers.py" in found["files"]
+
+
+def test_modules_on_the_path_are_own_code_and_keep_their_names(write, tmp_path, monkeypatch):
+    write({f"src/{name}": text for name, text in PROJECT.items()})
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    found = record({"model.factory": "lib.layers:blocks"}, tmp_path / "elsewhere")
+    assert list(found["files"]) == [
+        name for name in READ if name.startswith("lib/") and name != "lib/deep/far.py"
+    ]
+    message = sentence(record, {"model.factory": "lib.layers:block"}, tmp_path)
+    assert message == (
+        "model.factory: lib.layers:block: lib/layers.py does not define block; near it: blocks."
+    )
+
+
+def test_the_same_label_in_two_places_keeps_both_files(write, tmp_path, monkeypatch):
+    write({"pkg/one.py": "def f(): import pkg.one\n"})
+    write({"pkg/__init__.py": "", "pkg/one.py": "# another\n"}, tmp_path / "src")
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    found = record({"a": "./pkg/one.py:f"}, tmp_path)
+    assert sorted(found["files"]) == ["pkg/__init__.py", "pkg/one.py", "pkg/one.py (pkg.one)"]
+
+
+def test_installed_packages_are_recorded_by_version(tmp_path, write):
+    found = record({"model.factory": "transformers:BertModel"}, tmp_path)
+    assert found["files"] == {}
+    assert found["distributions"].keys() == {"transformers"}
+    write({"task.py": "import sklearn.datasets, PIL.Image\nfrom privpart import data\nx = int\n"})
+    found = record({"model.factory": "./task.py:x"}, tmp_path)
+    assert found["distributions"].keys() == {"pillow", "scikit-learn"}
+
+
+def test_a_namespace_that_distributions_share(write, tmp_path, monkeypatch):
+    site = tmp_path / "site-packages"
+    for name in ("one", "two"):
+        write(
+            {
+                f"shared/{name}/__init__.py": "",
+                f"shared_{name}-1.{name}.dist-info/METADATA": f"Name: shared-{name}\nVersion: 5\n",
+                f"shared_{name}-1.{name}.dist-info/RECORD": f"shared/{name}/__init__.py,sha,0\n",
+            },
+            site,
+        )
+    monkeypatch.syspath_prepend(site)
+    write({"task.py": "from shared import two\n"})
+    found = record({"a": "./task.py:two"}, tmp_path)
+    assert found["distributions"] == {"shared-two": "5"}
+    assert list(found["files"]) == ["task.py"]
+
+
+def test_an_editable_install_is_own_code(write, tmp_path, monkeypatch):
+    write({"src/mine/__init__.py": "from .net import f\n", "src/mine/net.py": "def f(): pass\n"})
+    finder = ModuleType("__editable___mine_finder")
+    finder.MAPPING = {"mine": str(tmp_path / "src" / "mine")}
+    monkeypatch.setitem(sys.modules, finder.__name__, finder)
+    found = record({"a": "mine.net:f"}, tmp_path / "plan")
+    assert list(found["files"]) == ["mine/__init__.py", "mine/net.py"]
+    assert found["distributions"] == {}
+
+
+def test_a_compiled_module_is_hashed(write, tmp_path):
+    write({"task.py": "from fast import f\n", "fast.so": b"\x7fELF"})
+    assert list(record({"a": "./task.py:f"}, tmp_path)["files"]) == ["fast.so", "task.py"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(): pass",
+        "async def f(): pass",
+        "class f: pass",
+        "f = 1",
+        "f: int = 1",
+        "a, (f, *b) = 1, (2, 3)",
+        "import f",
+        "import a as f",
+        "from a import f",
+        "from a import *",
+        "if a:\n  try:\n    pass\n  except E:\n    def f(): pass",
+        "with a as f: pass",
+        "for f in a: pass",
+        "(f := 1)",
+        "def __getattr__(name): return name",
+    ],
+)
+def test_names_that_a_file_defines(source, write):
+    folder = write({"task.py": source})
+    assert record({"a": "./task.py:f"}, folder)["files"].keys() >= {"task.py"}
+
+
+@pytest.mark.parametrize(
+    "source", ["", "def g():\n  f = 1", "class C:\n  def f(self): pass", "f", "f.x = 1", "del g"]
+)
+def test_names_that_a_file_does_not_define(source, write):
+    folder = write({"task.py": source})
+    message = sentence(record, {"a": "./task.py:f"}, folder)
+    assert message == "a: ./task.py:f: task.py does not define f."
+
+
+def test_changes_are_told_one_by_one():
+    before = {
+        "python": "3.11",
+        "references": {"model.factory": "./a.py:f", "data.metric": "./a.py:m"},
+        "files": {"a.py": "1", "helpers.py": "2"},
+        "distributions": {"transformers": "5.23.0"},
+    }
+    now = {
+        "python": "3.12",
+        "references": {"model.factory": "./b.py:f"},
+        "files": {"a.py": "3", "b.py": "4"},
+        "distributions": {"transformers": "5.24.0", "peft": "0.21.2"},
+    }
+    assert changes(before, before) == []
+    assert changes(before, now) == [
+        "Python was 3.11 and is 3.12",
+        "data.metric is gone",
+        "model.factory was ./a.py:f and is ./b.py:f",
+        "a.py has changed",
+        "b.py is new",
+        "helpers.py is gone",
+        "peft is new",
+        "transformers was 5.23.0 and is 5.24.0",
+    ]
+    assert changes({}, {}) == []
+
+
+# A record runs nothing
+
+
+def test_nothing_is_run_by_a_record_and_everything_by_load(write, tmp_path):
+    marks = tmp_path / "marks"
+    mark = MARKS.format(str(marks))
+    folder = write(
+        {
+            "task.py": mark + "import helpers, pkg.inner.leaf\ndef f(): pass\n",
+            "helpers.py": mark,
+            "pkg/__init__.py": mark,
+            "pkg/inner/__init__.py": mark,
+            "pkg/inner/leaf.py": mark,
+            "conftest.py": mark,
+            "sitecustomize.py": mark,
+            "bad.pth": f"import os; exec({mark!r})",
+        }
+    )
+    assert len(record({"model.factory": "./task.py:f"}, folder)["files"]) == 5
+    assert not marks.exists()
+    load("./task.py:f", folder)
+    assert marks.read_text() == "task helpers pkg pkg.inner pkg.inner.leaf "
+
+
+def test_no_module_and_no_finder_is_asked_about_a_package(write, tmp_path, monkeypatch):
+    marks = tmp_path / "marks"
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            marks.write_text(f"finder {name}")
+
+        @staticmethod
+        def find_distributions(context=None):
+            marks.write_text("distributions")
+            return []
+
+        @staticmethod
+        def invalidate_caches():
+            marks.write_text("caches")
+
+    def hook(entry):
+        if entry.endswith("src"):
+            marks.write_text(f"hook {entry}")
+        raise ImportError
+
+    code = MARKS.format(str(marks))
+    write({"src/mine/__init__.py": code, "src/mine/net.py": code + "f = 1\n"})
+    write({"task.py": "import unknown, mine.net, torch, sklearn\nfrom unknown import f\n"})
+    finder = ModuleType("__editable___unknown_finder")
+    finder.MAPPING = {"unknown": str(tmp_path / "nowhere")}
+    monkeypatch.setitem(sys.modules, finder.__name__, finder)
+    sys.meta_path.insert(0, Finder)
+    sys.path_hooks.insert(0, hook)
+    sys.path.insert(0, str(tmp_path / "src"))
+    found = record({"a": "./task.py:f", "b": "mine.net:f"}, tmp_path)
+    assert not marks.exists()
+    assert list(found["files"]) == ["mine/__init__.py", "mine/net.py", "task.py"]
+    with pytest.raises(ConfigError):
+        load("mine.net:g", tmp_path)
+    assert marks.exists()
+
+
+def test_a_record_imports_none_of_what_it_looks_at(write, tmp_path):
+    write({"task.py": "import transformers, datasets, peft, json.tool\ndef f(): pass\n"})
+    script = f"""
+import sys
+from pathlib import Path
+from privpart.experiment.own_code import record
+before = set(sys.modules)
+print(len(record({{"a": "./task.py:f"}}, Path({str(tmp_path)!r}))["distributions"]))
+print(sorted(name for name in set(sys.modules) - before if name not in sys.stdlib_module_names))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    count, modules = done.stdout.splitlines()
+    assert count == "3"
+    assert [name for name in eval(modules) if "." not in name] == []
+
+
+# Hostile projects: bounded time and memory, one sentence
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("def f(:\n", "task.py:1: is not valid Python: invalid syntax"),
+        ("x = 1\n  y = 2\n", "task.py:2: is not valid Python: unexpected indent"),
+        ("x = " + "(" * 10_000, "not valid Python: too many nested parentheses"),
+        ("x = " + "-" * 100_000 + "1", "not valid Python"),
+        ("x = 1" + "+1" * 100_000, "not valid Python"),
+        ("x = a" + ".b" * 100_000, "not valid Python"),
+        ("f = 1\0", "null bytes"),
+        (b"f = '\xff'", "task.py:1: is not in UTF-8"),
+        (b"# a\n# b\nf = '\xff'", "task.py:3: is not in UTF-8"),
+        ("f = 1".encode("utf-16"), "is not in UTF-8"),
+        (b"# coding: utf-7\nf = 1\n", "is not in UTF-8, but in utf-7"),
+        (b"#!/bin/python\n# -*- coding: latin-1 -*-\nf = 1\n", "but in latin-1"),
+        ("#" * 2**19 + "\nf = 1", "larger than 512 KiB"),
+    ],
+)
+def test_files_that_cannot_be_read_as_python(content, words, write):
+    folder = write({"task.py": content})
+    began = time.monotonic()
+    assert words in sentence(record, {"a": "./task.py:f"}, folder)
+    assert time.monotonic() - began < 20
+    write({"task.py": "import helpers\nf = 1\n", "helpers.py": content})
+    assert words.replace("task", "helpers") in sentence(record, {"a": "./task.py:f"}, folder)
+
+
+def test_a_file_with_a_byte_order_mark_and_odd_escapes_is_read(write):
+    folder = write({"task.py": b"\xef\xbb\xbf# coding: UTF_8\nf = '\\d' is 'x'\n"})
+    assert record({"a": "./task.py:f"}, folder)["files"]
+
+
+def test_files_that_are_not_ordinary(write, tmp_path):
+    folder = write({"task.py": "import a, b, c, d, e\nf = 1\n", "folder.py/x": ""})
+    os.mkfifo(folder / "a.py")
+    (folder / "b.py").symlink_to("/dev/zero")
+    (folder / "c.py").symlink_to("c.py")
+    (folder / "d").symlink_to("d")
+    (folder / "e").symlink_to(".")
+    assert list(record({"a": "./task.py:f"}, folder)["files"]) == ["task.py"]
+    for name in ("a", "b", "c", "folder", "missing"):
+        assert "there is no file" in sentence(record, {"a": f"./{name}.py:f"}, folder)
+        assert "there is no file" in sentence(load, f"./{name}.py:f", folder)
+
+
+def test_a_folder_that_contains_itself(write):
+    source = "from .loop import mod\nfrom .loop.loop import mod as again\nimport pkg.loop\n"
+    folder = write(
+        {"task.py": "import pkg.mod as f\n", "pkg/__init__.py": "", "pkg/mod.py": source}
+    )
+    (folder / "pkg" / "loop").symlink_to(".")
+    began = time.monotonic()
+    found = record({"a": "./task.py:f"}, folder)
+    assert time.monotonic() - began < 10
+    assert len(found["files"]) < 200
+    assert {"pkg/mod.py", "pkg/loop/mod.py"} < found["files"].keys()
+
+
+def test_too_many_files_names_and_bytes(write, monkeypatch):
+    chain = {f"m{i}.py": f"import m{i + 1}\n" for i in range(300)}
+    folder = write(chain | {"task.py": "import m0 as f\n", "many.py": "import m0 as f\n"})
+    assert len(record({"a": "./task.py:f"}, folder)["files"]) == 301
+    for limit, value, words in [
+        ("_MOST_FILES", 300, "more than 300 files"),
+        ("_MOST_SOURCE", 2**11, "own code: is more than"),
+    ]:
+        with monkeypatch.context() as smaller:
+            smaller.setattr(own_code, limit, value)
+            assert words in sentence(record, {"a": "./task.py:f"}, folder)
+    write({"many.py": "f = 1\n" + "".join(f"import n{i}\n" for i in range(21_000))})
+    began = time.monotonic()
+    assert "more than 20,000 names" in sentence(record, {"a": "./many.py:f"}, folder)
+    assert time.monotonic() - began < 30
+
+
+# Modules of the same name
+
+
+@pytest.mark.parametrize("name", ["types", "random", "datasets", "privpart", "accounting", "yaml"])
+def test_a_file_with_the_name_of_another_module(name, write, tmp_path):
+    marks = tmp_path / "marks"
+    folder = write({f"{name}.py": MARKS.format(str(marks)) + "def f(): pass\n"})
+    for function, arguments in [(record, ({"a": f"./{name}.py:f"},)), (load, (f"./{name}.py:f",))]:
+        message = sentence(function, *arguments, folder)
+        assert "has the name of another module" in message
+        assert message.endswith("rename it.")
+    write({"task.py": f"import {name}\ndef f(): pass\n"})
+    assert "has the name of another module" in sentence(record, {"a": "./task.py:f"}, folder)
+    assert not marks.exists()
+
+
+def test_two_files_of_one_name(write):
+    folder = write({"one/task.py": "def f(): pass", "two/task.py": "def g(): pass"})
+    both = {"a": "./one/task.py:f", "b": "./two/task.py:g"}
+    assert "has the name of another module" in sentence(record, both, folder)
+    load("./one/task.py:f", folder)
+    assert "has another module of that name" in sentence(load, "./two/task.py:g", folder)
+    assert record({"b": "./two/task.py:g"}, folder)["files"].keys() == {"two/task.py"}
+    assert load(f"../{folder.name}/./one/task.py:f", folder).__name__ == "f"
+
+
+def test_a_package_beside_a_file_of_its_name(write):
+    folder = write({"task.py": "def f(): pass", "task/__init__.py": ""})
+    assert "Python prefers it" in sentence(record, {"a": "./task.py:f"}, folder)
+    assert "Python prefers it" in sentence(load, "./task.py:f", folder)
+
+
+def test_an_environment_in_the_projects_folder_is_not_part_of_it(write, tmp_path, monkeypatch):
+    folder = write({"task.py": "import twice\ndef f(): pass\n"})
+    for site in ("old/site-packages", ".venv/site-packages"):
+        write({f"{site}/twice.py": ""})
+        monkeypatch.syspath_prepend(tmp_path / site)
+    found = record({"a": "./task.py:f"}, folder)
+    assert list(found["files"]) == ["task.py"]
+    assert found["distributions"] == {"twice": "of unknown version"}
+
+
+def test_a_folder_of_data_hides_no_package(write):
+    folder = write({"task.py": "import datasets, sklearn\ndef f(): pass\n", "datasets/x.csv": ""})
+    assert record({"a": "./task.py:f"}, folder)["distributions"].keys() >= {"datasets"}
+
+
+# Importing
+
+
+def test_classes_of_a_file_reach_a_spawned_process(write):
+    source = "import helpers\nclass Net:\n  def width(self): return helpers.WIDTH\n"
+    source += "def wide(net): return net.width()\n"
+    folder = write({"task.py": source, "helpers.py": "WIDTH = 7\n"})
+    net = load("./task.py:Net", folder)()
+    wide = load("./task.py:wide", folder)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert pool.submit(wide, net).result(timeout=60) == 7
+
+
+def test_code_that_changed_after_its_import_is_refused(write):
+    folder = write({"task.py": "import helpers\ndef f(): pass\n", "helpers.py": ""})
+    first = load("./task.py:f", folder)
+    assert load("./task.py:f", folder) is first
+    write({"helpers.py": "x = 1\n"})
+    assert "start a new process" in sentence(load, "./task.py:f", folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("x = 1\nraise ValueError('no\\nway.')\n", "task.py:2: ValueError: no."),
+        ("import helpers\n", "helpers.py:2: KeyError: 'x'."),
+        ("import nothing_like_it\n", "task.py:1: ModuleNotFoundError: No module named"),
+        ("from torch import nonsense\n", "task.py:1: ImportError: cannot import name 'nonsense'"),
+        ("import sys\nsys.exit(0)\n", "task.py:2: SystemExit: 0."),
+        ("assert False\n", "task.py:1: AssertionError."),
+        ("def f(:\n", "task.py:1: SyntaxError: invalid syntax."),
+        ("raise ValueError('x' * 10**7)\n", "ValueError: xxx"),
+        ("def g(): g()\ng()\n", "task.py:1: RecursionError"),
+        ("import json\njson.loads('{')\n", "task.py:2: JSONDecodeError: Expecting"),
+        ("class E(Exception):\n  def __str__(self): 1/0\nraise E\n", "task.py:3: E."),
+    ],
+)
+def test_an_import_that_fails_is_one_sentence(source, words, write):
+    folder = write({"task.py": source, "helpers.py": "\n{}['x']\n"})
+    path = list(sys.path)
+    message = sentence(load, "./task.py:f", folder)
+    assert message.startswith("./task.py:f: its import failed: ")
+    assert words in message
+    assert sys.path == path
+    assert "task" not in sys.modules
+
+
+def test_the_error_itself_is_kept_for_a_debugger(write):
+    folder = write({"task.py": "1 / 0\n"})
+    with pytest.raises(ConfigError) as caught:
+        load("./task.py:f", folder)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError"])
+def test_an_interruption_is_passed_on(error, write):
+    folder = write({"task.py": "def f(): raise " + error, "other.py": f"raise {error}\n"})
+    function = load("./task.py:f", folder)
+    with pytest.raises((KeyboardInterrupt, MemoryError)):
+        call(function, "./task.py:f", "model.factory")
+    with pytest.raises((KeyboardInterrupt, MemoryError)):
+        load("./other.py:f", folder)
+
+
+def test_names_that_are_missing_or_not_callable(write):
+    folder = write({"task.py": "network = 3\ndef __getattr__(name): raise AttributeError(name)\n"})
+    assert sentence(load, "./task.py:netwerk", folder) == (
+        "./task.py:netwerk: task does not define netwerk; near it: network."
+    )
+    assert "is of type int; must be a function or a class" in sentence(
+        load, "./task.py:network", folder
+    )
+
+
+def test_a_package_that_is_not_importable(write, monkeypatch):
+    folder = write({"mine/__init__.py": "", "mine/net.py": "def f(): pass\n"})
+    for function, arguments in [(record, ({"a": "mine.net:f"},)), (load, ("mine.net:f",))]:
+        message = sentence(function, *arguments, folder)
+        assert "Python finds no module mine.net." in message
+        assert "pip install -e" in message
+        assert '"./mine/net.py:f"' in message
+    monkeypatch.syspath_prepend(folder)
+    assert callable(load("mine.net:f", folder))
+    assert "finds no module mine.nett" in sentence(load, "mine.nett:f", folder)
+
+
+# Calling
+
+SOURCE = """
+from accounting import ConfigError
+import helpers
+
+def network(width, *, depth=2):
+    if width < 1:
+        raise ConfigError(f"width={width}: must be at least 1.")
+    return helpers.checked(width) * depth
+
+class Network:
+    def __init__(self, width=1):
+        self.width = width
+"""
+
+
+def test_calls_return_what_the_function_returns_and_name_what_it_raises(write):
+    helpers = (
+        "def checked(n):\n    if n > 9:\n        raise IndexError('too wide\\n...')\n    return n\n"
+    )
+    folder = write({"task.py": SOURCE, "helpers.py": helpers})
+    name, key = "./task.py:network", "model.factory"
+    network = load(name, folder)
+    assert call(network, name, key, width=3) == 6
+    assert call(network, name, key, 3, depth=1) == 3
+    assert call(load("./task.py:Network", folder), "./task.py:Network", key, width=3).width == 3
+    message = sentence(call, network, name, key, width=10)
+    assert message == f"{key}: {name} failed: {folder}/helpers.py:3: IndexError: too wide."
+    message = sentence(call, network, name, key, width=0)
+    assert message.endswith("task.py:7: width=0: must be at least 1.")
+
+
+def test_wrong_options_are_named_with_what_the_function_takes(write):
+    folder = write({"task.py": SOURCE, "helpers.py": ""})
+    name, key = "./task.py:network", "model.factory"
+    network = load(name, folder)
+    assert sentence(call, network, name, key, width=1, dept=2) == (
+        f"{key}: {name}(width, *, depth=2): got an unexpected keyword argument 'dept'; the plan "
+        "passes width, dept."
+    )
+    assert "missing a required argument: 'width'" in sentence(call, network, name, key)
+    assert "too many positional arguments" in sentence(call, network, name, key, 1, 2)
+
+
+def test_options_may_have_any_name():
+    def options(**given):
+        return given
+
+    given = {"function": 1, "reference": 2, "key": 3, "self": 4}
+    assert call(options, "a:f", "data.clients", **given) == given
+
+
+def test_a_torch_function_without_a_signature_is_called():
+    import torch
+
+    assert call(torch.zeros, "torch:zeros", "data.clients", 3).shape == (3,)
+    message = sentence(call, torch.zeros, "torch:zeros", "data.clients", "a")
+    assert "TypeError: zeros()" in message

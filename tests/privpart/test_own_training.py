@@ -1,0 +1,676 @@
+"""Losses, batches, populations and models as other people have them."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from own_training import ByName, Population, Shifted, jitter, margin, network, short
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+
+from accounting import BinaryTree, ConfigError, Participation
+from privpart import (
+    EmbeddedEngine,
+    LocalTraining,
+    PartialModel,
+    PrivacyPlan,
+    RoundTask,
+    SeededSource,
+    Server,
+    Users,
+    client_update,
+    fit,
+)
+from privpart.client import batch_loss
+from privpart.engines.methods import LocalComputation, Method, client_generator
+from privpart.engines.workers import WorkerError
+from privpart.loop import HealthFile
+
+TASK = RoundTask(0, (0, 1, 2, 3), 0.05, "plan")
+LOCAL = LocalTraining(0.3, 2, 2)
+
+
+def pairs(clients=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        client: (
+            torch.randn(3 + client % 3, 6, generator=generator),
+            torch.randint(3, (3 + client % 3,), generator=generator),
+        )
+        for client in range(clients)
+    }
+
+
+def in_memory(examples):
+    x, y = (torch.cat(parts) for parts in zip(*examples.values(), strict=True))
+    rows = torch.arange(len(x)).split([len(own) for own, _ in examples.values()])
+    return Users(x, y, list(rows))
+
+
+def partial(build=network, **options):
+    return PartialModel(build, seed=3, **options)
+
+
+def engine(clients, model=None, local=LOCAL, **options):
+    options = {"data_seed": 5, "report": lambda _: None} | options
+    return EmbeddedEngine(model or partial(), clients, local=local, **options)
+
+
+def updates(clients, model=None, local=LOCAL, task=TASK, **options):
+    with engine(clients, model, local, **options) as one:
+        return {u.client: u.update for u in one.run(task, one.model.flat.clone())}
+
+
+def same(found, expected):
+    return found.keys() == expected.keys() and all(found[c].equal(expected[c]) for c in found)
+
+
+# Losses.
+
+
+def test_losses_by_name_are_those_of_torch():
+    x, y = pairs()[2]
+    module, named = network(), ByName()
+    values, tags = torch.randn(len(x), 3), torch.ones(len(x), 3)
+    assert batch_loss(module, (x, y)).equal(cross_entropy(module(x), y))
+    found = batch_loss(module, [x, values], "mean_squared_error")
+    assert found.equal(mse_loss(module(x), values))
+    found = batch_loss(module, (x, tags.long()), "binary_cross_entropy")
+    assert found.equal(binary_cross_entropy_with_logits(module(x), tags))
+    assert batch_loss(named, {"pixels": x, "labels": y}).equal(cross_entropy(named(x).logits, y))
+    scale = torch.rand(len(x))
+    expected = cross_entropy(named(x, scale).logits, y)
+    assert batch_loss(named, ({"pixels": x, "scale": scale}, y)).equal(expected)
+    assert batch_loss(named, {"pixels": x, "scale": scale, "label": y}).equal(expected)
+    batch = {"pixels": x, "labels": y}
+    assert batch_loss(named, batch, "model").equal(named(x, labels=y).loss)
+    assert batch_loss(module, (x, y), margin).equal(margin(module, (x, y)))
+
+
+def test_a_prediction_is_compared_with_its_own_value_alone():
+    """(n, 1) less (n,) is (n, n) in torch, and its mean another loss."""
+    module, x, y = nn.Linear(6, 1), torch.randn(4, 6), torch.arange(4)
+    expected = mse_loss(module(x)[:, 0], y.float())
+    assert batch_loss(module, (x, y), "mean_squared_error").equal(expected)
+    with pytest.raises(ConfigError, match=r"shape \(4, 1\) for labels of shape \(4, 2\)"):
+        batch_loss(module, (x, torch.rand(4, 2)), "mean_squared_error")
+
+
+def raising(_module, _batch):
+    raise KeyError("weights")
+
+
+X, Y = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
+FAULTS = {
+    "a vector": (lambda m, b: m(b[0]).sum(dim=1), (X, Y), r"loss=.*shape \(4,\).*must return"),
+    "a number": (lambda m, b: 1.0, (X, Y), "returned a float; must return the mean loss"),
+    "no graph": (lambda m, b: m(b[0]).mean().detach(), (X, Y), "no parameter that trains"),
+    "whole": (lambda m, b: m(b[0]).argmax(), (X, Y), r"type torch\.int64"),
+    "raises": (
+        raising,
+        (X, Y),
+        r"loss=raising: KeyError: 'weights' \(.*test_own_training.py, line",
+    ),
+    "label": ("cross_entropy", (X, Y + 1), "label 3 is out of range; the network has 3 outputs"),
+    "negative": ("cross_entropy", (X, Y - 1), "label -1 is out of range"),
+    "types": ("cross_entropy", (X.double(), Y), r"RuntimeError.*examples\[0\] float64 \(4, 6\)"),
+    "shape": ("cross_entropy", (X[:, :5], Y), r"loss='cross_entropy': RuntimeError.*\(4, 5\)"),
+    "alone": ("cross_entropy", X, "must be a pair"),
+    "triple": ("cross_entropy", (X, Y, Y), "must be a pair"),
+    "unnamed": ("mean_squared_error", {"x": X, "y": Y}, r"examples\['x'\].*named labels"),
+    "not by name": ("cross_entropy", {"x": X, "labels": Y}, "TypeError.*'x'"),
+    "no loss": ("model", (X, Y), "TypeError|returned no loss"),
+    "a reference": ("./task.py:loss", (X, Y), "names a function that was not loaded"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_wrong_with_a_loss_is_one_sentence(name):
+    loss, batch, says = FAULTS[name]
+    with pytest.raises(ConfigError, match=says) as caught:
+        batch_loss(network(), batch, loss)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_network_returns_must_be_a_tensor_or_hold_logits():
+    class Two(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    class Nothing(nn.Module):
+        def forward(self, **_):
+            return SimpleNamespace(loss=None)
+
+    with pytest.raises(ConfigError, match="returns a tuple; must return a tensor"):
+        batch_loss(Two(), (X, Y))
+    with pytest.raises(ConfigError, match=r"returned no loss.*named labels"):
+        batch_loss(Nothing(), {"x": X}, "model")
+
+
+class Next(nn.Module):
+    """A language model."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+    def forward(self, input_ids, attention_mask=None):
+        return SimpleNamespace(logits=self.head(self.table(input_ids)))
+
+
+def test_a_language_model_that_would_learn_to_copy_is_refused():
+    words = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    padded = words.clone()
+    padded[1, 3] = -100
+    for labels in (words, padded):
+        with pytest.raises(ConfigError, match=r"would learn to copy\. Use loss='model'"):
+            batch_loss(Next(), {"input_ids": words, "labels": labels})
+        with pytest.raises(ConfigError, match="would learn to copy"):
+            batch_loss(Next(), (words, labels))
+    shifted = words.roll(-1, 1)
+    masked = torch.full_like(words, -100)
+    masked[0, 1] = 2  # one word to guess, which the mask left as it was
+    repeated = torch.ones_like(words)  # the next word is the same one
+    for ids, labels in ((words, shifted), (words, masked), (repeated, repeated)):
+        assert batch_loss(Next(), {"input_ids": ids, "labels": labels}).isfinite()
+
+
+@pytest.mark.parametrize("value", ["hinge", 3, None, "", b"a:b"])
+def test_a_loss_is_a_name_a_function_or_a_reference(value):
+    with pytest.raises(ConfigError, match=r"loss=.*must be one of cross_entropy, .*a function"):
+        LocalTraining(0.1, loss=value)
+    if value is not None:
+        with pytest.raises(ConfigError, match=r"augment=.*must be a function"):
+            LocalTraining(0.1, augment=value)
+    assert LocalTraining(0.1, loss="./task.py:loss", augment="task:crops").augment == "task:crops"
+
+
+def test_nothing_trains_before_a_reference_is_replaced():
+    for local in (replace(LOCAL, loss="a:b"), replace(LOCAL, augment="a:b")):
+        with pytest.raises(ConfigError, match="'a:b': names a function that was not loaded"):
+            updates(Population(pairs()), local=local)
+
+
+# Batches that are not pairs.
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "model"])
+def test_a_client_with_a_dict_takes_the_steps_of_a_plain_loop(loss):
+    x, y = pairs()[2]
+    model = partial(ByName, train=["head.*"])
+    start = model.flat.clone()
+    update = client_update(
+        model, start, {"pixels": x, "labels": y}, local=replace(LOCAL, loss=loss), clip_norm=1e6,
+        generator=torch.Generator().manual_seed(1),
+    )  # fmt: skip
+    module = partial(ByName, train=["head.*"]).module
+    optimizer = torch.optim.SGD(module.head.parameters(), lr=0.3)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        for rows in torch.randperm(len(x), generator=generator).split(2):
+            optimizer.zero_grad()
+            out = module(x[rows], labels=y[rows])
+            (out.loss if loss == "model" else cross_entropy(out.logits, y[rows])).backward()
+            optimizer.step()
+    after = torch.cat([p.detach().flatten() for p in module.head.parameters()])
+    torch.testing.assert_close(update, after - start, rtol=1e-5, atol=1e-7)
+    assert update.norm() > 0.01
+
+
+def test_moon_compares_features_of_any_batch():
+    moon = replace(LOCAL, objective="moon", mu=0.5)
+    dicts = {c: {"pixels": x, "labels": y} for c, (x, y) in pairs().items()}
+    found = []
+    for clients, build in ((Population(dicts), ByName), (in_memory(pairs()), Pixels)):
+        with engine(clients, partial(build), moon) as one:
+            start = one.model.flat.clone()
+            for number in range(2):
+                task = replace(TASK, round=number)
+                found.append([u.update for u in one.run(task, start)])
+    for one, other in zip(found[:2], found[2:], strict=True):
+        assert all(a.equal(b) for a, b in zip(one, other, strict=True))
+    assert not found[0][0].equal(found[1][0])
+
+
+class Pixels(ByName):
+    def forward(self, x):
+        return super().forward(x).logits
+
+
+# Populations.
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("loss", ["cross_entropy", margin])
+def test_a_population_that_fetches_gets_the_updates_of_users_bit_for_bit(workers, loss):
+    local = replace(LOCAL, loss=loss)
+    expected = updates(in_memory(pairs()), local=local, deterministic=True)
+    found = updates(Population(pairs()), local=local, workers=workers, deterministic=True)
+    assert same(found, expected)
+    assert sum(update.norm() > 0.02 for update in found.values()) == 4
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ids_are_of_any_kind(workers):
+    ids = ["anna", 2**63 + 5, -7, "7"]
+    named = dict(zip(ids, pairs().values(), strict=True))
+    task = replace(TASK, clients=tuple(ids))
+    found = updates(Population(named), task=task, workers=workers, deterministic=True)
+    for client in ids:
+        alone = client_update(
+            partial(), partial().flat.clone(), named[client], local=LOCAL, clip_norm=0.05,
+            generator=client_generator(5, 0, client),
+        )  # fmt: skip
+        assert found[client].equal(alone)
+
+
+def test_the_reason_why_clients_come_one_after_another_is_said():
+    said = []
+    clients = Population(pairs())
+    for local in (LOCAL, replace(LOCAL, augment=jitter), replace(LOCAL, loss=margin)):
+        updates(clients, local=local, report=said.append)
+        clients = in_memory(pairs())
+    assert [sentence.partition(": ")[2] for sentence in said] == [
+        "one client after another: each client's examples are fetched when it trains",
+        "one client after another: batches are augmented",
+        "one client after another: the loss is a function",
+    ]
+
+
+def test_examples_are_fetched_with_the_seed_of_round_and_client():
+    clients = Shifted(pairs())
+    forth = updates(clients)
+    torch.rand(3)
+    assert same(updates(clients, task=replace(TASK, clients=(3, 2, 1, 0))), forth)
+    assert same(updates(clients, workers=2), forth)
+    later = updates(clients, task=replace(TASK, round=1))
+    assert not any(later[client].equal(forth[client]) for client in forth)
+    with engine(clients) as one:
+        outside = torch.get_rng_state()
+        list(one.run(TASK, one.model.flat.clone()))
+    assert torch.get_rng_state().equal(outside)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_fault_names_the_client(workers):
+    examples = pairs() | {2: (torch.randn(4, 6), torch.tensor([0, 1, 3, 0]))}
+    for clients in (Population(examples), in_memory(examples)):
+        with pytest.raises(ConfigError, match=r"^client 2: .*label 3 is out of range"):
+            updates(clients, workers=workers, batching="loop")
+    with pytest.raises(
+        ConfigError, match=r"^client 9: its examples cannot be fetched: KeyError: 9"
+    ):
+        updates(Population(examples), task=replace(TASK, clients=(9,)), workers=workers)
+
+
+@pytest.mark.parametrize("batching", ["auto", "vmap"])
+@pytest.mark.parametrize("local", [LOCAL, LocalTraining(0.3, batch_size=4, steps=1)])
+def test_a_label_out_of_range_is_found_where_all_clients_are_computed_at_once(batching, local):
+    examples = pairs(40) | {33: (torch.randn(4, 6), torch.tensor([0, 1, 3, 0]))}
+    task = replace(TASK, clients=tuple(range(40)))
+    with pytest.raises(ConfigError, match=r"^client 33: .*label 3 is out of range"):
+        updates(in_memory(examples), local=local, task=task, batching=batching)
+
+
+def test_a_sum_names_the_client_with_a_label_out_of_range():
+    examples = pairs() | {2: (torch.randn(4, 6), torch.tensor([0, 1, 3, 0]))}
+    model, local = partial(), LocalTraining(0.3, batch_size=4, steps=1)
+    work = LocalComputation(model, in_memory(examples), local=local, data_seed=5)
+    with pytest.raises(ConfigError, match=r"^client 2: .*label 3 is out of range"):
+        work.sum(TASK, (0, 1, 2, 3), model.flat.clone(), torch.empty(model.dim).double())
+
+
+def test_a_client_without_examples_sends_zeros():
+    examples = pairs() | {1: (torch.empty(0, 6), torch.empty(0, dtype=torch.int64))}
+    found = updates(Population(examples))
+    assert not found[1].any()
+    assert found[2].any()
+
+
+def test_thousands_of_tensors_reach_the_workers():
+    """Each as shared memory of its own would need a file descriptor."""
+    many = pairs(3000)
+    many[7] = (torch.randn(2**16, 6), torch.randint(3, (2**16,)))  # large enough for its own
+    task = replace(TASK, clients=(7, 2999))
+    local = LocalTraining(0.3, batch_size=2**15)
+    found = updates(Population(many), task=task, local=local, workers=2)
+    assert same(found, updates(Population(many), task=task, local=local, deterministic=True))
+
+
+def test_what_cannot_be_sent_to_workers_is_one_sentence():
+    class Here(Population):
+        pass
+
+    with pytest.raises(ConfigError, match=r"workers=2: the clients cannot be sent.*top level"):
+        updates(Here(pairs()), workers=2)
+    local = replace(LOCAL, loss=lambda *both: 2 * margin(*both))
+    with pytest.raises(ConfigError, match="workers=2: the loss or augment cannot be sent"):
+        updates(Population(pairs()), local=local, workers=2)
+    assert updates(Population(pairs()), local=local)
+
+
+class Vanishing:
+    """Pickled by a name that no other process can import."""
+
+    def __call__(self, module, batch):
+        return margin(module, batch)
+
+    def __reduce__(self):
+        return (eval, ("undefined_name",))
+
+
+def test_a_loss_that_a_worker_cannot_load_ends_the_round():
+    with pytest.raises(WorkerError, match="NameError: name 'undefined_name'"):
+        updates(Population(pairs()), local=replace(LOCAL, loss=Vanishing()), workers=2)
+
+
+REFUSED = {
+    "vmap and fetched": ({"batching": "vmap"}, {}, "are fetched or augmented"),
+    "vmap and augment": ({"batching": "vmap"}, {"augment": jitter}, "are fetched or augmented"),
+    "vmap and a function": ({"batching": "vmap"}, {"loss": margin}, "another loss"),
+    "cache and fetched": ({"cache_prefix": True}, {}, "needs examples in memory"),
+    "cache and augment": ({"cache_prefix": True}, {"augment": jitter}, "needs examples in memory"),
+    "cache and a function": ({"cache_prefix": True}, {"loss": margin}, "a loss by name"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_options_that_a_training_cannot_follow_are_refused(name):
+    options, fields, says = REFUSED[name]
+    clients = in_memory(pairs()) if fields else Population(pairs())
+    with pytest.raises(ConfigError, match=says):
+        engine(clients, partial(train=["2.*"]), replace(LOCAL, **fields), **options)
+
+
+# Augmentation.
+
+
+@pytest.mark.parametrize("clients", [in_memory, Population])
+def test_batches_are_augmented_with_the_seed_of_round_and_client(clients):
+    local, before = replace(LOCAL, augment=jitter), pairs()
+    examples = pairs()
+    forth = updates(clients(examples), local=local)
+    assert same(updates(clients(examples), local=local, workers=2), forth)
+    back = updates(clients(examples), local=local, task=replace(TASK, clients=(3, 2, 1, 0)))
+    assert same(back, forth)
+    later = updates(clients(examples), local=local, task=replace(TASK, round=1))
+    without = updates(clients(examples))
+    for client in forth:
+        assert not forth[client].equal(later[client])
+        assert not forth[client].equal(without[client])
+        assert examples[client][0].equal(before[client][0])
+
+
+def test_an_augmented_example_passes_through_the_frozen_layers_again():
+    """A cache of their outputs would train on the example that was not augmented."""
+    local = [LOCAL, replace(LOCAL, augment=jitter)]
+    with engine(in_memory(pairs()), partial(train=["2.*"]), local.__getitem__) as one:
+        start = one.model.flat.clone()
+        list(one.run(TASK, start))
+        assert one._computation.features is not None
+        found = {u.client: u.update for u in one.run(replace(TASK, round=1), start)}
+    expected = updates(
+        Population(pairs()), partial(train=["2.*"]), local[1], replace(TASK, round=1)
+    )
+    assert same(found, expected)
+
+
+def test_what_is_wrong_with_an_augmentation_is_one_sentence():
+    for augment, says in (
+        (lambda batch: (batch[0][:0], batch[1][:0]), "returned no examples"),
+        (lambda batch: None, "NoneType"),
+        (lambda batch: batch[0].nothing, r"AttributeError.*nothing.*test_own_training"),
+        (short, r"\(2, 5\)"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            updates(Population(pairs()), local=replace(LOCAL, augment=augment))
+
+
+# Parts that never leave the client.
+
+
+def personal(**options):
+    return partial(train=["0.*"], local=["2.*"], **options)
+
+
+LOCALS = {
+    "sgd": LOCAL,
+    "momentum": replace(LOCAL, momentum=0.5),
+    "adam": replace(LOCAL, optimizer="adam", learning_rate=0.05),
+}
+
+
+@pytest.mark.parametrize("name", LOCALS)
+@pytest.mark.parametrize("clients", [in_memory, Population])
+def test_a_local_part_trains_on_from_round_to_round_and_is_not_sent(name, clients):
+    local, kept = LOCALS[name], {}
+    with engine(clients(pairs()), personal(), local) as one:
+        model = one.model
+        first = model.own.clone()
+        start = model.flat.clone()
+        for number in range(2):
+            task = replace(TASK, round=number, clip_norm=1e6)
+            for update in one.run(task, start):
+                assert update.update.shape == (35,)
+                after, kept[update.client] = by_hand(
+                    update.client, number, kept.get(update.client), local
+                )
+                torch.testing.assert_close(update.update, after, rtol=1e-4, atol=1e-6)
+                assert model.own.equal(first)  # nobody sees it after the client
+            for client, own in kept.items():
+                torch.testing.assert_close(one.own_part(client), own, rtol=1e-4, atol=1e-6)
+                assert (own - first).norm() > 0.01
+
+
+def by_hand(client, number, own, local):
+    """Train all of it by torch's optimiser; return the first layer's change, and the last layer."""
+    module = partial().module
+    if own is not None:
+        nn.utils.vector_to_parameters(own, module[2].parameters())
+    x, y = pairs()[client]
+    before = nn.utils.parameters_to_vector(module[0].parameters()).detach().clone()
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    options = {"momentum": local.momentum} if local.momentum else {}
+    optimizer = kinds[local.optimizer](module.parameters(), lr=local.learning_rate, **options)
+    for rows in local.batches(len(x), client_generator(5, number, client)):
+        optimizer.zero_grad()
+        cross_entropy(module(x[rows]), y[rows]).backward()
+        optimizer.step()
+    after = nn.utils.parameters_to_vector(module[0].parameters()).detach()
+    return after - before, nn.utils.parameters_to_vector(module[2].parameters()).detach()
+
+
+def test_local_parts_follow_from_a_round_that_was_finished_only():
+    with engine(Population(pairs()), personal()) as one:
+        start = one.model.flat.clone()
+        interrupted = one.run(TASK, start)
+        first = next(interrupted).update
+        interrupted.close()
+        assert one.own_part(0) is None
+        again = {u.client: u.update for u in one.run(TASK, start)}
+        assert again[0].equal(first)
+        assert one.own_part(0) is not None
+
+
+def test_a_resumed_simulation_says_that_local_parts_were_lost():
+    said = []
+    with engine(Population(pairs()), personal(), report=said.append, workers=2) as one:
+        list(one.run(replace(TASK, round=3), one.model.flat.clone()))
+    assert any("one process computes them all" in sentence for sentence in said)
+    assert any("round 3, so clients have lost the local parts" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"batching": "vmap"}, {"cache_prefix": True}, {"device": "cuda"}, {"precision": "bfloat16"}],
+)
+def test_a_local_part_needs_clients_one_after_another(option):
+    with pytest.raises(ConfigError, match="keep a local part"):
+        engine(in_memory(pairs()), personal(), **option)
+
+
+def test_a_local_part_that_diverged_is_not_kept():
+    examples = pairs() | {1: (torch.full((3, 6), torch.nan), torch.tensor([0, 1, 2]))}
+    with engine(Population(examples), personal()) as one:
+        found = {u.client: u.update for u in one.run(TASK, one.model.flat.clone())}
+    assert all(update.isfinite().all() for update in found.values())
+    kept = [one.own_part(client) for client in range(4)]
+    assert [own is None for own in kept] == [False, True, False, False]
+    assert not found[1].any()
+
+
+# Training health.
+
+ONE_STEP = LocalTraining(0.3, batch_size=3, steps=1)
+
+
+def seen(clients, method, local, health=True, **options):
+    """Return health and updates of one method."""
+    with engine(clients, local=local, health=health, **options) as one:
+        one.method = method
+        one._use_ghost_sum = method.ghost_sum
+        start = one.model.flat.clone()
+        if method.ghost_sum:
+            found = [part.total for part in one.sums(TASK, start)]
+        else:
+            found = [u.update for u in one.run(TASK, start)]
+        return one.health(), torch.stack(found)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("local", [LOCAL, ONE_STEP], ids=["steps", "one step"])
+@pytest.mark.parametrize(
+    "method", [Method(), Method(vectorized=True), Method(ghost_sum=True)], ids=str
+)
+def test_every_method_measures_losses_and_norms_and_changes_no_bit(method, local, workers):
+    if method.ghost_sum and local is LOCAL:
+        pytest.skip("ghost clipping is for one step")
+    options = {"workers": workers, "sums": True} if method.ghost_sum else {"workers": workers}
+    clients = in_memory(pairs())
+    health, found = seen(clients, method, local, **options)
+    nothing, without = seen(clients, method, local, health=False, **options)
+    assert nothing is None
+    assert found.equal(without)
+    model = partial()
+    for client, (x, y) in pairs().items():
+        whole = client_update(
+            model, model.flat.clone(), (x, y), local=local, clip_norm=1e6,
+            generator=client_generator(5, 0, client),
+        )  # fmt: skip
+        assert health.norms[client] == pytest.approx(float(whole.norm()), rel=1e-5)
+        rows = next(local.batches(len(x), client_generator(5, 0, client)))
+        loss = cross_entropy(model.module(x[rows]), y[rows])
+        assert health.losses[client] == pytest.approx(loss.item(), rel=1e-5)
+    assert health.clipped == sum(norm > TASK.clip_norm for norm in health.norms) > 0
+
+
+def test_a_client_without_steps_has_no_loss_and_one_that_diverged_counts_as_clipped():
+    none = (torch.empty(0, 6), torch.empty(0, dtype=torch.int64))
+    examples = pairs() | {0: none, 1: (torch.full((3, 6), torch.nan), torch.tensor([0, 1, 2]))}
+    with engine(Population(examples), health=True) as one:
+        assert one.health() is None  # before the first round
+        list(one.run(replace(TASK, clip_norm=1e6), one.model.flat.clone()))
+        health = one.health()
+    assert health.losses[0] is None
+    assert health.norms[0] == 0
+    assert math.isnan(health.norms[1])
+    assert health.clipped == 1
+
+
+def plan(rounds=3, noise=1.0):
+    return PrivacyPlan(
+        mechanism=BinaryTree(rounds),
+        participation=Participation(rounds, rounds),
+        clip_norm=0.05,
+        noise_multiplier=noise,
+        report_goal=4,
+    )
+
+
+def run(tmp_path, local=LOCAL, **options):
+    model = partial()
+    with engine(Population(pairs()), model, local, **options) as one:
+        server = Server(plan(), model.flat.clone(), source=SeededSource(1))
+        return fit(server, one, [range(4)] * 3, health=True, callbacks=[HealthFile(tmp_path)])
+
+
+def test_a_run_in_numbers(tmp_path):
+    records = run(tmp_path, health=True)
+    lines = [json.loads(line) for line in (tmp_path / "health.jsonl").read_text().splitlines()]
+    assert lines[0] == {"note": "not for release: not covered by the guarantee"}
+    assert [line["round"] for line in lines[1:]] == [0, 1, 2]
+    for record, line in zip(records, lines[1:], strict=True):
+        health = record.health
+        assert line["loss"] == health.loss > 0
+        assert [line[f"norm_{q}"] for q in (10, 50, 90)] == list(health.norms)
+        assert health.norms == tuple(sorted(health.norms))
+        assert line["clipped"] == health.clipped == 1.0
+        assert line["signal_to_noise"] == health.signal / health.noise
+        assert health.not_finite == 0
+        assert 0 < health.signal <= 0.05  # the mean of four updates, at most clip_norm long
+
+
+def test_signal_and_noise_are_what_moves_the_model():
+    with engine(Population(pairs())) as one:
+        model = one.model
+        with_them, without = (
+            Server(plan(), model.flat.clone(), source=SeededSource(1)) for _ in range(2)
+        )
+        for server, clients in ((with_them, range(4)), (without, ())):
+            task = server.task(list(clients))
+            with pytest.raises(ConfigError, match="after a released round"):
+                server.signal_and_noise()
+            answers = list(one.run(task, server.parameters))
+            answers += [task.update(9, torch.zeros(model.dim))]
+            server.run_round(answers)
+    moved = [server.parameters.double() - model.flat for server in (with_them, without)]
+    signal, noise = with_them.signal_and_noise()
+    assert noise == pytest.approx(float(moved[1].norm()), rel=1e-4)
+    assert signal == pytest.approx(float((moved[0] - moved[1]).norm()), rel=1e-3)
+    assert without.signal_and_noise() == (0.0, noise)
+
+
+def test_an_engine_that_measures_nothing_still_has_signal_and_noise(tmp_path):
+    records = run(tmp_path)
+    assert records[0].health.loss is None
+    assert records[0].health.norms is None
+    assert records[0].health.noise > 0
+    assert len((tmp_path / "health.jsonl").read_text().splitlines()) == 4
+
+
+def test_health_that_nobody_asked_for_is_not_measured():
+    with engine(Population(pairs())) as one:
+        server = Server(plan(), one.model.flat.clone(), source=SeededSource(1))
+        assert [record.health for record in fit(server, one, [range(4)] * 2)] == [None, None]
+
+
+# Networks of transformers, when they are installed.
+
+
+def test_a_classifier_of_transformers_trains_from_dicts_without_a_wrapper():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=8, num_labels=3,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    module = transformers.BertForSequenceClassification(config)
+    expected = transformers.BertForSequenceClassification(config)
+    expected.load_state_dict(module.state_dict())
+    model = PartialModel(module, train=["classifier.*"], seed=None)
+    start = model.flat.clone()
+    words, labels = torch.randint(20, (5, 6)), torch.tensor([0, 1, 2, 0, 1])
+    batch = {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": labels}
+    local = LocalTraining(0.5, batch_size=5, steps=1)
+    task = replace(TASK, clients=(0,), clip_norm=1e6)
+    for loss in ("cross_entropy", "model"):
+        (update,) = updates(Population({0: batch}), model, replace(local, loss=loss), task).values()
+        logits = expected.train()(words, torch.ones_like(words)).logits
+        head = list(expected.classifier.parameters())
+        gradients = torch.autograd.grad(cross_entropy(logits, labels), head)
+        by_hand = torch.cat([-0.5 * gradient.flatten() for gradient in gradients])
+        torch.testing.assert_close(update, by_hand, rtol=1e-4, atol=1e-6)
+    assert model.flat.equal(start)
