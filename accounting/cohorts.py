@@ -6,8 +6,8 @@ round, so the cohorts of a run can be drawn again from the key, in any process. 
 or sees who takes part, is not covered by the amplification.
 
 A member joins if 53 bits are below its probability, rounded down for Poisson sampling, where less
-is safer, and exact for ``BMinSep``, whose probability is a multiple of 2^-53. Bins are exactly
-uniform.
+is safer, and exact for ``BMinSep``, whose probability is a multiple of 2^-53; its start is exact to
+about 2^-52. Bins are exactly uniform.
 """
 
 import hashlib
@@ -28,18 +28,15 @@ Sampling = PoissonSampling | BallsInBins | BMinSep
 KEY_BYTES = 32
 
 
-def cohorts(
-    sampling: Sampling, *, members: int, rounds: int, key: bytes, groups: int = 1
-) -> Iterator[Members]:
+def cohorts(sampling: Sampling, *, members: int, rounds: int, key: bytes) -> Iterator[Members]:
     """Yield the members of each round, ascending, 0 to members - 1.
 
     Args:
-        sampling: the sampler of the guarantee.
+        sampling: the sampler of the guarantee. In the groups of ``PoissonSampling`` member i joins
+            only rounds that leave the remainder i mod groups.
         members: how many there are; the population, where the sampler names one.
         rounds: how many cohorts; for bins, their own number of rounds.
         key: 32 secret bytes from the operating system, for this run alone.
-        groups: for Poisson sampling of a banded mechanism, its bands: member i joins only rounds
-            that leave the remainder i mod groups, as ``amplified`` assumes.
 
     Raises:
         ConfigError: a value out of range, or one that the sampler contradicts.
@@ -51,35 +48,27 @@ def cohorts(
     True
     """
     members, rounds = checks.count("members", members), checks.rounds(rounds)
-    groups = checks.count("groups", groups)
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
         raise ConfigError(f"key: must be {KEY_BYTES} secret bytes.")
     if isinstance(sampling, BallsInBins):
-        if rounds != sampling.rounds or groups != 1:
-            raise ConfigError(
-                f"rounds={rounds}, groups={groups}: the bins are for {sampling.rounds} rounds, and "
-                "have no groups."
-            )
+        if rounds != sampling.rounds:
+            raise ConfigError(f"rounds={rounds}: the bins are for {sampling.rounds} rounds.")
         return _bins(sampling, members, key)
     if not isinstance(sampling, PoissonSampling | BMinSep):
         raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
     if members != sampling.population:
         raise ConfigError(f"members={members}: the sampler has population={sampling.population}.")
     if isinstance(sampling, PoissonSampling):
-        return _poisson(sampling.probability(groups), members, rounds, key, groups)
-    if groups != 1:
-        raise ConfigError(f"groups={groups}: b-min-sep has none; leave it out.")
+        return _poisson(sampling, members, rounds, key)
     return _separated(sampling, members, rounds, key)
 
 
-def _poisson(
-    probability: float, members: int, rounds: int, key: bytes, groups: int
-) -> Iterator[Members]:
-    group = np.arange(members) % groups
-    threshold = np.uint64(int(probability * 2.0**53))
+def _poisson(sampling: PoissonSampling, members: int, rounds: int, key: bytes) -> Iterator[Members]:
+    group = np.arange(members) % sampling.groups
+    threshold = np.uint64(int(sampling.probability * 2.0**53))
     for t in range(rounds):
         joins = (_words(key, "poisson", t, members) >> np.uint64(11)) < threshold
-        yield np.flatnonzero(joins & (group == t % groups))
+        yield np.flatnonzero(joins & (group == t % sampling.groups))
 
 
 def _bins(sampling: BallsInBins, members: int, key: bytes) -> Iterator[Members]:

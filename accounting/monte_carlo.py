@@ -19,9 +19,18 @@ of expectation d has kl(m / B, d / B) <= log(1 / f) / N, or m > d, except with p
 delta = the bound on d + f, with f a hundredth of delta. The bound falls as epsilon grows, so one f
 pays for all epsilons: the answer is too low only if the bound fails at the true epsilon, in the
 worse direction. The tilt a is chosen with earlier draws of another stream.
+
+f is the probability of one answer, over a seed that was drawn at random once the setting had been
+chosen. Whoever chooses a noise, an encoder or a seed by k estimates is wrong with up to k f.
+
+At little noise likelihoods exceed every float, so all of this is in logarithms, and a draw that is
+not a finite number raises: it must not count as 0.
+
+Likelihoods, draws and the bound on their mean are one file, because R, weights and B must agree.
 """
 
 import math
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
@@ -48,6 +57,8 @@ _PILOT = 16
 """Each of two pilots has this part of the draws."""
 _SLACK = 1e-9
 """Room for the rounding of logarithms of likelihoods, and of their mean."""
+_SEED_BITS = 53
+"""As many as every reader of JSON keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,8 @@ class BMinSep:
 class EstimatedGuarantee:
     """The guarantee of correlated noise on sampled rounds, estimated by Monte Carlo.
 
-    Adjacency is add-or-remove, which for members who are sampled on their own is zero-out.
+    Adjacency is add-or-remove in the sense of zero-out: the member's place stays empty, and the
+    population is a public constant.
 
     Args:
         noise_multiplier: noise standard deviation on the sum / clip norm, 1e-3 to 1e5.
@@ -99,7 +111,8 @@ class EstimatedGuarantee:
             ``min_separation`` bands.
         mechanism: what correlates the noise.
         samples: draws in each direction, 10,000 to 10^9.
-        seed: of the draws, zero or more.
+        seed: of the draws, zero or more; by default a fresh one from the operating system, for
+            which alone ``failure`` holds. Give it to repeat a figure.
 
     Raises:
         ConfigError: a value out of range, or a mechanism that the sampler does not cover.
@@ -109,7 +122,7 @@ class EstimatedGuarantee:
     sampling: BallsInBins | BMinSep
     mechanism: Mechanism
     samples: int = 1_000_000
-    seed: int = 0
+    seed: int = field(default_factory=lambda: secrets.randbits(_SEED_BITS))
     _hypotheses: "_Hypotheses" = field(init=False, repr=False, compare=False)
 
     unit: ClassVar[str] = "the sampled member: a client, or an example"
@@ -131,7 +144,10 @@ class EstimatedGuarantee:
         return mu_upper(self._hypotheses.most() * rounded_up(1.0, terms), 1.0)
 
     def failure(self, delta: float) -> float:
-        """Return the probability that ``epsilon(delta)`` is too low; it is part of delta."""
+        """Return the probability that ``epsilon(delta)`` is too low; it is part of delta.
+
+        It is that of one answer, for a seed drawn after everything else was chosen.
+        """
         return _FAILURE * checks.probability("delta", delta)
 
     def epsilon(self, delta: float) -> float:
@@ -141,7 +157,8 @@ class EstimatedGuarantee:
         few samples it is loose, not wrong.
 
         Raises:
-            ConfigError: delta is below 1e-11, for bins.
+            ConfigError: delta is below 1e-11, for bins; or so little noise, beside an encoder so
+                large, that logarithms of likelihoods are not finite.
         """
         failure = self.failure(delta)
         plain = Guarantee(self.mu).epsilon(delta)
@@ -205,6 +222,15 @@ class EstimatedGuarantee:
                 "the divisor is a public constant, not the realised batch",
                 "asserted",
                 "the size of the batch leaks, and one member weighs more than accounted",
+            ),
+            Assumption(
+                "draw-seed",
+                f"{self.seed}, the seed of the draws, is random, and was drawn after noise, "
+                "mechanism and sampling had been chosen",
+                "asserted",
+                "a seed that somebody chose is not a random one, and epsilon may be too low; "
+                "choosing among k estimates makes one too low with up to k times the probability "
+                "that is stated",
             ),
         )
 
@@ -292,21 +318,8 @@ class _Separated:
             terms[t] = bands[:inside, t] @ draws[t : t + inside]
         return np.asarray(terms - self._squares[:, None] / 2)
 
-    @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # ends as the largest mean
     def log_mean(self, terms: Array, power: float) -> Array:
-        """Run ``_later`` without logarithms, and divide by its last value every b rounds."""
-        rounds, b, p = len(terms), self._b, self._p
-        later = np.ones((rounds + b, terms.shape[1]))
-        scale = np.zeros(terms.shape[1])
-        for t in reversed(range(rounds)):
-            later[t] = np.exp(power * terms[t])
-            later[t] *= later[t + b]
-            later[t] *= p
-            later[t] += (1 - p) * later[t + 1]
-            if t % b == 0:
-                scale += np.log(later[t])
-                later[t : t + b] /= later[t].copy()
-        return scale + np.log(np.tensordot(self._start(), later[:b], axes=1))
+        return _log_mean(self._later(power * terms)[: self._b], self._start())
 
     def _joins(self, rng: np.random.Generator, count: int, power: float) -> Iterator[Array]:
         """Yield who joins each round, if x has the weight exp((w^2 - w) k_x / 2)."""
@@ -358,7 +371,11 @@ class _Draws:
         seed: list[int],
         direction: int,
     ) -> "_Draws":
-        """Draw with the tilt of the least B at an epsilon of ``near``; direction 0 is removing."""
+        """Draw with the tilt of the least B at an epsilon of ``near``; direction 0 is removing.
+
+        Raises:
+            ConfigError: a loss or a weight is not a finite number.
+        """
         normal = hypotheses.log_weight((_TILTS**2 - _TILTS) / 2)
         best = int(np.argmin(_log_bound(_TILTS, normal, near)))
         tilt, log_normal = float(_TILTS[best]), float(normal[best])
@@ -376,19 +393,26 @@ class _Draws:
                 drawn = hypotheses.log_mean(terms, power) - log_normal
             loss = -log_ratio if direction else log_ratio
             weight = (np.zeros(size) if direction else log_ratio) - drawn
-            high = loss > floor
+            if not (np.isfinite(loss).all() and np.isfinite(weight).all()):
+                raise ConfigError(
+                    "noise_multiplier: with so little noise, or so large an encoder, the "
+                    "likelihood of a draw is not a number; use the guarantee without sampling."
+                )
+            high = ~(loss <= floor)
             kept.append((loss[high], weight[high]))
         losses, weights = (np.concatenate(part) for part in zip(*kept, strict=True))
         return cls(losses, weights, count, tilt, log_normal, floor)
 
-    def bound(self, epsilon: float) -> float:
-        """Return B, above everything that is averaged."""
-        return math.exp(float(_log_bound(np.array(self.tilt), self.log_normal, epsilon)))
+    def log_bound(self, epsilon: float) -> float:
+        """Return log B, above the logarithm of everything that is averaged."""
+        return float(_log_bound(np.array(self.tilt), self.log_normal, epsilon))
 
-    def mean(self, epsilon: float) -> float:
-        """Return the estimate of delta at an epsilon above the floor, rounded up."""
-        gains = -np.expm1(np.minimum(epsilon - self.losses, 0.0)) * np.exp(self.log_weights)
-        return float(gains.sum()) / self.count * (1 + _SLACK)
+    def share(self, epsilon: float) -> float:
+        """Return the estimate of delta / B at an epsilon above the floor, rounded up."""
+        with np.errstate(divide="ignore"):  # a loss below epsilon gains exp(-inf)
+            gains = np.log(-np.expm1(np.minimum(epsilon - self.losses, 0.0)))
+        shares = np.exp(gains + self.log_weights - self.log_bound(epsilon))
+        return min(1.0, float(shares.sum()) / self.count * (1 + _SLACK))
 
 
 def _least(draws: _Draws, delta: float, high: float, spent: float | None) -> float:
@@ -398,11 +422,9 @@ def _least(draws: _Draws, delta: float, high: float, spent: float | None) -> flo
     """
 
     def enough(epsilon: float) -> bool:
-        mean = draws.mean(epsilon)
-        if spent is None:
-            return mean <= delta
-        most = draws.bound(epsilon)
-        return most * highest_mean(min(1.0, mean / most), spent) <= delta
+        share = draws.share(epsilon)
+        most = share if spent is None else highest_mean(share, spent)
+        return most == 0 or draws.log_bound(epsilon) + math.log(most) <= math.log(delta)
 
     low = draws.floor
     if enough(low):

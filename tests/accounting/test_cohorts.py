@@ -1,5 +1,6 @@
 """Cohorts from a key: their distribution, with twins that the same tests reject."""
 
+import inspect
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -9,17 +10,25 @@ import pytest
 from mixtures import bin_rows, separated_rows
 from scipy.stats import chisquare
 
-from accounting import BallsInBins, BMinSep, ConfigError, PoissonSampling, cohorts
+from accounting import (
+    BallsInBins,
+    BMinSep,
+    ConfigError,
+    Independent,
+    PoissonSampling,
+    amplified,
+    cohorts,
+)
 
 KEY = bytes(range(32))
 MEMBERS = 40_000
 ROUNDS = 5
 
 
-def joined(sampling, rounds=ROUNDS, key=KEY, groups=1):
+def joined(sampling, rounds=ROUNDS, key=KEY):
     """Return a table of members and rounds, 1 where a member joined."""
     table = np.zeros((MEMBERS, rounds), dtype=int)
-    drawn = cohorts(sampling, members=MEMBERS, rounds=rounds, key=key, groups=groups)
+    drawn = cohorts(sampling, members=MEMBERS, rounds=rounds, key=key)
     for t, cohort in enumerate(drawn):
         assert (np.diff(cohort) > 0).all()
         table[cohort, t] = 1
@@ -90,7 +99,10 @@ def test_members_and_rounds_are_independent():
 
 
 def test_groups_take_turns():
-    table = joined(PoissonSampling(8000, MEMBERS), groups=2)
+    """As ``amplified`` reads them from the same sampler, which no argument here can contradict."""
+    sampling = PoissonSampling(8000, MEMBERS, groups=2)
+    assert amplified(Independent(ROUNDS), noise_multiplier=4.0, sampling=sampling).groups == 2
+    table = joined(sampling)
     for t in range(ROUNDS):
         assert not table[(t + 1) % 2 :: 2, t].any()
         assert abs(table[:, t].sum() - 8000) < 5 * math.sqrt(8000 * 0.6)
@@ -134,9 +146,6 @@ def test_what_the_guarantee_does_not_say_is_refused():
         cohorts(poisson, members=5, rounds=8, key=b"short")
     with pytest.raises(ConfigError, match="the bins are for 8 rounds"):
         cohorts(bins, members=5, rounds=9, key=KEY)
-    with pytest.raises(ConfigError, match="groups=2: b-min-sep has none"):
-        cohorts(BMinSep(1, 5, 2), members=5, rounds=9, key=KEY, groups=2)
+    assert "groups" not in inspect.signature(cohorts).parameters
     with pytest.raises(ConfigError, match="must be a sampler of this package"):
         cohorts(Anything(), members=5, rounds=9, key=KEY)
-    with pytest.raises(ConfigError, match=r"a group has only 1\.25 members"):
-        cohorts(PoissonSampling(2, 5), members=5, rounds=8, key=KEY, groups=4)

@@ -179,12 +179,13 @@ def test_estimates_are_the_truth_up_to_their_error_with_every_tilt(
         tilts.add(draws.tilt)
         for epsilon, exact in zip((0.5, 1.5), truth, strict=True):
             gains = -np.expm1(np.minimum(epsilon - draws.losses, 0)) * np.exp(draws.log_weights)
-            assert gains.max(initial=0.0) <= draws.bound(epsilon) * (1 + 1e-9)
+            most = math.exp(draws.log_bound(epsilon))
+            assert gains.max(initial=0.0) <= most * (1 + 1e-9)
             spread = math.sqrt(float((gains**2).sum()) / draws.count / draws.count)
-            found = draws.mean(epsilon)
-            assert abs(found - exact) <= 4.5 * spread + 0.004 * exact
-            most = draws.bound(epsilon)
-            assert most * highest_mean(found / most, math.log(1e7) / draws.count) >= exact
+            share = draws.share(epsilon)
+            assert share * most == pytest.approx(gains.sum() / draws.count, rel=1e-8)
+            assert abs(share * most - exact) <= 4.5 * spread + 0.004 * exact
+            assert most * highest_mean(share, math.log(1e7) / draws.count) >= exact
     assert len(tilts) == 3
 
 
@@ -231,7 +232,7 @@ def test_the_example_of_opake():
 def test_b_min_sep_costs_less_than_groups_in_turns():
     """The published comparison (Dong and Ganesh 2026): same rate, little noise."""
     mechanism = Toeplitz.square_root(32, 4)
-    turns = amplified(mechanism, bands=4, noise_multiplier=2.0, sampling=PoissonSampling(1, 8))
+    turns = amplified(mechanism, noise_multiplier=2.0, sampling=PoissonSampling(1, 8, groups=4))
     assert run_of(BMinSep(1, 8, 4), mechanism, z=2.0).epsilon(1e-4) < 0.95 * turns.epsilon(1e-4)
 
 
@@ -242,9 +243,9 @@ def test_the_bound_fails_no_more_often_than_it_says():
     low = bare = 0
     for seed in range(200):
         draws = _Draws.of(hypotheses, 0.5, 2_000, 0.0, [seed], 0)
-        mean, most = draws.mean(0.5), draws.bound(0.5)
-        low += most * highest_mean(mean / most, math.log(5) / draws.count) < exact * 0.999
-        bare += mean < exact * 0.999
+        share, most = draws.share(0.5), math.exp(draws.log_bound(0.5))
+        low += most * highest_mean(share, math.log(5) / draws.count) < exact * 0.999
+        bare += share * most < exact * 0.999
     assert low <= 40
     assert 60 < bare < 140
 
@@ -270,6 +271,97 @@ def test_a_seed_repeats_and_another_one_differs():
     runs = [run_of(BallsInBins(4, 8), Toeplitz.square_root(8), 10_000, s) for s in (0, 0, 1)]
     first, again, other = (run.epsilon(1e-4) for run in runs)
     assert first == again != other
+
+
+def test_the_default_seed_is_fresh_and_repeats_a_figure():
+    """A fixed default would be a seed that somebody chose, for whom f does not hold."""
+    setting = Z, BallsInBins(4, 8), Toeplitz.square_root(8), 10_000
+    runs = [EstimatedGuarantee(*setting) for _ in range(3)]
+    assert len({run.seed for run in runs}) == 3
+    assert all(0 <= run.seed < 2**53 for run in runs)
+    again = EstimatedGuarantee(*setting, runs[0].seed)
+    assert again.epsilon(1e-4) == runs[0].epsilon(1e-4) != runs[1].epsilon(1e-4)
+    seed = next(a for a in again.assumptions if a.code == "draw-seed")
+    assert str(again.seed) in seed.text
+    assert "a seed that somebody chose is not a random one" in seed.consequence
+
+
+LITTLE = [1e-3, 3e-3, 0.01, 0.02, 0.04, 0.06, 0.1, 0.3, 1.0]
+"""Noise multipliers at which likelihoods exceed every float, down to where they do not."""
+
+
+@pytest.mark.parametrize("z", LITTLE)
+def test_one_round_of_everybody_is_not_amplified(z):
+    exact = Guarantee(1 / z).epsilon(1e-4)
+    found = run_of(BMinSep(1, 1, 1), Independent(1), 10_000, z=z).epsilon(1e-4)
+    assert found == pytest.approx(exact, rel=1e-8)
+
+
+@pytest.mark.parametrize("z", [0.02, 0.06])
+def test_full_batches_are_balls_in_bins_at_little_noise(z):
+    mechanism = Toeplitz.square_root(16, 4)
+    separated = run_of(BMinSep(2, 8, 4), mechanism, 10_000, z=z).epsilon(1e-2)
+    bins = run_of(BallsInBins(4, 16), mechanism, 10_000, z=z).epsilon(1e-2)
+    assert separated == pytest.approx(bins, rel=1e-3)
+
+
+@pytest.mark.parametrize("z", LITTLE)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_no_pattern_of_rounds_costs_more_than_b_min_sep_at_any_noise(z, batch):
+    """The mixture is at least pi N(|C| x, z^2 I), and at most the worst x without its secret."""
+    mechanism, delta = Toeplitz.square_root(16, 4), 1e-5
+    run = run_of(BMinSep(batch, 8, 4), mechanism, 10_000, z=z)
+    least = 0.0
+    for joined, weight in separated_rows(16, 4, run.sampling.probability).items():
+        if weight > delta:
+            mu = float(np.linalg.norm(mechanism.encoder() @ np.array(joined))) / z
+            if mu > 0:
+                least = max(least, Guarantee(mu).epsilon(delta / weight) + math.log(weight))
+    assert least * (1 - 1e-7) <= run.epsilon(delta) <= Guarantee(run.mu).epsilon(delta)
+    assert least > 0.5 * Guarantee(run.mu).epsilon(delta) or z == 1.0
+
+
+@pytest.mark.parametrize("z", LITTLE)
+@pytest.mark.parametrize("sampler", [BMinSep(1, 8, 4), BMinSep(2, 8, 4), BallsInBins(4, 16)])
+def test_every_likelihood_of_a_draw_is_a_number(z, sampler):
+    hypotheses = run_of(sampler, Toeplitz.square_root(16, 4), 10_000, z=z)._hypotheses
+    for power in (1.0, 0.0, 3.0, -2.0, 61.0, -60.0):
+        terms = hypotheses.draw(np.random.default_rng(1), 500, power)
+        for of in (1.0, power):
+            assert np.isfinite(hypotheses.log_mean(terms, of)).all()
+
+
+class _Overflown:
+    """Hypotheses whose log likelihood is not a number in one draw."""
+
+    width = 1
+
+    def __init__(self, lost, when):
+        self._lost, self._when = lost, when
+
+    def log_weight(self, factor):
+        return 100.0 * factor
+
+    def draw(self, rng, count, power):
+        return rng.standard_normal((1, count))
+
+    def log_mean(self, terms, power):
+        found = power * terms[0]
+        if self._when(power):
+            found[7] = self._lost
+        return found
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("direction", [0, 1])
+@pytest.mark.parametrize("of", ["the loss", "its weight"])
+def test_a_draw_that_is_not_a_number_does_not_count_as_nothing(lost, direction, of):
+    """It is 0 in a sum over losses above a floor, and epsilon falls towards 0."""
+    fine = _Overflown(lost, lambda power: False)
+    assert _Draws.of(fine, 60.0, 1000, 0.0, [0], direction).tilt > 1
+    broken = _Overflown(lost, lambda power: (power == 1.0) == (of == "the loss"))
+    with pytest.raises(ConfigError, match="the likelihood of a draw is not a number"):
+        _Draws.of(broken, 60.0, 1000, 0.0, [0], direction)
 
 
 def test_the_floor_of_the_draws_is_an_answer():
@@ -321,5 +413,7 @@ def test_bands_are_counted():
 def test_it_says_what_it_is():
     run = run_of(BMinSep(1, 8, 4), Toeplitz.square_root(8, 4))
     assert run.adjacency == "add-or-remove"
-    assert [a.code for a in run.assumptions] == ["sampling", "hidden-sample", "public-constants"]
+    assert [a.code for a in run.assumptions] == [
+        "sampling", "hidden-sample", "public-constants", "draw-seed"
+    ]  # fmt: skip
     assert "one of the 3 rounds before" in run.assumptions[0].text

@@ -141,8 +141,7 @@ VALID = {
         Participation.from_tf_privacy,
         {"rounds": 8, "max_participations": 2, "min_separation": 2},
     ),
-    "PoissonSampling": (PoissonSampling, {"expected_batch": 10.0, "population": 1000}),
-    "PoissonSampling.probability": (SAMPLING.probability, {"groups": 2}),
+    "PoissonSampling": (PoissonSampling, {"expected_batch": 10.0, "population": 1000, "groups": 2}),
     "PrefixError": (accounting.PrefixError, {"rmse": 1.0, "max_error": 2.0}),
     "PrivacyReport": (
         report,
@@ -181,7 +180,7 @@ VALID = {
     ),
     "SampledGuarantee": (
         SampledGuarantee,
-        {"noise_multiplier": 1.0, "probability": 0.1, "steps": 10},
+        {"noise_multiplier": 1.0, "probability": 0.1, "steps": 10, "groups": 1},
     ),
     "SampledGuarantee.delta": (SampledGuarantee(1.0, 0.1, 10).delta, {"epsilon": 1.0}),
     "SampledGuarantee.epsilon": (SampledGuarantee(1.0, 0.1, 10).epsilon, {"delta": 1e-6}),
@@ -201,7 +200,7 @@ VALID = {
     "Toeplitz.square_root": (accounting.Toeplitz.square_root, {"rounds": 8, "bands": 2}),
     "amplified": (
         lambda **numbers: accounting.amplified(Independent(8), sampling=SAMPLING, **numbers),
-        {"bands": 1, "noise_multiplier": 1.0},
+        {"noise_multiplier": 1.0},
     ),
     "brute_force": (None, NOTHING),
     "calibrate": (on_run(accounting.calibrate), {"target_epsilon": 1.0, "delta": 1e-6}),
@@ -227,7 +226,7 @@ VALID = {
         lambda **numbers: accounting.cohorts(
             accounting.PoissonSampling(1, 5), key=bytes(32), **numbers
         ),
-        {"members": 5, "rounds": 8, "groups": 1},
+        {"members": 5, "rounds": 8},
     ),
     "most_rounds": (
         lambda **numbers: accounting.most_rounds(BinaryTree, **numbers),

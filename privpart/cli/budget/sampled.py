@@ -85,7 +85,12 @@ DrawCount = Annotated[
 ]
 DrawSeed = Annotated[
     int | None,
-    typer.Option("--draw-seed", help="Seed of --draws; by default 0.", rich_help_panel=_SAMPLING),
+    typer.Option(
+        "--draw-seed",
+        help="Seed of the draws, to repeat a printed figure; by default a fresh one, for which "
+        "alone the probability of error holds.",
+        rich_help_panel=_SAMPLING,
+    ),
 ]
 
 _MILLION = 1_000_000
@@ -120,9 +125,7 @@ def sampled_guarantee(
         raise ConfigError("bins is missing: --sampling balls-in-bins needs --bins.")
     bins = BallsInBins(given.bins, mechanism.rounds)
     if given.draws is not None:
-        return EstimatedGuarantee(
-            noise_multiplier, bins, mechanism, given.draws, given.draw_seed or 0
-        )
+        return _estimated(mechanism, noise_multiplier, bins, given)
     alone = mechanism.name == "independent"
     return AllocatedGuarantee(noise_multiplier, bins, None if alone else mechanism)
 
@@ -133,13 +136,20 @@ def _separated(
     if given.expected_batch is None or given.population is None:
         raise ConfigError("sampling=b-min-sep: needs --expected-batch and --population.")
     apart = bands_of(mechanism) if given.min_separation is None else given.min_separation
-    return EstimatedGuarantee(
-        noise_multiplier,
-        BMinSep(given.expected_batch, given.population, apart),
-        mechanism,
-        _MILLION if given.draws is None else given.draws,
-        given.draw_seed or 0,
-    )
+    sampler = BMinSep(given.expected_batch, given.population, apart)
+    return _estimated(mechanism, noise_multiplier, sampler, given)
+
+
+def _estimated(
+    mechanism: Mechanism,
+    noise_multiplier: float,
+    sampler: BallsInBins | BMinSep,
+    given: SamplerOptions,
+) -> EstimatedGuarantee:
+    draws = _MILLION if given.draws is None else given.draws
+    if given.draw_seed is None:  # a fresh one
+        return EstimatedGuarantee(noise_multiplier, sampler, mechanism, draws)
+    return EstimatedGuarantee(noise_multiplier, sampler, mechanism, draws, given.draw_seed)
 
 
 def _poisson(
@@ -150,15 +160,13 @@ def _poisson(
     if given.method not in (None, MethodName.PLD, MethodName.RDP):
         raise ConfigError(f"method={given.method}: of a sampled run is 'pld' (default) or 'rdp'.")
     how: SampledMethod = "rdp" if given.method is MethodName.RDP else "pld"
-    sampler = PoissonSampling(given.expected_batch, given.population)
     _refuse_other_noise(mechanism, ("independent", "toeplitz"), SamplingName.POISSON)
     if mechanism.name == "independent":
-        steps = mechanism.rounds
+        sampler, steps = PoissonSampling(given.expected_batch, given.population), mechanism.rounds
         return dp_sgd(noise_multiplier=noise_multiplier, sampling=sampler, steps=steps, method=how)
     bands = int(getattr(mechanism, "bands"))  # noqa: B009  a Toeplitz mechanism has them
-    return amplified(
-        mechanism, bands=bands, noise_multiplier=noise_multiplier, sampling=sampler, method=how
-    )
+    sampler = PoissonSampling(given.expected_batch, given.population, groups=bands)
+    return amplified(mechanism, noise_multiplier=noise_multiplier, sampling=sampler, method=how)
 
 
 def _refuse_other_noise(
@@ -200,6 +208,7 @@ def _of_sampler(run: Sampled, delta: float) -> dict[str, object]:
         return {
             "sampling": "poisson",
             "probability": run.probability,
+            "groups": run.groups,
             "steps": run.steps,
             "method": run.method,
         }
@@ -225,7 +234,7 @@ def _as_text(run: Sampled, values: dict[str, object]) -> str:
     if isinstance(run, EstimatedGuarantee):  # in one line with what it may be wrong by
         failure = shown.pop("failure probability")
         shown["epsilon"] += (
-            f"  by Monte Carlo; too low with probability {failure} at most, which is part of delta"
+            f"  by Monte Carlo; too low for {failure} of all seeds at most, which is part of delta"
         )
     lines = [f"  {name:<17} {value}" for name, value in shown.items()]
     said = [f"{a.text}; else: {a.consequence}" for a in run.assumptions]
