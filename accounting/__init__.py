@@ -7,6 +7,7 @@ that enters the mechanism, divided by the clip norm, on the scale of the sum.
 
 from accounting.calibrate import calibrate, least_separation, most_participations, most_rounds
 from accounting.checks import ConfigError
+from accounting.cohorts import cohorts
 from accounting.cross_check import CrossCheck
 from accounting.error import PrefixError, error
 from accounting.guarantee import Guarantee, guarantee
@@ -25,6 +26,7 @@ from accounting.mechanisms import (
     footprint,
     mechanism_from_dict,
 )
+from accounting.monte_carlo import BMinSep, EstimatedGuarantee
 from accounting.optimize import optimize
 from accounting.participation import FixedOrder, Participation
 from accounting.random_allocation import AllocatedGuarantee, BallsInBins
@@ -36,6 +38,7 @@ from accounting.subsampled import PoissonSampling, SampledGuarantee, amplified, 
 __all__ = [
     "AllocatedGuarantee",
     "Assumption",
+    "BMinSep",
     "BallsInBins",
     "BandedInverse",
     "BinaryTree",
@@ -43,6 +46,7 @@ __all__ = [
     "ConfigError",
     "CrossCheck",
     "Dense",
+    "EstimatedGuarantee",
     "FixedOrder",
     "Footprint",
     "Grouped",
@@ -61,6 +65,7 @@ __all__ = [
     "amplified",
     "brute_force",
     "calibrate",
+    "cohorts",
     "dp_sgd",
     "error",
     "fingerprint",

@@ -15,10 +15,21 @@ are expectations over a sum of independent numbers, computed here by convolution
 Monte Carlo (as in arXiv 2602.17284 and 2601.21636). The first grows with every l_t and the second
 falls, so l_t is rounded up for the first and down for the second, and what leaves the grid counts
 in full: both results are upper bounds, up to the rounding of the FFT, for which ``_FFT`` is added.
+
+Correlated noise: with C the encoder, |C| its entries without their signs, and x_j the rounds of
+bin j, the two are N(0, z^2 I) and the uniform mixture of N(|C| x_j, z^2 I), whatever the updates,
+adaptive too (Choquette-Choo et al. 2024, arXiv 2410.06266, for C >= 0; ``docs/sampling.md`` has a
+proof for any C). The exponents of the mixture are Gaussian with covariance
+K_ij = <|C| x_i, |C| x_j> / z^2, and both deltas grow with every K_ij (Kahane 1986). So K may be
+replaced by own + shared on the diagonal and shared elsewhere, its largest entries. Then f is a
+product: a Gaussian release of mu^2 = shared, which the bins do not help, and a random allocation of
+mu^2 = own. Or tell the adversary T' bins, T / T' apart around the circle and turned at random so
+that the member's is among them: these share less, and nothing if C has at most T / T' bands. The
+least bound counts.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
@@ -28,7 +39,9 @@ from numpy.typing import NDArray
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee, mu_upper
+from accounting.mechanisms import Mechanism
 from accounting.report import Assumption
+from accounting.sensitivity import rounded_up
 
 Array = NDArray[np.float64]
 
@@ -41,6 +54,12 @@ _FAR = 7.4
 """Standard deviations of x beyond which its mass, 7e-14, counts in full."""
 _COARSEST = 0.02
 """Greatest step of the grid, against 1, the mean of each number: an error of a percent in f."""
+_SHARED = np.linspace(-8.0, 8.0, 4001)
+"""Edges that the shared release is rounded to."""
+_SUMS = 2e-10
+"""Relative error of a sum over the grid, with room."""
+MOST_ENCODED = 4096
+"""Rounds above which an encoder is too large to be written out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +85,26 @@ class BallsInBins:
 
 
 @dataclass(frozen=True, slots=True)
+class _Shares:
+    """One bound: bins that remain, mu of what is each bin's own, and mu of what all share."""
+
+    bins: int
+    own: float
+    shared: float
+
+
+@dataclass(frozen=True, slots=True)
 class AllocatedGuarantee:
-    """The guarantee of independent noise on bins, under add-or-remove adjacency.
+    """The guarantee of noise on bins, under add-or-remove (and so zero-out) adjacency.
 
     Args:
         noise_multiplier: noise standard deviation on the sum / clip norm, > 0.
         sampling: how members are put into bins.
+        mechanism: what correlates the noise; None is independent noise.
 
     Raises:
-        ConfigError: a value out of range, or so little noise that bins do not help here.
+        ConfigError: a value out of range, a mechanism of other rounds or of groups, or so little
+            noise that bins do not help here.
 
     >>> run = AllocatedGuarantee(4.0, BallsInBins(bins=8, rounds=32))
     >>> run.epsilon(1e-5) < Guarantee(0.5).epsilon(1e-5)
@@ -83,6 +113,8 @@ class AllocatedGuarantee:
 
     noise_multiplier: float
     sampling: BallsInBins
+    mechanism: Mechanism | None = None
+    _products: Array | None = field(init=False, repr=False, compare=False, default=None)
 
     unit: ClassVar[str] = "the sampled member: a client, or an example"
     adjacency: ClassVar[str] = "add-or-remove"
@@ -91,11 +123,39 @@ class AllocatedGuarantee:
         checks.positive("noise_multiplier", self.noise_multiplier)
         if not isinstance(self.sampling, BallsInBins):
             raise ConfigError(f"sampling={self.sampling!r}: must be BallsInBins(...).")
+        if self.mechanism is not None:
+            modes = bin_modes(self.mechanism, self.sampling)
+            terms = len(modes) + 2 * self.sampling.passes
+            object.__setattr__(self, "_products", modes.T @ modes * rounded_up(1.0, terms))
 
     @property
     def mu(self) -> float:
-        """Without the bins being hidden: sqrt(passes) / noise_multiplier, rounded up."""
-        return mu_upper(float(self.sampling.passes), self.noise_multiplier)
+        """Without the bins being hidden, rounded up."""
+        return mu_upper(self._most(), self.noise_multiplier)
+
+    def _most(self) -> float:
+        if self._products is None:
+            return float(self.sampling.passes)
+        return float(self._products.diagonal().max())
+
+    def _bounds(self) -> list[_Shares]:
+        """Return what can be computed: all bins, and fewer that are further apart."""
+        z, bins = self.noise_multiplier, self.sampling.bins
+        if self._products is None:
+            return [_Shares(bins, self.mu, 0.0)]
+        most = self._most()
+        by_lag = [float(self._products.diagonal(lag).max()) for lag in range(bins)]
+        found: list[_Shares] = []
+        least = math.inf
+        for fewer in sorted({bins // apart for apart in range(1, bins // 2 + 1)}, reverse=True):
+            apart = bins // fewer
+            shared = max(by_lag[apart : bins - apart + 1])
+            if shared < least * _WORTH and most - shared > _WORTHLESS * most:
+                least = shared
+                own = most - shared + most * 1e-15  # the rounding of the difference
+                mu_shared = mu_upper(shared, z) if shared else 0.0
+                found.append(_Shares(fewer, mu_upper(own, z), mu_shared))
+        return [shares for shares in found if _fits(shares.own, shares.bins)]
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -127,8 +187,7 @@ class AllocatedGuarantee:
         """Return an upper bound on delta at ``epsilon`` >= 0."""
         epsilon = checks.nonnegative("epsilon", epsilon)
         plain = Guarantee(self.mu).delta(epsilon)
-        removed, added = _deltas(self.mu, self.sampling.bins, epsilon)
-        return min(plain, max(removed, added) + _FFT)
+        return min([plain, *(_delta(shares, epsilon) for shares in self._usable())])
 
     def epsilon(self, delta: float) -> float:
         """Return an upper bound on epsilon at ``delta`` in (0, 1), to 1e-6 above the bound's own.
@@ -139,31 +198,174 @@ class AllocatedGuarantee:
         delta = checks.probability("delta", delta)
         if delta < _LEAST_DELTA:
             raise ConfigError(f"delta={delta:g}: must be at least {_LEAST_DELTA:g} for bins.")
-        high = Guarantee(self.mu).epsilon(delta)
-        low = 0.0
-        if self.delta(low) <= delta:
-            return low
-        while high - low > 1e-6 * high:
-            middle = (low + high) / 2
-            if self.delta(middle) <= delta:
-                high = middle
-            else:
-                low = middle
-        return high
+        least = Guarantee(self.mu).epsilon(delta)
+        for shares in self._usable():
+            if _delta(shares, least) <= delta:
+                least = _least_epsilon(shares, delta, least)
+        return least
+
+    def _usable(self) -> list[_Shares]:
+        found = self._bounds()
+        if self.mechanism is None:
+            _fits(self.mu, self.sampling.bins, refuse=True)
+        return found
+
+
+def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
+    """Return |C| x_j for every bin j, shape (released values, bins): means of the mixture.
+
+    Raises:
+        ConfigError: a mechanism of other rounds, of groups, too long, or for prefix sums only.
+    """
+    encoder = magnitudes(mechanism)
+    if mechanism.rounds != sampling.rounds:
+        raise ConfigError(
+            f"rounds={sampling.rounds}: of the sampling; the mechanism has {mechanism.rounds}."
+        )
+    if sampling.bins > mechanism.rounds:
+        raise ConfigError(
+            f"bins={sampling.bins}: with correlated noise at most one per round, {sampling.rounds}."
+        )
+    modes = np.zeros((len(encoder), sampling.bins))
+    for j in range(sampling.bins):
+        modes[:, j] = encoder[:, j :: sampling.bins].sum(axis=1)
+    return modes
+
+
+def magnitudes(mechanism: Mechanism) -> Array:
+    """Return |C|, the encoder without signs, one column per round.
+
+    Raises:
+        ConfigError: a mechanism of groups, too long, or for prefix sums only.
+    """
+    if mechanism.groups is not None:
+        raise ConfigError("grouped: no amplification is known here for groups; use guarantee().")
+    if mechanism.prefix_only:
+        raise ConfigError(
+            f"{mechanism.name}: its sensitivity is for prefix sums only; sampling is accounted for "
+            "everything that it releases. Use release='nodes'."
+        )
+    if mechanism.rounds > MOST_ENCODED:
+        raise ConfigError(
+            f"rounds={mechanism.rounds}: at most {MOST_ENCODED} with correlated noise and a "
+            "sampler; the encoder is written out."
+        )
+    return np.abs(mechanism.encoder())
+
+
+_WORTH, _WORTHLESS = 0.75, 1e-3
+"""Fewer bins are tried if they share a quarter less, and have something of their own."""
+_ROUNDED = 1 + 1e-12
+"""Room for the rounding of a sum over the edges."""
+
+
+def _least_epsilon(shares: _Shares, delta: float, high: float) -> float:
+    """Return the least epsilon of a bound, between 0 and ``high``, which is enough."""
+    low = 0.0
+    if _delta(shares, low) <= delta:
+        return low
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        if _delta(shares, middle) <= delta:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _delta(shares: _Shares, epsilon: float) -> float:
+    return min(1.0, max(_both(shares, epsilon)) + _FFT)
+
+
+def _both(shares: _Shares, epsilon: float) -> tuple[float, float]:
+    """Return delta_remove and delta_add of a Gaussian release beside a random allocation.
+
+    The loss of the Gaussian is rounded to the edges: up with the member, down without, and what
+    lies beyond the last one counts in full. Given it, the allocation spends what is left.
+    """
+    if not shares.shared:
+        return _deltas(shares.own, shares.bins, epsilon)
+    from scipy.special import ndtr
+
+    mass = np.diff(ndtr(_SHARED))
+    tail = 2 * float(ndtr(_SHARED[0]))
+    mu = shares.shared
+    allocation = _allocation(shares.own, shares.bins)
+    with_member = allocation.removed(epsilon - mu * _SHARED[1:] - mu * mu / 2)
+    without = allocation.added(epsilon + mu * _SHARED[:-1] - mu * mu / 2)
+    removed = float(mass @ with_member) * _ROUNDED + tail
+    return removed, float(mass @ without) * _ROUNDED + tail
 
 
 def _deltas(mu: float, bins: int, epsilon: float) -> tuple[float, float]:
-    """Return upper bounds on delta_remove and delta_add."""
-    if epsilon > 700:
-        return 1.0, 1.0  # e^epsilon is no float: the bound without bins is used
+    """Return upper bounds on delta_remove and delta_add of a random allocation."""
+    allocation, at = _allocation(mu, bins), np.array([epsilon])
+    return float(allocation.removed(at)[0]), float(allocation.added(at)[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Allocation:
+    """Sums over the grid of f, from which delta of a random allocation is read at any epsilon."""
+
+    ratio_with: Array
+    """Points of the grid, with the member; without, the grid is another one."""
+    ratio_without: Array
+    above: Array
+    """Mass with the member at and above each point."""
+    above_inverse: Array
+    below: Array
+    """Mass without the member below each point."""
+    below_ratio: Array
+    beyond: float
+
+    def removed(self, epsilon: Array) -> Array:
+        """Return E_with (1 - e^epsilon / f)_+ at any epsilon, negative ones too, rounded up."""
+        scale = np.exp(np.minimum(epsilon, 700.0))  # at most what it is
+        first = np.searchsorted(self.ratio_with, scale)
+        found = self.above[first] * (1 + _SUMS) - scale * self.above_inverse[first]
+        return np.clip(found + self.beyond, 0.0, 1.0)
+
+    def added(self, epsilon: Array) -> Array:
+        """Return E_without (1 - e^epsilon f)_+ at any epsilon, rounded up."""
+        scale = np.exp(np.minimum(epsilon, 700.0))
+        last = np.searchsorted(self.ratio_without, 1 / scale)
+        found = self.below[last] * (1 + _SUMS) - scale * self.below_ratio[last]
+        return np.clip(found, 0.0, 1.0)
+
+
+@lru_cache(maxsize=4)
+def _allocation(mu: float, bins: int) -> _Allocation:
     up, beyond, step = _sum(mu, bins, with_member=True)
-    ratio = np.arange(len(up)) * step / bins
+    over = np.arange(len(up)) * step / bins
     with np.errstate(divide="ignore"):
-        gain = np.maximum(1 - math.exp(epsilon) / ratio, 0.0)
-    removed = float(up @ gain) + beyond
+        inverse = np.where(over > 0, 1 / over, 0.0)
     down, _, step = _sum(mu, bins, with_member=False)
-    loss = np.maximum(1 - math.exp(epsilon) * (np.arange(len(down)) * step / bins), 0.0)
-    return min(1.0, removed), min(1.0, float(down @ loss))
+    under = np.arange(len(down)) * step / bins
+    return _Allocation(
+        over,
+        under,
+        _from_above(up),
+        _from_above(up * inverse),
+        np.concatenate([[0.0], np.cumsum(down)]),
+        np.concatenate([[0.0], np.cumsum(down * under)]),
+        beyond,
+    )
+
+
+def _from_above(masses: Array) -> Array:
+    return np.concatenate([np.cumsum(masses[::-1])[::-1], [0.0]])
+
+
+def _fits(mu: float, bins: int, *, refuse: bool = False) -> bool:
+    """Return whether the grid is fine enough; or refuse if it is not."""
+    widest = math.exp(min(mu * _FAR + mu * mu / 2, 700.0))
+    fine = (3.0 * bins + widest) / _POINTS <= _COARSEST
+    if refuse and not fine:
+        raise ConfigError(
+            f"noise_multiplier: mu={mu:g} without sampling is too large for bins to help here; "
+            "leave out the sampling, or use more noise."
+        )
+    return fine
 
 
 @lru_cache(maxsize=8)
@@ -175,11 +377,7 @@ def _sum(mu: float, bins: int, *, with_member: bool) -> tuple[Array, float, floa
     """
     widest = math.exp(min(mu * _FAR + mu * mu / 2, 700.0))
     reach = 3.0 * bins + widest if with_member else 3.0 * bins
-    if reach / _POINTS > _COARSEST:
-        raise ConfigError(
-            f"noise_multiplier: mu={mu:g} without sampling is too large for bins to help here; "
-            "leave out the sampling, or use more noise."
-        )
+    _fits(mu, bins, refuse=True)
     step = reach / (_POINTS - 1)
     one = _lognormal(mu, step, with_member=with_member, shifted=False)
     total = _power(one, bins - 1 if with_member else bins, with_member=with_member)

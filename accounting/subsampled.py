@@ -34,26 +34,29 @@ class PoissonSampling:
         expected_batch: expected number of members per step, > 0 and at most ``population``; the
             public constant that sums are divided by.
         population: number of members to sample from, >= 1; public.
+        groups: parts that the population is divided into, independently of the data, and that
+            take turns: round i samples from group i mod groups only, each of its members with
+            probability expected_batch * groups / population.
     """
 
     expected_batch: float
     population: int
+    groups: int = 1
 
     def __post_init__(self) -> None:
         checks.positive("expected_batch", self.expected_batch)
         checks.count("population", self.population)
-        self.probability()
-
-    def probability(self, groups: int = 1) -> float:
-        """Return the sampling probability, rounded up, of a population divided into ``groups``."""
-        groups = checks.count("groups", groups)
-        exact = self.expected_batch * groups / self.population
-        if not exact <= 1:
+        group = self.population / checks.count("groups", self.groups)
+        if not self.expected_batch <= group:
             raise ConfigError(
-                f"expected_batch={self.expected_batch:g}: a group has only "
-                f"{self.population / groups:g} members (population / groups). Use "
-                f"expected_batch of {self.population / groups:g} or less."
+                f"expected_batch={self.expected_batch:g}: a group has only {group:g} members "
+                f"(population / groups). Use expected_batch of {group:g} or less."
             )
+
+    @property
+    def probability(self) -> float:
+        """Probability that a member joins a round of its group, rounded up."""
+        exact = self.expected_batch * self.groups / self.population
         return min(1.0, math.nextafter(exact, 1.0))
 
 
@@ -69,6 +72,7 @@ class SampledGuarantee:
         probability: probability that a step samples a given member, in (0, 1].
         steps: number of steps in which one member may be sampled, 1 to a million.
         method: "pld", or "rdp" (looser).
+        groups: parts of the population that take turns; a step is one round of each.
 
     >>> run = dp_sgd(noise_multiplier=3.0, sampling=PoissonSampling(100, 1000), steps=512)
     >>> round(run.epsilon(delta=1e-6), 2)
@@ -79,6 +83,7 @@ class SampledGuarantee:
     probability: float
     steps: int
     method: SampledMethod = "pld"
+    groups: int = 1
 
     unit: ClassVar[str] = "the sampled member: a client, or an example"
     adjacency: ClassVar[str] = "add-or-remove"
@@ -93,14 +98,20 @@ class SampledGuarantee:
             raise ConfigError(f"probability={self.probability:g}: must be at most 1.")
         checks.count("steps", self.steps, maximum=checks.MOST_ROUNDS)
         checks.choice("method", self.method, ("pld", "rdp"))
+        checks.count("groups", self.groups)
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """The conditions of the amplification, besides clipping and secret noise."""
+        how = f"samples each member on its own with probability {self.probability:g}"
+        turns = (
+            f"the members are in {self.groups} groups that no data decided and that take turns; "
+            f"every round {how}, of its group only"
+        )
         return (
             Assumption(
                 "poisson-sampling",
-                f"every step samples each member on its own with probability {self.probability:g}",
+                f"every step {how}" if self.groups == 1 else turns,
                 "asserted",
                 "no amplification: account for the unsampled mechanism instead",
             ),
@@ -147,49 +158,51 @@ def dp_sgd(
 
     Args:
         noise_multiplier: noise standard deviation on the sum / clip_norm, > 0.
-        sampling: how the batch of a step is sampled.
+        sampling: how the batch of a step is sampled; in one group.
         steps: number of steps, 1 to a million.
         method: "pld" or "rdp".
 
     Raises:
-        ConfigError: a value is out of range, or ``sampling`` is not stated.
+        ConfigError: a value is out of range, or ``sampling`` is not stated, or in groups.
     """
-    return SampledGuarantee(noise_multiplier, _stated(sampling).probability(), steps, method)
+    if _stated(sampling).groups != 1:
+        raise ConfigError(
+            f"groups={sampling.groups}: every step of DP-SGD samples all members; use amplified(), "
+            "or one group."
+        )
+    return SampledGuarantee(noise_multiplier, sampling.probability, steps, method)
 
 
 def amplified(
     mechanism: Mechanism,
     *,
-    bands: int,
     noise_multiplier: float,
     sampling: PoissonSampling,
     method: SampledMethod = "pld",
 ) -> SampledGuarantee:
     """Return the guarantee of a banded mechanism whose groups of members take turns.
 
-    The population is divided into ``bands`` groups independently of the data. Round i samples from
-    group i mod bands only, each member with probability expected_batch * bands / population. A
-    member's rounds then never share noise, and the run is DP-SGD with ceil(rounds / bands) steps
-    (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4).
+    With at least as many groups as bands a member's rounds never share noise, and the run is DP-SGD
+    with ceil(rounds / groups) steps (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix
+    Factorization", Theorem 4).
 
     Args:
-        mechanism: a lower-triangular encoder with at most ``bands`` non-zero diagonals.
-        bands: number of groups, >= 1.
+        mechanism: a lower-triangular encoder with at most ``sampling.groups`` non-zero diagonals.
         noise_multiplier: as in ``guarantee``, > 0; never relative to the sensitivity.
-        sampling: how a round samples the population.
+        sampling: how a round samples the population, and its groups.
         method: "pld" or "rdp".
 
     Raises:
-        ConfigError: a value is out of range, the encoder has more bands, or ``sampling`` is not
-            stated.
+        ConfigError: a value is out of range, the encoder has more bands than there are groups, or
+            ``sampling`` is not stated.
     """
-    bands = checks.count("bands", bands)
     z = checks.positive("noise_multiplier", noise_multiplier)
-    probability = _stated(sampling).probability(bands)
-    _check_banded(mechanism, bands)
+    groups = _stated(sampling).groups
+    _check_banded(mechanism, groups)
     column = math.sqrt(mechanism.sensitivity(Participation(mechanism.rounds)).squared)
     relative = math.nextafter(math.nextafter(z / column, 0.0), 0.0)
-    return SampledGuarantee(relative, probability, -(-mechanism.rounds // bands), method)
+    steps = -(-mechanism.rounds // groups)
+    return SampledGuarantee(relative, sampling.probability, steps, method, groups)
 
 
 def _stated(sampling: PoissonSampling) -> PoissonSampling:
@@ -201,13 +214,14 @@ def _stated(sampling: PoissonSampling) -> PoissonSampling:
     return sampling
 
 
-def _check_banded(mechanism: Mechanism, bands: int) -> None:
+def _check_banded(mechanism: Mechanism, groups: int) -> None:
     if mechanism.groups is not None:
         raise ConfigError("grouped: no amplification is known here for groups; use guarantee().")
     encoder = mechanism.encoder()
     if encoder.shape != (mechanism.rounds, mechanism.rounds) or np.triu(encoder, 1).any():
         raise ConfigError(f"{mechanism.name}: only a square lower-triangular encoder has bands.")
-    if np.tril(encoder, -bands).any():
+    if np.tril(encoder, -groups).any():
         raise ConfigError(
-            f"bands={bands}: the encoder of {mechanism.name} reaches further back than that."
+            f"groups={groups}: the encoder of {mechanism.name} reaches further back than that; use "
+            "as many groups as it has bands."
         )

@@ -33,6 +33,7 @@ FAMILIES = (
 
 WALLS = {
     "accounting.quadrature": "the second accountant shares no file with the first",
+    "accounting.cohorts": "public: draws what the accountant assumes",
     "accounting.random_allocation": "public: balls in bins",
     "accounting.subsampled": "public: amplified baselines",
     "privpart.data.arrays": "public: clients from tensors and arrays",

@@ -62,7 +62,7 @@ _MECHANISM = (
     "normalize_columns fit objective buffers decay scale"
 )
 _LIMITS = "max_participations min_separation fixed_order"
-_SAMPLING = "sampling expected_batch bins"
+_SAMPLING = "sampling expected_batch bins draws draw_seed"
 
 
 def _beside_plan(options: str) -> Idle:
@@ -118,19 +118,47 @@ TABLE: Mapping[str, Options] = {
             _beside_plan(f"rounds noise_multiplier {_MECHANISM} {_LIMITS} {_SAMPLING}"),
             _prose("form"),
             Idle("plot_against", "plot", _missing("plot"), "nothing is drawn"),
-            Idle("expected_batch bins", "sampling", _missing("sampling"), "nobody is sampled"),
             Idle(
-                f"log {_LIMITS} cross_check plot statement",
+                "expected_batch bins draws draw_seed",
+                "sampling",
+                _missing("sampling"),
+                "nobody is sampled",
+            ),
+            Idle(
+                "log max_participations fixed_order cross_check plot statement",
                 "sampling",
                 _given("sampling"),
                 "decides who takes part, and has a report of its own",
             ),
-            Idle("bins", "sampling", _is("sampling", "poisson"), "has no bins"),
+            Idle(
+                "min_separation",
+                "sampling",
+                lambda values: values["sampling"] in ("poisson", "balls-in-bins"),
+                "decides itself how far a member's rounds are apart",
+            ),
+            Idle(
+                "bins draws draw_seed",
+                "sampling",
+                _is("sampling", "poisson"),
+                "has no bins, and needs no draws",
+            ),
             Idle(
                 "expected_batch population method",
                 "sampling",
                 _is("sampling", "balls-in-bins"),
-                "has one accountant, which needs the bins alone",
+                "needs the bins alone",
+            ),
+            Idle(
+                "draw_seed",
+                "draws",
+                lambda values: values["sampling"] == "balls-in-bins" and values["draws"] is None,
+                "nothing is drawn",
+            ),
+            Idle(
+                "bins method",
+                "sampling",
+                _is("sampling", "b-min-sep"),
+                "has no bins, and is estimated by draws",
             ),
         ),
     ),

@@ -364,7 +364,7 @@ def test_rounds_must_agree():
 def test_groups_are_not_amplified():
     sampling = PoissonSampling(10, 1000)
     with pytest.raises(ConfigError, match="grouped"):
-        amplified(grouped([(0,)] * 3, lambda own: Independent(3)), sampling=sampling, bands=1,
+        amplified(grouped([(0,)] * 3, lambda own: Independent(3)), sampling=sampling,
                   noise_multiplier=1.0)  # fmt: skip
 
 

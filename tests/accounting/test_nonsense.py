@@ -57,6 +57,10 @@ VALID = {
         {"delta": 1e-6},
     ),
     "Assumption": (None, NOTHING),
+    "BMinSep": (
+        accounting.BMinSep,
+        {"expected_batch": 1.0, "population": 8, "min_separation": 4},
+    ),
     "BallsInBins": (accounting.BallsInBins, {"bins": 8, "rounds": 8}),
     "BandedInverse": (
         lambda **numbers: accounting.BandedInverse(coefficients=(1.0, -0.5), **numbers),
@@ -93,6 +97,20 @@ VALID = {
     "Dense": (None, NOTHING),  # takes a matrix, see UNSOUND_ARRAYS
     "Dense.sensitivity": (None, NOTHING),
     # takes lists; tried in test_grouped.py
+    "EstimatedGuarantee": (
+        lambda **numbers: accounting.EstimatedGuarantee(
+            sampling=BINS, mechanism=Independent(8), **numbers
+        ),
+        {"noise_multiplier": 4.0, "samples": 10_000, "seed": 0},
+    ),
+    "EstimatedGuarantee.epsilon": (
+        accounting.EstimatedGuarantee(4.0, BINS, Independent(8), 10_000).epsilon,
+        {"delta": 1e-6},
+    ),
+    "EstimatedGuarantee.failure": (
+        accounting.EstimatedGuarantee(4.0, BINS, Independent(8), 10_000).failure,
+        {"delta": 1e-6},
+    ),
     "FixedOrder": (
         accounting.FixedOrder,
         {"rounds": 8, "max_participations": 2, "min_separation": 2},
@@ -123,8 +141,7 @@ VALID = {
         Participation.from_tf_privacy,
         {"rounds": 8, "max_participations": 2, "min_separation": 2},
     ),
-    "PoissonSampling": (PoissonSampling, {"expected_batch": 10.0, "population": 1000}),
-    "PoissonSampling.probability": (SAMPLING.probability, {"groups": 2}),
+    "PoissonSampling": (PoissonSampling, {"expected_batch": 10.0, "population": 1000, "groups": 2}),
     "PrefixError": (accounting.PrefixError, {"rmse": 1.0, "max_error": 2.0}),
     "PrivacyReport": (
         report,
@@ -163,7 +180,7 @@ VALID = {
     ),
     "SampledGuarantee": (
         SampledGuarantee,
-        {"noise_multiplier": 1.0, "probability": 0.1, "steps": 10},
+        {"noise_multiplier": 1.0, "probability": 0.1, "steps": 10, "groups": 1},
     ),
     "SampledGuarantee.delta": (SampledGuarantee(1.0, 0.1, 10).delta, {"epsilon": 1.0}),
     "SampledGuarantee.epsilon": (SampledGuarantee(1.0, 0.1, 10).epsilon, {"delta": 1e-6}),
@@ -183,7 +200,7 @@ VALID = {
     "Toeplitz.square_root": (accounting.Toeplitz.square_root, {"rounds": 8, "bands": 2}),
     "amplified": (
         lambda **numbers: accounting.amplified(Independent(8), sampling=SAMPLING, **numbers),
-        {"bands": 1, "noise_multiplier": 1.0},
+        {"noise_multiplier": 1.0},
     ),
     "brute_force": (None, NOTHING),
     "calibrate": (on_run(accounting.calibrate), {"target_epsilon": 1.0, "delta": 1e-6}),
@@ -205,6 +222,12 @@ VALID = {
         lambda **numbers: accounting.most_participations(RUN[0], **numbers),
         BUDGET | {"min_separation": 2},
     ),
+    "cohorts": (
+        lambda **numbers: accounting.cohorts(
+            accounting.PoissonSampling(1, 5), key=bytes(32), **numbers
+        ),
+        {"members": 5, "rounds": 8},
+    ),
     "most_rounds": (
         lambda **numbers: accounting.most_rounds(BinaryTree, **numbers),
         BUDGET | {"max_participations": 2, "min_separation": 2, "at_most": 99},
@@ -220,7 +243,7 @@ VALID = {
 NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
 
 MAY_BE_ZERO = {
-    ("PrunedTree.prefix_nodes", "step"), ("Realised", "epsilon"),
+    ("PrunedTree.prefix_nodes", "step"), ("Realised", "epsilon"), ("EstimatedGuarantee", "seed"),
     ("AllocatedGuarantee.delta", "epsilon"),
     ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
     ("PrivacyReport", "earlier_mu"), ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
@@ -354,7 +377,7 @@ ROUNDS = [
 
 
 def test_the_census_of_rounds_finds_them():
-    assert len(ROUNDS) == 17
+    assert len(ROUNDS) == 18
 
 
 @pytest.mark.parametrize(("name", "argument"), ROUNDS)

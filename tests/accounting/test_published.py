@@ -103,9 +103,7 @@ def test_opacus_calibration(method, z, steps):
 
 def test_amplified_independent_noise_is_dp_sgd():
     """One band: every member may be sampled in every round."""
-    banded = amplified(
-        Independent(512), bands=1, noise_multiplier=3.0, sampling=PoissonSampling(100, 1000)
-    )
+    banded = amplified(Independent(512), noise_multiplier=3.0, sampling=PoissonSampling(100, 1000))
     assert banded.epsilon(1e-6) == pytest.approx(3.7697, rel=1e-4)
     assert banded.epsilon(1e-6) == pytest.approx(sgd(3.0, 0.1, 512).epsilon(1e-6), rel=1e-8)
 

@@ -53,8 +53,11 @@ def test_a_coarser_grid_only_says_more(monkeypatch):
     fine = [_deltas(0.3, 12, epsilon) for epsilon in (0.1, 0.5, 1.0)]
     monkeypatch.setattr(random_allocation, "_POINTS", 2**14)
     random_allocation._sum.cache_clear()
+    random_allocation._allocation.cache_clear()
     coarse = [_deltas(0.3, 12, epsilon) for epsilon in (0.1, 0.5, 1.0)]
     random_allocation._sum.cache_clear()
+    random_allocation._allocation.cache_clear()
+    assert fine != coarse
     for less, more in zip(fine, coarse, strict=True):
         assert all(a <= b * (1 + 1e-9) + 1e-15 for a, b in zip(less, more, strict=True))
 

@@ -47,12 +47,11 @@ class Banded:
 
 
 def test_probability():
-    sampling = PoissonSampling(100, 1000)
-    assert 0.1 < sampling.probability() <= 0.1 * (1 + 1e-15)
-    assert 0.4 < sampling.probability(4) <= 0.4 * (1 + 1e-15)
-    assert sampling.probability(10) == 1.0
+    assert 0.1 < PoissonSampling(100, 1000).probability <= 0.1 * (1 + 1e-15)
+    assert 0.4 < PoissonSampling(100, 1000, 4).probability <= 0.4 * (1 + 1e-15)
+    assert PoissonSampling(100, 1000, 10).probability == 1.0
     with pytest.raises(ConfigError, match=r"Use expected_batch of 90\.9091 or less"):
-        sampling.probability(11)
+        PoissonSampling(100, 1000, 11)
     with pytest.raises(ConfigError, match="expected_batch"):
         PoissonSampling(1001, 1000)
 
@@ -60,9 +59,10 @@ def test_probability():
 def test_banded_is_dp_sgd_of_fewer_steps():
     """Choquette-Choo et al. 2023, Theorem 4: ceil(n / b) steps, q b, noise over column norm."""
     mechanism = Banded(10, (1.0, 0.5, 0.25))
-    sampling = PoissonSampling(50, 1000)
-    run = amplified(mechanism, bands=3, noise_multiplier=2.0, sampling=sampling)
+    sampling = PoissonSampling(50, 1000, groups=3)
+    run = amplified(mechanism, noise_multiplier=2.0, sampling=sampling)
     assert run.steps == 4
+    assert "in 3 groups that no data decided and that take turns" in run.assumptions[0].text
     assert run.probability == pytest.approx(0.15, rel=1e-15)
     exact = 2.0 / math.sqrt(1 + 0.25 + 0.0625)
     assert exact * (1 - 1e-15) <= run.noise_multiplier <= exact
@@ -80,8 +80,8 @@ def test_banded_is_dp_sgd_of_fewer_steps():
 def test_amplification_lowers_epsilon_and_no_sampling_gives_none():
     """At probability 1 add-or-remove has the same Gaussian as zero-out: k = ceil(n / b)."""
     banded = Banded(12, (1.0, 0.5))
-    full = amplified(banded, bands=2, noise_multiplier=4.0, sampling=PoissonSampling(500, 1000))
-    part = amplified(banded, bands=2, noise_multiplier=4.0, sampling=PoissonSampling(50, 1000))
+    full = amplified(banded, noise_multiplier=4.0, sampling=PoissonSampling(500, 1000, 2))
+    part = amplified(banded, noise_multiplier=4.0, sampling=PoissonSampling(50, 1000, 2))
     unamplified = Guarantee(math.sqrt(6 * 1.25) / 4.0).epsilon(1e-6)
     assert full.epsilon(1e-6) == pytest.approx(unamplified, rel=1e-5)
     assert part.epsilon(1e-6) < 0.5 * unamplified
@@ -117,19 +117,26 @@ def test_sampling_must_be_stated(sampling):
     with pytest.raises(ConfigError, match="no amplification without PoissonSampling"):
         dp_sgd(noise_multiplier=1.0, sampling=sampling, steps=10)
     with pytest.raises(ConfigError, match="no amplification without PoissonSampling"):
-        amplified(Independent(4), bands=1, noise_multiplier=1.0, sampling=sampling)
+        amplified(Independent(4), noise_multiplier=1.0, sampling=sampling)
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "bands", "message"),
+    ("mechanism", "groups", "message"),
     [
-        (Banded(10, (1.0, 0.5, 0.25)), 2, "bands=2: the encoder of banded reaches further"),
+        (Banded(10, (1.0, 0.5, 0.25)), 1, "groups=1: the encoder of banded reaches further"),
+        (Banded(10, (1.0, 0.5, 0.25)), 2, "groups=2: the encoder of banded reaches further"),
         (BinaryTree(4), 4, "only a square lower-triangular encoder"),
     ],
 )
-def test_an_encoder_with_more_bands_is_refused(mechanism, bands, message):
+def test_an_encoder_with_more_bands_than_groups_is_refused(mechanism, groups, message):
+    sampling = PoissonSampling(10, 1000, groups)
     with pytest.raises(ConfigError, match=message):
-        amplified(mechanism, bands=bands, noise_multiplier=1.0, sampling=PoissonSampling(10, 1000))
+        amplified(mechanism, noise_multiplier=1.0, sampling=sampling)
+
+
+def test_dp_sgd_samples_all_members_in_every_step():
+    with pytest.raises(ConfigError, match=r"groups=2: every step of DP-SGD samples all members"):
+        dp_sgd(noise_multiplier=1.0, sampling=PoissonSampling(10, 1000, 2), steps=10)
 
 
 def test_an_upper_triangular_encoder_is_refused():
@@ -138,9 +145,7 @@ def test_an_upper_triangular_encoder_is_refused():
             return super().encoder().T
 
     with pytest.raises(ConfigError, match="only a square lower-triangular encoder"):
-        amplified(
-            Upper(4, (1.0, 0.5)), bands=2, noise_multiplier=1.0, sampling=PoissonSampling(1, 100)
-        )
+        amplified(Upper(4, (1.0, 0.5)), noise_multiplier=1.0, sampling=PoissonSampling(1, 100, 2))
 
 
 def test_it_says_what_it_is():

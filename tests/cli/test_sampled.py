@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from accounting import AllocatedGuarantee, BallsInBins, PoissonSampling, Toeplitz, amplified
+from accounting import (
+    AllocatedGuarantee,
+    BallsInBins,
+    BMinSep,
+    EstimatedGuarantee,
+    PoissonSampling,
+    Toeplitz,
+    amplified,
+)
 
 RUN = ["epsilon", "--delta", "1e-6", "--format", "json"]
 POISSON = ["--sampling", "poisson", "--expected-batch", "100", "--population", "1000"]
@@ -26,10 +34,12 @@ def test_a_banded_mechanism_takes_its_groups_in_turn(privpart):
     run = [*RUN, "--rounds", "30", "--noise-multiplier", "4", "--mechanism", "toeplitz",
            "--bands", "3", *POISSON]  # fmt: skip
     expected = amplified(
-        Toeplitz.square_root(30, 3), bands=3, noise_multiplier=4,
-        sampling=PoissonSampling(100, 1000),
+        Toeplitz.square_root(30, 3), noise_multiplier=4,
+        sampling=PoissonSampling(100, 1000, groups=3),
     )  # fmt: skip
-    assert json.loads(privpart(*run).stdout)["epsilon"] == expected.epsilon(1e-6)
+    report = json.loads(privpart(*run).stdout)
+    assert (report["epsilon"], report["groups"]) == (expected.epsilon(1e-6), 3)
+    assert "in 3 groups" in report["assumptions"][0]["text"]
 
 
 def test_balls_in_bins(privpart):
@@ -40,12 +50,84 @@ def test_balls_in_bins(privpart):
     assert "uniformly" in privpart(*run[:3], *run[5:]).stdout
 
 
+SQUARE = ["--rounds", "16", "--noise-multiplier", "4", "--mechanism", "toeplitz", "--bands", "4"]
+DRAWS = ["--draws", "10000"]
+
+
+def test_balls_in_bins_of_correlated_noise(privpart):
+    report = json.loads(privpart(*RUN, *SQUARE, *BINS).stdout)
+    mechanism = Toeplitz.square_root(16, 4)
+    run = AllocatedGuarantee(4.0, BallsInBins(8, 16), mechanism)
+    assert report["epsilon"] == run.epsilon(1e-6) < report["epsilon_unsampled"]
+    assert "draws" not in report
+    drawn = json.loads(privpart(*RUN, *SQUARE, *BINS, *DRAWS, "--draw-seed", "0").stdout)
+    estimate = EstimatedGuarantee(4.0, BallsInBins(8, 16), mechanism, 10_000, 0)
+    assert drawn["epsilon"] == estimate.epsilon(1e-6)
+    assert (drawn["draws"], drawn["draw_seed"]) == (10_000, 0)
+
+
+def test_the_seed_is_fresh_and_printed_so_that_a_figure_can_be_repeated(privpart):
+    run = [*RUN, *SQUARE, *BINS, *DRAWS]
+    first, other = (json.loads(privpart(*run).stdout) for _ in range(2))
+    assert first["draw_seed"] != other["draw_seed"]
+    again = json.loads(privpart(*run, "--draw-seed", str(first["draw_seed"])).stdout)
+    assert again == first
+    shown = " ".join(privpart(*run[:3], *run[5:], "--draw-seed", "17").stdout.split())
+    assert "17, the seed of the draws, is random" in shown
+    assert "a seed that somebody chose is not a random one" in shown
+    assert "choosing among k estimates makes one too low with up to k times" in shown
+
+
+def test_little_noise_is_not_taken_for_privacy(privpart):
+    run = [*RUN[:1], "--format", "json", *ALONE, "--rounds", "1", "--noise-multiplier", "0.02",
+           "--delta", "1e-4", "--sampling", "b-min-sep", "--expected-batch", "1",
+           "--population", "1"]  # fmt: skip
+    report = json.loads(privpart(*run, "--draws", "200000").stdout)
+    assert report["epsilon"] == pytest.approx(1434.986, abs=1e-3)
+    assert report["epsilon"] == pytest.approx(report["epsilon_unsampled"], rel=1e-8)
+
+
+def test_b_min_sep_says_in_one_line_how_likely_it_is_wrong(privpart):
+    run = [*RUN[:3], *SQUARE, "--sampling", "b-min-sep", *POISSON[2:], *DRAWS]
+    shown = privpart(*run, "--draw-seed", "3").stdout
+    line = next(line for line in shown.splitlines() if line.startswith("  epsilon  "))
+    assert "by Monte Carlo; too low for 1e-08 of all seeds at most, which is part of" in line
+    report = json.loads(privpart(*run, "--draw-seed", "3", "--format", "json").stdout)
+    sampler = BMinSep(100, 1000, 4)
+    expected = EstimatedGuarantee(4.0, sampler, Toeplitz.square_root(16, 4), 10_000, 3)
+    assert report["epsilon"] == expected.epsilon(1e-6)
+    assert (report["min_separation"], report["probability"]) == (4, sampler.probability)
+    assert report["failure_probability"] == pytest.approx(1e-8)
+    wider = json.loads(privpart(*run, "--min-separation", "5", "--format", "json").stdout)
+    assert wider["min_separation"] == 5
+    assert privpart(*run, "--max-epsilon", "0.01").returncode == 3
+
+
+APART = ["--sampling", "b-min-sep", *POISSON[2:]]
+
+
 @pytest.mark.parametrize(
     ("typed", "fault"),
     [
-        ([*BINS, "--mechanism", "blt"], "is not known to amplify blt here; its proof covers"),
+        ([*APART, "--mechanism", "tree"], "tree: b-min-sep needs a square lower-triangular"),
+        ([*APART, *SQUARE[4:], "--min-separation", "3"], "has 4 bands"),
+        ([*APART, *SQUARE[4:], "--max-participations", "2"], "leave out --max-participations"),
+        (
+            [*APART, *SQUARE[4:], "--bins", "2"],
+            "--sampling b-min-sep: has no bins, and is estimated by draws; leave out --bins.",
+        ),
+        ([*APART[:2], *SQUARE[4:]], "needs --expected-batch and --population"),
+        ([*APART, *SQUARE[4:], "--draws", "10"], "must be at least 10000"),
+        ([*APART, "--mechanism", "toeplitz"], "at most population / min_separation"),
+        ([*POISSON, *ALONE, *DRAWS], "needs no draws; leave out --draws"),
+        ([*BINS, *ALONE, "--draw-seed", "0"], "without --draws: nothing is drawn; add --draws"),
+        ([*BINS, *SQUARE[4:], "--min-separation", "4"], "leave out --min-separation"),
+        (["--draws", "10000"], "add --sampling, or leave out --draws"),
+        (["--draw-seed", "1"], "add --sampling, or leave out --draw-seed"),
+        ([*APART, *SQUARE[4:], "--method", "pld"], "estimated by draws; leave out --method"),
+        ([*APART, *SQUARE[4:], "--fixed-order"], "leave out --fixed-order"),
         ([*POISSON, "--mechanism", "tree"], "is not known to amplify tree"),
-        ([*POISSON, *ALONE, "--bins", "8"], "has no bins; leave out --bins"),
+        ([*POISSON, *ALONE, "--bins", "8"], "has no bins, and needs no draws; leave out --bins"),
         ([*BINS, *ALONE, "--population", "9"], "needs the bins alone; leave out --population"),
         ([*BINS, *ALONE, "--method", "exact"], "needs the bins alone; leave out --method"),
         ([*POISSON, *ALONE, "--method", "exact"], "is 'pld' (default) or 'rdp'"),
@@ -62,7 +144,7 @@ def test_balls_in_bins(privpart):
             ["--bins", "9"],
             "without --sampling: nobody is sampled; add --sampling, or leave out --bins",
         ),
-        (["--sampling", "b-min-sep"], "balls-in-bins"),
+        (["--sampling", "shuffled"], "balls-in-bins"),
     ],
 )
 def test_other_combinations_are_refused(privpart, typed, fault):

@@ -20,8 +20,9 @@ from privpart.cli.main import app
 PLAN = "examples/digits.toml"
 SAMPLES = {
     "plan": PLAN, "target_epsilon": "1", "rounds": "72", "only": "dense",
-    "sampling": "poisson", "expected_batch": "10", "bins": "8", "noise_multiplier": "1.0",
-    "delta": "1e-5", "log": "log.csv", "population": "1000", "max_epsilon": "20", "plot": "x.png",
+    "sampling": "poisson", "expected_batch": "10", "bins": "8", "draws": "10000",
+    "draw_seed": "0", "noise_multiplier": "1.0", "delta": "1e-5", "log": "log.csv",
+    "population": "1000", "max_epsilon": "20", "plot": "x.png",
     "plot_against": "noise", "max_participations": "1", "min_separation": "1",
     "mechanism_file": "m.json", "restart_every": "8", "bands": "2", "coefficients": "1,0.5",
     "objective": "rmse", "buffers": "3", "decay": "0.9", "scale": "0.1", "vouch": "choices",
@@ -36,6 +37,7 @@ PLANNED = ["--plan", PLAN]
 FITTED = ["--rounds", "64", "--delta", "1e-6", "--target-epsilon", "4"]
 POISSON = [*TYPED, "--sampling", "poisson", "--expected-batch", "10", "--population", "100"]
 BINS = [*TYPED, "--sampling", "balls-in-bins", "--bins", "8"]
+APART = [*TYPED, "--sampling", "b-min-sep", "--expected-batch", "10", "--population", "100"]
 ATTACKED = ["--model", "lenet", "--data", "digits", "--out", "out"]
 LEAKING = [*ATTACKED, "--view", "full"]
 DEFENDED = [*ATTACKED, "--clip", "1"]
@@ -69,7 +71,8 @@ SITUATIONS = {
     ("epsilon", "plan"): [PLANNED],
     ("epsilon", "statement"): [[*TYPED, "--statement"]],
     ("epsilon", "plot"): [TYPED],
-    ("epsilon", "sampling"): [TYPED, POISSON, POISSON, BINS],
+    ("epsilon", "sampling"): [TYPED, POISSON, BINS, POISSON, BINS, APART],
+    ("epsilon", "draws"): [BINS],
     ("calibrate", "solve"): [
         FITTED,
         [*FITTED, "--solve", "max-participations", "--noise-multiplier", "4"],
@@ -110,7 +113,8 @@ NOT_THE_MECHANISM = {
     "help", "rounds", "noise_multiplier", "delta", "plan", "log", "method", "population",
     "cross_check", "max_epsilon", "plot", "plot_against", "statement", "form", "mechanism",
     "max_participations", "min_separation", "fixed_order", "mechanism_file", "target_epsilon",
-    "solve", "optimal", "only", "sampling", "expected_batch", "bins",
+    "solve", "optimal", "only", "sampling", "expected_batch", "bins", "draws",
+    "draw_seed",
 }  # fmt: skip
 
 

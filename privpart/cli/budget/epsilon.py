@@ -17,7 +17,10 @@ from privpart.cli.budget.options import Limits, with_shared_options
 from privpart.cli.budget.progress import shown_fits
 from privpart.cli.budget.sampled import (
     Bins,
+    DrawCount,
+    DrawSeed,
     ExpectedBatch,
+    SamplerOptions,
     SamplingOption,
     print_sampled,
     sampled_guarantee,
@@ -74,6 +77,8 @@ def epsilon(
     sampling: SamplingOption = None,
     expected_batch: ExpectedBatch = None,
     bins: Bins = None,
+    draws: DrawCount = None,
+    draw_seed: DrawSeed = None,
     cross_check: Annotated[
         bool, typer.Option("--cross-check", help="Cross-check by dp-accounting (a second more).")
     ] = False,
@@ -96,7 +101,7 @@ def epsilon(
     """
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     if sampling is not None:
-        _within(_print_sample(context, choice), limit)
+        _within(_print_sample(context, choice, limits), limit)
         return
     histories = None if log is None else histories_of(log)
     if plan is not None:
@@ -118,7 +123,7 @@ def epsilon(
     _judge(report, limit)
 
 
-def _print_sample(context: typer.Context, choice: MechanismChoice) -> float:
+def _print_sample(context: typer.Context, choice: MechanismChoice, limits: Limits) -> float:
     """Print the guarantee of a sampled run; return its epsilon."""
     values = context.params
     if None in (values["rounds"], values["noise_multiplier"], values["delta"]):
@@ -126,14 +131,26 @@ def _print_sample(context: typer.Context, choice: MechanismChoice) -> float:
     with shown_fits():
         run = sampled_guarantee(
             values["sampling"],
-            choice.build(Participation(values["rounds"])),
+            choice.build(_fitted_to(values["rounds"], values["bins"])),
             noise_multiplier=values["noise_multiplier"],
-            expected_batch=values["expected_batch"],
-            population=values["population"],
-            bins=values["bins"],
-            method=values["method"] if "method" in typed(context) else None,
+            given=SamplerOptions(
+                expected_batch=values["expected_batch"],
+                population=values["population"],
+                bins=values["bins"],
+                min_separation=limits.min_separation,
+                draws=values["draws"],
+                draw_seed=values["draw_seed"],
+                method=values["method"] if "method" in typed(context) else None,
+            ),
         )
     return print_sampled(run, choice, values["delta"], values["form"])
+
+
+def _fitted_to(rounds: int, bins: int | None) -> Participation:
+    """Return what a mechanism is fitted to: every pass of a member in bins, else one round."""
+    if bins is None or not 1 <= bins <= rounds:
+        return Participation(rounds)
+    return Participation(rounds, -(-rounds // bins), bins)
 
 
 def _refuse_silent_limits(

@@ -1,0 +1,516 @@
+r"""Monte Carlo: epsilon of a sampler whose mixture has no closed form, and how likely it is wrong.
+
+For a sampler that draws a member's rounds x on its own, and an encoder C, every run is dominated by
+Q = N(0, z^2 I) without the member and P = E_x N(|C| x, z^2 I) with it (``docs/sampling.md``). Let
+s_x = log N(|C| x, z^2 I) / Q at a draw, and L = P / Q = E_x e^(s_x). Then
+
+    delta_remove = E_P (1 - e^epsilon / L)_+,    delta_add = E_Q (1 - e^epsilon L)_+.
+
+Both are estimated with draws from R = Q E_x e^(w s_x) / Z, Z = E_x exp((w^2 - w) k_x / 2) with
+k_x = |C x|^2 / z^2: a mixture with the means w |C| x. w = a >= 1 for the first, 1 - a for the
+second; a = 1 draws from P and Q themselves. By Jensen E_x e^(w s_x) >= L^w, so what is averaged,
+
+    (1 - e^epsilon / L)_+ P / R    or    (1 - e^epsilon L)_+ Q / R,
+
+lies between 0 and B = Z (a-1)^(a-1) / a^a e^(-(a-1) epsilon). (jax_privacy has Z for the largest
+k_x; a mean is less.) So the Chernoff bound holds (Hoeffding 1963, Theorem 1): the mean m of N draws
+of expectation d has kl(m / B, d / B) <= log(1 / f) / N, or m > d, except with probability f.
+
+delta = the bound on d + f, with f a hundredth of delta. The bound falls as epsilon grows, so one f
+pays for all epsilons: the answer is too low only if the bound fails at the true epsilon, in the
+worse direction. The tilt a is chosen with earlier draws of another stream.
+
+f is the probability of one answer, over a seed that was drawn at random once the setting had been
+chosen. Whoever chooses a noise, an encoder or a seed by k estimates is wrong with up to k f.
+
+At little noise likelihoods exceed every float, so all of this is in logarithms, and a draw that is
+not a finite number raises: it must not count as 0.
+
+Likelihoods, draws and the bound on their mean are one file, because R, weights and B must agree.
+"""
+
+import math
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting import checks
+from accounting.checks import ConfigError
+from accounting.guarantee import Guarantee, mu_upper
+from accounting.mechanisms import Mechanism
+from accounting.random_allocation import AllocatedGuarantee, BallsInBins, bin_modes, magnitudes
+from accounting.report import Assumption
+from accounting.sensitivity import rounded_up
+
+Array = NDArray[np.float64]
+
+_FAILURE = 0.01
+"""Part of delta that is the probability of an epsilon that is too low."""
+_CELLS = 2**21
+"""Numbers per chunk of draws."""
+_TILTS = 1 + np.concatenate([[0.0], np.geomspace(0.01, 60.0, 80)])
+_PILOT = 16
+"""Each of two pilots has this part of the draws."""
+_SLACK = 1e-9
+"""Room for the rounding of logarithms of likelihoods, and of their mean."""
+_SEED_BITS = 53
+"""As many as every reader of JSON keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class BMinSep:
+    """Each member joins a round with one probability, unless it joined one of the last b - 1.
+
+    The b-min-sep sampling of Dong and Ganesh 2026 (arXiv 2602.09338), begun as if it had run
+    before, so that every round has ``expected_batch`` members on average. b = 1 is Poisson
+    sampling, and expected_batch = population / b is balls in b bins.
+
+    Args:
+        expected_batch: expected number of members per round, > 0; the public constant that sums
+            are divided by.
+        population: number of members, >= 1; public.
+        min_separation: b >= 1; expected_batch times b is at most the population.
+    """
+
+    expected_batch: float
+    population: int
+    min_separation: int
+
+    def __post_init__(self) -> None:
+        checks.positive("expected_batch", self.expected_batch)
+        checks.count("population", self.population)
+        checks.count("min_separation", self.min_separation, maximum=checks.MOST_ROUNDS)
+        if not self.expected_batch * self.min_separation <= self.population:
+            raise ConfigError(
+                f"expected_batch={self.expected_batch:g}: at most population / min_separation, "
+                f"{self.population / self.min_separation:g}, can join a round."
+            )
+
+    @property
+    def probability(self) -> float:
+        """Probability p that a member joins if it may, rounded up to a multiple of 2^-53."""
+        rate = self.expected_batch / self.population
+        exact = rate / (1 - (self.min_separation - 1) * rate)
+        return min(1.0, math.ceil(exact * 2.0**53) / 2.0**53)
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatedGuarantee:
+    """The guarantee of correlated noise on sampled rounds, estimated by Monte Carlo.
+
+    Adjacency is add-or-remove in the sense of zero-out: the member's place stays empty, and the
+    population is a public constant.
+
+    Args:
+        noise_multiplier: noise standard deviation on the sum / clip norm, 1e-3 to 1e5.
+        sampling: how a member's rounds are drawn. ``BMinSep`` needs an encoder with at most
+            ``min_separation`` bands.
+        mechanism: what correlates the noise.
+        samples: draws in each direction, 10,000 to 10^9.
+        seed: of the draws, zero or more; by default a fresh one from the operating system, for
+            which alone ``failure`` holds. Give it to repeat a figure.
+
+    Raises:
+        ConfigError: a value out of range, or a mechanism that the sampler does not cover.
+    """
+
+    noise_multiplier: float
+    sampling: BallsInBins | BMinSep
+    mechanism: Mechanism
+    samples: int = 1_000_000
+    seed: int = field(default_factory=lambda: secrets.randbits(_SEED_BITS))
+    _hypotheses: "_Hypotheses" = field(init=False, repr=False, compare=False)
+
+    unit: ClassVar[str] = "the sampled member: a client, or an example"
+    adjacency: ClassVar[str] = "add-or-remove"
+
+    def __post_init__(self) -> None:
+        if not 1e-3 <= checks.positive("noise_multiplier", self.noise_multiplier) <= 1e5:
+            raise ConfigError(
+                f"noise_multiplier={self.noise_multiplier:g}: must lie between 1e-3 and 1e5."
+            )
+        checks.count("samples", self.samples, minimum=10_000, maximum=10**9)
+        checks.count("seed", self.seed, minimum=0)
+        object.__setattr__(self, "_hypotheses", self._possible())
+
+    @property
+    def mu(self) -> float:
+        """Without the sample being hidden, rounded up."""
+        terms = 2 * self.mechanism.rounds + 8
+        return mu_upper(self._hypotheses.most() * rounded_up(1.0, terms), 1.0)
+
+    def failure(self, delta: float) -> float:
+        """Return the probability that ``epsilon(delta)`` is too low; it is part of delta.
+
+        It is that of one answer, for a seed drawn after everything else was chosen.
+        """
+        return _FAILURE * checks.probability("delta", delta)
+
+    def epsilon(self, delta: float) -> float:
+        """Return an upper bound on epsilon at ``delta`` in (0, 1), except with ``failure(delta)``.
+
+        It is never above the one without sampling, nor above that of bins in closed form. With
+        few samples it is loose, not wrong.
+
+        Raises:
+            ConfigError: delta is below 1e-11, for bins; or so little noise, beside an encoder so
+                large, that logarithms of likelihoods are not finite.
+        """
+        failure = self.failure(delta)
+        plain = Guarantee(self.mu).epsilon(delta)
+        if isinstance(self.sampling, BallsInBins):
+            closed = AllocatedGuarantee(self.noise_multiplier, self.sampling, self.mechanism)
+            plain = min(plain, closed.epsilon(delta))
+        hypotheses = self._hypotheses
+        guess = plain / 2
+        for pilot in (1, 2):
+            draws = [
+                _Draws.of(hypotheses, guess, self.samples // _PILOT, 0.0, [self.seed, pilot, d], d)
+                for d in (0, 1)
+            ]
+            guess = max(_least(own, delta, plain, None) for own in draws)
+        count, spent = self.samples, math.log(1 / failure) / self.samples
+        found = [
+            _least(
+                _Draws.of(hypotheses, guess, count, guess / 2, [self.seed, 0, d], d),
+                delta - failure,
+                plain,
+                spent,
+            )
+            for d in (0, 1)
+        ]
+        return min(plain, max(found) * (1 + _SLACK) + _SLACK)
+
+    def _possible(self) -> "_Hypotheses":
+        if isinstance(self.sampling, BallsInBins):
+            return _Binned(bin_modes(self.mechanism, self.sampling) / self.noise_multiplier)
+        if isinstance(self.sampling, BMinSep):
+            b, p = self.sampling.min_separation, self.sampling.probability
+            return _Separated(_bands(self.mechanism, b) / self.noise_multiplier, p, b)
+        raise ConfigError(f"sampling={self.sampling!r}: must be BallsInBins(...) or BMinSep(...).")
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """The conditions of the amplification, besides clipping and secret noise."""
+        lost = "no amplification: account for the unsampled mechanism instead"
+        if isinstance(self.sampling, BallsInBins):
+            how = (
+                f"every member is put into one of {self.sampling.bins} bins on its own, uniformly, "
+                "once for all passes"
+            )
+        else:
+            how = (
+                "every member joins a round on its own with probability "
+                f"{self.sampling.probability:g}, unless it joined one of the "
+                f"{self.sampling.min_separation - 1} rounds before; the first rounds continue a "
+                "run that never was"
+            )
+        return (
+            Assumption("sampling", how, "asserted", lost),
+            Assumption(
+                "hidden-sample",
+                "nobody who sees the release learns who was sampled when",
+                "asserted",
+                lost,
+            ),
+            Assumption(
+                "public-constants",
+                "the divisor is a public constant, not the realised batch",
+                "asserted",
+                "the size of the batch leaks, and one member weighs more than accounted",
+            ),
+            Assumption(
+                "draw-seed",
+                f"{self.seed}, the seed of the draws, is random, and was drawn after noise, "
+                "mechanism and sampling had been chosen",
+                "asserted",
+                "a seed that somebody chose is not a random one, and epsilon may be too low; "
+                "choosing among k estimates makes one too low with up to k times the probability "
+                "that is stated",
+            ),
+        )
+
+
+class _Hypotheses(Protocol):
+    """A member's possible rounds x, their probabilities, and the means |C| x / z."""
+
+    width: int
+    """Numbers per draw."""
+
+    def most(self) -> float:
+        """Return the largest k_x."""
+        ...
+
+    def log_weight(self, factor: Array) -> Array:
+        """Return log E_x exp(factor k_x) for each factor."""
+        ...
+
+    def draw(self, rng: np.random.Generator, count: int, power: float) -> Array:
+        """Return terms of s_x at draws from R of w = power, shape (terms, count)."""
+        ...
+
+    def log_mean(self, terms: Array, power: float) -> Array:
+        """Return log E_x exp(power s_x) at each draw."""
+        ...
+
+
+class _Binned:
+    """Uniform on the columns of a matrix of means; the terms are s_x of each."""
+
+    def __init__(self, modes: Array) -> None:
+        self._means = np.asarray(np.linalg.qr(modes)[1])  # a rotation changes no distance
+        self._squares = (self._means**2).sum(axis=0)
+        self.width = sum(modes.shape[1:]) + len(self._means)
+
+    def most(self) -> float:
+        return float(self._squares.max())
+
+    def log_weight(self, factor: Array) -> Array:
+        return _log_mean(np.multiply.outer(self._squares, factor))
+
+    def draw(self, rng: np.random.Generator, count: int, power: float) -> Array:
+        weight = np.exp(_tilt(power) * (self._squares - self._squares.max()))
+        bins = rng.choice(len(weight), size=count, p=weight / weight.sum())
+        draws = rng.standard_normal((len(self._means), count))
+        draws += power * self._means[:, bins]
+        return np.asarray(self._means.T @ draws - self._squares[:, None] / 2)
+
+    def log_mean(self, terms: Array, power: float) -> Array:
+        return _log_mean(power * terms)
+
+
+class _Separated:
+    """The Markov chain of b-min-sep; the terms are the parts of s_x of a round, if it is joined.
+
+    Column t of |C| / z is ``bands[:, t]`` in rounds t, t + 1, ...; two rounds of one member share
+    no row, so s_x and k_x are sums over its rounds.
+    """
+
+    def __init__(self, bands: Array, probability: float, separation: int) -> None:
+        self._bands, self._p, self._b = bands, probability, separation
+        self._squares = (bands**2).sum(axis=0)
+        self.width = 4 * bands.shape[1] + 2 * separation
+
+    def most(self) -> float:
+        rounds, b = len(self._squares), self._b
+        most = np.zeros(rounds + b)
+        for t in reversed(range(rounds)):
+            most[t] = max(most[t + 1], self._squares[t] + most[t + b])
+        return float(most[:b].max())
+
+    def log_weight(self, factor: Array) -> Array:
+        later = self._later(np.multiply.outer(self._squares, factor))
+        return _log_mean(later[: self._b], self._start())
+
+    def draw(self, rng: np.random.Generator, count: int, power: float) -> Array:
+        bands, (length, rounds) = self._bands, self._bands.shape
+        draws = rng.standard_normal((rounds, count))
+        for t, joins in enumerate(self._joins(rng, count, power)):
+            for i in range(min(length, rounds - t)):
+                draws[t + i] += power * bands[i, t] * joins
+        terms = np.empty((rounds, count))
+        for t in range(rounds):
+            inside = min(length, rounds - t)
+            terms[t] = bands[:inside, t] @ draws[t : t + inside]
+        return np.asarray(terms - self._squares[:, None] / 2)
+
+    def log_mean(self, terms: Array, power: float) -> Array:
+        return _log_mean(self._later(power * terms)[: self._b], self._start())
+
+    def _joins(self, rng: np.random.Generator, count: int, power: float) -> Iterator[Array]:
+        """Yield who joins each round, if x has the weight exp((w^2 - w) k_x / 2)."""
+        reward = _tilt(power) * self._squares
+        later = self._later(reward[:, None])[:, 0]
+        start = self._start() * np.exp(later[: self._b] - later[: self._b].max())
+        free = rng.choice(self._b, size=count, p=start / start.sum())
+        for t, own in enumerate(reward):
+            joins = math.exp(math.log(self._p) + own + later[t + self._b] - later[t])
+            now = (free <= t) & (rng.random(count) < joins)
+            free[now] = t + self._b
+            yield now.astype(np.float64)
+
+    def _later(self, rewards: Array) -> Array:
+        """Return log E exp(sum of rewards of the rounds joined from t on), if free at t."""
+        rounds, b = len(rewards), self._b
+        later = np.zeros((rounds + b, *rewards.shape[1:]))
+        stays = math.log1p(-self._p) if self._p < 1 else -math.inf
+        joins = math.log(self._p)
+        for t in reversed(range(rounds)):
+            later[t] = np.logaddexp(stays + later[t + 1], joins + rewards[t] + later[t + b])
+        return later
+
+    def _start(self) -> Array:
+        """Return the stationary probabilities of the round from which a member is free."""
+        weights = np.full(self._b, self._p)
+        weights[0] = 1.0
+        return np.asarray(weights / weights.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """What the mean needs of draws: losses above a floor, their weights, the count and the tilt."""
+
+    losses: Array
+    log_weights: Array
+    count: int
+    tilt: float
+    log_normal: float
+    floor: float
+
+    @classmethod
+    def of(
+        cls,
+        hypotheses: _Hypotheses,
+        near: float,
+        count: int,
+        floor: float,
+        seed: list[int],
+        direction: int,
+    ) -> "_Draws":
+        """Draw with the tilt of the least B at an epsilon of ``near``; direction 0 is removing.
+
+        Raises:
+            ConfigError: a loss or a weight is not a finite number.
+        """
+        normal = hypotheses.log_weight((_TILTS**2 - _TILTS) / 2)
+        best = int(np.argmin(_log_bound(_TILTS, normal, near)))
+        tilt, log_normal = float(_TILTS[best]), float(normal[best])
+        power = 1 - tilt if direction else tilt
+        rng = np.random.default_rng(seed)
+        kept: list[tuple[Array, Array]] = []
+        left = count
+        while left:
+            size = min(left, max(256, _CELLS // hypotheses.width))
+            left -= size
+            terms = hypotheses.draw(rng, size, power)
+            log_ratio = hypotheses.log_mean(terms, 1.0)
+            drawn = 0.0 if tilt == 1 and direction else log_ratio
+            if tilt > 1:
+                drawn = hypotheses.log_mean(terms, power) - log_normal
+            loss = -log_ratio if direction else log_ratio
+            weight = (np.zeros(size) if direction else log_ratio) - drawn
+            if not (np.isfinite(loss).all() and np.isfinite(weight).all()):
+                raise ConfigError(
+                    "noise_multiplier: with so little noise, or so large an encoder, the "
+                    "likelihood of a draw is not a number; use the guarantee without sampling."
+                )
+            high = ~(loss <= floor)
+            kept.append((loss[high], weight[high]))
+        losses, weights = (np.concatenate(part) for part in zip(*kept, strict=True))
+        return cls(losses, weights, count, tilt, log_normal, floor)
+
+    def log_bound(self, epsilon: float) -> float:
+        """Return log B, above the logarithm of everything that is averaged."""
+        return float(_log_bound(np.array(self.tilt), self.log_normal, epsilon))
+
+    def share(self, epsilon: float) -> float:
+        """Return the estimate of delta / B at an epsilon above the floor, rounded up."""
+        with np.errstate(divide="ignore"):  # a loss below epsilon gains exp(-inf)
+            gains = np.log(-np.expm1(np.minimum(epsilon - self.losses, 0.0)))
+        shares = np.exp(gains + self.log_weights - self.log_bound(epsilon))
+        return min(1.0, float(shares.sum()) / self.count * (1 + _SLACK))
+
+
+def _least(draws: _Draws, delta: float, high: float, spent: float | None) -> float:
+    """Return the least epsilon with delta, or ``high``.
+
+    ``spent`` is log(1 / f) / N; None is for the estimate without its error.
+    """
+
+    def enough(epsilon: float) -> bool:
+        share = draws.share(epsilon)
+        most = share if spent is None else highest_mean(share, spent)
+        return most == 0 or draws.log_bound(epsilon) + math.log(most) <= math.log(delta)
+
+    low = draws.floor
+    if enough(low):
+        return low
+    top = high
+    while high - low > 1e-6 * top:
+        middle = (low + high) / 2
+        if enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def highest_mean(mean: float, spent: float) -> float:
+    """Return the largest expectation u of numbers in [0, 1] with kl(mean, u) <= spent, rounded up.
+
+    >>> round(highest_mean(0.0, 0.1), 6)  # 1 - exp(-0.1)
+    0.095163
+    """
+    low, high = mean, 1.0
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        if _kl(mean, middle) <= spent:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _kl(q: float, u: float) -> float:
+    """Return the Kullback-Leibler divergence of coins, q <= u."""
+    if u >= 1:
+        return math.inf if q < 1 else 0.0
+    first = q * math.log(q / u) if q else 0.0
+    return first + (1 - q) * (math.log1p(-q) - math.log1p(-u)) if q < 1 else first
+
+
+def _log_bound(tilt: Array, log_normal: Array | float, epsilon: float) -> Array:
+    """Return log B; at tilt 1 it is 0."""
+    past = tilt - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        power = np.where(past > 0, past * np.log(past), 0.0)
+    return np.asarray(log_normal + power - tilt * np.log(tilt) - past * epsilon)
+
+
+def _tilt(power: float) -> float:
+    return (power * power - power) / 2
+
+
+def _log_mean(logs: Array, weights: Array | None = None) -> Array:
+    """Return the logarithm of the mean of exp(logs) over the first axis."""
+    most = logs.max(axis=0)
+    scaled = np.exp(logs - most)
+    mean = scaled.mean(axis=0) if weights is None else np.tensordot(weights, scaled, axes=1)
+    return np.asarray(most + np.log(mean))
+
+
+def bands_of(mechanism: Mechanism) -> int:
+    """Return the number of diagonals of the encoder, up to the last that is not zero.
+
+    Raises:
+        ConfigError: not a square lower-triangular encoder, or one that is not written out.
+    """
+    encoder = magnitudes(mechanism)
+    if encoder.shape != (mechanism.rounds,) * 2 or np.triu(encoder, 1).any():
+        raise ConfigError(
+            f"{mechanism.name}: b-min-sep needs a square lower-triangular encoder, with bands."
+        )
+    return 1 + max(lag for lag in range(len(encoder)) if np.diagonal(encoder, -lag).any())
+
+
+def _bands(mechanism: Mechanism, separation: int) -> Array:
+    """Return the diagonals of |C|: row i has |C|_(t + i, t) for each round t.
+
+    Raises:
+        ConfigError: not a square encoder with at most ``separation`` bands.
+    """
+    reach, encoder, rounds = bands_of(mechanism), magnitudes(mechanism), mechanism.rounds
+    if reach > separation:
+        raise ConfigError(
+            f"min_separation={separation}: the encoder of {mechanism.name} has {reach} bands. "
+            "b-min-sep is covered only if two rounds of one member never share noise (Dong and "
+            "Ganesh 2026)."
+        )
+    bands = np.zeros((reach, rounds))
+    for lag in range(reach):
+        bands[lag, : rounds - lag] = np.diagonal(encoder, -lag)
+    return bands

@@ -1,0 +1,65 @@
+"""Mixtures of Gaussians by brute force: every draw of a sampler, every point of a grid."""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+
+def bin_rows(rounds, bins):
+    """Return {rounds joined: probability} of balls in bins, rounds as a tuple of 0 and 1."""
+    return {tuple(int(t % bins == j) for t in range(rounds)): 1 / bins for j in range(bins)}
+
+
+def separated_rows(rounds, b, p):
+    """Return {rounds joined: probability} of b-min-sep, begun as if it had run before."""
+    found = {}
+
+    def walk(t, free, joined, weight):
+        if t == rounds:
+            found[joined] = found.get(joined, 0.0) + weight
+            return
+        if free > t:
+            walk(t + 1, free, (*joined, 0), weight)
+            return
+        if p < 1:
+            walk(t + 1, free, (*joined, 0), weight * (1 - p))
+        walk(t + 1, t + b, (*joined, 1), weight * p)
+
+    total = 1 + (b - 1) * p
+    for free in range(b):
+        walk(0, free, (), (1 if free == 0 else p) / total)
+    return found
+
+
+@lru_cache(maxsize=2)
+def grid(rounds, points, reach=6.5):
+    """Return points of a cubic grid, shape (rounds, points^rounds), and their N(0, I) masses."""
+    axis = np.linspace(-reach, reach, points)
+    mass = np.exp(-axis * axis / 2)
+    mass /= mass.sum()
+    masses = mass
+    for _ in range(rounds - 1):
+        masses = np.multiply.outer(masses, mass)
+    return np.stack(
+        [a.ravel() for a in np.meshgrid(*[axis] * rounds, indexing="ij")]
+    ), masses.ravel()
+
+
+def deltas(encoder, rows, z, epsilons, points, update=None):
+    """Return delta_remove and delta_add at each epsilon, by summing over a grid of the release.
+
+    ``update(t, releases so far)`` is the member's update of round t, in [-1, 1]; 1 by default.
+    """
+    released, masses = grid(len(encoder), points)
+    updates = [1.0 if update is None else update(t, released[:t]) for t in range(len(encoder))]
+    ratio = np.zeros(released.shape[1])
+    for joined, weight in rows.items():
+        loss = np.zeros(released.shape[1])
+        for t, row in enumerate(encoder):
+            mean = sum(row[s] * joined[s] * updates[s] / z for s in range(t + 1))
+            loss += mean * (released[t] - mean / 2)
+        ratio += weight * np.exp(loss)
+    removed = [float(masses @ np.maximum(ratio - math.exp(e), 0)) for e in epsilons]
+    added = [float(masses @ np.maximum(1 - math.exp(e) * ratio, 0)) for e in epsilons]
+    return np.array([removed, added])

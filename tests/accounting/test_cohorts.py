@@ -1,0 +1,151 @@
+"""Cohorts from a key: their distribution, with twins that the same tests reject."""
+
+import inspect
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from mixtures import bin_rows, separated_rows
+from scipy.stats import chisquare
+
+from accounting import (
+    BallsInBins,
+    BMinSep,
+    ConfigError,
+    Independent,
+    PoissonSampling,
+    amplified,
+    cohorts,
+)
+
+KEY = bytes(range(32))
+MEMBERS = 40_000
+ROUNDS = 5
+
+
+def joined(sampling, rounds=ROUNDS, key=KEY):
+    """Return a table of members and rounds, 1 where a member joined."""
+    table = np.zeros((MEMBERS, rounds), dtype=int)
+    drawn = cohorts(sampling, members=MEMBERS, rounds=rounds, key=key)
+    for t, cohort in enumerate(drawn):
+        assert (np.diff(cohort) > 0).all()
+        table[cohort, t] = 1
+    return table
+
+
+def p_value(table, rows):
+    """Return the p-value of the rounds that members joined, against their probabilities."""
+    seen = Counter(map(tuple, table.tolist()))
+    assert seen.keys() <= rows.keys()
+    order = sorted(rows)
+    found = [seen[row] for row in order]
+    return chisquare(found, [rows[row] * len(table) for row in order]).pvalue
+
+
+def poisson_rows(probability):
+    rows = {}
+    for code in range(2**ROUNDS):
+        row = tuple(code >> t & 1 for t in range(ROUNDS))
+        rows[row] = probability ** sum(row) * (1 - probability) ** (ROUNDS - sum(row))
+    return rows
+
+
+SAMPLERS = [
+    (PoissonSampling(8000, MEMBERS), poisson_rows, 0.2),
+    (BMinSep(8000, MEMBERS, 3), lambda p: separated_rows(ROUNDS, 3, p), 1 / 3),
+    (BMinSep(8000, MEMBERS, 1), poisson_rows, 0.2),
+    (BMinSep(10_000, MEMBERS, 4), lambda p: separated_rows(ROUNDS, 4, p), 1.0),
+]
+
+
+@pytest.mark.parametrize(("sampling", "rows", "probability"), SAMPLERS)
+def test_members_join_as_the_accountant_assumes(sampling, rows, probability):
+    """Over all patterns of five rounds; a sampler that joins 5 % more often is told apart."""
+    if isinstance(sampling, BMinSep):
+        assert sampling.probability == pytest.approx(probability, abs=1e-15)
+    table = joined(sampling)
+    assert p_value(table, rows(probability)) > 1e-4
+    if probability < 1:
+        assert p_value(table, rows(probability / 1.05)) < 1e-6
+
+
+def test_bins_are_uniform_and_kept_for_every_pass():
+    table = joined(BallsInBins(3, ROUNDS))
+    assert p_value(table, bin_rows(ROUNDS, 3)) > 1e-4
+    skewed = {row: weight * (1.08, 0.96, 0.96)[row.index(1)] for row, weight in
+              bin_rows(ROUNDS, 3).items()}  # fmt: skip
+    assert p_value(table, skewed) < 1e-6
+
+
+def test_every_round_of_b_min_sep_has_the_same_expected_batch():
+    """Begun as if it had run before: without that, the first round has 2.5 times as many."""
+    sizes = joined(BMinSep(8000, MEMBERS, 4), rounds=12).sum(axis=0)
+    assert (abs(sizes - 8000) < 5 * math.sqrt(8000 * 0.8)).all()
+
+
+def test_members_and_rounds_are_independent():
+    """Neighbours join together as often as strangers; the twin shares words between neighbours."""
+    table = joined(PoissonSampling(8000, MEMBERS))
+    pairs = MEMBERS // 2
+
+    def together(left, right):
+        return abs((left & right).sum() - pairs * 0.04) / math.sqrt(pairs * 0.04 * 0.96)
+
+    for t in range(ROUNDS):
+        assert together(table[::2, t], table[1::2, t]) < 4.5
+        assert together(table[::2, t], table[::2, t]) > 100
+
+
+def test_groups_take_turns():
+    """As ``amplified`` reads them from the same sampler, which no argument here can contradict."""
+    sampling = PoissonSampling(8000, MEMBERS, groups=2)
+    assert amplified(Independent(ROUNDS), noise_multiplier=4.0, sampling=sampling).groups == 2
+    table = joined(sampling)
+    for t in range(ROUNDS):
+        assert not table[(t + 1) % 2 :: 2, t].any()
+        assert abs(table[:, t].sum() - 8000) < 5 * math.sqrt(8000 * 0.6)
+
+
+@pytest.mark.parametrize(
+    "sampling", [PoissonSampling(8000, MEMBERS), BMinSep(8000, MEMBERS, 3), BallsInBins(3, ROUNDS)]
+)
+def test_a_key_repeats_and_another_one_does_not(sampling):
+    table = joined(sampling)
+    assert (table == joined(sampling)).all()
+    assert 0.1 < (table != joined(sampling, key=bytes(32))).mean() < 0.6
+
+
+def test_samplers_with_one_key_share_no_words():
+    """A member that joined b-min-sep first is no likelier in Poisson's first round."""
+    separated = joined(BMinSep(8000, MEMBERS, 1))[:, 0]
+    poisson = joined(PoissonSampling(8000, MEMBERS))[:, 0]
+    both = (separated & poisson).sum()
+    assert abs(both - MEMBERS * 0.04) < 5 * math.sqrt(MEMBERS * 0.04)
+
+
+def test_one_member_and_tiny_probabilities():
+    assert all(
+        len(cohort) == 1 for cohort in cohorts(PoissonSampling(1, 1), members=1, rounds=4, key=KEY)
+    )
+    rare = cohorts(BMinSep(1e-12, 10, 2), members=10, rounds=50, key=KEY)
+    assert sum(map(len, rare)) == 0
+
+
+@dataclass
+class Anything:
+    population: int = 5
+
+
+def test_what_the_guarantee_does_not_say_is_refused():
+    poisson, bins = PoissonSampling(1, 5), BallsInBins(2, 8)
+    with pytest.raises(ConfigError, match="members=6: the sampler has population=5"):
+        cohorts(poisson, members=6, rounds=8, key=KEY)
+    with pytest.raises(ConfigError, match="key: must be 32 secret bytes"):
+        cohorts(poisson, members=5, rounds=8, key=b"short")
+    with pytest.raises(ConfigError, match="the bins are for 8 rounds"):
+        cohorts(bins, members=5, rounds=9, key=KEY)
+    assert "groups" not in inspect.signature(cohorts).parameters
+    with pytest.raises(ConfigError, match="must be a sampler of this package"):
+        cohorts(Anything(), members=5, rounds=9, key=KEY)
