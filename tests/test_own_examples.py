@@ -164,11 +164,11 @@ def test_it_is_trained_killed_resumed_and_out_again(folder, request, privpart, p
 @pytest.mark.parametrize("folder", EXAMPLES, indirect=True)
 def test_from_python_the_same_is_trained(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
-    import network
-    import task
-
     options = {"seed": 5, "progress": False, "evaluate_every": 3}
     named = package.train(plan=folder / "plan.toml", out="named", **options)
+    import network  # after the plan's own import, which is the one that is recorded
+    import task
+
     plan = read(folder / "plan.toml")
     tables = deepcopy(plan.tables)
     passed = {}

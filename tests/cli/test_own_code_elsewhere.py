@@ -73,7 +73,7 @@ def write(folder, name):
     return folder / "plan.toml"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def project(tmp_path_factory, privpart):
     """A folder with a plan, its code, and a finished private run."""
     folder = tmp_path_factory.mktemp("elsewhere")
