@@ -29,8 +29,8 @@ _UNCLIPPED = 1e6
 def refuse_carriers(model: PartialModel, clients: Clients, local: LocalTraining) -> None:
     """Train two clients in turn, each twice; the two updates of each must have the same bits.
 
-    The check finds what a few steps show; it proves nothing about
-    code that means to hide something.
+    The check finds what a few steps show; it proves nothing about code that means to hide
+    something.
 
     Args:
         model: in its start state, to which it is reset.

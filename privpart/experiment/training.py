@@ -376,11 +376,6 @@ def _refuse_other_clients(clients: Clients) -> None:
 
 
 def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
-    if not isinstance(clients.ids, Sequence | np.ndarray):
-        raise ConfigError(
-            f"clients: their ids are a {type(clients.ids).__name__}; must be a sequence, such as a "
-            "list: who takes part when follows from their order."
-        )
     ids = [client_id(one) for one in clients.ids]
     if len(set(ids)) < len(ids):
         twice = Counter(ids).most_common(1)[0][0]
