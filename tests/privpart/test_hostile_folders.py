@@ -163,14 +163,15 @@ def test_only_our_own_unfinished_files_are_removed(folder):
     assert [file.exists() for file in (own, old, *others)] == [False, False, True, True, True]
 
 
-def test_an_unfinished_file_leaves_nothing_and_the_old_content(tmp_path):
+def test_an_unfinished_file_leaves_nothing_and_the_old_content(tmp_path, monkeypatch):
     write_durably(tmp_path / "x", b"old")
 
-    def fails():
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), files.new_file(tmp_path / "x"):
-        fails()
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_durably(tmp_path / "x", b"new")
     assert names(tmp_path) == ["x"]
     assert (tmp_path / "x").read_bytes() == b"old"
 
