@@ -204,6 +204,7 @@ TABLE: Mapping[str, Options] = {
             Idle("worker_timeout", "workers", _is("workers", 1), "one process has no workers"),
         ),
     ),
+    "close": Options(free="run yes adopt"),
     "export": Options(
         free="run out part",
         idle=(Idle("plan", "part", _is("part", "trained"), "needs no plan"),),

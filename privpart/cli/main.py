@@ -30,6 +30,7 @@ import typer
 from accounting import ConfigError
 from privpart.cli import audit, sweep
 from privpart.cli.budget import calibrate, epsilon, mechanisms
+from privpart.cli.close import close
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
 from privpart.cli.doctor import doctor
@@ -54,6 +55,7 @@ _COMMANDS = (
     init,
     doctor,
     train,
+    close,
     report,
     export,
     schedule,
