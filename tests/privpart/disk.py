@@ -44,8 +44,9 @@ class Disk:
     def __init__(self, root: str) -> None:
         self.root = root
         self.names: dict[str, int | str] = {root: "folder"}
-        self.durable: list[Change] = []
         self.pending: list[Change] = []
+        self._durable_names = dict(self.names)
+        self._durable: dict[int | str, bytes] = {}
         self._files = itertools.count()
 
     def make(self, call: Call) -> None:
@@ -104,39 +105,49 @@ class Disk:
 
     def _sync(self, path: str) -> None:
         place = path if self.names[path] == "folder" else self.names[path]
-        self.durable += [change for change in self.pending if change.place == place]
+        kept = [change for change in self.pending if change.place == place]
         self.pending = [change for change in self.pending if change.place != place]
+        _apply(kept, self._durable_names, self._durable)
 
     def now(self) -> Tree:
         """Return what any process sees, and what is left if this one is killed."""
         return self._tree(self.pending)
 
     def after_power_loss(self, most: int, rng: np.random.Generator) -> Iterator[Tree]:
-        """Yield what may be left: every subset of the pending changes if there are at most 2^most.
+        """Yield what may be left: every subset of the pending changes, if there are at most ``most``.
 
-        Otherwise none, every first part, every change alone, every change but one, and as many
-        random subsets as there are pending changes.
+        Otherwise ``most`` of these, and always the first: no change, all but one, one alone, every
+        first part, and random subsets.
         """
-        pending = self.pending
-        if len(pending) <= most:
-            keeps = itertools.product((False, True), repeat=len(pending))
+        count = len(self.pending)
+        if 2**count <= most:
+            keeps = list(itertools.product((False, True), repeat=count))
         else:
-            keeps = _some_subsets(len(pending), rng)
+            keeps = _some_subsets(count, rng)
+            chosen = rng.choice(len(keeps) - 1, min(most, len(keeps)) - 1, replace=False)
+            keeps = [keeps[0], *(keeps[i + 1] for i in chosen)]
         for keep in keeps:
-            yield self._tree([change for change, kept in zip(pending, keep, strict=True) if kept])
+            yield self._tree([c for c, kept in zip(self.pending, keep, strict=True) if kept])
 
     def _tree(self, changes: Sequence[Change]) -> Tree:
-        names: dict[str, int | str] = {self.root: "folder"}
-        contents: dict[int | str, bytearray] = {}
-        for change in itertools.chain(self.durable, changes):
-            _set_names(names, change.names)
-            if not change.names:
-                _write(contents.setdefault(change.place, bytearray()), change)
+        names, contents = dict(self._durable_names), dict(self._durable)
+        _apply(changes, names, contents)
         return {
-            path: None if file == "folder" else bytes(contents.get(file, b""))
+            path: None if file == "folder" else contents.get(file, b"")
             for path, file in names.items()
             if _reachable(path, names, self.root)
         }
+
+
+def _apply(changes: Sequence[Change], names: dict, contents: dict[int | str, bytes]) -> None:
+    open_files: dict[int | str, bytearray] = {}
+    for change in changes:
+        _set_names(names, change.names)
+        if not change.names:
+            if change.place not in open_files:
+                open_files[change.place] = bytearray(contents.get(change.place, b""))
+            _write(open_files[change.place], change)
+    contents.update((file, bytes(content)) for file, content in open_files.items())
 
 
 def _set_names(names: dict, changes: Sequence[tuple[str, int | str | None]]) -> None:
@@ -163,13 +174,14 @@ def _reachable(path: str, names: dict, root: str) -> bool:
     return True
 
 
-def _some_subsets(count: int, rng: np.random.Generator) -> Iterator[Sequence[bool]]:
-    yield [False] * count
+def _some_subsets(count: int, rng: np.random.Generator) -> list[Sequence[bool]]:
+    found = [[False] * count]
     for i in range(count):
-        yield [j <= i for j in range(count)]
-        yield [j == i for j in range(count)]
-        yield [j != i for j in range(count)]
-        yield rng.random(count) < 0.5
+        found.append([j <= i for j in range(count)])
+        found.append([j == i for j in range(count)])
+        found.append([j != i for j in range(count)])
+        found.append(list(rng.random(count) < 0.5))
+    return found
 
 
 def put(tree: Tree, root: str, folder: Path) -> None:
@@ -183,7 +195,7 @@ def put(tree: Tree, root: str, folder: Path) -> None:
             here.chmod(0o600)
 
 
-def found(folder: Path, root: str) -> Tree:
+def read(folder: Path, root: str) -> Tree:
     """Return what lies under ``folder`` as a tree."""
     paths = [folder, *folder.rglob("*")]
     return {

@@ -13,6 +13,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from disk import Disk, Tree, found, put
+from disk import Disk, Tree, put, read
 from syscalls import Call, Kill, Refuse, Shorten, traced
 
 from accounting import BinaryTree, Grouped, Participation
@@ -48,6 +49,7 @@ GROUPED = Grouped([(0, 1), (0,), (1,)], [BinaryTree(2, estimator="online")] * 2,
 COHORTS = [[0, 1], [2, 3], [0, 1]]
 CHANGES = ("open", "write", "truncate", "sync", "rename", "unlink", "link", "mkdir", "rmdir")
 MOST_SAID = 20
+_RANDOM = re.compile("[0-9a-f]{32}")
 Event = dict[str, Any]
 Say = Callable[..., None]
 
@@ -60,6 +62,7 @@ class Scenario:
         seed: of the noise; None is a secret key, whose clients answer differently at each attempt.
         groups: whether two groups of parameters take turns.
         closed_after: rounds after which the run is ended early; None runs all.
+        rounds: 0 only opens or begins the run.
         released_first: the defect that clients are sent a model before it is committed.
         one_salt: the defect that every attempt of a round draws the same noise.
     """
@@ -67,6 +70,7 @@ class Scenario:
     seed: int | None = None
     groups: bool = False
     closed_after: int | None = None
+    rounds: int = ROUNDS
     released_first: bool = False
     one_salt: bool = False
 
@@ -120,6 +124,8 @@ def train(base: Path, scenario: Scenario, say: Say, *, again: bool = False) -> N
         run = RunFolder.create(folder, scenario.plan, seed=scenario.seed)
         say("created")
     with run:
+        if not scenario.rounds:
+            return
         source = run.source()
         if scenario.one_salt:
             source.salt = lambda: bytes(16)
@@ -177,6 +183,8 @@ def finished(base: Path, scenario: Scenario) -> End:
     events: list[Event] = []
     try:
         train(base, scenario, lambda what, **values: events.append({"what": what, **values}))
+        if not scenario.rounds:
+            return End(events)
         folder = base / "disk" / "run"
         state = folder / state_name(ROUNDS)
         decode_state(state)
@@ -234,6 +242,7 @@ class Sweep:
     def __init__(self, scenario: Scenario, scratch: Path) -> None:
         self.scenario, self.scratch = scenario, scratch
         self.tried: dict[bytes, End] = {}
+        self.ends: dict[bytes, End] = {}
         self.counts: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.whole = finished(self._new(), scenario)
@@ -253,8 +262,25 @@ class Sweep:
             self.counts["distinct states"] += 1
             with TemporaryDirectory(dir=self.scratch) as place:
                 put(left, root, Path(place) / "disk")
-                self.tried[key] = finished(Path(place), self.scenario)
+                self.tried[key] = self._resumed(Path(place))
         self.judge(kind, where, events, left, self.tried[key])
+
+    def _resumed(self, base: Path) -> End:
+        """Open the run, and bring it to its end unless one that was opened as it was brought there.
+
+        Many states are one as soon as the run is opened: what was left half done is removed.
+        """
+        opened = finished(base, replace(self.scenario, rounds=0))
+        if opened.error:
+            return opened
+        left = read(base / "disk", "")
+        if opened.events[0]["what"] == "created":  # a new run, whose name and key are random
+            left = {_RANDOM.sub("*", path): None for path in left}
+        key = _digest(left)
+        if key not in self.ends:
+            self.counts["distinct resumed"] += 1
+            self.ends[key] = finished(base, self.scenario)
+        return replace(self.ends[key], events=opened.events + self.ends[key].events)
 
     def judge(self, kind: str, where: str, events: list, left: Tree | None, end: End) -> None:
         """Note what is wrong with a history, if anything is."""
@@ -288,7 +314,7 @@ def stopped(sweep: Sweep, effort: int) -> None:
 
         def look(where: str) -> None:
             left = disk.now()
-            if left != found(root, str(root)):
+            if left != read(root, str(root)):
                 raise RuntimeError(f"{where}: the model of the disk is not what lies there")
             states.append(("kill", where, list(events), left))
             if effort:
