@@ -16,6 +16,7 @@ file is ever unpickled.
 import hashlib
 import json
 import os
+import re
 import secrets
 import sqlite3
 from pathlib import Path
@@ -32,8 +33,15 @@ from privpart.plan import PrivacyPlan
 from privpart.run import witness
 from privpart.run.files import (
     encode_state,
+    erase_durably,
+    is_scratch,
+    make_private,
+    read_small,
     read_state,
+    refuse_planted,
+    refuse_shared,
     remove_durably,
+    tell_if_readable,
     write_durably,
     write_state,
 )
@@ -47,6 +55,8 @@ _KEY = "key"
 _LEDGER = "ledger.sqlite"
 _LOCK = "lock"
 _START = "start.safetensors"
+_STATE = re.compile(r"state-[0-9]{6,}\.safetensors(\.part)?")
+"""Also what earlier versions left of a state when they were killed while they wrote it."""
 
 
 class StorageError(RuntimeError):
@@ -103,7 +113,8 @@ class RunFolder:
             start: trainable part to begin with, shape (d,), if it is not the model's own.
 
         Raises:
-            ConfigError: the folder is not empty, or a fact has a reserved name.
+            ConfigError: the folder is not empty, or others can write in it; or a fact has a
+                reserved name.
             StorageError: the folder cannot be written.
         """
         folder = Path(path)
@@ -129,7 +140,7 @@ class RunFolder:
             about["start"] = hashlib.sha256(first).hexdigest()
         about = json.loads(json.dumps(about, allow_nan=False))  # as it will be read back
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(folder)
             lock = locked(folder)
             if start is not None:
                 write_durably(folder / _START, first)
@@ -153,7 +164,8 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder holds no run, a damaged or changed one, one that another process
-                works on, or an older copy of a run that has advanced since.
+                works on, or an older copy of a run that has advanced since; or others can write in
+                it, or it holds links, pipes or files of others.
             StorageError: the folder cannot be written.
         """
         folder = Path(path)
@@ -220,7 +232,7 @@ class RunFolder:
         if not self._private:
             return SeededSource(self._ledger.facts["seed"])
         try:
-            return SecretSource((self.path / _KEY).read_bytes())
+            return SecretSource(read_small(self.path / _KEY, 32))
         except (OSError, ConfigError):
             if self.rounds >= self.plan.rounds:
                 return SecretSource()  # a complete run draws no more noise
@@ -299,11 +311,11 @@ class RunFolder:
         Whoever had the key and the released models could compute what the noise hides.
         """
         keep = self._state_path(self.rounds)
-        for file in self.path.glob("*"):
-            if (file.name.startswith("state-") and file != keep) or file.suffix == ".part":
+        for file in self.path.iterdir():
+            if is_scratch(file.name) or (_STATE.fullmatch(file.name) and file != keep):
                 remove_durably(file)
         if self.rounds >= self.plan.rounds:
-            remove_durably(self.path / _KEY)
+            erase_durably(self.path / _KEY)
 
     def _refuse_other_noise(self) -> None:
         noise = self.facts.get("noise", "floating point")
@@ -339,9 +351,13 @@ def locked(folder: Path) -> FileLock:
     """Return a lock on the folder, held by this process until ``release``.
 
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process holds it; or others can write in the folder, or it holds links,
+            pipes or files of others.
     """
-    lock = FileLock(folder / _LOCK)
+    refuse_shared(folder)
+    refuse_planted(folder)
+    tell_if_readable(folder)
+    lock = FileLock(folder / _LOCK, mode=0o600)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -356,4 +372,5 @@ def holds_a_run(path: str | Path) -> bool:
 
 def _is_free(folder: Path) -> bool:
     """Return whether a folder is empty, apart from leftovers of a crash before a run began."""
-    return all(f.name in (_KEY, _LOCK, _START) or f.suffix == ".part" for f in folder.iterdir())
+    own = (_KEY, _LOCK, _START)
+    return all(file.name in own or is_scratch(file.name) for file in folder.iterdir())

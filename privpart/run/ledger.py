@@ -18,13 +18,14 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from accounting.checks import ConfigError
 from privpart.messages import ClientId, id_order, is_client_id
+from privpart.run.files import new_file
 
 SCHEMA = "privpart/ledger/3"
 INTEGERS_ONLY = "privpart/ledger/2"
@@ -108,17 +109,13 @@ class Ledger:
     @classmethod
     def create(cls, path: Path, facts: Mapping[str, Any]) -> "Ledger":
         """Write a ledger without rounds that holds ``facts``, which include "schema"; open it."""
-        scratch = path.with_name(path.name + ".part")
-        scratch.unlink(missing_ok=True)
-        db = sqlite3.connect(scratch, isolation_level=None)
-        scratch.chmod(0o600)
-        db.execute("PRAGMA synchronous = EXTRA")
-        db.executescript(f"BEGIN;{_TABLES}COMMIT;")
         said = {**facts, "genesis": genesis(facts)}
         rows = [(name, json.dumps(value)) for name, value in said.items()]
-        db.executemany("INSERT INTO run VALUES (?, ?)", rows)
-        db.close()
-        scratch.replace(path)
+        with new_file(path) as scratch, closing(sqlite3.connect(scratch)) as db:
+            db.isolation_level = None
+            db.execute("PRAGMA synchronous = EXTRA")
+            db.executescript(f"BEGIN;{_TABLES}COMMIT;")
+            db.executemany("INSERT INTO run VALUES (?, ?)", rows)
         return cls(path)
 
     def _check_facts(self) -> None:
