@@ -16,7 +16,8 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,6 +49,7 @@ SIZES = (5, 3)
 GROUPED = Grouped([(0, 1), (0,), (1,)], [BinaryTree(2, estimator="online")] * 2, SIZES)
 COHORTS = [[0, 1], [2, 3], [0, 1]]
 CHANGES = ("open", "write", "truncate", "sync", "rename", "unlink", "link", "mkdir", "rmdir")
+ROOT = "/disk"
 MOST_SAID = 20
 _RANDOM = re.compile("[0-9a-f]{32}")
 Event = dict[str, Any]
@@ -62,7 +64,6 @@ class Scenario:
         seed: of the noise; None is a secret key, whose clients answer differently at each attempt.
         groups: whether two groups of parameters take turns.
         closed_after: rounds after which the run is ended early; None runs all.
-        rounds: 0 only opens or begins the run.
         released_first: the defect that clients are sent a model before it is committed.
         one_salt: the defect that every attempt of a round draws the same noise.
     """
@@ -70,7 +71,6 @@ class Scenario:
     seed: int | None = None
     groups: bool = False
     closed_after: int | None = None
-    rounds: int = ROUNDS
     released_first: bool = False
     one_salt: bool = False
 
@@ -110,8 +110,14 @@ class Clients:
             yield task.update(client, update[chosen])
 
 
-def train(base: Path, scenario: Scenario, say: Say, *, again: bool = False) -> None:
-    """Begin or resume the run under ``base`` and bring it to its end, saying each step.
+class EnoughError(Exception):
+    """All rounds that were asked for are committed."""
+
+
+def train(
+    base: Path, scenario: Scenario, say: Say, *, rounds: int = ROUNDS, again: bool = False
+) -> None:
+    """Begin or resume the run under ``base`` and run so many of its rounds, saying each step.
 
     ``again`` commits a second time, in the same process, what could not be saved at first.
     """
@@ -124,7 +130,7 @@ def train(base: Path, scenario: Scenario, say: Say, *, again: bool = False) -> N
         run = RunFolder.create(folder, scenario.plan, seed=scenario.seed)
         say("created")
     with run:
-        if not scenario.rounds:
+        if not rounds:
             return
         source = run.source()
         if scenario.one_salt:
@@ -134,6 +140,7 @@ def train(base: Path, scenario: Scenario, say: Say, *, again: bool = False) -> N
         run.restore(server)
         before = [server.parameters.clone()]
         clients = Clients(scenario, say)
+        last = server.round + rounds
 
         def commit(server, counts):
             model = server.parameters
@@ -150,11 +157,14 @@ def train(base: Path, scenario: Scenario, say: Say, *, again: bool = False) -> N
                 say("fault", error="StorageError", text=str(error))
                 run.commit(server, counts)
             say("committed", rounds=server.round)
+            if server.round == last:
+                raise EnoughError
 
-        fit(server, clients, COHORTS, commit=commit)
+        with suppress(EnoughError):
+            fit(server, clients, COHORTS, commit=commit)
 
 
-def told(base: Path, scenario: Scenario, *, again: bool = False) -> None:
+def told(base: Path, scenario: Scenario, rounds: int = ROUNDS, *, again: bool = False) -> None:
     """Train in a process that may be ended; its events go to a file, faults are among them."""
     handle = os.open(base / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -162,7 +172,7 @@ def told(base: Path, scenario: Scenario, *, again: bool = False) -> None:
         os.write(handle, json.dumps({"what": what, **values}).encode() + b"\n")
 
     try:
-        train(base, scenario, say, again=again)
+        train(base, scenario, say, rounds=rounds, again=again)
     except (StorageError, ConfigError) as error:
         say("fault", error=type(error).__name__, text=str(error))
 
@@ -178,12 +188,16 @@ class End:
     error: str = ""
 
 
-def finished(base: Path, scenario: Scenario) -> End:
-    """Open or begin the run, bring it to its end, and say what it ended with."""
+def finished(base: Path, scenario: Scenario, rounds: int = ROUNDS) -> End:
+    """Open or begin the run, run so many rounds, and say what it ended with."""
     events: list[Event] = []
+
+    def say(what: str, **values: object) -> None:
+        events.append({"what": what, **values})
+
     try:
-        train(base, scenario, lambda what, **values: events.append({"what": what, **values}))
-        if not scenario.rounds:
+        train(base, scenario, say, rounds=rounds)
+        if rounds < ROUNDS:
             return End(events)
         folder = base / "disk" / "run"
         state = folder / state_name(ROUNDS)
@@ -254,6 +268,15 @@ class Sweep:
         (base / "disk").mkdir(parents=True, mode=0o700)
         return base
 
+    def stages(self) -> list[Tree]:
+        """Return what lies there before the run is created, then after it and after each round."""
+        base = self._new()
+        found = [read(base / "disk", ROOT)]
+        for rounds in (0, *[1] * ROUNDS):
+            finished(base, self.scenario, rounds)
+            found.append(read(base / "disk", ROOT))
+        return found
+
     def after(self, kind: str, where: str, events: list[Event], left: Tree, root: str) -> None:
         """Resume from what a fault left, and judge the whole history."""
         self.counts[kind] += 1
@@ -270,10 +293,10 @@ class Sweep:
 
         Many states are one as soon as the run is opened: what was left half done is removed.
         """
-        opened = finished(base, replace(self.scenario, rounds=0))
+        opened = finished(base, self.scenario, 0)
         if opened.error:
             return opened
-        left = read(base / "disk", "")
+        left = read(base / "disk", ROOT)
         if opened.events[0]["what"] == "created":  # a new run, whose name and key are random
             left = {_RANDOM.sub("*", path): None for path in left}
         key = _digest(left)
@@ -369,32 +392,40 @@ class Once:
 FAULTS = ("EIO", "EIO from here on", "EIO, tried again", "full", "ENOSPC", "short write", "kill")
 
 
-def refused(sweep: Sweep, faults: Iterator[tuple[int, str]]) -> None:
-    """Run in a process of its own for each fault, and resume what it left."""
-    for at, fault in faults:
-        with TemporaryDirectory(dir=sweep.scratch) as place:
-            base = Path(place)
-            root = base / "disk"
-            root.mkdir(mode=0o700)
-            disturb = Once(str(root), at, fault)
-            again = fault == "EIO, tried again"
-            status = traced(lambda: told(base, sweep.scenario, again=again), disturb)  # noqa: B023
-            said = [json.loads(line) for line in (base / "said").read_text().splitlines()]
-            sweep.counts[fault] += 1
-            if not disturb.where:
-                raise RuntimeError(f"the run made fewer than {at} calls")
-            if status not in (0, -9):
-                sweep.note(f"{fault}: the process ended with {status}", disturb.where)
-            sweep.judge(fault, disturb.where, said, None, finished(base, sweep.scenario))
+def refused(sweep: Sweep, every: int) -> None:
+    """Disturb each call of each stage of a run, in a process of its own, and resume what it left.
+
+    Every ``every``-th pair of a call and a fault is tried.
+    """
+    pair = 0
+    for stage, start in enumerate(sweep.stages()):
+        calls = disturbed(sweep, start, stage, 0, "")[0]
+        sweep.counts["calls"] += calls
+        for at in range(1, calls + 1):
+            for fault in FAULTS:
+                pair += 1
+                if pair % every == 0:
+                    disturbed(sweep, start, stage, at, fault)
 
 
-def calls_of(sweep: Sweep) -> int:
-    """Return how many calls the run makes that change files."""
+def disturbed(sweep: Sweep, start: Tree, stage: int, at: int, fault: str) -> tuple[int, str]:
+    """Run one stage with one fault and judge it; return how many calls were made, and which hit."""
     with TemporaryDirectory(dir=sweep.scratch) as place:
-        (Path(place) / "disk").mkdir(mode=0o700)
-        count = Once(str(Path(place) / "disk"), 0, "")
-        traced(lambda: told(Path(place), sweep.scenario), count)
-        return count.made
+        base = Path(place)
+        put(start, ROOT, base / "disk")
+        disturb = Once(str(base / "disk"), at, fault)
+        again = fault == "EIO, tried again"
+        status = traced(lambda: told(base, sweep.scenario, min(stage, 1), again=again), disturb)
+        said = [json.loads(line) for line in (base / "said").read_text().splitlines()]
+        where = f"stage {stage}, {disturb.where}"
+        if not fault:
+            return disturb.made, ""
+        if not disturb.where:
+            raise RuntimeError(f"stage {stage} made fewer than {at} calls")
+        if status not in (0, -9):
+            sweep.note(f"{fault}: the process ended with {status}", where)
+        sweep.after(fault, where, said, read(base / "disk", ROOT), ROOT)
+        return disturb.made, where
 
 
 def main(name: str, parts: list[str]) -> None:
@@ -407,15 +438,7 @@ def main(name: str, parts: list[str]) -> None:
             if what == "power":
                 stopped(sweep, int(effort))
             elif what == "errors":
-                calls = calls_of(sweep)
-                sweep.counts["calls"] = calls
-                chosen = [
-                    (at, fault)
-                    for at in range(1, calls + 1)
-                    for number, fault in enumerate(FAULTS)
-                    if (at + number) % int(effort) == 0
-                ]
-                refused(sweep, iter(chosen))
+                refused(sweep, int(effort))
     said = dict(sweep.faults.most_common(MOST_SAID))
     sys.stdout.write(json.dumps({"counts": sweep.counts, "faults": said}))
 
