@@ -33,7 +33,7 @@ from accounting.checks import ConfigError
 from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
 from privpart.noise.source import SecretSource
 from privpart.run.files import decode_state
-from privpart.run.folder import StorageError, holds_a_run, state_name
+from privpart.run.folder import StorageError, holds_a_run
 from privpart.run.report import run_report
 from privpart.run.witness import VARIABLE
 
@@ -83,6 +83,7 @@ SCENARIOS = {
     "seeded": Scenario(seed=7),
     "seeded groups": Scenario(seed=7, groups=True),
     "secret": Scenario(),
+    "closed": Scenario(closed_after=1),
     "released first": Scenario(released_first=True),
     "one salt": Scenario(one_salt=True),
 }
@@ -119,12 +120,20 @@ def train(
 ) -> None:
     """Begin or resume the run under ``base`` and run so many of its rounds, saying each step.
 
+    To end a run early counts as one more round.
+
     ``again`` commits a second time, in the same process, what could not be saved at first.
     """
     os.environ[VARIABLE] = str(base / "disk" / "state")
     folder = base / "disk" / "run"
     if holds_a_run(folder):
-        run = RunFolder.open(folder)
+        try:
+            run = RunFolder.open(folder)
+        except ConfigError as error:
+            if scenario.closed_after is None or "ended early" not in str(error):
+                raise
+            say("closed")
+            return
         say("opened", rounds=run.rounds)
     else:
         run = RunFolder.create(folder, scenario.plan, seed=scenario.seed)
@@ -140,7 +149,8 @@ def train(
         run.restore(server)
         before = [server.parameters.clone()]
         clients = Clients(scenario, say)
-        last = server.round + rounds
+        begun = server.round
+        last = min(begun + rounds, scenario.closed_after or ROUNDS)
 
         def commit(server, counts):
             model = server.parameters
@@ -160,8 +170,12 @@ def train(
             if server.round == last:
                 raise EnoughError
 
-        with suppress(EnoughError):
-            fit(server, clients, COHORTS, commit=commit)
+        if begun < last:
+            with suppress(EnoughError):
+                fit(server, clients, COHORTS, commit=commit)
+        if server.round == scenario.closed_after and server.round < begun + rounds:
+            run.end_early("enough")
+            say("closed")
 
 
 def told(base: Path, scenario: Scenario, rounds: int = ROUNDS, *, again: bool = False) -> None:
@@ -200,7 +214,7 @@ def finished(base: Path, scenario: Scenario, rounds: int = ROUNDS) -> End:
         if rounds < ROUNDS:
             return End(events)
         folder = base / "disk" / "run"
-        state = folder / state_name(ROUNDS)
+        state = newest(folder)
         decode_state(state)
         report = run_report(folder, delta=1e-6)
         names = sorted(path.name for path in folder.iterdir())
@@ -211,19 +225,30 @@ def finished(base: Path, scenario: Scenario, rounds: int = ROUNDS) -> End:
         return End(events, error=f"{type(error).__name__}: {text}")
 
 
-def wrong(before: list[Event], left: Tree | None, end: End, whole: End, scenario: Scenario) -> str:
+def newest(folder: Path) -> Path:
+    """Return the file with the last model; there must be only one."""
+    (found,) = folder.glob("*-0*.safetensors")
+    return found
+
+
+def wrong(before: list[Event], left: Tree, end: End, whole: End, scenario: Scenario) -> str:
     """Return what is wrong with a history: a run, the fault, what it left, and the resumed run."""
     if end.error:
         return end.error
     said = {event["what"] for event in before}
     opened = next((event["rounds"] for event in end.events if event["what"] == "opened"), None)
     committed = max((e["rounds"] for e in before if e["what"] == "committed"), default=0)
+    if end.events[0]["what"] == "closed":
+        opened = scenario.closed_after
+    elif "closed" in said:
+        return "a run that was ended early is open again"
     if opened is None and "created" in said:
         return "a run that was created is lost"
     if (opened or 0) < committed:
         return f"{committed} rounds were committed, {opened} are left"
-    if left is not None and committed == ROUNDS and any(p.endswith("/run/key") for p in left):
-        return "a complete run has its key"
+    ended = committed == ROUNDS or "closed" in said
+    if ended and (keys := [path for path in left if path.endswith("key")]):
+        return f"a run that has ended has {keys}"
     if end.names != whole.names:
         return f"the folder holds {end.names}, that of an undisturbed run {whole.names}"
     if end.report != whole.report:
@@ -305,7 +330,7 @@ class Sweep:
             self.ends[key] = finished(base, self.scenario)
         return replace(self.ends[key], events=opened.events + self.ends[key].events)
 
-    def judge(self, kind: str, where: str, events: list, left: Tree | None, end: End) -> None:
+    def judge(self, kind: str, where: str, events: list, left: Tree, end: End) -> None:
         """Note what is wrong with a history, if anything is."""
         if fault := wrong(events, left, end, self.whole, self.scenario):
             self.note(f"{kind}: {fault}", where)
@@ -374,7 +399,7 @@ class Once:
         return self._later(call) if self.made > self.at else None
 
     def _first(self, call: Call) -> Refuse | Shorten | type[Kill] | None:
-        if self.fault == "kill":
+        if self.fault == "SIGKILL":
             return Kill
         if self.fault in ("short write", "full") and len(call.data) > 1:
             return Shorten(len(call.data) // 2)
@@ -389,7 +414,7 @@ class Once:
         return Refuse(errno.ENOSPC) if self.fault == "full" and grows else None
 
 
-FAULTS = ("EIO", "EIO from here on", "EIO, tried again", "full", "ENOSPC", "short write", "kill")
+FAULTS = ("EIO", "EIO from here on", "EIO, tried again", "full", "ENOSPC", "short write", "SIGKILL")
 
 
 def refused(sweep: Sweep, every: int) -> None:
