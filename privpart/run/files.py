@@ -46,15 +46,25 @@ _BLOCK = 2**20
 def make_private(folder: Path) -> None:
     """Create a folder for its owner only if there is none; check the one that is there.
 
+    Its name is on the disk when the call returns, and so are those of the folders above it that
+    were created: otherwise a power failure could take away the folder with all that was flushed in
+    it. Also names that are there already are flushed, since a call that was cut off may have made
+    them.
+
     Raises:
         ConfigError: see ``refuse_shared``.
         OSError: it cannot be created.
     """
+    missing = [above for above in folder.parents if not above.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         folder.chmod(0o700)  # whatever the umask is
     refuse_shared(folder)
+    oldest = missing[-1].parent if missing else folder.parent
+    for made in (folder, *missing, oldest):
+        with suppress(PermissionError):  # a folder that may not be listed cannot be flushed
+            flush_directory(made.parent)
 
 
 def refuse_shared(folder: Path) -> None:
@@ -329,6 +339,6 @@ def decode_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             values = json.loads((file.metadata() or {})["values"])
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{path} is not a valid state file: {error}.") from None
     return tensors, values

@@ -156,6 +156,7 @@ class RunFolder:
         if start is not None:
             about["start"] = hashlib.sha256(first).hexdigest()
         about = json.loads(json.dumps(about, allow_nan=False))  # as it will be read back
+        lock = run = None
         try:
             make_private(folder)
             lock = locked(folder)
@@ -166,11 +167,13 @@ class RunFolder:
                 write_durably(folder / _KEY, key)
                 # Before the ledger, so that every run that exists has a rollback guard.
                 witness.note(run_id, witness.Seen(0, genesis(about)))
-            ledger = Ledger.create(folder / _LEDGER, about, signer)
-        except (OSError, sqlite3.Error) as error:
-            raise StorageError(f"{folder} cannot be written: {error}.") from None
-        run = cls(folder, ledger, lock)
-        run._load_keys()
+            run = cls(folder, Ledger.create(folder / _LEDGER, about, signer), lock)
+            run._load_keys()
+        except BaseException as error:
+            _let_go(run or lock)
+            if isinstance(error, OSError | sqlite3.Error):
+                raise StorageError(f"{folder} cannot be written: {error}.") from None
+            raise
         return run
 
     @classmethod
@@ -205,7 +208,7 @@ class RunFolder:
             run._remove_leftovers()
             run._refuse_closed()
         except BaseException as error:
-            lock.release() if run is None else run.close()
+            _let_go(run or lock)
             if isinstance(error, OSError | sqlite3.Error):
                 raise StorageError(f"{folder} cannot be written: {error}.") from None
             raise
@@ -408,8 +411,7 @@ class RunFolder:
         """
         keep = newest_state(self.facts, self.rounds)
         for file in self.path.iterdir():
-            is_state = _STATE.fullmatch(file.name) and file.name != keep
-            if is_state or is_scratch(file.name):
+            if is_scratch(file.name) or (_STATE.fullmatch(file.name) and file.name != keep):
                 remove_durably(file)
         if self._ended:
             erase_durably(self.path / _KEY)
@@ -456,6 +458,14 @@ def closed_name(rounds: int) -> str:
 def state_name(rounds: int) -> str:
     """Return the name of the state file after a number of rounds."""
     return f"state-{rounds:06d}.safetensors"
+
+
+def _let_go(held: RunFolder | FileLock | None) -> None:
+    """Let other processes open what could not be opened here."""
+    if isinstance(held, RunFolder):
+        held.close()
+    elif held is not None:
+        held.release()
 
 
 def locked(folder: Path) -> FileLock:

@@ -123,7 +123,8 @@ def knows(run_id: str, chains: Sequence[str], folder: Path) -> bool:
 def note(run_id: str, seen: Seen) -> None:
     """Record durably how far a run has advanced."""
     path = _path(run_id)
-    make_private(path.parent)
+    if not path.parent.is_dir():
+        make_private(path.parent)
     write_durably(path, json.dumps({"rounds": seen.rounds, "chain": seen.chain}).encode())
 
 
