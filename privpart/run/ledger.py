@@ -396,11 +396,12 @@ def _read_rows(db: sqlite3.Connection, *, signed: bool) -> list[Row]:
     found = db.execute(
         f"SELECT {columns}, chain FROM rounds ORDER BY round LIMIT ?", (2 * checks.MOST_ROUNDS,)
     )
-    rows = [Row(*values) for values in found]
     kinds = [int, str, str if signed else type(None), float, int, int, int, str]
-    for row in rows:
-        if [type(value) for value in astuple(row)] != kinds:
-            raise ValueError(f"row {row.round!r} holds values of other kinds")
+    rows = []
+    for values in found:
+        if list(map(type, values)) != kinds:
+            raise ValueError(f"row {values[0]!r} holds values of other kinds")
+        rows.append(Row(*values))
     return rows
 
 
@@ -454,5 +455,7 @@ def _from_column(column: object) -> ClientId:
 
 
 def _link(before: str, row: Row, clients: Sequence[ClientId]) -> str:
-    own = (value for value in astuple(row)[:-1] if value is not None)
-    return hashlib.sha256(json.dumps([before, *own, *clients]).encode()).hexdigest()
+    files = [row.state] if row.model is None else [row.state, row.model]
+    counts = [row.clip_norm, row.received, row.counted, row.summed]
+    said = [before, row.round, *files, *counts, *clients]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
