@@ -29,7 +29,7 @@ from accounting.checks import ConfigError
 from privpart.messages import id_order
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
-from privpart.run import witness
+from privpart.run import budget_book, witness
 from privpart.run.files import (
     encode_state,
     read_state,
@@ -104,6 +104,8 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder is not empty, or a fact has a reserved name.
+            BudgetExceededError: the fact "population_name" names people whose limit the run would
+                pass; nothing was created.
             StorageError: the folder cannot be written.
         """
         folder = Path(path)
@@ -128,11 +130,27 @@ class RunFolder:
         if start is not None:
             about["start"] = hashlib.sha256(first).hexdigest()
         about = json.loads(json.dumps(about, allow_nan=False))  # as it will be read back
+        run = None
+        try:
+            with budget_book.charged(plan, about, folder):
+                run = cls._begin(folder, about, first)
+        except BaseException as error:
+            if run is not None:
+                run.close()
+            if isinstance(error, OSError):
+                raise StorageError(f"{folder} cannot be begun: {error}.") from None
+            raise
+        return run
+
+    @classmethod
+    def _begin(cls, folder: Path, about: dict[str, Any], start: bytes) -> Self:
+        """Write the files of a new run, and open it."""
+        run_id, seed = about["run_id"], about["seed"]
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = locked(folder)
-            if start is not None:
-                write_durably(folder / _START, first)
+            if start:
+                write_durably(folder / _START, start)
             if seed is None:
                 write_durably(folder / _KEY, secrets.token_bytes(32))
                 # Before the ledger, so that every run that exists has a rollback guard.
@@ -168,6 +186,7 @@ class RunFolder:
             run = cls(folder, Ledger(folder / _LEDGER), lock)
             run._refuse_other_noise()
             run._refuse_older_copy(adopt)
+            run.enter_book()
             run._remove_leftovers()
         except BaseException as error:
             lock.release() if run is None else run.close()
@@ -192,6 +211,22 @@ class RunFolder:
     def facts(self) -> dict[str, Any]:
         """The facts that the ledger keeps about the run."""
         return self._ledger.facts
+
+    def enter_book(self, population: str | None = None) -> None:
+        """Enter the run in this machine's budget book, unless it is there.
+
+        Args:
+            population: name of the people, for a run whose ledger does not have it.
+
+        Raises:
+            ConfigError: see ``budget_book.enter``.
+            StorageError: the book cannot be written.
+        """
+        facts, rounds = self.facts, self.rounds
+        try:
+            budget_book.enter(self.plan, facts, self.path, rounds=rounds, population=population)
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be resumed: {error}.") from None
 
     def source(self) -> NoiseSource:
         """Return the source of the run's noise, for its only ``Server``.
