@@ -60,7 +60,7 @@ CREATE TABLE book (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE entries (
     number INTEGER PRIMARY KEY, population TEXT NOT NULL, run TEXT NOT NULL, kind TEXT NOT NULL,
     mu REAL, delta REAL, parent TEXT, begun TEXT NOT NULL, rounds INTEGER, folder TEXT,
-    closed INTEGER
+    opened INTEGER, closed INTEGER
 ) STRICT;
 CREATE UNIQUE INDEX entries_once ON entries (population, run);
 CREATE TABLE limits (
@@ -70,7 +70,7 @@ CREATE TABLE limits (
 """
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _LONGEST_NAME = 100
-_COLUMNS = "population, run, kind, mu, delta, parent, begun, rounds, folder, closed"
+_COLUMNS = "population, run, kind, mu, delta, parent, begun, rounds, folder, opened, closed"
 """Of an entry, in the order of ``Entry``."""
 _OF_THE_DISK = (
     sqlite3.SQLITE_FULL,
@@ -100,6 +100,7 @@ class Entry:
         begun: when it was entered, in UTC.
         rounds: planned rounds; None for a parent of which only the cost is known.
         folder: where the run was when this machine last opened it.
+        opened: committed rounds when it was resumed last, if it was.
         closed: rounds after which it was closed early; None if it was not.
     """
 
@@ -112,6 +113,7 @@ class Entry:
     begun: str
     rounds: int | None
     folder: str | None
+    opened: int | None
     closed: int | None
 
     def __post_init__(self) -> None:
@@ -136,13 +138,15 @@ class Entry:
 
     def released(self) -> int | None:
         """Return the committed rounds, as this machine's rollback guard knows; None if unknown."""
-        if self.closed is not None or self.kind == "seeded":
+        if self.closed is not None:
             return self.closed
         try:
             seen = witness.last_seen(self.run)
         except ConfigError:  # who continues the run is told
-            return None
-        return None if seen is None else seen.rounds
+            seen = None
+        if seen is None:
+            return self.opened
+        return max(seen.rounds, self.opened or 0)
 
     def status(self, released: int | None) -> str:
         """Return "closed", "complete", "running" or "unknown"."""
@@ -308,6 +312,7 @@ def together(facts: Mapping[str, Any], delta: float) -> Together | None:
 
 
 def counted(number: int, noun: str) -> str:
+    """Return "1 run", "2 runs" and the like."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
@@ -387,27 +392,37 @@ def enter(
     name = facts.get("population_name", population)
     if name is None:
         return
-    kept = account(name)
-    known = {e.run: e for e in kept.entries}.get(facts["run_id"])
-    if known is not None and known.closed is not None:
+    closed = None if facts.get("closed") is None else rounds
+    known = {e.run: e for e in account(name).entries}.get(facts["run_id"])
+    if known is None:
+        _enter_late(plan, facts, folder, name, rounds)
+        return
+    if known.closed is not None and closed is None:
         raise ConfigError(
             f"{folder}: this run was closed after {known.closed} rounds, and this is an older copy "
             "of it. A closed run is not continued. Begin a new run."
         )
-    if known is not None and known.folder == _shown(folder):
-        return
-    entry = _entry_of(plan, facts, name, folder) if known is None else known
+    now = (_shown(folder), rounds, closed)
+    if (known.folder, known.opened, known.closed) != now:
+        with _writing() as db, _faults(_path()):
+            change = "UPDATE entries SET folder = ?, opened = ?, closed = ? WHERE run = ?"
+            db.execute(change, (*now, known.run))
+
+
+def _enter_late(
+    plan: PrivacyPlan, facts: Mapping[str, Any], folder: Path, name: str, rounds: int
+) -> None:
+    entry = replace(_entry_of(plan, facts, name, folder), opened=rounds)
+    if facts.get("closed") is not None:
+        entry = replace(entry, closed=rounds)
     exceeded: BudgetExceededError | None = None
     with _writing() as db, _faults(_path()):
         before = _account(db, name)
-        if entry.run in {e.run for e in before.entries}:
-            db.execute("UPDATE entries SET folder = ? WHERE run = ?", (_shown(folder), entry.run))
-            return
         new = [*_missing_parent(facts, entry, before), entry]
         try:
             _refuse_beyond_limit(before, new)
         except BudgetExceededError as error:
-            exceeded = error if rounds < plan.rounds else None
+            exceeded = error if rounds < plan.rounds and entry.closed is None else None
         if exceeded is None or rounds:
             _insert(db, new)
     if exceeded is not None:
@@ -514,6 +529,7 @@ def _entry_of(plan: PrivacyPlan, facts: Mapping[str, Any], name: str, folder: Pa
         begun=_now(),
         rounds=plan.rounds,
         folder=_shown(folder),
+        opened=None,
         closed=None,
     )
 
@@ -537,6 +553,8 @@ def _missing_parent(facts: Mapping[str, Any], entry: Entry, before: Account) -> 
             parent=None,
             rounds=None,
             folder=None,
+            opened=None,
+            closed=None,
         )
     ]
 
