@@ -17,7 +17,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
 from privpart.run.files import read_state
-from privpart.run.folder import state_name
+from privpart.run.folder import newest_state, newest_state_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 
@@ -43,7 +43,8 @@ def released_parameters(folder: str | Path) -> tuple[Tensor, dict[str, Any]]:
         raise ConfigError(
             f"{path}: no round is committed, so nothing was released that could be exported."
         )
-    tensors, _ = read_state(path / state_name(len(rows)), rows[-1].state)
+    newest = path / newest_state(ledger.facts, len(rows))
+    tensors, _ = read_state(newest, newest_state_hash(ledger.facts, rows))
     return tensors["parameters"], ledger.facts
 
 
