@@ -6,11 +6,16 @@
     4    audit threshold passed        130  interrupted; the run can be resumed
     5    the guarantee of a run does not hold, although it kept to its plan
 
-Standard output carries only the result; progress, warnings and errors go to standard error.
+Standard output carries only the result; progress, warnings and errors go to standard error. The
+first Ctrl-C ends a command as soon as it has tidied up, the second one at once.
 """
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from inspect import signature
 from typing import Annotated, NoReturn
@@ -26,6 +31,7 @@ from accounting import ConfigError
 from privpart.cli import audit, sweep
 from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.budget_book import budget
+from privpart.cli.close import close
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
 from privpart.cli.doctor import doctor
@@ -50,6 +56,7 @@ _COMMANDS = (
     init,
     doctor,
     train,
+    close,
     report,
     budget,
     export,
@@ -86,7 +93,8 @@ def _options(
 def main() -> None:
     """Run the command line; print expected errors as one sentence, with the exit codes above."""
     try:
-        app()
+        with _second_interrupt_ends():
+            app()
     except ConfigError as error:
         typer.echo(f"privpart: {_as_option(str(error))}", err=True)
         sys.exit(_EXCEEDED if type(error).__name__ == "BudgetExceededError" else 2)
@@ -99,6 +107,26 @@ def main() -> None:
         sys.exit(_FAULT)
     except MemoryError:
         _refuse_for_memory()
+
+
+@contextmanager
+def _second_interrupt_ends() -> Iterator[None]:
+    """Let the system end this process at a second Ctrl-C, whatever it is doing then."""
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup ignores it
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def first(*_: object) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is first:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _refuse_for_memory() -> NoReturn:

@@ -45,7 +45,7 @@ from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
 from privpart.run.database import create_database, damage_said, open_database, snapshot
-from privpart.run.files import write_durably
+from privpart.run.files import make_private, read_small, refuse_odd, refuse_shared, write_durably
 
 SCHEMA = "privpart/budget-book/1"
 PUBLIC_DATA = "task:"
@@ -70,6 +70,7 @@ CREATE TABLE limits (
 """
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _LONGEST_NAME = 100
+_LONGEST_MARK = 4096
 _COLUMNS = "population, run, kind, mu, delta, parent, begun, rounds, folder, opened, closed"
 """Of an entry, in the order of ``Entry``."""
 _OF_THE_DISK = (
@@ -616,6 +617,7 @@ def _reading() -> Iterator[sqlite3.Connection | None]:
         _refuse_loss(path, mark)
         yield None
         return
+    refuse_odd(path)
     with snapshot(path, {SCHEMA: _TABLES}) as (db, _):
         _refuse_foreign(_about(db), path, mark)
         yield db
@@ -625,13 +627,14 @@ def _reading() -> Iterator[sqlite3.Connection | None]:
 def _writing() -> Iterator[sqlite3.Connection]:
     """Yield the book in a transaction, which is committed durably if the block succeeds."""
     directory = witness.directory()
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(directory)
     with _locked(directory):
         path, mark = directory / _FILE, _mark()
         if not os.path.lexists(path):
             _refuse_loss(path, mark)
             about = {"id": secrets.token_hex(16), "changes": 0, "digest": _digest([], [])}
             create_database(path, _TABLES, {"book": [*about.items()]})
+        refuse_odd(path)
         db, _ = open_database(path, {SCHEMA: _TABLES})
         with closing(db):
             with _faults(path):
@@ -701,10 +704,14 @@ def _mark() -> dict[str, Any] | None:
     """Return which book this machine has, and after how many changes; None if it has none."""
     path = witness.directory() / _MARK
     try:
-        values = json.loads(path.read_text())
+        refuse_shared(path.parent)
+        refuse_odd(path)
+        values = json.loads(read_small(path, _LONGEST_MARK))
         return {"id": str(values["id"]), "changes": int(values["changes"])}
     except FileNotFoundError:
         return None
+    except ConfigError:
+        raise
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"the mark of the budget book, {path}, cannot be read: {error}. Restore it from a "
