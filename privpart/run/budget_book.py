@@ -69,7 +69,8 @@ CREATE TABLE limits (
 ) STRICT;
 """
 _RUN_ID = re.compile("[0-9a-f]{32}")
-_LONGEST_NAME = 100
+_LONGEST = 100
+"""Characters of a name."""
 _LONGEST_MARK = 4096
 _COLUMNS = "population, run, kind, mu, delta, parent, begun, rounds, folder, opened, closed"
 """Of an entry, in the order of ``Entry``."""
@@ -294,9 +295,10 @@ def together(facts: Mapping[str, Any], delta: float) -> Together | None:
         name = name or next(iter(populations_of(facts["run_id"])), None)
         if name is None:
             return None
-        kept = account(name)
+        kept = account(refuse_population(name))
     except ConfigError as error:
-        return Together(name or "", "unknown", 0, None, None, f"unknown: {error}".rstrip("."))
+        said = f"unknown: {error}".rstrip(".")
+        return Together(str(name or "")[:_LONGEST], "unknown", 0, None, None, said)
     if facts["run_id"] not in {e.run for e in kept.entries}:
         said = f"unknown: this machine's budget book has no entry of this run about {name!r}"
         return Together(name, "unknown", len(kept.entries), None, None, said)
@@ -326,16 +328,16 @@ def composed(costs: "list[float]") -> Guarantee | None:
     return reduce(Guarantee.compose, map(Guarantee, costs)) if costs else None
 
 
-def refuse_population(name: str) -> str:
+def refuse_population(name: object) -> str:
     """Return the name of a population, after checking it.
 
     Raises:
         ConfigError: it is empty, too long, or not one line of printable characters in one form.
     """
-    shown = name.isprintable() and unicodedata.is_normalized("NFC", name)
-    if not shown or name.strip() != name or not 0 < len(name) <= _LONGEST_NAME:
+    alike = isinstance(name, str) and name.isprintable() and unicodedata.is_normalized("NFC", name)
+    if not isinstance(name, str) or not alike or not 0 < len(name.strip()) == len(name) <= _LONGEST:
         raise ConfigError(
-            f"population={name[:_LONGEST_NAME]!r}: must be 1 to {_LONGEST_NAME} printable "
+            f"population={str(name)[:_LONGEST]!r}: must be 1 to {_LONGEST} printable "
             'characters, without spaces around them, such as "keyboard-de".'
         )
     return name
@@ -393,6 +395,7 @@ def enter(
     name = facts.get("population_name", population)
     if name is None:
         return
+    refuse_population(name)
     closed = None if facts.get("closed") is None else rounds
     known = {e.run: e for e in account(name).entries}.get(facts["run_id"])
     if known is None:
@@ -542,8 +545,10 @@ def _missing_parent(facts: Mapping[str, Any], entry: Entry, before: Account) -> 
     ancestors' cost cannot be told from its own and stays in it.
     """
     parent, mu = facts.get("fork_of"), facts.get("earlier_mu")
-    if parent is None or mu is None or parent in {e.run for e in before.entries}:
+    if parent is None or parent in {e.run for e in before.entries}:
         return []
+    if not isinstance(parent, str) or not isinstance(mu, int | float):
+        raise ConfigError(f"run {entry.run}: its ledger does not say what its parent cost.")
     return [
         replace(
             entry,
