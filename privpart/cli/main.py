@@ -139,7 +139,13 @@ def _refuse_for_memory() -> NoReturn:
 
 
 # Errors whose message suffices without a traceback; by name, because their modules import torch.
-_EXPECTED_FAULTS = ("StorageError", "CohortTooSmallError", "CohortRefusedError", "WorkerError")
+_EXPECTED_FAULTS = (
+    "StorageError",
+    "MetricsError",
+    "CohortTooSmallError",
+    "CohortRefusedError",
+    "WorkerError",
+)
 _FAULT = 70
 _EXCEEDED = 3
 _OPTIONS = {

@@ -8,6 +8,9 @@ finishes first.
 A worker that does not answer for long is taken to hang and ends the round: by default, when it has
 taken ``_PATIENCE`` times as long for each client as the slowest client so far. A worker ends when
 the process that started it ends, however that ends, also in the middle of a computation.
+
+The pool, the loop of a worker, and how a population travels between them are one file, because each
+reads what the other wrote.
 """
 
 import ctypes
