@@ -273,6 +273,8 @@ def _noise(evidence: Evidence) -> tuple[AssumptionStatus, str]:
     if adopted is not None:
         why = f"the run was adopted after {adopted} rounds; nothing shows that its original stopped"
         return "asserted", why
+    if evidence.head is None:
+        return "asserted", "the ledger, of an earlier version, is not signed and names no key"
     for what in ("rollback guard", "state", "key"):
         if evidence.status(what) != "verified":
             return "asserted", f"{what}: {evidence.line(what).says}"

@@ -22,6 +22,7 @@ from privpart.experiment.training import population_name
 from privpart.run import budget_book as book
 from privpart.run.fork import fork
 from privpart.run.report import run_report
+from privpart.run.verify import check_run
 
 DIM = 2
 FACTS = {"delta": 1e-6, "population_name": "keyboard-de"}
@@ -203,6 +204,7 @@ def test_an_adopted_run_is_entered_and_stays_within_the_limit(tmp_path, state, m
     monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
     assert "no entry of this run" in run_report(begun).together.says
     assert run_report(begun).together.status == "unknown"
+    assert book_line(begun).status == "asserted"
     limited(0.5)
     for folder in (fresh, begun):
         with pytest.raises(book.BudgetExceededError):
@@ -384,13 +386,19 @@ def kept(tmp_path, state):
     return folder, state / "budget.sqlite"
 
 
+def book_line(folder: Path):
+    return next(line for line in check_run(folder) if line.what == "budget book")
+
+
 def test_a_book_that_is_lost_or_older_or_foreign_is_never_a_silent_zero(kept, tmp_path, state):
     folder, path = kept
     older = path.read_bytes()
     begin(tmp_path / "second")
     newest = path.read_bytes()
+    assert book_line(folder).status == "verified"
     path.write_bytes(older)
     assert "is an older copy" in answers(folder)
+    assert book_line(folder).status == "wrong"
     path.unlink()
     assert "is lost" in answers(folder)
     assert "is lost" in run_report(folder).together.says
