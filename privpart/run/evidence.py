@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,11 +28,12 @@ from privpart.messages import ClientId
 from privpart.run import witness
 from privpart.run.database import damage_said
 from privpart.run.folder import newest_state, newest_state_hash
-from privpart.run.identity import KEY_BYTES, model_hash, source_of
+from privpart.run.identity import KEY_BYTES, SigningKey, model_hash, source_of
 from privpart.run.ledger import Head, Ledger, Row
 
 CheckStatus = Literal["verified", "asserted", "wrong"]
 Origin = Literal["here", "signed", "unknown"]
+_MOVING = ("state", "released model", "key", "signing key")
 _LOOKS = 5
 """Times that files are read again because the run advanced while they were read."""
 
@@ -62,7 +63,7 @@ class Evidence:
         histories: each client's rounds.
         head: what was signed last; None in a ledger of an earlier schema.
         origin: whose words the ledger holds, see the module.
-        checks: lines on signature, chain, state, released model, key and rollback guard.
+        checks: lines on chain, signature, state, released model, keys and rollback guard.
     """
 
     facts: Mapping[str, Any]
@@ -97,10 +98,10 @@ def gather(folder: str | Path, public_key: str | None = None) -> Evidence:
         ledger = Ledger(path / "ledger.sqlite", read_only=True)
         with damage_said(path / "ledger.sqlite"):
             found = _checked(path, ledger, expected)
-        if not any(found.status(what) == "wrong" for what in ("state", "released model", "key")):
+        if not any(found.status(what) == "wrong" for what in _MOVING):
             break
         again = Ledger(path / "ledger.sqlite", read_only=True)
-        if (again.head, len(again.rows())) == (ledger.head, len(found.rows)):
+        if (again.head, again.committed()) == (ledger.head, found.rows):
             break
     return found
 
@@ -123,7 +124,9 @@ def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
     chain, signature = _chain(ledger), _signature(ledger, expected)
     rows = ledger.committed()
     state, model = _state_and_model(path, ledger.facts, rows)
-    checks = (chain, signature, state, model, _key(path, ledger, rows), _guard(ledger, rows))
+    ended = len(rows) >= ledger.planned_rounds or "closed" in ledger.facts
+    keys = (_noise_key(path, ledger, ended=ended), _signing_key(path, ledger, ended=ended))
+    checks = (chain, signature, state, model, *keys, _guard(ledger, rows))
     sound = chain.status != "wrong" and signature.status != "wrong"
     origin: Origin = "unknown"
     if sound and checks[-1].status == "verified":
@@ -206,34 +209,51 @@ def _sources(values: object) -> Iterator[str]:
             yield from _sources(value)
 
 
-def _key(path: Path, ledger: Ledger, rows: list[Row]) -> Check:
+def _noise_key(path: Path, ledger: Ledger, *, ended: bool) -> Check:
     facts = ledger.facts
     seed, named = facts["seed"], facts.get("key")
     if seed is None and not str(named).startswith("seeded:"):
-        ended = len(rows) >= ledger.planned_rounds or "closed" in facts
-        return Check("key", *_secret_key(path / "key", named, ended=ended))
+
+        def identity(secret: bytes) -> str:
+            return source_of(secret, None).identity
+
+        return Check("key", *_kept_key(path / "key", named, identity, ended=ended))
     if named not in (None, f"seeded:{seed}"):
         said = f"the ledger says seed {seed} and names {str(named)[:40]}"
         return Check("key", "wrong", said)
     return Check("key", "verified", f"seed {seed}: anybody can compute the noise")
 
 
-def _secret_key(file: Path, named: str | None, *, ended: bool) -> tuple[CheckStatus, str]:
+def _signing_key(path: Path, ledger: Ledger, *, ended: bool) -> Check:
+    if not ledger.signed:
+        return Check("signing key", "asserted", "the ledger's schema has none")
+
+    def public(secret: bytes) -> str:
+        return SigningKey(secret).public_key
+
+    named = ledger.facts["public_key"]
+    return Check("signing key", *_kept_key(path / "signing-key", named, public, ended=ended))
+
+
+def _kept_key(
+    file: Path, named: str | None, identity: Callable[[bytes], str], *, ended: bool
+) -> tuple[CheckStatus, str]:
+    """Return status and words for a key that lies in the folder until the run ends."""
     if not os.path.lexists(file):
         if ended:
             return "verified", "erased from this folder, as of a run that has ended"
-        return "asserted", "not in this folder, so it was not compared with its hash"
+        return "asserted", "not in this folder, so it was not compared with the ledger"
     if ended:
         return "wrong", "still in this folder, although the run has ended: open the run to erase it"
     try:
         secret = _short_file(file)
     except OSError as error:
         return "asserted", f"cannot be read: {_one_line(error)}"
-    if len(secret) != KEY_BYTES or named not in (None, source_of(secret, None).identity):
+    if len(secret) != KEY_BYTES or named not in (None, identity(secret)):
         return "wrong", "not the one that this run was begun with: it was changed or replaced"
     if named is None:
         return "asserted", "the ledger's schema holds no hash of it"
-    return "verified", "has the hash in the ledger"
+    return "verified", "is the one that the ledger names"
 
 
 def _short_file(path: Path) -> bytes:
