@@ -100,8 +100,8 @@ def print_run(found: "RunReport", form: Format) -> None:
 
 def _sentences(found: "RunReport") -> list[str]:
     lines = list(found.select or ())
-    if found.together is not None:
-        lines.append(f"all that this machine released about these people: {found.together.says}")
+    if found.all_runs is not None:
+        lines.append(f"all that this machine released about these people: {found.all_runs.says}")
     return [f"{line[0].upper()}{line[1:]}." for line in lines]
 
 
@@ -128,7 +128,7 @@ def _as_text(found: "RunReport") -> str:
         ("planned", f"{found.planned_rounds} rounds, a {g.unit} in at most {g.max_participations}"),
         ("ledger", _realised(found)),
         ("mu", f"{up(g.mu, 5)}" + (" (an earlier run included)" if g.earlier_mu else "")),
-        *(() if found.together is None else [("all runs", found.together.says)]),
+        *(() if found.all_runs is None else [("all runs", found.all_runs.says)]),
         ("cross-check", f"{g.cross_check.method} says {up(g.cross_check.epsilon, 5)}"),
         ("run, plan", f"{found.run_id}, {found.plan[:12]}"),
         ("signed by", found.public_key or "nobody: begun by an earlier version"),

@@ -19,6 +19,9 @@ population is a built-in task's, whose data are public. A population with a limi
 What the book cannot know: runs on other machines, other names for the same people, people in parts
 of two populations, runs that were made by hand without a name, and that the whole state directory
 was deleted or restored. A mark beside the file notices that the file alone was.
+
+What an entry costs and how it is kept are one file, because a run is refused, entered and created
+in one transaction.
 """
 
 import hashlib
@@ -263,7 +266,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class AllRuns:
     """What all runs on this machine told about the people of one of them, for its report.
 
     Attributes:
@@ -283,7 +286,7 @@ class Together:
     says: str
 
 
-def together(facts: Mapping[str, Any], delta: float) -> Together | None:
+def all_runs(facts: Mapping[str, Any], delta: float) -> AllRuns | None:
     """Return what all runs about a run's people cost; None if nobody named them.
 
     Args:
@@ -298,10 +301,10 @@ def together(facts: Mapping[str, Any], delta: float) -> Together | None:
         kept = account(refuse_population(name))
     except ConfigError as error:
         said = f"unknown: {error}".rstrip(".")
-        return Together(str(name or "")[:_LONGEST], "unknown", 0, None, None, said)
+        return AllRuns(str(name or "")[:_LONGEST], "unknown", 0, None, None, said)
     if facts["run_id"] not in {e.run for e in kept.entries}:
         said = f"unknown: this machine's budget book has no entry of this run about {name!r}"
-        return Together(name, "unknown", len(kept.entries), None, None, said)
+        return AllRuns(name, "unknown", len(kept.entries), None, None, said)
     total, others = kept.total(), len(kept.unbounded)
     mu, epsilon = (None, None) if total is None else (total.mu, total.epsilon(delta))
     said = f"{counted(len(kept.entries), 'run')} on this machine about {name!r}"
@@ -311,7 +314,7 @@ def together(facts: Mapping[str, Any], delta: float) -> Together | None:
         said = f"NOT PRIVATE: {counted(others, 'run')} without secret noise. The others: {said}"
     elif others:
         said += f", of which {counted(others, 'simulation')} not added"
-    return Together(name, kept.status, len(kept.entries), mu, epsilon, said)
+    return AllRuns(name, kept.status, len(kept.entries), mu, epsilon, said)
 
 
 def counted(number: int, noun: str) -> str:

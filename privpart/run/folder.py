@@ -13,6 +13,8 @@ the state; advance the rollback guard; remove the older state. The ledger row is
 point of no return. A crash before it leaves the old state, and the round is trained again: nothing
 of it was released, so its noise is still used only once. A crash after it leaves the new state. No
 file is ever unpickled.
+
+How a run begins, is resumed, commits and ends is one file: each finds what a crash left of another.
 """
 
 import hashlib

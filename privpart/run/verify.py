@@ -16,7 +16,7 @@ from torch import Tensor
 from accounting import ConfigError
 from accounting.report import up
 from privpart.plan import PrivacyPlan
-from privpart.run.budget_book import counted, together
+from privpart.run.budget_book import all_runs, counted
 from privpart.run.evidence import Check, Evidence, Origin, file_hash, gather, public_key_of
 from privpart.run.identity import model_hash, tensor_hash, versions
 from privpart.run.report import RunReport, report_of
@@ -160,7 +160,7 @@ def _book(_: Path, evidence: Evidence) -> Check:
     what = "budget book"
     if evidence.origin != "here":
         return Check(what, "asserted", "it is kept on the machine that made the run")
-    found = together(evidence.facts, _GENESIS_DELTA)
+    found = all_runs(evidence.facts, _GENESIS_DELTA)
     if found is None:
         return Check(what, "asserted", "none: the run does not name the people that it is about")
     if found.status == "unknown":  # a crash may come between a run and its entry, not later
