@@ -31,6 +31,7 @@ import typer
 from accounting import ConfigError
 from privpart.cli import audit, sweep
 from privpart.cli.budget import calibrate, epsilon, mechanisms
+from privpart.cli.budget_book import budget
 from privpart.cli.close import close
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
@@ -60,6 +61,7 @@ _COMMANDS = (
     close,
     report,
     verify,
+    budget,
     export,
     schedule,
     inspect,
@@ -98,7 +100,7 @@ def main() -> None:
             app()
     except ConfigError as error:
         typer.echo(f"privpart: {_as_option(str(error))}", err=True)
-        sys.exit(2)
+        sys.exit(_EXCEEDED if type(error).__name__ == "BudgetExceededError" else 2)
     except RuntimeError as error:
         if "allocate memory" in str(error):  # torch's allocator raises no specific type
             _refuse_for_memory()
@@ -148,6 +150,7 @@ _EXPECTED_FAULTS = (
     "WorkerError",
 )
 _FAULT = 70
+_EXCEEDED = 3
 _OPTIONS = {
     name
     for command in (*_COMMANDS, sweep.run, audit.leakage.leakage, audit.defences.defences)

@@ -15,6 +15,7 @@ from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus
 from privpart.plan import PrivacyPlan
+from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.database import damage_said
 from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.folder import ON_GRID
@@ -43,6 +44,8 @@ class RunReport:
         checks: what was checked of the folder, on this machine, when the report was written.
         select: if clients select what they download, one line on the guarantee against recipients
             of the model and one on what is seen in the clear; else None.
+        all_runs: what all runs on this machine told about the same people; None if nobody named
+            them.
     """
 
     run_id: str
@@ -58,6 +61,7 @@ class RunReport:
     head: str
     checks: tuple[Check, ...]
     select: tuple[str, str] | None = None
+    all_runs: AllRuns | None = None
 
     @property
     def wrong(self) -> tuple[Check, ...]:
@@ -76,6 +80,7 @@ class RunReport:
             "realised": None if self.realised is None else asdict(self.realised),
             "deviations": list(self.deviations),
             "guarantee": self.guarantee.to_dict(),
+            "all_runs": None if self.all_runs is None else asdict(self.all_runs),
             "closed": self.closed,
             "public_key": self.public_key,
             "head": self.head,
@@ -143,6 +148,7 @@ def _derived(evidence: Evidence, delta: float | None) -> RunReport:
         head=rows[-1].chain if rows else facts["genesis"],
         checks=evidence.checks,
         select=select_lines(report, chosen, facts.get("seen_in_clear")),
+        all_runs=all_runs(facts, chosen),
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from accounting import ConfigError
 from accounting.report import up
 from privpart.plan import PrivacyPlan
+from privpart.run.budget_book import all_runs, counted
 from privpart.run.evidence import Check, Evidence, Origin, file_hash, gather, public_key_of
 from privpart.run.identity import model_hash, tensor_hash, versions
 from privpart.run.report import RunReport, report_of
@@ -50,6 +51,7 @@ def check_run(
     checks = [Check("ledger", "verified", said), *evidence.checks]
     checks += [_guarded("plan", _plan, path, evidence), _guarded("code", _code, path, evidence)]
     checks += _derived_again(path, evidence)
+    checks.append(_guarded("budget book", _book, path, evidence))
     if model is not None:
         checks += _model_file(Path(model), path, evidence)
     return tuple(checks)
@@ -152,6 +154,20 @@ def _guarantee(evidence: Evidence, report: RunReport, *, stated: bool) -> Check:
     rests = ", ".join(a.code for a in found.assumptions if a.status == "asserted")
     said = f"{figures}, derived again; {found.status}" + (f" on {rests}" if rests else "")
     return Check("guarantee", "asserted" if evidence.origin == "unknown" else "verified", said)
+
+
+def _book(_: Path, evidence: Evidence) -> Check:
+    what = "budget book"
+    if evidence.origin != "here":
+        return Check(what, "asserted", "it is kept on the machine that made the run")
+    found = all_runs(evidence.facts, _GENESIS_DELTA)
+    if found is None:
+        return Check(what, "asserted", "none: the run does not name the people that it is about")
+    if found.status == "unknown":  # a crash may come between a run and its entry, not later
+        return Check(what, "wrong" if evidence.rows else "asserted", found.says)
+    cost = "no bound" if found.mu is None else f"mu {up(found.mu)}"
+    said = f"{counted(found.runs, 'run')} about {found.population!r}, {cost}: {found.status}"
+    return Check(what, "verified", f"this run is one of {said}")
 
 
 def _model_file(model: Path, path: Path, evidence: Evidence) -> Iterator[Check]:

@@ -72,6 +72,7 @@ HERE = {
     "code": "verified",
     "participation": "verified",
     "guarantee": "verified",
+    "budget book": "asserted",
 }
 
 
