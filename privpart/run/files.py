@@ -34,8 +34,8 @@ _DTYPES = {
     torch.int32: "I32",
     torch.int64: "I64",
 }
-_SCRATCH = re.compile(r"\.privpart-[0-9a-f]{32}\.part(-journal)?")
-"""Names of files that are not complete yet; SQLite adds a journal to those that it writes."""
+_SCRATCH = re.compile(r"\.privpart-[0-9a-f]{32}\.part")
+"""Names of files that are not complete yet."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -154,30 +154,14 @@ def write_durably(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
-    with new_file(path) as scratch, scratch.open("r+b") as file:
-        yield file
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Yield the path of an empty file, which gets the name ``path`` durably when the block ends.
-
-    If the block raises anything, the file is removed, and what lies at ``path`` stays.
-
-    Raises:
-        OSError: the disk refused.
-        ConfigError: the folder is not this user's own, see ``refuse_shared``.
-    """
     refuse_shared(path.parent)
     scratch = path.with_name(f".privpart-{secrets.token_hex(16)}.part")
     try:
-        handle = os.open(scratch, _CREATE, 0o600)
-        try:
-            os.fchmod(handle, 0o600)  # whatever the umask is
-            yield scratch
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with os.fdopen(os.open(scratch, _CREATE, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask is
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         scratch.replace(path)
     except BaseException:
         scratch.unlink(missing_ok=True)
@@ -186,7 +170,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def is_scratch(name: str) -> bool:
-    """Return whether only ``new_file`` gives files this name."""
+    """Return whether only ``write_durably`` and ``write_state`` give files this name."""
     return _SCRATCH.fullmatch(name) is not None
 
 

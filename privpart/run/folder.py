@@ -21,7 +21,7 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -56,7 +56,7 @@ from privpart.run.identity import (
     source_of,
     versions,
 )
-from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
+from privpart.run.ledger import SCHEMA, Ledger, Row, genesis, next_row
 from privpart.server import RoundCounts, Server
 
 _RESERVED = ("start", "genesis", "adopted_at", "closed")
@@ -285,7 +285,7 @@ class RunFolder:
 
     def _read_key(self, name: str) -> bytes | None:
         try:
-            secret = read_small(self.path / name, KEY_BYTES)
+            secret = read_small(self.path / name, 2**10)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -448,6 +448,13 @@ class RunFolder:
 def newest_state(facts: Mapping[str, Any], rounds: int) -> str:
     """Return the name of the file that holds the model after the last committed round."""
     return closed_name(rounds) if "closed" in facts else state_name(rounds)
+
+
+def newest_state_hash(facts: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Return the hash that the ledger names for ``newest_state``, which exists after a round."""
+    if "closed" in facts:
+        return str(facts["closed"]["state"])
+    return rows[-1].state
 
 
 def closed_name(rounds: int) -> str:

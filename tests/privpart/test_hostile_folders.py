@@ -14,10 +14,19 @@ import torch
 
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import PrivacyPlan, RunFolder
+from privpart.loop import (
+    HEALTH_LINES,
+    JSON_LINES,
+    HealthFile,
+    MetricsError,
+    MetricsFiles,
+    RoundRecord,
+)
 from privpart.run import files, witness
 from privpart.run.files import erase_durably, read_state, write_durably
 from privpart.run.folder import StorageError
 from privpart.run.report import run_report
+from privpart.server import RoundCounts
 
 PLAN = PrivacyPlan(
     mechanism=BinaryTree(4),
@@ -163,14 +172,15 @@ def test_only_our_own_unfinished_files_are_removed(folder):
     assert [file.exists() for file in (own, old, *others)] == [False, False, True, True, True]
 
 
-def test_an_unfinished_file_leaves_nothing_and_the_old_content(tmp_path):
+def test_an_unfinished_file_leaves_nothing_and_the_old_content(tmp_path, monkeypatch):
     write_durably(tmp_path / "x", b"old")
 
-    def fails():
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), files.new_file(tmp_path / "x"):
-        fails()
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_durably(tmp_path / "x", b"new")
     assert names(tmp_path) == ["x"]
     assert (tmp_path / "x").read_bytes() == b"old"
 
@@ -284,3 +294,27 @@ def test_a_rollback_guard_that_others_can_change_is_refused(folder, monkeypatch,
     own.chmod(0o700)
     RunFolder.open(folder).close()
     assert json.loads(record.read_text())["rounds"] == 0
+
+
+def test_metrics_are_appended_to_files_only(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    record = RoundRecord(0, RoundCounts(1, 1, 0), 0.5)
+    for plant, says in [
+        (lambda path: path.symlink_to(tmp_path / "mine"), "symbolic links"),
+        (Path.mkdir, "directory"),
+        (os.mkfifo, "No such device"),
+    ]:
+        for name in (JSON_LINES, HEALTH_LINES):
+            plant(tmp_path / name)
+        with pytest.raises(MetricsError, match=rf"{JSON_LINES} cannot be written: .*{says}"):
+            MetricsFiles(tmp_path)(record)
+        with pytest.raises(MetricsError, match=rf"{HEALTH_LINES} cannot be written: .*{says}"):
+            HealthFile(tmp_path)._append({})
+        for name in (JSON_LINES, HEALTH_LINES):
+            path = tmp_path / name
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    assert (tmp_path / "mine").read_text() == "mine"
+    MetricsFiles(tmp_path)(record)
+    HealthFile(tmp_path)
+    assert mode(tmp_path / HEALTH_LINES) == 0o600
+    assert (tmp_path / JSON_LINES).read_text() == '{"round": 0, "metric": 0.5}\n'
