@@ -37,6 +37,7 @@ from privpart.noise.source import SecretSource
 from privpart.run.files import decode_state
 from privpart.run.folder import StorageError, holds_a_run
 from privpart.run.report import run_report
+from privpart.run.verify import check_run
 from privpart.run.witness import VARIABLE
 
 ROUNDS, DIM = 3, 8
@@ -224,9 +225,10 @@ def finished(base: Path, scenario: Scenario, rounds: int = ROUNDS) -> End:
         state = newest(folder)
         decode_state(state)
         report = run_report(folder, delta=1e-6)
+        checked = [(check.what, check.status) for check in check_run(folder)]
         names = sorted(path.name for path in folder.iterdir())
         digest = hashlib.sha256(state.read_bytes()).hexdigest()
-        return End(events, digest, names, f"{report.complete} {report.guarantee.mu}")
+        return End(events, digest, names, f"{report.complete} {report.guarantee.mu} {checked}")
     except Exception as error:  # whatever it is, it is counted
         text = str(error).replace(str(base), "")
         return End(events, error=f"{type(error).__name__}: {text}")
@@ -244,7 +246,9 @@ def wrong(before: list[Event], left: Tree, end: End, whole: End, scenario: Scena
         return end.error
     said = {event["what"] for event in before}
     opened = next((event["rounds"] for event in end.events if event["what"] == "opened"), None)
-    committed = max((e["rounds"] for e in before if e["what"] == "committed"), default=0)
+    # a process that opened a run has seen its rounds, and its clients are sent the model
+    seen = [e["rounds"] for e in before if e["what"] in ("committed", "opened")]
+    committed = max(seen, default=0)
     if end.events[0]["what"] == "closed":
         opened = scenario.closed_after
     elif "closed" in said:
@@ -400,7 +404,7 @@ def stopped(sweep: Sweep, effort: int, every: int, twice: int) -> None:
     points = followed(sweep, base, Disk(str(root)), [])
     for point in points[::-every]:
         judged(sweep, effort, point, "")
-    for point in points[::twice] if twice else ():
+    for point in points[::-twice] if twice else ():
         shutil.rmtree(root)
         (base / "said").unlink()
         put(point.disk.now(), str(root), root)
