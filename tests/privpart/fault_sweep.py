@@ -10,6 +10,7 @@ end and compared with an undisturbed one. Prints one JSON object with what was c
 """
 
 import errno
+import gc
 import hashlib
 import json
 import os
@@ -36,6 +37,7 @@ from privpart.noise.source import SecretSource
 from privpart.run.files import decode_state
 from privpart.run.folder import StorageError, holds_a_run
 from privpart.run.report import run_report
+from privpart.run.verify import check_run
 from privpart.run.witness import VARIABLE
 
 ROUNDS, DIM = 3, 8
@@ -223,9 +225,10 @@ def finished(base: Path, scenario: Scenario, rounds: int = ROUNDS) -> End:
         state = newest(folder)
         decode_state(state)
         report = run_report(folder, delta=1e-6)
+        checked = [(check.what, check.status) for check in check_run(folder)]
         names = sorted(path.name for path in folder.iterdir())
         digest = hashlib.sha256(state.read_bytes()).hexdigest()
-        return End(events, digest, names, f"{report.complete} {report.guarantee.mu}")
+        return End(events, digest, names, f"{report.complete} {report.guarantee.mu} {checked}")
     except Exception as error:  # whatever it is, it is counted
         text = str(error).replace(str(base), "")
         return End(events, error=f"{type(error).__name__}: {text}")
@@ -243,7 +246,9 @@ def wrong(before: list[Event], left: Tree, end: End, whole: End, scenario: Scena
         return end.error
     said = {event["what"] for event in before}
     opened = next((event["rounds"] for event in end.events if event["what"] == "opened"), None)
-    committed = max((e["rounds"] for e in before if e["what"] == "committed"), default=0)
+    # a process that opened a run has seen its rounds, and its clients are sent the model
+    seen = [e["rounds"] for e in before if e["what"] in ("committed", "opened")]
+    committed = max(seen, default=0)
     if end.events[0]["what"] == "closed":
         opened = scenario.closed_after
     elif "closed" in said:
@@ -388,17 +393,18 @@ def followed(sweep: Sweep, base: Path, disk: Disk, events: list[Event]) -> list[
     return points
 
 
-def stopped(sweep: Sweep, effort: int, twice: int) -> None:
+def stopped(sweep: Sweep, effort: int, every: int, twice: int) -> None:
     """Kill before every call, and let the power fail there in at most ``effort`` ways.
 
-    Every ``twice``-th of the killed runs is traced while it is resumed, and stopped again.
+    Only every ``every``-th call is tried. Every ``twice``-th of the killed runs is traced while it
+    is resumed, and stopped again.
     """
     base = sweep.new()
     root = base / "disk"
     points = followed(sweep, base, Disk(str(root)), [])
-    for point in points:
+    for point in points[::-every]:
         judged(sweep, effort, point, "")
-    for point in points[::twice] if twice else ():
+    for point in points[::-twice] if twice else ():
         shutil.rmtree(root)
         (base / "said").unlink()
         put(point.disk.now(), str(root), root)
@@ -423,7 +429,8 @@ class Once:
         self.made, self.where = 0, ""
 
     def __call__(self, call: Call) -> Refuse | Shorten | type[Kill] | None:
-        if not call.path.startswith(self.root) or call.name not in CHANGES:
+        watched = ("read", "readv") if self.fault == READ_FAULT else CHANGES
+        if not call.path.startswith(self.root) or call.name not in watched:
             return None
         self.made += 1
         if self.made == self.at:
@@ -447,7 +454,8 @@ class Once:
         return Refuse(errno.ENOSPC) if self.fault == "full" and grows else None
 
 
-FAULTS = ("EIO", "EIO from here on", "EIO, tried again", "full", "ENOSPC", "short write", "SIGKILL")
+READ_FAULT = "EIO in a read"
+FAULTS = ("EIO", "EIO from here on", "EIO, tried again", "full", "ENOSPC", "short write", "SIGKILL", READ_FAULT)
 
 
 def refused(sweep: Sweep, every: int) -> None:
@@ -457,38 +465,39 @@ def refused(sweep: Sweep, every: int) -> None:
     """
     pair = 0
     for stage, start in enumerate(sweep.stages()):
-        calls = disturbed(sweep, start, stage, 0, "")[0]
-        sweep.counts["calls"] += calls
-        for at in range(1, calls + 1):
-            for fault in FAULTS:
+        reads = disturbed(sweep, start, stage, 0, READ_FAULT)
+        changes = disturbed(sweep, start, stage, 0, FAULTS[0])
+        sweep.counts["calls"] += reads + changes
+        for fault in FAULTS:
+            for at in range(1, (reads if fault == READ_FAULT else changes) + 1):
                 pair += 1
                 if pair % every == 0:
                     disturbed(sweep, start, stage, at, fault)
 
 
-def disturbed(sweep: Sweep, start: Tree, stage: int, at: int, fault: str) -> tuple[int, str]:
-    """Run one stage with one fault and judge it; return how many calls were made, and which hit."""
+def disturbed(sweep: Sweep, start: Tree, stage: int, at: int, fault: str) -> int:
+    """Run one stage, disturb its ``at``-th call and judge it; return how many calls it made."""
     with TemporaryDirectory(dir=sweep.scratch) as place:
         base = Path(place)
         put(start, ROOT, base / "disk")
         disturb = Once(str(base / "disk"), at, fault)
         again = fault == "EIO, tried again"
         status = traced(lambda: told(base, sweep.scenario, min(stage, 1), again=again), disturb)
-        said = [json.loads(line) for line in (base / "said").read_text().splitlines()]
-        where = f"stage {stage}, {disturb.where}"
-        if not fault:
-            return disturb.made, ""
-        if not disturb.where:
-            raise RuntimeError(f"stage {stage} made fewer than {at} calls")
-        if status not in (0, -9):
-            sweep.note(f"{fault}: the process ended with {status}", where)
-        sweep.after(fault, where, said, read(base / "disk", ROOT), ROOT)
-        return disturb.made, where
+        if at:
+            if not disturb.where:
+                raise RuntimeError(f"stage {stage} made fewer than {at} calls")
+            where = f"stage {stage}, {disturb.where}"
+            said = [json.loads(line) for line in (base / "said").read_text().splitlines()]
+            if status not in (0, -9):
+                sweep.note(f"{fault}: the process ended with {status}", where)
+            sweep.after(fault, where, said, read(base / "disk", ROOT), ROOT)
+        return disturb.made
 
 
 def main(tasks: list[str]) -> None:
     """Do each task, such as "seeded:power=16:errors=30"."""
     torch.set_num_threads(1)
+    gc.freeze()  # so that no child of a fork copies what it never changes
     fast = Path("/dev/shm")  # memory, where nothing waits for a real disk
     results = {}
     for task in tasks:
@@ -497,7 +506,7 @@ def main(tasks: list[str]) -> None:
         with TemporaryDirectory(dir=fast if os.access(fast, os.W_OK) else None) as scratch:
             sweep = Sweep(SCENARIOS[name], Path(scratch))
             if "power" in effort:
-                stopped(sweep, effort["power"], effort.get("twice", 0))
+                stopped(sweep, effort["power"], effort.get("every", 1), effort.get("twice", 0))
             if "errors" in effort:
                 refused(sweep, effort["errors"])
         said = dict(sweep.faults.most_common(MOST_SAID))
