@@ -11,9 +11,13 @@ from collections.abc import Callable
 
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
+from accounting.cohorts import Estimate, Sampling, participation_of, sampled_guarantee
 from accounting.guarantee import METHODS, Guarantee, Method, guarantee, mu_upper
 from accounting.mechanisms import Mechanism
+from accounting.monte_carlo import BMinSep, EstimatedGuarantee
 from accounting.participation import Participation
+from accounting.random_allocation import BallsInBins
+from accounting.subsampled import SampledMethod
 
 
 def calibrate(
@@ -70,6 +74,120 @@ def least_noise(
     while epsilon(noise) > target:  # until the last roundings are covered
         noise, step = noise + step, 2 * step
     return noise
+
+
+def least_sampled_noise(
+    mechanism: Mechanism,
+    sampling: Sampling,
+    *,
+    target_epsilon: float,
+    delta: float,
+    method: SampledMethod = "pld",
+) -> float:
+    """Return the least noise multiplier found whose amplified guarantee meets a target.
+
+    Args:
+        mechanism: the encoder whose noise the server adds.
+        sampling: how members are sampled; ``PoissonSampling`` or ``BallsInBins``, which have a
+            closed form. For Monte Carlo see ``estimated_noise``.
+        target_epsilon: the budget, > 0.
+        delta: in (0, 1).
+        method: "pld" or "rdp", of Poisson sampling.
+
+    Guarantees:
+        ``sampled_guarantee(..., noise_multiplier=result).epsilon(delta) <= target_epsilon``, and
+        within 1e-4 of it, relatively, unless the accountant jumps there.
+
+    Raises:
+        ConfigError: a value out of range, or a mechanism or target that the accountant cannot
+            reach.
+    """
+    target, delta = _target(target_epsilon, delta, "exact")
+
+    def epsilon(noise: float) -> float:
+        run = sampled_guarantee(mechanism, sampling, noise_multiplier=noise, method=method)
+        return run.epsilon(delta)
+
+    return _descend(epsilon, target, _unsampled_noise(mechanism, sampling, target, delta))
+
+
+def estimated_noise(
+    mechanism: Mechanism,
+    sampling: BallsInBins | BMinSep,
+    *,
+    target_epsilon: float,
+    delta: float,
+    draws: int = 1_000_000,
+) -> EstimatedGuarantee:
+    """Return a guarantee by Monte Carlo that meets a target, with the noise that it needs.
+
+    The noise is chosen by estimates of a tenth of the draws, whose wider bounds leave room. Then
+    one estimate is made, under a fresh seed, so its probability of error is that of one answer. If
+    it came out too high, choosing again would be a second answer, so this raises.
+
+    Raises:
+        ConfigError: a value out of range, or an estimate above the target.
+    """
+    target, delta = _target(target_epsilon, delta, "exact")
+    pilot = Estimate(max(10_000, checks.count("draws", draws, minimum=10_000) // 10))
+
+    def epsilon(noise: float) -> float:
+        run = sampled_guarantee(mechanism, sampling, noise_multiplier=noise, estimate=pilot)
+        return run.epsilon(delta)
+
+    noise = _descend(epsilon, target, _unsampled_noise(mechanism, sampling, target, delta), 1e-2)
+    final = EstimatedGuarantee(noise, sampling, mechanism, draws)
+    if (found := final.epsilon(delta)) > target:
+        raise ConfigError(
+            f"target_epsilon={target:g}: the one estimate, with noise_multiplier={noise:g}, came "
+            f"out at {found:.5g}. Another estimate would be another answer, wrong with its own "
+            "probability: allow for that, or use more draws."
+        )
+    return final
+
+
+def _unsampled_noise(
+    mechanism: Mechanism, sampling: Sampling, target: float, delta: float
+) -> float:
+    run = participation_of(sampling, mechanism.rounds)
+    return calibrate(mechanism, run, target_epsilon=target, delta=delta)
+
+
+def _descend(
+    epsilon: Callable[[float], float], target: float, enough: float, close: float = 5e-5
+) -> float:
+    """Return a noise below about ``enough`` whose epsilon is within ``close`` below the target.
+
+    ``epsilon`` falls with the noise, and raises where there is too little for it. Each step halves
+    the bracket or follows the chord of the logarithms, whichever was not done before.
+    """
+    found = epsilon(enough)
+    while found > target:  # an accountant on a grid may be above the curve
+        enough *= 1.05
+        found = epsilon(enough)
+    high, at_high = enough, found
+    low, at_low = 0.0, math.inf
+    chord = False
+    for _ in range(_MOST_STEPS):
+        if at_high >= target * (1 - close) or high - low <= 1e-9 * high:
+            break
+        noise = high / 2 if not low else math.sqrt(low * high)
+        chord = not chord and low > 0 and math.isfinite(at_low) and at_high > 0
+        if chord:
+            share = math.log(at_low / (target * (1 - close / 2))) / math.log(at_low / at_high)
+            noise = low * (high / low) ** share
+        try:
+            at = epsilon(noise)
+        except ConfigError:
+            at = math.inf
+        if at <= target:
+            high, at_high = noise, at
+        else:
+            low, at_low = noise, at
+    return high
+
+
+_MOST_STEPS = 60
 
 
 def most_rounds(

@@ -74,7 +74,7 @@ def sampled_guarantee(
     estimate: Estimate | None = None,
     method: SampledMethod = "pld",
 ) -> Sampled:
-    """Return the guarantee of a mechanism whose rounds are sampled, by the accountant that covers it.
+    """Return the guarantee of sampled rounds, by the one accountant that covers them.
 
     Args:
         mechanism: what correlates the noise.
@@ -86,34 +86,34 @@ def sampled_guarantee(
     Raises:
         ConfigError: a value out of range, or a mechanism that no known proof covers.
     """
-    if not isinstance(sampling, Sampling):
-        raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
     if mechanism.prefix_only:
         raise ConfigError(
             f"{mechanism.name}: its sensitivity is for prefix sums only; sampling is accounted for "
             "everything that it releases. Use release='nodes'."
         )
+    z = noise_multiplier
     if isinstance(sampling, PoissonSampling):
         if estimate is not None:
             raise ConfigError("draws: Poisson sampling is accounted for in closed form; leave out.")
-        z = noise_multiplier
         if mechanism.name == "independent" and sampling.groups == 1:
             steps = mechanism.rounds
             return dp_sgd(noise_multiplier=z, sampling=sampling, steps=steps, method=method)
         return amplified(mechanism, noise_multiplier=z, sampling=sampling, method=method)
-    if isinstance(sampling, BMinSep) and estimate is None:
-        raise ConfigError("draws: b-min-sep has no closed form; it needs an estimate.")
     if estimate is not None:
-        return EstimatedGuarantee(
-            noise_multiplier, sampling, mechanism, estimate.draws, estimate.seed
-        )
-    assert isinstance(sampling, BallsInBins)
-    alone = mechanism.name == "independent" and mechanism.groups is None
-    if alone and mechanism.rounds != sampling.rounds:
+        return EstimatedGuarantee(z, sampling, mechanism, estimate.draws, estimate.seed)
+    if isinstance(sampling, BMinSep):
+        raise ConfigError("draws: b-min-sep has no closed form; it needs an estimate.")
+    return _allocated(mechanism, sampling, z)
+
+
+def _allocated(mechanism: Mechanism, sampling: BallsInBins, z: float) -> AllocatedGuarantee:
+    if not isinstance(sampling, BallsInBins):
+        raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
+    if mechanism.rounds != sampling.rounds:
         raise ConfigError(
             f"rounds={sampling.rounds}: of the sampling; the mechanism has {mechanism.rounds}."
         )
-    return AllocatedGuarantee(noise_multiplier, sampling, None if alone else mechanism)
+    return AllocatedGuarantee(z, sampling, None if mechanism.name == "independent" else mechanism)
 
 
 def sampled_claim(run: Sampled, delta: float) -> SampledClaim:
@@ -148,6 +148,15 @@ def participation_of(sampling: Sampling, rounds: int) -> Participation:
     else:
         apart = sampling.min_separation
     return Participation(rounds, -(-checks.rounds(rounds) // apart), apart)
+
+
+def sampled_passes(rounds: int, bins: int | None) -> Participation:
+    """Return what a mechanism is fitted to: every pass of a member in bins, else one round."""
+    if bins is None or not 1 <= bins <= rounds:
+        return Participation(rounds)
+    return (
+        participation_of(BallsInBins(bins, rounds), rounds) if bins > 1 else Participation(rounds)
+    )
 
 
 def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:

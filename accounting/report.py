@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck
-from accounting.guarantee import FORMULAS, METHODS, Guarantee, Method, Second, mu_upper
+from accounting.guarantee import FORMULAS, METHODS, Adjacency, Guarantee, Method, Second, mu_upper
 from accounting.mechanisms import Mechanism, fingerprint
 from accounting.participation import Participation
 from accounting.realised import Realised
@@ -139,8 +139,8 @@ class PrivacyReport:
         checks.choice("adjacency", self.adjacency, get_args(ReportAdjacency))
         if (self.sampling is None) == (self.adjacency == "add-or-remove"):
             raise ConfigError(
-                f"adjacency={self.adjacency!r}: add-or-remove is for reports with sampling, and for "
-                "no others."
+                f"adjacency={self.adjacency!r}: add-or-remove is for reports with sampling, and no "
+                "others."
             )
         if self.sampling is not None and self.earlier_mu:
             raise ConfigError("earlier_mu: an amplified epsilon does not compose with other runs.")
@@ -258,7 +258,9 @@ class PrivacyReport:
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee, for other deltas, groups or compositions; without any amplification."""
-        adjacency = "replace-one" if self.adjacency == "replace-one" else "zero-out"
+        adjacency: Adjacency = "zero-out"
+        if self.adjacency == "replace-one":
+            adjacency = "replace-one"
         return Guarantee(self.mu, self.method, adjacency)
 
     @property

@@ -102,7 +102,7 @@ def _sentences(found: "RunReport") -> list[str]:
 
 def _as_text(found: "RunReport") -> str:
     g, real = found.guarantee, found.realised
-    seen = "no client took part yet"
+    seen = "no client took part yet" if g.sampling is None else "who took part is secret"
     if real is not None:
         seen = f"a client in at most {real.max_participations}"
         if real.max_participations > 1:
@@ -110,7 +110,7 @@ def _as_text(found: "RunReport") -> str:
     state = "complete" if found.complete else f"{found.planned_rounds - found.rounds} to go"
     lines = [
         ("verdict", _VERDICTS[g.status]),
-        ("epsilon", up(g.epsilon, 5)),
+        ("epsilon", up(g.epsilon, 5) + (f"   ({g.formula})" if g.sampling else "")),
         ("delta", f"{g.delta:g}"),
         ("unit", f"{g.unit}, {g.adjacency} adjacency"),
         ("mechanism", f"{g.mechanism}, noise multiplier {up(g.noise_multiplier, 6)}"),

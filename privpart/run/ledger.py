@@ -29,7 +29,7 @@ from privpart.messages import ClientId, id_order, is_client_id
 SCHEMA = "privpart/ledger/3"
 INTEGERS_ONLY = "privpart/ledger/2"
 """The schema before it, still read and resumed: all ids are whole numbers of 64 bits."""
-_LATER = ("adopted_at", "genesis")
+_LATER = ("adopted_at", "genesis", "sampling_checked")
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _TABLES = """
 CREATE TABLE run (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;

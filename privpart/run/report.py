@@ -15,7 +15,7 @@ from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus
 from privpart.plan import PrivacyPlan
-from privpart.run.folder import ON_GRID
+from privpart.run.folder import CHECKED, ON_GRID
 from privpart.run.ledger import Ledger, Row
 from privpart.select.disclosure import SeenByParty, SelectReport
 
@@ -32,7 +32,8 @@ class RunReport:
         planned_rounds: number of rounds that the guarantee covers.
         rounds: number of committed rounds.
         complete: whether all planned rounds are committed.
-        realised: worst participation in the ledger; None before the first round.
+        realised: worst participation in the ledger; None before the first round, and of a run that
+            samples, where who took part is secret.
         deviations: ways in which the run left its plan; empty if it kept to it.
         guarantee: the privacy report; its assumptions say what was enforced or verified.
         select: if clients select what they download, one line on the guarantee against recipients
@@ -97,13 +98,14 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
     )
     report = _with_evidence(report, rows, facts, deviations)
+    report = _with_sampling(report, plan, rows, facts)
     return RunReport(
         run_id=facts["run_id"],
         plan=plan.hash,
         planned_rounds=plan.rounds,
         rounds=len(rows),
         complete=len(rows) >= plan.rounds,
-        realised=realised,
+        realised=realised if plan.sampling is None else None,
         deviations=deviations,
         guarantee=report,
         select=select_lines(report, chosen, facts.get("seen_in_clear")),
@@ -157,7 +159,7 @@ def _deviations(
 
 def _claimed(plan: PrivacyPlan, realised: Participation | None) -> PrivacyPlan:
     """Return the plan, widened to allow the realised participation if that is given."""
-    if realised is None or realised.rounds != plan.rounds:
+    if realised is None or realised.rounds != plan.rounds or plan.sampling is not None:
         return plan
     limits = plan.participation
     k = max(realised.max_participations, limits.max_participations)
@@ -224,6 +226,52 @@ def _with_evidence(
         evidence[old["code"]] = ("asserted", said)
     if deviations:
         evidence["participation"] = ("violated", "; ".join(deviations))
+    known = {a.code for a in report.assumptions}
+    for code, (status, why) in evidence.items():
+        if code in known:
+            report = report.with_status(code, status, why)
+    return report
+
+
+_SAMPLERS = ("poisson-sampling", "balls-in-bins", "sampling")
+"""Codes of the assumption that members are drawn as the accountant assumes."""
+
+
+def _with_sampling(
+    report: PrivacyReport, plan: PrivacyPlan, rows: Sequence[Row], facts: dict[str, Any]
+) -> PrivacyReport:
+    """Return the report of a run that samples with what shows how its members were drawn.
+
+    It says nothing of who, or how many, took part.
+    """
+    if plan.sampling is None:
+        return report
+    drawn = "drawn from the run's secret key by the sampler that the accountant read"
+    how: tuple[AssumptionStatus, str] = ("enforced", f"{drawn}; each commit checked it")
+    if len(rows) >= plan.rounds:
+        how = ("asserted", "nothing shows that everybody who counted was drawn")
+    if facts.get(CHECKED) == len(rows) > 0:
+        how = (
+            "verified",
+            f"{drawn}, and drawn again before the key was erased: everybody who counted in "
+            f"{len(rows)} rounds was among them",
+        )
+    evidence = dict.fromkeys(_SAMPLERS, how)
+    evidence["public-constants"] = (
+        "enforced",
+        "population, sampler and report_goal are in the plan, fixed before the first round",
+    )
+    evidence["hidden-sample"] = (
+        "asserted",
+        "every round is released, whoever came, and nothing here prints who did; ledger, health "
+        "and key stay secret, and nobody outside sees the run's time or traffic",
+    )
+    if plan.mechanism.noise_program().filter_error() and report.status != "not-private":
+        evidence["floating-point"] = (
+            "asserted",
+            "integers on a public grid with exactly rounded noise; what floating point adds to the "
+            "mechanism's filter is bounded without sampling only",
+        )
     known = {a.code for a in report.assumptions}
     for code, (status, why) in evidence.items():
         if code in known:
