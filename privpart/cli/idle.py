@@ -170,7 +170,7 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "calibrate": Options(
-        free=f"target_epsilon rounds delta solve sampling {_MECHANISM} method form",
+        free=f"target_epsilon rounds delta solve {_MECHANISM} form",
         idle=(
             _solved("noise_multiplier"),
             _solved("max_participations"),
