@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from privpart.noise.stream import NoiseStream
     from privpart.plan import AdaptiveClipping, PrivacyPlan
     from privpart.run.folder import RunFolder
+    from privpart.sampling import SampledCohorts
     from privpart.server import RoundCounts, Server, ServerOptimizer
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
 
@@ -51,6 +52,7 @@ _HOME = {
     "RoundTask": "messages",
     "Run": "experiment.train",
     "RunFolder": "run.folder",
+    "SampledCohorts": "sampling",
     "SecretSource": "noise.source",
     "SeededSource": "noise.source",
     "Server": "server",
@@ -85,6 +87,7 @@ __all__ = [
     "RoundTask",
     "Run",
     "RunFolder",
+    "SampledCohorts",
     "SecretSource",
     "SeededSource",
     "Server",

@@ -53,9 +53,7 @@ def fork(
                 "could be added."
             )
         if before.sampling is not None:
-            raise ConfigError(
-                f"{old} samples who takes part: it cannot be forked. Begin a new run."
-            )
+            raise ConfigError(f"{old} samples who takes part: it is never forked. Begin a new run.")
         ledger = Ledger(folder / "ledger.sqlite", read_only=True)
         rows = ledger.rows()
         ledger.close()
