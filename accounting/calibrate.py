@@ -154,39 +154,54 @@ def _unsampled_noise(
 
 
 def _descend(
-    epsilon: Callable[[float], float], target: float, enough: float, close: float = 5e-5
+    epsilon: Callable[[float], float], target: float, enough: float, close: float = 8e-5
 ) -> float:
     """Return a noise below about ``enough`` whose epsilon is within ``close`` below the target.
 
-    ``epsilon`` falls with the noise, and raises where there is too little for it. Each step halves
-    the bracket or follows the chord of the logarithms, whichever was not done before.
+    ``epsilon`` falls with the noise, and raises where there is too little for it. Its logarithm is
+    nearly a line in that of the noise, so each step follows the chord of the last two; where that
+    leaves the bracket, or did not halve it three times running, the step halves it.
     """
     found = epsilon(enough)
     while found > target:  # an accountant on a grid may be above the curve
         enough *= 1.05
         found = epsilon(enough)
-    high, at_high = enough, found
-    low, at_low = 0.0, math.inf
-    chord = False
+    low, high, best = 0.0, enough, found
+    points = [(enough, found)]
+    slow = 0
     for _ in range(_MOST_STEPS):
-        if at_high >= target * (1 - close) or high - low <= 1e-9 * high:
+        if best >= target * (1 - close) or high - low <= 1e-9 * high:
             break
-        noise = high / 2 if not low else math.sqrt(low * high)
-        chord = not chord and low > 0 and math.isfinite(at_low) and at_high > 0
-        if chord:
-            share = math.log(at_low / (target * (1 - close / 2))) / math.log(at_low / at_high)
-            noise = low * (high / low) ** share
+        half = math.sqrt(low * high) if low else high / 2
+        noise = half if slow >= _PATIENCE else _on_chord(points, target * (1 - close / 2), half)
+        if not max(low, high / 8) < noise < high:
+            noise = half
+        before = high - low
         try:
             at = epsilon(noise)
+            points = [points[-1], (noise, at)]
         except ConfigError:
             at = math.inf
         if at <= target:
-            high, at_high = noise, at
+            high, best = noise, at
         else:
-            low, at_low = noise, at
+            low = noise
+        slow = slow + 1 if high - low > before / 2 else 0
     return high
 
 
+def _on_chord(points: list[tuple[float, float]], target: float, otherwise: float) -> float:
+    """Return the noise at which the line through two points of logarithms meets the target."""
+    if len(points) < 2 or not min(at for _, at in points) > 0:
+        return otherwise
+    (z, at), (other, there) = points
+    if at == there:
+        return otherwise
+    slope = math.log(other / z) / math.log(there / at)
+    return float(z * math.exp(max(-50.0, min(50.0, slope * math.log(target / at)))))
+
+
+_PATIENCE = 3
 _MOST_STEPS = 60
 
 
