@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     )
     from privpart.messages import ClientUpdate, RoundTask
     from privpart.model import PartialModel
+    from privpart.noise.cohorts import SampledCohorts
     from privpart.noise.source import NoiseSource, SecretSource, SeededSource
     from privpart.noise.stream import NoiseStream
     from privpart.plan import AdaptiveClipping, PrivacyPlan
     from privpart.run.folder import RunFolder
-    from privpart.sampling import SampledCohorts
     from privpart.server import RoundCounts, Server, ServerOptimizer
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
 
@@ -52,7 +52,7 @@ _HOME = {
     "RoundTask": "messages",
     "Run": "experiment.train",
     "RunFolder": "run.folder",
-    "SampledCohorts": "sampling",
+    "SampledCohorts": "noise.cohorts",
     "SecretSource": "noise.source",
     "SeededSource": "noise.source",
     "Server": "server",

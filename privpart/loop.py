@@ -44,7 +44,7 @@ from privpart.messages import (
     RoundTask,
     client_id,
 )
-from privpart.sampling import SampledCohorts
+from privpart.noise.cohorts import SampledCohorts
 from privpart.server import RoundCounts, Server
 
 

@@ -203,7 +203,7 @@ def _examples(setup: "Training", limit: int | None) -> Finding:
 def _seconds(setup: "Training") -> Finding:
     """Time some clients of the first round; nothing of them is kept."""
     from privpart.messages import RoundTask
-    from privpart.sampling import distinct_ids
+    from privpart.noise.cohorts import distinct_ids
 
     promised = setup.promise()
     if promised.sampling is None:

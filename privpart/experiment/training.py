@@ -37,10 +37,10 @@ from privpart.experiment.task_data import plan_data
 from privpart.loop import Callback, RoundRecord, fit
 from privpart.messages import ClientId, client_id, may_take_part
 from privpart.model import PartialModel
+from privpart.noise.cohorts import SampledCohorts, distinct_ids, ids_hash
 from privpart.noise.source import NoiseSource
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
-from privpart.sampling import SampledCohorts, distinct_ids, ids_hash
 from privpart.select.disclosure import SeenByParty, seen_in
 from privpart.select.engine import SelectEngine, localize_tokens
 from privpart.select.key_spaces import shrunk

@@ -30,6 +30,7 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.messages import id_order
+from privpart.noise.cohorts import SampledCohorts
 from privpart.noise.source import NoiseSource
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
@@ -49,7 +50,6 @@ from privpart.run.identity import (
     versions,
 )
 from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
-from privpart.sampling import SampledCohorts
 from privpart.server import RoundCounts, Server
 
 _RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked")

@@ -30,12 +30,12 @@ from accounting import (
 from privpart import PrivacyPlan, RunFolder, SampledCohorts, SecretSource, SeededSource, Server, fit
 from privpart.loop import CohortTooSmallError
 from privpart.messages import ClientUpdate
+from privpart.noise.cohorts import ids_hash
 from privpart.plan import AdaptiveClipping
 from privpart.run.files import decode_state, encode_state
 from privpart.run.fork import fork
 from privpart.run.ledger import Ledger, next_row
 from privpart.run.report import run_report
-from privpart.sampling import ids_hash
 
 PEOPLE = [f"p{i}" for i in range(12)]
 

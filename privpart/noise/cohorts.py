@@ -1,4 +1,4 @@
-"""Sampling: who takes part in each round of a plan that samples, drawn from the run's secret key.
+"""Cohorts: who takes part in each round of a plan that samples, drawn from the key of the noise.
 
 An amplified guarantee holds only if every member is drawn as the accountant assumes and nobody who
 sees the releases learns who was. So the cohorts come from ``accounting.cohorts`` by the plan's own
