@@ -4,7 +4,8 @@
     2    bad input                     7    an optional extra is missing (reserved)
     3    budget exceeded               70   a fault of the machine, for instance a full disk
     4    audit threshold passed        130  interrupted; the run can be resumed
-    5    the guarantee of a run does not hold, although it kept to its plan
+    5    the guarantee of a run does not hold, although it kept to its plan; or its folder, or a
+         file given with it, is not what the run made
 
 Standard output carries only the result; progress, warnings and errors go to standard error.
 """
@@ -36,6 +37,7 @@ from privpart.cli.inspect import inspect
 from privpart.cli.report import report
 from privpart.cli.schedule import schedule
 from privpart.cli.train import train
+from privpart.cli.verify import verify
 
 app = typer.Typer(
     help="Differential privacy for partially trained models in federated learning.",
@@ -50,6 +52,7 @@ _COMMANDS = (
     doctor,
     train,
     report,
+    verify,
     export,
     schedule,
     inspect,

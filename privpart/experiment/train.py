@@ -41,6 +41,7 @@ from privpart.plan import PrivacyPlan
 from privpart.run.files import write_durably
 from privpart.run.folder import RunFolder, holds_a_run
 from privpart.run.fork import fork
+from privpart.run.identity import tensor_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import RunReport, run_report
 from privpart.server import Server
@@ -281,7 +282,18 @@ def _facts(
     if plan.select is None:
         views = setup.model.views(setup.model.flat)
         facts["parameters"] = [[name, list(view.shape)] for name, view in views.items()]
+        facts["frozen"] = _frozen(setup)
     return facts
+
+
+def _frozen(setup: Training) -> dict[str, str]:
+    """Return the hash of each tensor of the network that training leaves as it is, by name."""
+    trained = setup.model.flat.untyped_storage().data_ptr()
+    return {
+        name: tensor_hash(tensor)
+        for name, tensor in setup.model.module.state_dict().items()
+        if tensor.untyped_storage().data_ptr() != trained
+    }
 
 
 def resume_run(

@@ -13,6 +13,9 @@ the state; advance the rollback guard; remove the older state. The ledger row is
 point of no return. A crash before it leaves the old state, and the round is trained again: nothing
 of it was released, so its noise is still used only once. A crash after it leaves the new state. No
 file is ever unpickled.
+
+The steps of a commit, and what a run refuses when it is opened, are one file, because each of them
+is read against the others.
 """
 
 import hashlib
@@ -20,7 +23,7 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -49,7 +52,7 @@ from privpart.run.identity import (
     source_of,
     versions,
 )
-from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
+from privpart.run.ledger import SCHEMA, Ledger, Row, genesis, next_row
 from privpart.server import RoundCounts, Server
 
 _RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked")
@@ -505,6 +508,13 @@ class RunFolder:
 def newest_state(facts: Mapping[str, Any], rounds: int) -> str:
     """Return the name of the file that holds the model after the last committed round."""
     return closed_name(rounds) if "closed" in facts else state_name(rounds)
+
+
+def newest_state_hash(facts: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Return the hash that the ledger names for ``newest_state``, which exists after a round."""
+    if "closed" in facts:
+        return str(facts["closed"]["state"])
+    return rows[-1].state
 
 
 def closed_name(rounds: int) -> str:

@@ -1,4 +1,4 @@
-"""A key, a model, a fact or a file that is not the run's is refused by name, by whoever opens it."""
+"""A key, model, fact or file that is not the run's is refused by name, by whoever opens it."""
 
 import json
 import sqlite3
