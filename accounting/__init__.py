@@ -7,7 +7,7 @@ that enters the mechanism, divided by the clip norm, on the scale of the sum.
 
 from accounting.calibrate import calibrate, least_separation, most_participations, most_rounds
 from accounting.checks import ConfigError
-from accounting.cohorts import cohorts
+from accounting.cohorts import Estimate, cohorts, participation_of, sampled_guarantee
 from accounting.cross_check import CrossCheck
 from accounting.error import PrefixError, error
 from accounting.guarantee import Guarantee, guarantee
@@ -46,6 +46,7 @@ __all__ = [
     "ConfigError",
     "CrossCheck",
     "Dense",
+    "Estimate",
     "EstimatedGuarantee",
     "FixedOrder",
     "Footprint",
@@ -76,4 +77,6 @@ __all__ = [
     "most_participations",
     "most_rounds",
     "optimize",
+    "participation_of",
+    "sampled_guarantee",
 ]

@@ -11,9 +11,13 @@ from collections.abc import Callable
 
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
+from accounting.cohorts import Estimate, Sampling, participation_of, sampled_guarantee
 from accounting.guarantee import METHODS, Guarantee, Method, guarantee, mu_upper
 from accounting.mechanisms import Mechanism
+from accounting.monte_carlo import BMinSep, EstimatedGuarantee
 from accounting.participation import Participation
+from accounting.random_allocation import BallsInBins
+from accounting.subsampled import SampledMethod
 
 
 def calibrate(
@@ -70,6 +74,135 @@ def least_noise(
     while epsilon(noise) > target:  # until the last roundings are covered
         noise, step = noise + step, 2 * step
     return noise
+
+
+def least_sampled_noise(
+    mechanism: Mechanism,
+    sampling: Sampling,
+    *,
+    target_epsilon: float,
+    delta: float,
+    method: SampledMethod = "pld",
+) -> float:
+    """Return the least noise multiplier found whose amplified guarantee meets a target.
+
+    Args:
+        mechanism: the encoder whose noise the server adds.
+        sampling: how members are sampled; ``PoissonSampling`` or ``BallsInBins``, which have a
+            closed form. For Monte Carlo see ``estimated_noise``.
+        target_epsilon: the budget, > 0.
+        delta: in (0, 1).
+        method: "pld" or "rdp", of Poisson sampling.
+
+    Guarantees:
+        ``sampled_guarantee(..., noise_multiplier=result).epsilon(delta) <= target_epsilon``, and
+        within 1e-4 of it, relatively, unless the accountant jumps there.
+
+    Raises:
+        ConfigError: a value out of range, or a mechanism or target that the accountant cannot
+            reach.
+    """
+    target, delta = _target(target_epsilon, delta, "exact")
+
+    def epsilon(noise: float) -> float:
+        run = sampled_guarantee(mechanism, sampling, noise_multiplier=noise, method=method)
+        return run.epsilon(delta)
+
+    return _descend(epsilon, target, _unsampled_noise(mechanism, sampling, target, delta))
+
+
+def estimated_noise(
+    mechanism: Mechanism,
+    sampling: BallsInBins | BMinSep,
+    *,
+    target_epsilon: float,
+    delta: float,
+    draws: int = 1_000_000,
+) -> EstimatedGuarantee:
+    """Return a guarantee by Monte Carlo that meets a target, with the noise that it needs.
+
+    The noise is chosen by estimates of a tenth of the draws, whose wider bounds leave room. Then
+    one estimate is made, under a fresh seed, so its probability of error is that of one answer. If
+    it came out too high, choosing again would be a second answer, so this raises.
+
+    Raises:
+        ConfigError: a value out of range, or an estimate above the target.
+    """
+    target, delta = _target(target_epsilon, delta, "exact")
+    pilot = Estimate(max(10_000, checks.count("draws", draws, minimum=10_000) // 10))
+
+    def epsilon(noise: float) -> float:
+        run = sampled_guarantee(mechanism, sampling, noise_multiplier=noise, estimate=pilot)
+        return run.epsilon(delta)
+
+    noise = _descend(epsilon, target, _unsampled_noise(mechanism, sampling, target, delta), 1e-2)
+    final = EstimatedGuarantee(noise, sampling, mechanism, draws)
+    if (found := final.epsilon(delta)) > target:
+        raise ConfigError(
+            f"target_epsilon={target:g}: the one estimate, with noise_multiplier={noise:g}, came "
+            f"out at {found:.5g}. Another estimate would be another answer, wrong with its own "
+            "probability: allow for that, or use more draws."
+        )
+    return final
+
+
+def _unsampled_noise(
+    mechanism: Mechanism, sampling: Sampling, target: float, delta: float
+) -> float:
+    run = participation_of(sampling, mechanism.rounds)
+    return calibrate(mechanism, run, target_epsilon=target, delta=delta)
+
+
+def _descend(
+    epsilon: Callable[[float], float], target: float, enough: float, close: float = 8e-5
+) -> float:
+    """Return a noise below about ``enough`` whose epsilon is within ``close`` below the target.
+
+    ``epsilon`` falls with the noise, and raises where there is too little for it. Its logarithm is
+    nearly a line in that of the noise, so each step follows the chord of the last two; where that
+    leaves the bracket, or did not halve it three times running, the step halves it.
+    """
+    found = epsilon(enough)
+    while found > target:  # an accountant on a grid may be above the curve
+        enough *= 1.05
+        found = epsilon(enough)
+    low, high, best = 0.0, enough, found
+    points = [(enough, found)]
+    slow = 0
+    for _ in range(_MOST_STEPS):
+        if best >= target * (1 - close) or high - low <= 1e-9 * high:
+            break
+        half = math.sqrt(low * high) if low else high / 2
+        noise = half if slow >= _PATIENCE else _on_chord(points, target * (1 - close / 2), half)
+        if not max(low, high / 8) < noise < high:
+            noise = half
+        before = high - low
+        try:
+            at = epsilon(noise)
+            points = [points[-1], (noise, at)]
+        except ConfigError:
+            at = math.inf
+        if at <= target:
+            high, best = noise, at
+        else:
+            low = noise
+        slow = slow + 1 if high - low > before / 2 else 0
+    return high
+
+
+def _on_chord(points: list[tuple[float, float]], target: float, otherwise: float) -> float:
+    """Return the noise at which the line through two points of logarithms meets the target."""
+    if len(points) < 2 or not min(at for _, at in points) > 0:
+        return otherwise
+    (z, at), (other, there) = points
+    if at == there:
+        return otherwise
+    slope = math.log(other / z) / math.log(there / at)
+    return float(z * math.exp(max(-50.0, min(50.0, slope * math.log(target / at)))))
+
+
+_PATIENCE = 3
+_MOST_STEPS = 60
 
 
 def most_rounds(

@@ -1,7 +1,8 @@
 """Cohorts: who takes part in each round, drawn from a secret key as the accountant assumes.
 
 The sampler that an amplified guarantee names is the object that draws: its probability, bins or
-separation are read from it here and there. Words of 64 bits come from SHAKE-256 of key, purpose and
+separation are read from it here and there. ``sampled_guarantee`` returns the one accountant that
+covers a sampler and a mechanism. Words of 64 bits come from SHAKE-256 of key, purpose and
 round, so the cohorts of a run can be drawn again from the key, in any process. Whoever has the key,
 or sees who takes part, is not covered by the amplification.
 
@@ -11,21 +12,173 @@ about 2^-52. Bins are exactly uniform.
 """
 
 import hashlib
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.monte_carlo import BMinSep
-from accounting.random_allocation import BallsInBins
-from accounting.subsampled import PoissonSampling
+from accounting.mechanisms import Mechanism
+from accounting.monte_carlo import BMinSep, EstimatedGuarantee
+from accounting.participation import Participation
+from accounting.random_allocation import AllocatedGuarantee, BallsInBins
+from accounting.report import SampledClaim
+from accounting.subsampled import (
+    PoissonSampling,
+    SampledGuarantee,
+    SampledMethod,
+    amplified,
+    dp_sgd,
+)
 
 Members = NDArray[np.int64]
 Sampling = PoissonSampling | BallsInBins | BMinSep
+Sampled = SampledGuarantee | AllocatedGuarantee | EstimatedGuarantee
 
 KEY_BYTES = 32
+SAMPLERS: Mapping[str, type[Sampling]] = {
+    "poisson": PoissonSampling,
+    "balls-in-bins": BallsInBins,
+    "b-min-sep": BMinSep,
+}
+"""Samplers by the name that people type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The draws of a Monte Carlo estimate; a fresh seed is drawn when this object is made.
+
+    Args:
+        draws: how many, in each direction, 10,000 to 10^9.
+        seed: of the draws, >= 0. Only for a fresh one the probability of error holds, so give it
+            to repeat a figure, never to choose one.
+    """
+
+    draws: int = 1_000_000
+    seed: int = field(default_factory=lambda: secrets.randbits(53))
+
+    def __post_init__(self) -> None:
+        checks.count("draws", self.draws, minimum=10_000, maximum=10**9)
+        checks.count("draw_seed", self.seed, minimum=0)
+
+
+def sampled_guarantee(
+    mechanism: Mechanism,
+    sampling: Sampling,
+    *,
+    noise_multiplier: float,
+    estimate: Estimate | None = None,
+    method: SampledMethod = "pld",
+) -> Sampled:
+    """Return the guarantee of sampled rounds, by the one accountant that covers them.
+
+    Args:
+        mechanism: what correlates the noise.
+        sampling: how a member's rounds are drawn.
+        noise_multiplier: noise standard deviation on the sum / clip norm, > 0.
+        estimate: draws of Monte Carlo, which ``BMinSep`` needs and ``BallsInBins`` may have.
+        method: "pld" or "rdp", of Poisson sampling.
+
+    Raises:
+        ConfigError: a value out of range, or a mechanism that no known proof covers.
+    """
+    if mechanism.prefix_only:
+        raise ConfigError(
+            f"{mechanism.name}: its sensitivity is for prefix sums only; sampling is accounted for "
+            "everything that it releases. Use release='nodes'."
+        )
+    z = noise_multiplier
+    if isinstance(sampling, PoissonSampling):
+        if estimate is not None:
+            raise ConfigError("draws: Poisson sampling is accounted for in closed form; leave out.")
+        if mechanism.name == "independent" and sampling.groups == 1:
+            steps = mechanism.rounds
+            return dp_sgd(noise_multiplier=z, sampling=sampling, steps=steps, method=method)
+        return amplified(mechanism, noise_multiplier=z, sampling=sampling, method=method)
+    if estimate is not None:
+        return EstimatedGuarantee(z, sampling, mechanism, estimate.draws, estimate.seed)
+    if isinstance(sampling, BMinSep):
+        raise ConfigError("draws: b-min-sep has no closed form; it needs an estimate.")
+    return _allocated(mechanism, sampling, z)
+
+
+def _allocated(mechanism: Mechanism, sampling: BallsInBins, z: float) -> AllocatedGuarantee:
+    if not isinstance(sampling, BallsInBins):
+        raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
+    if mechanism.rounds != sampling.rounds:
+        raise ConfigError(
+            f"rounds={sampling.rounds}: of the sampling; the mechanism has {mechanism.rounds}."
+        )
+    return AllocatedGuarantee(z, sampling, None if mechanism.name == "independent" else mechanism)
+
+
+def sampled_claim(run: Sampled, delta: float) -> SampledClaim:
+    """Return what a report says of a sampled run at ``delta``; an estimate takes seconds."""
+    values: dict[str, Any]
+    if isinstance(run, SampledGuarantee):
+        values = {"name": "poisson", "probability": run.probability, "groups": run.groups}
+        values |= {"steps": run.steps, "method": run.method}
+        return SampledClaim(run.epsilon(delta), values, run.assumptions)
+    if isinstance(run.sampling, BallsInBins):
+        values = {"name": "balls-in-bins", "bins": run.sampling.bins}
+        values |= {"passes": run.sampling.passes, "method": "convolution"}
+    else:
+        values = {"name": "b-min-sep", "probability": run.sampling.probability}
+        values["min_separation"] = run.sampling.min_separation
+    if isinstance(run, EstimatedGuarantee):
+        values |= {"method": "monte-carlo", "draws": run.samples, "draw_seed": run.seed}
+        values["failure_probability"] = run.failure(delta)
+    return SampledClaim(run.epsilon(delta), values, run.assumptions)
+
+
+def participation_of(sampling: Sampling, rounds: int) -> Participation:
+    """Return the limits that every draw of a sampler keeps to, whoever takes part.
+
+    >>> participation_of(BallsInBins(8, 20), 20)
+    Participation(rounds=20, max_participations=3, min_separation=8)
+    """
+    if isinstance(sampling, PoissonSampling):
+        apart = sampling.groups
+    elif isinstance(sampling, BallsInBins):
+        apart = sampling.bins
+    else:
+        apart = sampling.min_separation
+    return Participation(rounds, -(-checks.rounds(rounds) // apart), apart)
+
+
+def sampled_passes(rounds: int, bins: int | None) -> Participation:
+    """Return what a mechanism is fitted to: every pass of a member in bins, else one round."""
+    if bins is None or not 1 <= bins <= rounds:
+        return Participation(rounds)
+    return (
+        participation_of(BallsInBins(bins, rounds), rounds) if bins > 1 else Participation(rounds)
+    )
+
+
+def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
+    """Return a sampler as plain values, ready for JSON."""
+    name = next(name for name, kind in SAMPLERS.items() if kind is type(sampling))
+    return {"name": name, **asdict(sampling)}
+
+
+def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
+    """Return the sampler that ``sampling_to_dict`` wrote.
+
+    Raises:
+        ConfigError: an unknown name, missing or unknown fields, or values out of range.
+    """
+    own = dict(values)
+    name = own.pop("name", None)
+    if name not in SAMPLERS:
+        raise ConfigError(f"sampling={name!r}: must be one of {', '.join(SAMPLERS)}.")
+    try:
+        return SAMPLERS[name](**own)
+    except TypeError as error:
+        raise ConfigError(f"sampling={name}: {error}.") from None
 
 
 def cohorts(sampling: Sampling, *, members: int, rounds: int, key: bytes) -> Iterator[Members]:

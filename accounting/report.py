@@ -27,12 +27,14 @@ from accounting.realised import Realised
 _SCHEMA = "privpart/epsilon/1"
 
 Unit = Literal["client", "example"]
+ReportAdjacency = Literal["zero-out", "replace-one", "add-or-remove"]
+"""The last is that of sampled runs, in the sense of zero-out: the member's place stays empty."""
 NoiseOrigin = Literal["unstated", "os", "seeded"]
 ReportStatus = Literal["holds", "conditional", "does-not-hold", "not-private"]
 
 _FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
 _DERIVED = ("schema", "status", "warnings", "tuning_epsilon")
-_ADDED = ("mechanism_parameters", "participation_stated", "fixed_order", "realised")
+_ADDED = ("mechanism_parameters", "participation_stated", "fixed_order", "realised", "sampling")
 """Fields that older reports lack."""
 _MOST_PARAMETERS = 20_000
 """Numbers of a mechanism that a report still lists."""
@@ -79,6 +81,9 @@ class PrivacyReport:
             participation was assumed.
         fixed_order: whether participation is in passes of a fixed order, see ``FixedOrder``.
         realised: cost of what happened, by a log, beside this promise; None without a log.
+        sampling: how the members of each round were drawn, if epsilon is amplified by that: its
+            "name", parameters and "method". ``epsilon`` alone is amplified; ``mu`` and all that
+            follows from it hold whoever learns who was sampled, so runs compose by them.
 
     Raises:
         ConfigError: a figure is out of range, or below the value that the other figures imply.
@@ -104,7 +109,7 @@ class PrivacyReport:
     tpr_at_fpr: tuple[tuple[float, float], ...]
     cross_check: CrossCheck
     unit: Unit = "client"
-    adjacency: Adjacency = "zero-out"
+    adjacency: ReportAdjacency = "zero-out"
     trust_model: str = "central: the server sees every update; others see what it releases"
     covered: tuple[str, ...] = _COVERED
     not_covered: tuple[str, ...] = _NOT_COVERED
@@ -118,6 +123,7 @@ class PrivacyReport:
     participation_stated: bool = True
     fixed_order: bool = False
     realised: Realised | None = None
+    sampling: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         Participation(self.rounds, self.max_participations, self.min_separation)
@@ -130,16 +136,25 @@ class PrivacyReport:
         checks.choice("unit", self.unit, get_args(Unit))
         checks.choice("noise_source", self.noise_source, get_args(NoiseOrigin))
         checks.probability("delta", self.delta)
+        checks.choice("adjacency", self.adjacency, get_args(ReportAdjacency))
+        if (self.sampling is None) == (self.adjacency == "add-or-remove"):
+            raise ConfigError(
+                f"adjacency={self.adjacency!r}: add-or-remove is for reports with sampling, and no "
+                "others."
+            )
+        if self.sampling is not None and self.earlier_mu:
+            raise ConfigError("earlier_mu: an amplified epsilon does not compose with other runs.")
         for fpr, _ in self.tpr_at_fpr:
             checks.probability("false-positive rate", fpr)
         self._claims_no_more_than_mu_allows()
 
     def _claims_no_more_than_mu_allows(self) -> None:
         slack = 1 - 1e-9
-        run = Guarantee(self.mu, "exact", self.adjacency)
+        run = Guarantee(self.mu, "exact")
         own = mu_upper(self.sensitivity_squared, self.noise_multiplier)
+        amplified = self.sampling is not None
         claims = [
-            ("epsilon", self.epsilon, run.epsilon(self.delta)),
+            ("epsilon", self.epsilon, 0.0 if amplified else run.epsilon(self.delta)),
             ("rho", self.rho, run.rho),
             ("mu", self.mu, math.hypot(own, checks.nonnegative("earlier_mu", self.earlier_mu))),
             ("advantage", self.advantage, run.advantage()),
@@ -156,7 +171,8 @@ class PrivacyReport:
                 raise ConfigError(
                     f"{name}={claimed:g}: the other figures imply at least {least:g}."
                 )
-        if missing := _REQUIRED_ASSUMPTIONS - {a.code for a in self.assumptions}:
+        required = _REQUIRED_ASSUMPTIONS | ({"hidden-sample"} if amplified else set())
+        if missing := required - {a.code for a in self.assumptions}:
             raise ConfigError(f"assumptions lack {', '.join(sorted(missing))}.")
         if not self.not_covered:
             raise ConfigError("not_covered is empty: no guarantee covers everything.")
@@ -178,6 +194,7 @@ class PrivacyReport:
         earlier: Guarantee | None = None,
         participation_stated: bool = True,
         realised: Realised | None = None,
+        sampled: "SampledClaim | None" = None,
     ) -> "PrivacyReport":
         """Return the report of a planned run.
 
@@ -195,6 +212,7 @@ class PrivacyReport:
             earlier: guarantee of an earlier run on the same data, to compose with this one.
             participation_stated: see the attributes.
             realised: see the attributes.
+            sampled: what amplifies epsilon.
         """
         sensitivity = mechanism.sensitivity(participation)
         run = Guarantee(mu_upper(sensitivity.squared, noise_multiplier), method)
@@ -206,7 +224,7 @@ class PrivacyReport:
             max_participations=participation.max_participations,
             min_separation=participation.min_separation,
             noise_multiplier=float(noise_multiplier),
-            epsilon=run.epsilon(delta),
+            epsilon=run.epsilon(delta) if sampled is None else sampled.epsilon,
             delta=float(delta),
             mu=run.mu,
             rho=run.rho,
@@ -216,11 +234,15 @@ class PrivacyReport:
             sensitivity_rule=sensitivity.rule,
             effective_noise_multiplier=run.effective_noise_multiplier,
             method=method,
-            assumptions=_assumptions(mechanism, participation, unit),
+            assumptions=(
+                *_assumptions(mechanism, participation, unit),
+                *(() if sampled is None else sampled.assumptions),
+            ),
             tpr_at_fpr=tuple((fpr, run.tpr_at_fpr(fpr)) for fpr in _FALSE_POSITIVE_RATES),
             cross_check=run.cross_check(delta, cross_check),
             unit=unit,
-            formula=FORMULAS[method],
+            adjacency="zero-out" if sampled is None else "add-or-remove",
+            formula=FORMULAS[method] if sampled is None else _amplified_by(sampled),
             version=_version(),
             population=population,
             tuning_runs=tuning_runs,
@@ -230,12 +252,16 @@ class PrivacyReport:
             participation_stated=participation_stated,
             fixed_order=participation.fixed_order,
             realised=realised,
+            sampling=None if sampled is None else dict(sampled.parameters),
         )
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee, for other deltas, groups or compositions."""
-        return Guarantee(self.mu, self.method, self.adjacency)
+        """The guarantee, for other deltas, groups or compositions; without any amplification."""
+        adjacency: Adjacency = "zero-out"
+        if self.adjacency == "replace-one":
+            adjacency = "replace-one"
+        return Guarantee(self.mu, self.method, adjacency)
 
     @property
     def status(self) -> ReportStatus:
@@ -388,6 +414,39 @@ class Assumption:
         checks.choice(f"severity of {self.code}", self.severity, get_args(Severity))
 
 
+@dataclass(frozen=True, slots=True)
+class SampledClaim:
+    """What an amplified guarantee adds to a report.
+
+    Attributes:
+        epsilon: the amplified one.
+        parameters: how members are sampled and accounted for, with "name" and "method".
+        assumptions: the conditions of the amplification.
+    """
+
+    epsilon: float
+    parameters: Mapping[str, Any]
+    assumptions: tuple[Assumption, ...]
+
+
+_AMPLIFIED = {
+    "pld": "Poisson sampling, by dp-accounting's privacy loss distribution",
+    "rdp": "Poisson sampling, by dp-accounting's Renyi DP",
+    "convolution": "balls in bins, by convolution",
+}
+
+
+def _amplified_by(sampled: SampledClaim) -> str:
+    """Return how an amplified epsilon was computed, and how likely an estimate is too low."""
+    p = sampled.parameters
+    if p["method"] != "monte-carlo":
+        return _AMPLIFIED[p["method"]]
+    return (
+        f"{p['name']}, by Monte Carlo with {p['draws']} draws of seed {p['draw_seed']}; too low "
+        f"for {up(p['failure_probability'])} of all seeds at most, which is part of delta"
+    )
+
+
 def _assumptions(
     mechanism: Mechanism, participation: Participation, unit: str
 ) -> tuple[Assumption, ...]:
@@ -461,6 +520,7 @@ _STATUS_SENTENCES = {
 _NEIGHBOURS = {
     "zero-out": "with one {unit}'s updates and with zeros in their place",
     "replace-one": "with one {unit}'s updates and with another's in their place",
+    "add-or-remove": "with one {unit}'s updates and with zeros in their place",
 }
 
 
@@ -496,11 +556,17 @@ def _claim(report: PrivacyReport) -> str:
     often = "once" if k == 1 else f"at most {k} times, {b} or more rounds apart"
     if report.fixed_order:
         often = f"once in each of {k} passes of {b} rounds in one fixed order"
+    stays = "while cohort, schedule and divisor stay"
+    if report.sampling is not None:
+        stays = (
+            "while population and divisor stay and everybody else is sampled alike; the members of "
+            f"each round are secret ({report.sampling['name']} sampling)"
+        )
     return (
         f"The claim is (epsilon = {up(report.epsilon)}, delta = {up(report.delta)})-differential "
         f"privacy. Unit: one {report.unit}, taking part {often} in {report.rounds} rounds. "
-        f"Adjacency: {report.adjacency}; the run is compared {neighbours}, while cohort, schedule "
-        f"and divisor stay. Trust model: {report.trust_model}."
+        f"Adjacency: {report.adjacency}; the run is compared {neighbours}, "
+        f"{stays}. Trust model: {report.trust_model}."
     )
 
 
@@ -525,6 +591,11 @@ def _accounting(report: PrivacyReport) -> str:
     )
     if report.earlier_mu:
         text += f" An earlier run on the same data, mu = {up(report.earlier_mu)}, is included."
+    if report.sampling is not None:
+        text += (
+            " Whoever learns who was sampled is covered by mu alone: epsilon = "
+            f"{up(report.guarantee.epsilon(report.delta))}."
+        )
     if (seen := report.realised) is not None:
         text += (
             f" By the log of {seen.clients} {report.unit}s, one took part in at most "
@@ -532,8 +603,9 @@ def _accounting(report: PrivacyReport) -> str:
         )
     second = report.cross_check
     agrees = "agrees to" if second.consistent else "CONTRADICTS this by"
+    of = "" if report.sampling is None else " of mu"
     return (
-        f"{text} A second accountant ({second.method}) says {up(second.epsilon)} at the same "
+        f"{text} A second accountant{of} ({second.method}) says {up(second.epsilon)} at the same "
         f"delta; it {agrees} a relative {up(second.agree_to, 2)}."
     )
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from privpart.messages import ClientUpdate, RoundTask
     from privpart.model import PartialModel
+    from privpart.noise.cohorts import SampledCohorts
     from privpart.noise.source import NoiseSource, SecretSource, SeededSource
     from privpart.noise.stream import NoiseStream
     from privpart.plan import AdaptiveClipping, PrivacyPlan
@@ -51,6 +52,7 @@ _HOME = {
     "RoundTask": "messages",
     "Run": "experiment.train",
     "RunFolder": "run.folder",
+    "SampledCohorts": "noise.cohorts",
     "SecretSource": "noise.source",
     "SeededSource": "noise.source",
     "Server": "server",
@@ -85,6 +87,7 @@ __all__ = [
     "RoundTask",
     "Run",
     "RunFolder",
+    "SampledCohorts",
     "SecretSource",
     "SeededSource",
     "Server",

@@ -46,6 +46,7 @@ from privpart.messages import (
     RoundTask,
     client_id,
 )
+from privpart.noise.cohorts import SampledCohorts
 from privpart.server import RoundCounts, Server
 
 
@@ -200,7 +201,8 @@ def fit(
         engine: trains the clients.
         cohorts: ids of the clients to ask in each round, from round 0 even when a run is resumed;
             chosen without looking at data. Ids are whole numbers or strings, see ``ClientId``;
-            NumPy's become Python's. Clients that have reached their limit are not asked.
+            NumPy's become Python's. Clients that have reached their limit are not asked. If the
+            plan samples, they are the ``SampledCohorts`` of this plan and this server's source.
         commit: makes a round durable, for instance ``RunFolder.commit``. It is called before
             anything else, inside or outside ``fit``, sees the round's model.
         evaluate: returns a metric of the trainable part, shape (d,). Use public data only: the
@@ -212,8 +214,8 @@ def fit(
 
     Raises:
         ConfigError: more cohorts than planned rounds, a cohort with something that is not an id or
-            with one client twice (both before the first round), or ``evaluate_every`` is not a
-            count.
+            with one client twice (both before the first round), cohorts that the plan's sampling
+            did not draw, or ``evaluate_every`` is not a count.
         CohortTooSmallError: a round had too few well-formed updates.
         CohortRefusedError: most of a cohort was refused.
     """
@@ -225,6 +227,7 @@ def fit(
             )
     if len(cohorts) > server.plan.rounds:
         raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
+    _refuse_other_cohorts(server, cohorts)
     for number in range(server.round, len(cohorts)):
         _ids_of(number, cohorts[number])
     records = []
@@ -242,6 +245,24 @@ def fit(
         for callback in callbacks:
             callback(record)
     return records
+
+
+def _refuse_other_cohorts(server: Server, cohorts: Sequence[Sequence[ClientId]]) -> None:
+    """Refuse cohorts that a plan's sampling did not draw from the run's key, or drew for others."""
+    drawn = isinstance(cohorts, SampledCohorts)
+    if server.plan.sampling is None:
+        if drawn:
+            raise ConfigError("cohorts: are sampled; this plan has no sampling.")
+        return
+    if not isinstance(cohorts, SampledCohorts):
+        raise ConfigError(
+            "cohorts: this plan samples who takes part, and its epsilon holds for no other "
+            "cohorts. Pass SampledCohorts(plan, ids, server.source), or those of RunFolder.sample."
+        )
+    if cohorts.source is not server.source or cohorts.plan_hash != server.plan_hash:
+        raise ConfigError(
+            "cohorts: were drawn for another plan, or from another key than this server's noise."
+        )
 
 
 def _health(server: Server, engine: Engine) -> RoundHealth:

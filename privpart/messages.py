@@ -145,6 +145,7 @@ Reason = Literal[
     "twice in a round",
     "participation limit",
     "separation",
+    "not asked",
 ]
 """Why an answer is refused, or a client is not asked.
 

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from accounting import (
+    Estimate,
     Guarantee,
     Mechanism,
     Participation,
@@ -32,8 +33,17 @@ from accounting import (
     checks,
     guarantee,
     mechanism_from_dict,
+    participation_of,
+    sampled_guarantee,
 )
 from accounting.checks import ConfigError
+from accounting.cohorts import (
+    Sampled,
+    Sampling,
+    sampled_claim,
+    sampling_from_dict,
+    sampling_to_dict,
+)
 from accounting.report import NoiseOrigin
 from privpart.clip import at_least_tiny
 
@@ -59,13 +69,18 @@ class PrivacyPlan:
         noise_multiplier: standard deviation of one i.i.d. coordinate that enters the mechanism /
             clip_norm, on the scale of the sum, >= 0; 0 trains without noise and without guarantee.
         report_goal: public constant that the noised sum is divided by, 1 to 2^53.
-        minimum_cohort: a round with fewer well-formed updates releases nothing, >= 1.
+        minimum_cohort: a round with fewer well-formed updates releases nothing, >= 1; 0 where
+            members are sampled, since whether a round is released would tell how many came.
         adaptive_clipping: lets the clip norm follow the clients' updates at no additional cost.
+        sampling: how each round's members are drawn, in secret; None leaves the cohorts to whoever
+            trains. ``participation`` is then ``participation_of(sampling, rounds)``.
+        estimate: draws of the Monte Carlo estimate of a sampled plan, where it needs one.
         context: hash of everything else that was fixed beforehand (model, data, optimisers, seeds).
 
     Raises:
         ConfigError: a value out of range, a mechanism and a participation of different numbers of
-            rounds, or adaptive clipping that the mechanism or the noise does not allow.
+            rounds, adaptive clipping that the mechanism or the noise does not allow, or sampling
+            beside what no proof covers.
     """
 
     mechanism: Mechanism
@@ -75,13 +90,16 @@ class PrivacyPlan:
     report_goal: int
     minimum_cohort: int = 1
     adaptive_clipping: "AdaptiveClipping | None" = None
+    sampling: Sampling | None = None
+    estimate: Estimate | None = None
     context: str = ""
 
     def __post_init__(self) -> None:
         at_least_tiny(self.clip_norm)
         checks.nonnegative("noise_multiplier", self.noise_multiplier)
         checks.count("report_goal", self.report_goal, maximum=_MOST_CLIENTS)
-        checks.count("minimum_cohort", self.minimum_cohort)
+        least = 1 if self.sampling is None else 0
+        checks.count("minimum_cohort", self.minimum_cohort, minimum=least)
         if self.participation.fixed_order:
             raise ConfigError(
                 "participation: a FixedOrder is for budgets; a server enforces how often and how "
@@ -95,6 +113,33 @@ class PrivacyPlan:
         if self.adaptive_clipping is not None:
             restarts(self.mechanism)
             self.adaptive_clipping.update_noise_multiplier(self.noise_multiplier)
+        if self.sampling is not None:
+            self._refuse_beside_sampling(self.sampling)
+        elif self.estimate is not None:
+            raise ConfigError("estimate: is of a sampled plan; this one has no sampling.")
+
+    def _refuse_beside_sampling(self, sampling: Sampling) -> None:
+        """Refuse what the proof of an amplified guarantee does not cover (docs/sampling.md)."""
+        if self.minimum_cohort:
+            raise ConfigError(
+                f"minimum_cohort={self.minimum_cohort}: must be 0 with sampling. A round is "
+                "released whoever came; otherwise its absence would tell how many were sampled."
+            )
+        if self.adaptive_clipping is not None:
+            raise ConfigError(
+                "adaptive_clipping: cannot be combined with sampling; the amplification is proved "
+                "for one clip norm."
+            )
+        self._sampled(sampling, self.noise_multiplier or 1.0)
+        if self.participation != (drawn := participation_of(sampling, self.rounds)):
+            raise ConfigError(
+                f"participation: must be what the sampler keeps to, {drawn}; see participation_of."
+            )
+
+    def _sampled(self, sampling: Sampling, noise_multiplier: float) -> Sampled:
+        return sampled_guarantee(
+            self.mechanism, sampling, noise_multiplier=noise_multiplier, estimate=self.estimate
+        )
 
     @property
     def rounds(self) -> int:
@@ -127,7 +172,7 @@ class PrivacyPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, ready for JSON."""
         adaptive = self.adaptive_clipping
-        return {
+        values = {
             "mechanism": self.mechanism.to_dict(),
             "participation": asdict(self.participation),
             "clip_norm": float(self.clip_norm),
@@ -137,6 +182,12 @@ class PrivacyPlan:
             "adaptive_clipping": None if adaptive is None else asdict(adaptive),
             "context": self.context,
         }
+        # Left out of plans without sampling, whose hashes are older than the field.
+        if self.sampling is not None:
+            values["sampling"] = sampling_to_dict(self.sampling)
+        if self.estimate is not None:
+            values["estimate"] = asdict(self.estimate)
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PrivacyPlan":
@@ -151,16 +202,22 @@ class PrivacyPlan:
             own["participation"] = Participation(**own["participation"])
             if (adaptive := own["adaptive_clipping"]) is not None:
                 own["adaptive_clipping"] = AdaptiveClipping(**adaptive)
+            if (sampling := own.get("sampling")) is not None:
+                own["sampling"] = sampling_from_dict(sampling)
+            if (estimate := own.get("estimate")) is not None:
+                own["estimate"] = Estimate(**estimate)
             return cls(**own)
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ConfigError(f"not a valid privacy plan: {error}.") from None
 
-    def guarantee(self) -> Guarantee:
-        """Return the exact guarantee.
+    def guarantee(self) -> Guarantee | Sampled:
+        """Return the guarantee: exact, or amplified by the plan's sampling.
 
         Raises:
             ConfigError: the plan adds no noise.
         """
+        if self.sampling is not None:
+            return self._sampled(self.sampling, self.noise_multiplier)
         return guarantee(self.mechanism, self.participation, noise_multiplier=self.noise_multiplier)
 
     def report(
@@ -185,6 +242,9 @@ class PrivacyPlan:
             delta=delta,
             noise_source=noise_source,
             earlier=earlier,
+            sampled=None
+            if self.sampling is None
+            else sampled_claim(self._sampled(self.sampling, self.noise_multiplier), delta),
         )
 
 

@@ -226,7 +226,9 @@ class Server:
             sums: sums of updates that the operator's own code clipped; their clipping is trusted.
             asked: ids of the clients that were asked. If they are given, a round in which most of
                 them were refused releases nothing: their updates are missing, while the model would
-                be divided as if they had come.
+                be divided as if they had come. Where the plan samples, nobody else is admitted, and
+                every round is released, whoever came: a round that is missing would tell who was
+                asked.
 
         Guarantees:
             No content of ``updates`` raises an error, and leaving one client out changes the sum
@@ -257,11 +259,12 @@ class Server:
             self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
             self._gradient = torch.empty_like(self.parameters)
         total = self._total[:dim].zero_()
+        sampled = self.plan.sampling is not None
         found = RoundSum(
             self._task(()),
             total,
             self._gradient[:dim],
-            self._limit_reached,
+            _only(asked, self._limit_reached) if sampled else self._limit_reached,
             grid=self._grid,
             bits=bits,
         )
@@ -275,7 +278,8 @@ class Server:
             self._adding_up = False
         came = found.came
         counts = found.counts(asked)
-        if len(came) < self.plan.minimum_cohort or counts.mostly_refused:
+        too_few = len(came) < self.plan.minimum_cohort or counts.mostly_refused
+        if too_few and not sampled:
             return replace(counts, counted=0, summed=0, released=False)
         # From here on the round's noise is drawn. If anything fails before the end, a second try
         # would add the same noise to another sum, so the server stays halted.
@@ -597,6 +601,13 @@ def _noise_and_grid(
     moved = plan.participation.max_participations * 2.0**bits / noise_multiplier
     charge = math.sqrt(dim * plan.rounds) * noise.filter_error(moved)
     return noise, Grid.of(bits, noise_multiplier, dim, filter_charge=charge)
+
+
+def _only(
+    asked: frozenset[ClientId], limit_reached: Callable[[ClientId], Reason | None]
+) -> Callable[[ClientId], Reason | None]:
+    """Return a rule that also refuses clients that were not asked."""
+    return lambda client: limit_reached(client) if client in asked else "not asked"
 
 
 def _behind(work: Callable[[], Tensor | None]) -> "Future[Tensor | None]":

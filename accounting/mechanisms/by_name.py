@@ -143,6 +143,15 @@ class MechanismChoice:
                     f"{' or '.join(owners)}; leave it out with {self.name}."
                 )
 
+    def refuse_late_restart(self, rounds: int | None) -> None:
+        """Raise ``ConfigError`` if a run of so many rounds ends before the first restart."""
+        every = self.restart_every
+        if every is not None and rounds is not None and every >= rounds:
+            raise ConfigError(
+                f"restart_every={every}: has no effect, as the run ends after {rounds} rounds; "
+                "use fewer, or leave it out."
+            )
+
     def build(self, participation: Participation) -> Mechanism:
         """Return the mechanism; fitting a BLT takes a few seconds for thousands of rounds.
 

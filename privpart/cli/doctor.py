@@ -159,6 +159,12 @@ def _cost(plan: "PlanFile") -> str:
     if not promised.noise_multiplier:
         return "none: the plan adds no noise"
     report = promised.report(plan.privacy.delta)
+    if report.sampling is not None:
+        return (
+            f"{up(report.epsilon, 5)} at delta {plan.privacy.delta:g} ({report.formula}), while "
+            f"nobody learns who takes part; {up(report.guarantee.epsilon(report.delta), 5)} if "
+            f"somebody does; noise multiplier {up(promised.noise_multiplier, 5)}"
+        )
     return (
         f"{up(report.epsilon, 5)} at delta {plan.privacy.delta:g}, for a client in at most "
         f"{plan.privacy.max_participations} of {plan.privacy.rounds} rounds; noise multiplier "
@@ -179,8 +185,12 @@ def _parts(setup: "Training") -> Iterator[Finding]:
     if model.local:
         yield Finding("local", f"{_names(model.local)}; never leaves a client")
     promised = setup.promise()
-    refuse_short_cohorts(promised, setup.cohorts)
-    yield Finding("cohorts", f"{len(setup.cohorts)} rounds of {len(setup.cohorts[0])} clients")
+    if promised.sampling is not None:
+        expected = f"{promised.rounds} rounds, sampled; about {promised.report_goal} clients each"
+        yield Finding("cohorts", expected)
+    else:
+        refuse_short_cohorts(promised, setup.cohorts)
+        yield Finding("cohorts", f"{len(setup.cohorts)} rounds of {len(setup.cohorts[0])} clients")
     if setup.metric is None:
         yield Finding("metric", "none; the model will not be evaluated", "note")
     else:
@@ -205,10 +215,14 @@ def _examples(setup: "Training", limit: int | None) -> Finding:
 def _seconds(setup: "Training") -> Finding:
     """Time some clients of the first round; nothing of them is kept."""
     from privpart.messages import RoundTask
+    from privpart.noise.cohorts import distinct_ids
 
-    cohort = tuple(setup.cohorts[0])
-    some = cohort[:_TIMED]
     promised = setup.promise()
+    if promised.sampling is None:
+        cohort = tuple(setup.cohorts[0])
+    else:  # anybody: only the time matters
+        cohort = tuple(distinct_ids(setup.clients.ids)[: promised.report_goal])
+    some = cohort[:_TIMED]
     task = RoundTask(0, some, promised.clip_norm, promised.hash, promised.active(0))
 
     def once() -> float:

@@ -77,6 +77,36 @@ def _solved(name: str) -> Idle:
     return Idle(name, "solve", _is("solve", name.replace("_", "-")), "finds this")
 
 
+def _sampled(draws: str) -> tuple[Idle, ...]:
+    """Return what each sampler makes idle; ``draws`` are the options of Monte Carlo."""
+    return (
+        Idle(
+            "min_separation",
+            "sampling",
+            lambda values: values["sampling"] in ("poisson", "balls-in-bins"),
+            "decides itself how far a member's rounds are apart",
+        ),
+        Idle(
+            f"bins {draws}",
+            "sampling",
+            _is("sampling", "poisson"),
+            "has no bins, and needs no draws",
+        ),
+        Idle(
+            "expected_batch population method",
+            "sampling",
+            _is("sampling", "balls-in-bins"),
+            "needs the bins alone",
+        ),
+        Idle(
+            "bins method",
+            "sampling",
+            _is("sampling", "b-min-sep"),
+            "has no bins, and is estimated by draws",
+        ),
+    )
+
+
 _DATA_DIR = Idle(
     "data_dir",
     "data",
@@ -130,40 +160,17 @@ TABLE: Mapping[str, Options] = {
                 _given("sampling"),
                 "decides who takes part, and has a report of its own",
             ),
-            Idle(
-                "min_separation",
-                "sampling",
-                lambda values: values["sampling"] in ("poisson", "balls-in-bins"),
-                "decides itself how far a member's rounds are apart",
-            ),
-            Idle(
-                "bins draws draw_seed",
-                "sampling",
-                _is("sampling", "poisson"),
-                "has no bins, and needs no draws",
-            ),
-            Idle(
-                "expected_batch population method",
-                "sampling",
-                _is("sampling", "balls-in-bins"),
-                "needs the bins alone",
-            ),
+            *_sampled("draws draw_seed"),
             Idle(
                 "draw_seed",
                 "draws",
                 lambda values: values["sampling"] == "balls-in-bins" and values["draws"] is None,
                 "nothing is drawn",
             ),
-            Idle(
-                "bins method",
-                "sampling",
-                _is("sampling", "b-min-sep"),
-                "has no bins, and is estimated by draws",
-            ),
         ),
     ),
     "calibrate": Options(
-        free=f"target_epsilon rounds delta solve {_MECHANISM} method form",
+        free=f"target_epsilon rounds delta solve {_MECHANISM} form",
         idle=(
             _solved("noise_multiplier"),
             _solved("max_participations"),
@@ -174,6 +181,25 @@ TABLE: Mapping[str, Options] = {
                 lambda values: values["solve"] != "noise-multiplier",
                 "is for clients in any order",
             ),
+            Idle(
+                "sampling expected_batch population bins draws",
+                "solve",
+                lambda values: values["solve"] != "noise-multiplier",
+                "is for a run that hides nobody",
+            ),
+            Idle(
+                "expected_batch population bins draws",
+                "sampling",
+                _missing("sampling"),
+                "nobody is sampled",
+            ),
+            Idle(
+                "max_participations fixed_order",
+                "sampling",
+                _given("sampling"),
+                "decides who takes part",
+            ),
+            *_sampled("draws"),
         ),
     ),
     "mechanisms": Options(

@@ -111,9 +111,12 @@ def _as_text(report: PrivacyReport, beside: Sequence[tuple[str, str]]) -> str:
     if not report.participation_stated:
         rounds += " (assumed)"
     one_over_mu = down(report.effective_noise_multiplier, 5)
+    sampled = report.sampling is not None
+    unsampled = up(report.guarantee.epsilon(report.delta), 5)
     lines = [
         ("epsilon", f"{up(report.epsilon, 5)}   ({report.formula})"),
         ("delta", up(report.delta, 6)),
+        *([("not hidden", f"epsilon {unsampled}, if it is known who takes part")] * sampled),
         ("unit", f"{report.unit}, {report.adjacency} adjacency"),
         ("covers", "every model that the rounds release"),
         ("mechanism", f"{report.mechanism}, {rounds}"),

@@ -110,6 +110,8 @@ def _realised(found: "RunReport") -> str:
     if found.closed:
         state = f"closed after {found.rounds} of {found.planned_rounds} rounds"
     seen, real = "no client took part yet", found.realised
+    if found.guarantee.sampling is not None:
+        seen = "who took part is secret"
     if real is not None:
         seen = f"a client in at most {real.max_participations}"
         if real.max_participations > 1:
@@ -121,7 +123,7 @@ def _as_text(found: "RunReport") -> str:
     g = found.guarantee
     lines = [
         ("verdict", _VERDICTS[g.status]),
-        ("epsilon", f"{up(g.epsilon, 5)}   (this run)"),
+        ("epsilon", f"{up(g.epsilon, 5)}   (this run{f'; {g.formula}' if g.sampling else ''})"),
         ("delta", f"{g.delta:g}"),
         ("unit", f"{g.unit}, {g.adjacency} adjacency"),
         ("mechanism", f"{g.mechanism}, noise multiplier {up(g.noise_multiplier, 6)}"),

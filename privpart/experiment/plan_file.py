@@ -28,8 +28,23 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from pydantic_core import to_json
 from torch import nn
 
-from accounting import ConfigError, Mechanism, Participation, calibrate, checks
+from accounting import (
+    BallsInBins,
+    BMinSep,
+    ConfigError,
+    Estimate,
+    Mechanism,
+    Participation,
+    PoissonSampling,
+    calibrate,
+    checks,
+    participation_of,
+)
+from accounting.calibrate import least_sampled_noise
+from accounting.cohorts import Sampling as Sampler
+from accounting.cohorts import sampled_passes
 from accounting.mechanisms.by_name import MechanismChoice
+from accounting.monte_carlo import bands_of
 from privpart.client import LocalTraining, LossName
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
 from privpart.experiment import own_code
@@ -47,6 +62,7 @@ from privpart.server import ServerOptimizer
 from privpart.start_values import seed_bytes
 
 _LATER_OPTIONS = {
+    "privacy": ("sampling",),
     "privacy.mechanism": ("normalize_columns", "fit", "objective", "file", "fingerprint"),
     "model": ("name", "factory", "weights", "keep", "local"),
     "data": ("task", "clients", "options", "metric", "population"),
@@ -57,6 +73,58 @@ _LATER_OPTIONS = {
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Sampling(_Table):
+    """Table ``[privacy.sampling]``: how each round's clients are drawn, in secret.
+
+    The population is the clients of the run; it is named here only where the plan's table [data]
+    does not say how many they are.
+    """
+
+    name: Literal["poisson", "balls-in-bins", "b-min-sep"]
+    expected_batch: float | None = None
+    bins: int | None = None
+    min_separation: int | None = Field(
+        default=None, description="of b-min-sep; None takes the number of bands"
+    )
+    population: int | None = None
+    draws: int | None = Field(default=None, description="of an estimate by Monte Carlo")
+
+    @model_validator(mode="after")
+    def _keys_fit_the_name(self) -> Self:
+        needs = "bins" if self.name == "balls-in-bins" else "expected_batch"
+        takes = {
+            "poisson": {"expected_batch"},
+            "balls-in-bins": {"bins", "draws"},
+            "b-min-sep": {"expected_batch", "min_separation", "draws"},
+        }[self.name]
+        if getattr(self, needs) is None:
+            raise ConfigError(f"{needs}: is missing; {self.name} needs it.")
+        for key in sorted(self.model_fields_set - takes - {"name", "population"}):
+            raise ConfigError(f"{key}: is not of {self.name}; leave it out.")
+        return self
+
+    def sampler(self, mechanism: Mechanism, population: int) -> Sampler:
+        """Return the sampler, of so many clients."""
+        if self.name == "balls-in-bins":
+            return BallsInBins(self.bins or 0, mechanism.rounds)
+        batch = self.expected_batch or 0.0
+        if self.name == "b-min-sep":
+            apart = self.min_separation
+            return BMinSep(batch, population, bands_of(mechanism) if apart is None else apart)
+        groups = 1 if mechanism.name == "independent" else bands_of(mechanism)
+        return PoissonSampling(batch, population, groups)
+
+    def expected(self, population: int) -> float:
+        """Return the public expected number of clients of a round."""
+        return population / self.bins if self.bins else self.expected_batch or 0.0
+
+    def estimate(self) -> Estimate | None:
+        """Return the draws of a new estimate, under a fresh seed; None if it is in closed form."""
+        if self.draws is not None:
+            return Estimate(self.draws)
+        return Estimate() if self.name == "b-min-sep" else None
 
 
 class Privacy(_Table):
@@ -71,16 +139,20 @@ class Privacy(_Table):
     delta: float
     noise_multiplier: float | None = None
     target_epsilon: float | None = None
-    report_goal: int | None = Field(default=None, description="None takes clients_per_round")
+    report_goal: int | None = Field(
+        default=None, description="None takes clients_per_round, or what is expected of sampling"
+    )
     minimum_cohort: int = 1
     max_participations: int = 1
     min_separation: int = 1
     mechanism: MechanismChoice
     adaptive_clipping: AdaptiveClipping | None = None
+    sampling: Sampling | None = None
 
     @model_validator(mode="after")
     def _limits_fit_the_rounds(self) -> Self:
         Participation(self.rounds, self.max_participations, self.min_separation)
+        self.mechanism.refuse_late_restart(self.rounds)
         if self.mechanism.file is not None and self.mechanism.fingerprint is None:
             raise ConfigError(
                 "mechanism.fingerprint: is missing. A file can change, so a plan also names the "
@@ -207,7 +279,9 @@ class Data(_Table):
     users: int | None = Field(
         default=None, description="to deal the examples to; None if the task has its own users"
     )
-    clients_per_round: int
+    clients_per_round: int | None = Field(
+        default=None, description="needed, unless [privacy.sampling] draws them"
+    )
     partition: Literal["iid", "dirichlet", "pathological"] = "iid"
     alpha: float | None = Field(default=None, description="of a dirichlet partition, > 0")
     classes_each: int | None = Field(default=None, description="of a pathological partition, >= 1")
@@ -308,9 +382,27 @@ class PlanFile(_Table):
             record["files"][self.model.weights] = _file_hash(self.folder / self.model.weights)
         return record
 
+    def population(self) -> int:
+        """Return how many clients a plan that samples draws from.
+
+        Raises:
+            ConfigError: neither of its tables says.
+        """
+        sampling = self.privacy.sampling
+        stated = None if sampling is None else sampling.population
+        if self.data.users is None and stated is None:
+            raise ConfigError(
+                "privacy.sampling.population: is missing. The number of clients is public, and "
+                "this plan's [data] does not say it."
+            )
+        return checks.count("privacy.sampling.population", self.data.users or stated or 0)
+
     def participation(self) -> Participation:
         """Return how often the plan lets one client take part."""
         p = self.privacy
+        if p.sampling is not None:
+            sampler = p.sampling.sampler(self.mechanism(), self.population())
+            return participation_of(sampler, p.rounds)
         return Participation(p.rounds, p.max_participations, p.min_separation)
 
     def groups(self) -> tuple[tuple[str, ...], ...] | None:
@@ -323,6 +415,8 @@ class PlanFile(_Table):
         ``sizes`` are those of the groups, for a network that is not ``builtin``.
         """
         choice = self.privacy.mechanism
+        if self.privacy.sampling is not None:
+            return choice.build(sampled_passes(self.privacy.rounds, self.privacy.sampling.bins))
         if self.select is not None and (turns := self.turns(self.model.partial())) is not None:
             return choice.build_grouped(turns.schedule, turns.sizes, self.participation())
         if self.schedule is None:
@@ -376,17 +470,49 @@ class PlanFile(_Table):
         Raises:
             ConfigError: values out of range, or not exactly one of noise and target.
         """
-        p, participation = self.privacy, self.participation()
+        p = self.privacy
         checks.probability("delta", p.delta)
-        mechanism = self.mechanism(sizes)
+        if p.sampling is not None:
+            return self._sampled_plan(p.sampling, code)
+        participation, mechanism = self.participation(), self.mechanism(sizes)
         return PrivacyPlan(
             mechanism=mechanism,
             participation=participation,
             clip_norm=p.clip_norm,
             noise_multiplier=_noise_multiplier(p, mechanism, participation),
-            report_goal=self.data.clients_per_round if p.report_goal is None else p.report_goal,
+            report_goal=_size(self.data) if p.report_goal is None else p.report_goal,
             minimum_cohort=p.minimum_cohort,
             adaptive_clipping=p.adaptive_clipping,
+            context=self.context(code),
+        )
+
+    def _sampled_plan(self, sampling: Sampling, code: dict[str, Any] | None) -> PrivacyPlan:
+        """Return the promise of a plan that samples; an estimate gets a fresh seed each time."""
+        p, mechanism, population = self.privacy, self.mechanism(), self.population()
+        sampler, estimate = sampling.sampler(mechanism, population), sampling.estimate()
+        if (p.noise_multiplier is None) == (p.target_epsilon is None):
+            raise _one_of_noise_and_target(p)
+        noise = p.noise_multiplier
+        if p.target_epsilon is not None:
+            if estimate is not None:
+                raise ConfigError(
+                    "privacy.target_epsilon: cannot be met by an estimate, which is made once, "
+                    "after everything else is chosen. Give the noise_multiplier that `privpart "
+                    "calibrate --sampling` found."
+                )
+            noise = least_sampled_noise(
+                mechanism, sampler, target_epsilon=p.target_epsilon, delta=p.delta
+            )
+        goal = max(1, round(sampling.expected(population)))
+        return PrivacyPlan(
+            mechanism=mechanism,
+            participation=participation_of(sampler, p.rounds),
+            clip_norm=p.clip_norm,
+            noise_multiplier=noise or 0.0,
+            report_goal=goal if p.report_goal is None else p.report_goal,
+            minimum_cohort=0,
+            sampling=sampler,
+            estimate=estimate,
             context=self.context(code),
         )
 
@@ -478,13 +604,22 @@ def _file_hash(path: Path) -> str:
 
 def _noise_multiplier(p: Privacy, mechanism: Mechanism, participation: Participation) -> float:
     if (p.noise_multiplier is None) == (p.target_epsilon is None):
-        raise ConfigError(
-            "privacy: give either noise_multiplier or target_epsilon; "
-            f"this plan has {'neither' if p.noise_multiplier is None else 'both'}."
-        )
+        raise _one_of_noise_and_target(p)
     if p.target_epsilon is None:
         return float(p.noise_multiplier or 0.0)
     return calibrate(mechanism, participation, target_epsilon=p.target_epsilon, delta=p.delta)
+
+
+def _one_of_noise_and_target(p: Privacy) -> ConfigError:
+    return ConfigError(
+        "privacy: give either noise_multiplier or target_epsilon; "
+        f"this plan has {'neither' if p.noise_multiplier is None else 'both'}."
+    )
+
+
+def _size(data: Data) -> int:
+    """Return the clients per round of a plan that does not sample, which has them."""
+    return data.clients_per_round or 0
 
 
 _WITH_USERS = ("fed-emnist", "shakespeare")
@@ -504,17 +639,48 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     Raises:
         ConfigError: the first fault.
     """
+    _refuse_sampling(plan)
     _refuse_clients(plan)
     _refuse_own(plan)
     if plan.data.task is not None:
         _refuse_task(plan.data)
-    _refuse_users(plan.data)
+    _refuse_users(plan.data, sampled=plan.privacy.sampling is not None)
     _refuse_population(plan.data)
     _refuse_start(plan.model)
     if plan.model.name is not None:
         _refuse_network(plan.model)
     _refuse_schedule(plan)
     _refuse_short_cohorts(plan)
+
+
+_OF_COHORTS = ("minimum_cohort", "max_participations", "min_separation")
+
+
+def _refuse_sampling(plan: "PlanFile") -> None:
+    """Refuse what sampling decides, and what its proof does not cover (docs/sampling.md)."""
+    privacy, data, sampling = plan.privacy, plan.data, plan.privacy.sampling
+    if sampling is None:
+        return
+    if data.clients_per_round is not None:
+        raise ConfigError("data.clients_per_round: is drawn by [privacy.sampling]; leave it out.")
+    for key in _OF_COHORTS:
+        if key in privacy.model_fields_set:
+            raise ConfigError(
+                f"privacy.{key}: follows from [privacy.sampling], and every round is released, "
+                "whoever came; leave it out."
+            )
+    for key, uncovered in (
+        ("privacy.adaptive_clipping", privacy.adaptive_clipping),
+        ("schedule", plan.schedule),
+        ("select", plan.select),
+    ):
+        if uncovered is not None:
+            raise ConfigError(
+                f"{key}: cannot be combined with [privacy.sampling]; its proof does not cover it."
+            )
+    if sampling.population is not None and data.users is not None:
+        raise ConfigError("privacy.sampling.population: is data.users of this plan; leave it out.")
+    plan.population()
 
 
 def _refuse_schedule(plan: "PlanFile") -> None:
@@ -655,8 +821,12 @@ def _refuse_task(data: "Data") -> None:
         raise ConfigError("data.directory: digits come with scikit-learn; leave it out.")
 
 
-def _refuse_users(data: "Data") -> None:
-    size = checks.count("data.clients_per_round", data.clients_per_round, maximum=_MOST_USERS)
+def _refuse_users(data: "Data", *, sampled: bool) -> None:
+    size = 1
+    if data.clients_per_round is None and not sampled:
+        raise ConfigError("data.clients_per_round: is missing.")
+    if data.clients_per_round is not None:
+        size = checks.count("data.clients_per_round", data.clients_per_round, maximum=_MOST_USERS)
     if data.alpha is not None:
         checks.positive("data.alpha", data.alpha)
     if data.classes_each is not None:
@@ -703,7 +873,9 @@ def _refuse_short_cohorts(plan: "PlanFile") -> None:
 
     Cohorts take turns, so the limits let either all members of a cohort come again, or none.
     """
-    limits, size = plan.privacy, plan.data.clients_per_round
+    limits, size = plan.privacy, _size(plan.data)
+    if limits.sampling is not None:
+        return
     if size < limits.minimum_cohort:
         raise short_cohort(limits.rounds, 0, size, limits.minimum_cohort)
     if plan.data.users is None:

@@ -38,6 +38,7 @@ from privpart.experiment.training import (
 )
 from privpart.grid import refuse_noise
 from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
+from privpart.plan import PrivacyPlan
 from privpart.run.files import write_durably
 from privpart.run.folder import RunFolder, StorageError, holds_a_run
 from privpart.run.fork import fork
@@ -237,7 +238,10 @@ def begin(
     if plan.code() != code:
         raise ConfigError("plan: the code that it names changed while it was loaded; begin again.")
     promised = setup.promise(code)
-    refuse_short_cohorts(promised, setup.cohorts)
+    if promised.sampling is None:
+        refuse_short_cohorts(promised, setup.cohorts)
+    else:
+        refuse_sampled(promised, plan.privacy.delta, fork_of)
     refuse_noise(promised.update_noise_multiplier, setup.start.numel())
     if plan.data.task is None and setup.metric is not None:
         setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
@@ -263,6 +267,21 @@ def _write_plan(run: RunFolder, text: str) -> None:
         ) from None
 
 
+def refuse_sampled(promised: PrivacyPlan, delta: float, fork_of: Path | None) -> None:
+    """Check, before a run that samples begins, that its epsilon can be computed.
+
+    Raises:
+        ConfigError: it cannot, or the run is to be a fork.
+    """
+    if fork_of is not None:
+        raise ConfigError(
+            f"fork_of={fork_of}: an amplified epsilon does not compose with that of another run; "
+            "a plan with [privacy.sampling] begins from its own start."
+        )
+    if promised.noise_multiplier:
+        promised.guarantee().epsilon(delta)
+
+
 def _facts(
     plan: PlanFile, setup: Training, own: Own, code: dict[str, Any] | None
 ) -> dict[str, Any]:
@@ -270,7 +289,7 @@ def _facts(
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
     facts["population_name"] = population_name(plan, setup.clients)
-    if plan.data.task is None:
+    if plan.data.task is None or plan.privacy.sampling is not None:
         facts["population"] = population_hash(setup.clients)
     if code is not None:
         facts |= {"code": code, "plan_folder": str(plan.folder)}
@@ -447,6 +466,7 @@ def finish(
         _, records = setup.run(
             run.plan,
             run.source(),
+            sample=run.sample,
             restore=restore,
             commit=run.commit,
             evaluate_every=evaluate_every,

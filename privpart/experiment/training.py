@@ -8,8 +8,7 @@ What is put together and what is refused are one file, because both follow the p
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, wraps
@@ -38,6 +37,7 @@ from privpart.experiment.task_data import plan_data
 from privpart.loop import Callback, RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order, may_take_part
 from privpart.model import PartialModel
+from privpart.noise.cohorts import SampledCohorts, distinct_ids, ids_hash
 from privpart.noise.source import NoiseSource
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
@@ -60,7 +60,7 @@ class Training:
         plan: what to train.
         model: in its start state.
         engine: computes the clients.
-        cohorts: per round, the clients to ask.
+        cohorts: per round, the clients to ask; empty if the plan samples them, from a run's key.
         metric: measures the model on data that no client holds; None if the plan has none.
         first: the model's flat vector before training, shape (d,).
     """
@@ -146,6 +146,7 @@ class Training:
         promised: PrivacyPlan,
         source: NoiseSource,
         *,
+        sample: Callable[[Iterable[object]], SampledCohorts] | None = None,
         restore: Callable[[Server], None] | None = None,
         commit: Callable[[Server, RoundCounts], None] | None = None,
         evaluate_every: int | None = None,
@@ -156,6 +157,8 @@ class Training:
         Args:
             promised: the plan's privacy plan.
             source: of the noise.
+            sample: draws the cohorts from the population, if the plan samples, such as
+                ``RunFolder.sample``; None draws them from the source.
             restore: puts the server into the state of a run that is resumed.
             commit: see ``fit``.
             evaluate_every: rounds between evaluations by the metric; None leaves them out.
@@ -168,13 +171,17 @@ class Training:
         server = Server(promised, self.start, source=source, optimizer=self.plan.server)
         if restore is not None:
             restore(server)
+        cohorts = self.cohorts
+        if promised.sampling is not None:
+            ids = self.clients.ids
+            cohorts = SampledCohorts(promised, ids, source) if sample is None else sample(ids)
         measures = evaluate_every is not None and self.metric is not None
         health = isinstance(self.engine, EmbeddedEngine) and self.engine.options.health
         with self.engine:
             records = fit(
                 server,
                 self.engine,
-                self.cohorts,
+                cohorts,
                 commit=commit,
                 evaluate=self.evaluate if measures else None,
                 evaluate_every=evaluate_every if measures else None,
@@ -228,6 +235,8 @@ def training(
     code = _named_code(plan)
     local = _local(plan, own, code)
     options = replace(options or EngineOptions(), sums=True)
+    if plan.privacy.sampling is not None:
+        options = _each_alone(options)
     options.refuse(
         local, groups_take_turns=plan.schedule is not None, selects=plan.select is not None
     )
@@ -376,12 +385,33 @@ def _refuse_other_clients(clients: Clients) -> None:
         raise ConfigError("clients: there are none; must be at least one.")
 
 
+def _each_alone(options: EngineOptions) -> EngineOptions:
+    """Return options under which no bit of an update depends on who else takes part.
+
+    The members of a sampled round are secret, so the rounding of others must not tell of them.
+
+    Raises:
+        ConfigError: an option that computes clients beside each other.
+    """
+    try:
+        return replace(options, deterministic=True)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} A plan that samples needs deterministic=True too, so that no client's "
+            "rounding tells who else was sampled."
+        ) from None
+
+
 def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
-    ids = [client_id(one) for one in clients.ids]
-    if len(set(ids)) < len(ids):
-        twice = Counter(ids).most_common(1)[0][0]
-        raise ConfigError(f"clients: two have the id {twice!r}; each must have its own.")
+    ids = distinct_ids(clients.ids)
     size = plan.data.clients_per_round
+    if size is None:
+        if len(ids) != (stated := plan.population()):
+            raise ConfigError(
+                f"privacy.sampling: the plan is for a population of {stated}, there are "
+                f"{len(ids)} clients; both must be the same."
+            )
+        return ()
     if size > len(ids):
         raise ConfigError(
             f"data.clients_per_round={size}: there are {len(ids)} clients; must be at most as many."
@@ -393,10 +423,7 @@ def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
 
 def population_hash(clients: Clients) -> str:
     """Return 20 hex digits of the ids of all clients, in order."""
-    found = hashlib.sha256()
-    for one in clients.ids:
-        found.update(f"{client_id(one)!r}\n".encode())
-    return found.hexdigest()[:20]
+    return ids_hash(clients.ids)
 
 
 def population_name(plan: PlanFile, clients: Clients) -> str:

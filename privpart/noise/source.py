@@ -50,6 +50,10 @@ class NoiseSource(Protocol):
         """Return the draws of a stream, an id from 0 to 2^32 - 1, under a salt."""
         ...
 
+    def cohort_key(self) -> bytes:
+        """Return 32 bytes that the cohorts of a sampled run are drawn from."""
+        ...
+
 
 class SecretSource:
     """Draws under a secret key; for every run whose result is released.
@@ -113,6 +117,14 @@ class SecretSource:
             )
         return _draws(self._key, stream, salt)
 
+    def cohort_key(self) -> bytes:
+        """Return the secret key of the run's cohorts; it is as secret as the noise.
+
+        It is a hash of the noise key under a label of its own, so a run that is resumed draws the
+        same cohorts, and whoever erases the noise key erases it, too.
+        """
+        return _cohort_key(self._key)
+
     def __repr__(self) -> str:
         return "SecretSource(<key>)"
 
@@ -149,6 +161,10 @@ class SeededSource:
         """Return the draws of a stream."""
         return _draws(self._key, stream, salt)
 
+    def cohort_key(self) -> bytes:
+        """Return the key of the run's cohorts, which anyone who knows the seed can compute."""
+        return _cohort_key(self._key)
+
     def __repr__(self) -> str:
         return f"SeededSource({self.seed})"
 
@@ -169,3 +185,7 @@ def _draws(key: bytes, stream: int, salt: bytes) -> Draws:
         raise ConfigError(f"stream={stream}: must be below 2^32.")
     own = b"privpart draws|%d|" % stream + salt
     return Draws(hashlib.sha256(key + own).digest())
+
+
+def _cohort_key(key: bytes) -> bytes:
+    return hashlib.sha256(b"privpart cohort key|" + bytes(key)).digest()

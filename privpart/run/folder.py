@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -34,6 +34,7 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.messages import id_order
+from privpart.noise.cohorts import SampledCohorts
 from privpart.noise.source import NoiseSource
 from privpart.plan import PrivacyPlan
 from privpart.run import budget_book, witness
@@ -62,9 +63,11 @@ from privpart.run.identity import (
 from privpart.run.ledger import SCHEMA, Ledger, Row, genesis, next_row
 from privpart.server import RoundCounts, Server
 
-_RESERVED = ("start", "genesis", "adopted_at", "closed")
+_RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked")
 ON_GRID = "integers on a public grid"
 """How this version draws noise. Ledgers without it are of runs with floating-point noise."""
+CHECKED = "sampling_checked"
+"""Fact: the rounds whose members were compared with those drawn again from the key."""
 _KEY = "key"
 _SIGNING_KEY = "signing-key"
 _LEDGER = "ledger.sqlite"
@@ -94,6 +97,7 @@ class RunFolder:
         self._ledger = ledger
         self._lock = lock
         self._source: NoiseSource | None = None
+        self._sampled: SampledCohorts | None = None
         self._process = os.getpid()
         rows = ledger.rows()
         self.rounds = len(rows)
@@ -156,6 +160,11 @@ class RunFolder:
         if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
             raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
         about |= facts or {}
+        if plan.sampling is not None and not isinstance(about.get("population"), str):
+            raise ConfigError(
+                "facts: population is missing: a run that samples fixes who may be drawn, and in "
+                "which order, before it begins. Give ids_hash(ids)."
+            )
         first = b"" if start is None else encode_state({"parameters": start}, {})
         if start is not None:
             about["start"] = hashlib.sha256(first).hexdigest()
@@ -290,6 +299,40 @@ class RunFolder:
             )
         return self._source
 
+    def sample(self, ids: Iterable[object]) -> SampledCohorts:
+        """Return the cohorts of a run whose plan samples; call ``source`` before.
+
+        ``commit`` refuses rounds with anybody else. Who takes part is secret: not for release.
+
+        Args:
+            ids: the population that the run was begun with, in the same order.
+
+        Raises:
+            ConfigError: the plan has no sampling, the population is another one, or the ledger
+                names clients that were not drawn.
+        """
+        if self._source is None:
+            raise ConfigError("sample: call source() first; the cohorts come from its key.")
+        drawn = SampledCohorts(self.plan, ids, self._source)
+        if drawn.population != self.facts["population"]:
+            raise ConfigError(
+                f"{self.path}: the clients' ids are not those that the run was begun with. Pass "
+                "the same clients, in the same order."
+            )
+        if self.rounds < self.plan.rounds:  # the key of a complete run is erased
+            self._refuse_unsampled(drawn)
+        self._sampled = drawn
+        return drawn
+
+    def _refuse_unsampled(self, drawn: SampledCohorts) -> None:
+        """Check that everybody in the ledger was drawn for the round."""
+        for client, rounds in self._ledger.rounds_by_client().items():
+            if any(drawn.not_sampled(round_, [client]) for round_ in rounds):
+                raise ConfigError(
+                    f"{self.path}: its ledger names clients that its sampling did not draw, so its "
+                    "epsilon does not hold and it is not continued."
+                )
+
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:
             raise ConfigError(
@@ -413,6 +456,8 @@ class RunFolder:
         if server.source is not self._source:
             raise ConfigError("the server's noise is not the run's: use RunFolder.source().")
         self._ledger.refuse(server.cohort)
+        if self.plan.sampling is not None:
+            self._check_sample(server)
         try:
             self._commit(server, counts)
         except (OSError, sqlite3.Error) as error:
@@ -422,8 +467,34 @@ class RunFolder:
                 "writable, free some space, and resume."
             ) from None
 
+    def _check_sample(self, server: Server) -> None:
+        if self._sampled is None:
+            raise ConfigError("sample(ids) was not called: this plan's cohorts come from it.")
+        if self._sampled.not_sampled(self.rounds, server.cohort):
+            raise ConfigError(
+                f"round {self.rounds}: a client counted that was not drawn for it. Nothing of it "
+                "was released; draw the cohorts by RunFolder.sample."
+            )
+
+    def _commit_sample(self, values: dict[str, Any], *, last: bool) -> None:
+        """Blind the state, and check the whole ledger before the last round erases the key.
+
+        The chain of the ledger hashes who took part. Its head leaves the server with reports and
+        models, and the state of a complete run can be computed from the model: without a secret in
+        the state, whoever guesses the members could test the guess.
+        """
+        if self._private:
+            values["blind"] = secrets.token_hex(32)
+        if last and self._sampled is not None:
+            self._ledger.rows()  # as they are on the disk
+            self._refuse_unsampled(self._sampled.again())
+            self._ledger.add_fact(CHECKED, self.plan.rounds)
+
     def _commit(self, server: Server, counts: RoundCounts) -> None:
-        state = write_state(self._state_path(server.round), *server.state_dict())
+        tensors, values = server.state_dict()
+        if self.plan.sampling is not None:
+            self._commit_sample(values, last=server.round == self.plan.rounds)
+        state = write_state(self._state_path(server.round), tensors, values)
         clients = sorted(server.cohort, key=id_order)
         row = next_row(
             self._head,

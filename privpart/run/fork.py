@@ -31,10 +31,15 @@ def fork(
         facts: further values to keep in the new ledger, ready for JSON.
 
     Raises:
-        ConfigError: the old run was not private, left its plan, has another model, has no committed
-            state, is damaged, or is open; or a fact has a reserved name.
+        ConfigError: a plan samples; the old run was not private, left its plan, has another model,
+            has no committed state, is damaged, or is open; or a fact has a reserved name.
         BudgetExceededError: the new run would pass the limit of its population.
     """
+    if plan.sampling is not None:
+        raise ConfigError(
+            "sampling: an amplified epsilon does not compose with that of the old run; fork under "
+            "a plan without sampling."
+        )
     folder = Path(old)
     lock = locked(folder)
     try:
@@ -49,6 +54,8 @@ def fork(
                 f"{old}: its guarantee does not hold ({broken}), so its cost has no bound that "
                 "could be added."
             )
+        if before.sampling is not None:
+            raise ConfigError(f"{old} samples who takes part: it is never forked. Begin a new run.")
         ledger = Ledger(folder / "ledger.sqlite", read_only=True)
         rows = ledger.rows()
         ledger.close()

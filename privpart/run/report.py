@@ -18,7 +18,7 @@ from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.database import damage_said
 from privpart.run.evidence import Check, Evidence, gather
-from privpart.run.folder import ON_GRID
+from privpart.run.folder import CHECKED, ON_GRID
 from privpart.run.ledger import Row
 from privpart.select.disclosure import SeenByParty, SelectReport
 
@@ -35,7 +35,8 @@ class RunReport:
         planned_rounds: number of rounds that the guarantee covers.
         rounds: number of committed rounds.
         complete: whether all planned rounds are committed.
-        realised: worst participation in the ledger; None before the first round.
+        realised: worst participation in the ledger; None before the first round, and of a run that
+            samples, where who took part is secret.
         deviations: ways in which the run left its plan; empty if it kept to it.
         guarantee: the privacy report; its assumptions say what was enforced or verified.
         closed: whether the run was ended early; it then covers ``rounds`` of the planned ones.
@@ -134,13 +135,14 @@ def _derived(evidence: Evidence, delta: float | None) -> RunReport:
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
     )
     report = _with_evidence(report, evidence, deviations)
+    report = _with_sampling(report, plan, evidence)
     return RunReport(
         run_id=facts["run_id"],
         plan=plan.hash,
         planned_rounds=plan.rounds,
         rounds=len(rows),
         complete=len(rows) >= plan.rounds,
-        realised=realised,
+        realised=realised if plan.sampling is None else None,
         deviations=deviations,
         guarantee=report,
         closed="closed" in facts,
@@ -199,7 +201,7 @@ def _deviations(
 
 def _claimed(plan: PrivacyPlan, realised: Participation | None) -> PrivacyPlan:
     """Return the plan, widened to allow the realised participation if that is given."""
-    if realised is None or realised.rounds != plan.rounds:
+    if realised is None or realised.rounds != plan.rounds or plan.sampling is not None:
         return plan
     limits = plan.participation
     k = max(realised.max_participations, limits.max_participations)
@@ -296,6 +298,51 @@ def _as_strong_as(
             return status, f"{why}, signed by the key that you gave"
         return "asserted", f"says the holder of the key that you gave: {why}"
     return "asserted", f"says the folder, which this machine did not see being made: {why}"
+
+
+_SAMPLERS = ("poisson-sampling", "balls-in-bins", "sampling")
+"""Codes of the assumption that members are drawn as the accountant assumes."""
+
+
+def _with_sampling(report: PrivacyReport, plan: PrivacyPlan, evidence: Evidence) -> PrivacyReport:
+    """Return the report of a run that samples with what shows how its members were drawn.
+
+    It says nothing of who, or how many, took part.
+    """
+    if plan.sampling is None:
+        return report
+    rows, facts = evidence.rows, evidence.facts
+    drawn = "drawn from the run's secret key by the sampler that the accountant read"
+    how: tuple[AssumptionStatus, str] = ("enforced", f"{drawn}; each commit checked it")
+    if len(rows) >= plan.rounds:
+        how = ("asserted", "nothing shows that everybody who counted was drawn")
+    if facts.get(CHECKED) == len(rows) > 0:
+        how = (
+            "verified",
+            f"{drawn}, and drawn again before the key was erased: everybody who counted in "
+            f"{len(rows)} rounds was among them",
+        )
+    said = dict.fromkeys(_SAMPLERS, how)
+    said["public-constants"] = (
+        "enforced",
+        "population, sampler and report_goal are in the plan, fixed before the first round",
+    )
+    said["hidden-sample"] = (
+        "asserted",
+        "every round is released, whoever came, and nothing here prints who did; ledger, health "
+        "and key stay secret, and nobody outside sees the run's time or traffic",
+    )
+    if plan.mechanism.noise_program().filter_error() and report.status != "not-private":
+        said["floating-point"] = (
+            "asserted",
+            "integers on a public grid with exactly rounded noise; what floating point adds to the "
+            "mechanism's filter is bounded without sampling only",
+        )
+    known = {a.code for a in report.assumptions}
+    for code, words in said.items():
+        if code in known:
+            report = report.with_status(code, *_as_strong_as(evidence, code, *words))
+    return report
 
 
 def vouched(found: RunReport, code: str) -> RunReport:

@@ -1,6 +1,7 @@
 """``privpart epsilon --sampling``: each sampler with the one accountant that covers it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -151,3 +152,64 @@ def test_other_combinations_are_refused(privpart, typed, fault):
     done = privpart(*RUN, "--rounds", "32", "--noise-multiplier", "4", *typed)
     assert (done.returncode, done.stdout) == (2, "")
     assert fault in " ".join(done.stderr.split())
+
+
+FOR_TARGET = ["calibrate", "--rounds", "16", "--delta", "1e-5", "--target-epsilon", "2"]
+BANDED = ["--mechanism", "toeplitz", "--bands", "4"]
+
+
+def test_calibrate_finds_the_noise_of_a_sampled_run(privpart):
+    own = [*ALONE, *POISSON, "--method", "rdp", "--format", "json"]
+    found = json.loads(privpart(*FOR_TARGET, *own).stdout)
+    assert 2 * (1 - 1e-4) <= found["epsilon"] <= 2
+    noise = str(found["noise_multiplier"])
+    typed = ["--rounds", "16", "--delta", "1e-5", "--noise-multiplier", noise]
+    assert json.loads(privpart("epsilon", *typed, *own).stdout)["epsilon"] == found["epsilon"]
+
+
+def test_calibrate_estimates_once(privpart):
+    line = [*FOR_TARGET, *BANDED, "--sampling", "b-min-sep", "--expected-batch", "5",
+            "--population", "100", "--draws", "50000"]  # fmt: skip
+    found = json.loads(privpart(*line, "--format", "json").stdout)
+    assert found["epsilon"] <= 2
+    assert found["failure_probability"] == pytest.approx(1e-7)
+    assert f"{found['draws']}" == "50000"
+    refused = privpart(*line, "--max-participations", "2")
+    assert refused.returncode == 2
+    assert "leave out --max-participations" in refused.stderr
+
+
+def test_a_restart_after_the_last_round_is_refused(privpart):
+    line = ["--rounds", "16", "--delta", "1e-5", "--max-participations", "1"]
+    for every, code in (("16", 2), ("15", 0)):
+        found = privpart(
+            "epsilon", *line, "--noise-multiplier", "4", "--restart-every", every
+        )  # fmt: skip
+        assert found.returncode == code
+    assert privpart(
+        "calibrate", *line, "--target-epsilon", "2", "--restart-every", "20"
+    ).returncode == 2  # fmt: skip
+
+
+def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart, tmp_path):
+    text = Path("examples/digits.toml").read_text()
+    for old, new in (
+        ("minimum_cohort = 10\n", ""),
+        ('"blt" }', '"toeplitz" }\n[privacy.sampling]\nname = "balls-in-bins"\nbins = 24'),
+        ("clients_per_round = 19\n", ""),
+    ):  # fmt: skip
+        assert old in text
+        text = text.replace(old, new)
+    plan = tmp_path / "sampled.toml"
+    plan.write_text(text)
+    found = json.loads(privpart("epsilon", "--plan", plan, "--format", "json").stdout)
+    assert found["sampling"]["bins"] == 24
+    assert found["adjacency"] == "add-or-remove"
+    assert "not hidden" in privpart("epsilon", "--plan", plan).stdout
+    for refused, said in (
+        (["epsilon", "--plan", plan, "--cross-check"], "leave out --cross-check"),
+        (["mechanisms", "--plan", plan], "calibrate --sampling"),
+        (["schedule", "--plan", plan], "no table [schedule]"),
+    ):
+        result = privpart(*refused)
+        assert (result.returncode, said in result.stderr) == (2, True), result.stderr

@@ -36,9 +36,13 @@ SAMPLES = {
 TYPED = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
 PLANNED = ["--plan", PLAN]
 FITTED = ["--rounds", "64", "--delta", "1e-6", "--target-epsilon", "4"]
-POISSON = [*TYPED, "--sampling", "poisson", "--expected-batch", "10", "--population", "100"]
-BINS = [*TYPED, "--sampling", "balls-in-bins", "--bins", "8"]
-APART = [*TYPED, "--sampling", "b-min-sep", "--expected-batch", "10", "--population", "100"]
+OF_POISSON = ["--sampling", "poisson", "--expected-batch", "10", "--population", "100"]
+OF_BINS = ["--sampling", "balls-in-bins", "--bins", "8"]
+OF_APART = ["--sampling", "b-min-sep", "--expected-batch", "10", "--population", "100"]
+POISSON, BINS, APART = ([*TYPED, *own] for own in (OF_POISSON, OF_BINS, OF_APART))
+FITTED_POISSON, FITTED_BINS, FITTED_APART = (
+    [*FITTED, *own] for own in (OF_POISSON, OF_BINS, OF_APART)
+)
 ATTACKED = ["--model", "lenet", "--data", "digits", "--out", "out"]
 LEAKING = [*ATTACKED, "--view", "full"]
 DEFENDED = [*ATTACKED, "--clip", "1"]
@@ -75,11 +79,20 @@ SITUATIONS = {
     ("epsilon", "statement"): [[*TYPED, "--statement"]],
     ("epsilon", "plot"): [TYPED],
     ("epsilon", "sampling"): [TYPED, POISSON, BINS, POISSON, BINS, APART],
+    ("calibrate", "sampling"): [
+        FITTED,
+        FITTED_POISSON,
+        FITTED_BINS,
+        FITTED_POISSON,
+        FITTED_BINS,
+        FITTED_APART,
+    ],
     ("epsilon", "draws"): [BINS],
     ("calibrate", "solve"): [
         FITTED,
         [*FITTED, "--solve", "max-participations", "--noise-multiplier", "4"],
         [*FITTED, "--solve", "min-separation", "--noise-multiplier", "4"],
+        [*FITTED, "--solve", "rounds", "--noise-multiplier", "4"],
         [*FITTED, "--solve", "rounds", "--noise-multiplier", "4"],
     ],
     ("mechanisms", "plan"): [PLANNED],

@@ -94,6 +94,12 @@ def load_inputs(options: AuditOptions) -> Inputs:
         _load_weights(model, options.weights)
     _check_fit(options.model, model, x[:2], classes)
     count = min(options.decoys, len(rest))
+    if count < options.decoys and options.batch == 1:
+        typer.echo(
+            f"privpart: decoys={options.decoys}: there are only {count} other images; the truth is "
+            "ranked among these.",
+            err=True,
+        )
     return Inputs(
         model=model,
         x=x[:wanted],

@@ -15,12 +15,24 @@ from accounting import (
     most_participations,
     most_rounds,
 )
+from accounting.cohorts import sampled_passes
 from accounting.guarantee import Method
 from accounting.mechanisms.by_name import MechanismChoice
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.budget.options import Limits, with_shared_options
 from privpart.cli.budget.progress import shown_fits
+from privpart.cli.budget.sampled import (
+    Bins,
+    DrawCount,
+    ExpectedBatch,
+    Population,
+    SamplerOptions,
+    SamplingOption,
+    print_sampled,
+    typed_sampling,
+)
+from privpart.cli.idle import typed
 from privpart.cli.options import Format, MethodName
 from privpart.cli.output import print_report
 
@@ -64,13 +76,36 @@ def calibrate(
     ] = None,
     choice: MechanismChoice,
     limits: Limits,
+    sampling: SamplingOption = None,
+    expected_batch: ExpectedBatch = None,
+    population: Population = None,
+    bins: Bins = None,
+    draws: DrawCount = None,
     method: options.MethodOption = MethodName.EXACT,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Find the least noise, or the most training, whose epsilon does not exceed a target.
 
+    With --sampling it finds the noise of a run that hides who takes part. By Monte Carlo, the noise
+    is chosen by earlier draws, and one estimate is then made and printed.
+
     Example: privpart calibrate --target-epsilon 2 --rounds 1000 --delta 1e-6 --max-participations 1
     """
+    if sampling is not None:
+        given = SamplerOptions(
+            expected_batch=expected_batch,
+            population=population,
+            bins=bins,
+            min_separation=limits.min_separation,
+            draws=draws,
+            draw_seed=None,
+            method=method if "method" in typed(context) else None,
+        )
+        with shown_fits():
+            built = choice.build(sampled_passes(rounds, bins))
+        noise, run = typed_sampling(sampling, built, given).calibrated(target_epsilon, delta)
+        print_sampled(run, choice, noise, delta, form)
+        return
     if solve is Unknown.NOISE_MULTIPLIER:
         participation = limits.of(rounds)
         with shown_fits():

@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from accounting import ConfigError, Mechanism, Participation, PrivacyReport, Realised, checks
+from accounting.cohorts import sampled_passes
 from accounting.mechanisms.by_name import MechanismChoice
 from accounting.realised import read_log
 from accounting.report import up
@@ -23,11 +24,14 @@ from privpart.cli.budget.sampled import (
     SamplerOptions,
     SamplingOption,
     print_sampled,
-    sampled_guarantee,
+    typed_sampling,
 )
 from privpart.cli.idle import typed
 from privpart.cli.options import Against, Format, MethodName
 from privpart.cli.output import print_report
+
+if TYPE_CHECKING:  # imported where used: it needs torch
+    from privpart.plan import PrivacyPlan
 
 _EXCEEDED = 3
 _LEFT_ITS_PLAN = 6
@@ -105,7 +109,15 @@ def epsilon(
         return
     histories = None if log is None else histories_of(log)
     if plan is not None:
-        run = _planned(plan, delta)
+        promised, run = _planned(plan, delta)
+        if promised.sampling is not None:
+            report = _sampled_report(context, promised, run.delta)
+            if statement:
+                typer.echo(report.statement())
+            else:
+                print_report(report, form)
+            _within(report.epsilon, limit)
+            return
     elif rounds is None or noise_multiplier is None or delta is None:
         raise ConfigError(
             "--rounds, --noise-multiplier and --delta are needed; or --plan FILE, which has them."
@@ -128,29 +140,20 @@ def _print_sample(context: typer.Context, choice: MechanismChoice, limits: Limit
     values = context.params
     if None in (values["rounds"], values["noise_multiplier"], values["delta"]):
         raise ConfigError("--sampling needs --rounds, --noise-multiplier and --delta.")
+    noise, rounds = values["noise_multiplier"], values["rounds"]
+    given = SamplerOptions(
+        expected_batch=values["expected_batch"],
+        population=values["population"],
+        bins=values["bins"],
+        min_separation=limits.min_separation,
+        draws=values["draws"],
+        draw_seed=values["draw_seed"],
+        method=values["method"] if "method" in typed(context) else None,
+    )
     with shown_fits():
-        run = sampled_guarantee(
-            values["sampling"],
-            choice.build(_fitted_to(values["rounds"], values["bins"])),
-            noise_multiplier=values["noise_multiplier"],
-            given=SamplerOptions(
-                expected_batch=values["expected_batch"],
-                population=values["population"],
-                bins=values["bins"],
-                min_separation=limits.min_separation,
-                draws=values["draws"],
-                draw_seed=values["draw_seed"],
-                method=values["method"] if "method" in typed(context) else None,
-            ),
-        )
-    return print_sampled(run, choice, values["delta"], values["form"])
-
-
-def _fitted_to(rounds: int, bins: int | None) -> Participation:
-    """Return what a mechanism is fitted to: every pass of a member in bins, else one round."""
-    if bins is None or not 1 <= bins <= rounds:
-        return Participation(rounds)
-    return Participation(rounds, -(-rounds // bins), bins)
+        mechanism = choice.build(sampled_passes(rounds, values["bins"]))
+    run = typed_sampling(values["sampling"], mechanism, given).guarantee(noise)
+    return print_sampled(run, choice, noise, values["delta"], values["form"])
 
 
 def _refuse_silent_limits(
@@ -181,14 +184,30 @@ def _typed_run(
     return _Run(choice, participation, mechanism, noise_multiplier, delta, stated)
 
 
-def _planned(path: Path, delta: float | None) -> _Run:
+def _sampled_report(context: typer.Context, promised: "PrivacyPlan", delta: float) -> PrivacyReport:
+    """Return the report of a plan that samples.
+
+    Raises:
+        ConfigError: an option was typed that is of plans without sampling.
+    """
+    given = typed(context) & {"log", "method", "population", "cross_check", "plot"}
+    if given:
+        listed = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
+        raise ConfigError(
+            f"plan: samples who takes part, and its accountant is decided by that; leave out "
+            f"{listed}."
+        )
+    return promised.report(delta)
+
+
+def _planned(path: Path, delta: float | None) -> tuple["PrivacyPlan", _Run]:
     """Read a plan file. It takes a second, because plans contain optimisers, which need torch."""
     from privpart.experiment.plan_file import read
 
     plan = read(path)
     with shown_fits():
         promised = plan.privacy_plan()
-    return _Run(
+    return promised, _Run(
         plan.privacy.mechanism,
         promised.participation,
         promised.mechanism,
@@ -206,6 +225,11 @@ def histories_of(log: Path) -> dict[str, list[int]]:
 
     ledger = Ledger(log / "ledger.sqlite", read_only=True)
     try:
+        if ledger.facts["plan"].get("sampling") is not None:
+            raise ConfigError(
+                f"log={log}: who took part in a run that samples is secret, and its epsilon holds "
+                "only while it is; see `privpart report`."
+            )
         ledger.rows()  # checks the chain
         # JSON, because the number 1 and the string "1" are two clients
         found = {json.dumps(client): own for client, own in ledger.rounds_by_client().items()}

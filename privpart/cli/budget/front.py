@@ -162,6 +162,11 @@ def _read(path: Path) -> "PlanFile":
     from privpart.experiment.plan_file import read
 
     plan = read(path)
+    if plan.privacy.sampling is not None:
+        raise ConfigError(
+            f"plan={path}: samples who takes part; the rows here are compared at a participation "
+            "that nothing hides. See `privpart calibrate --sampling` for one mechanism."
+        )
     plan.privacy_plan()  # refuses what `privpart train` would refuse
     return plan
 

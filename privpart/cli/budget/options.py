@@ -253,6 +253,7 @@ def _refuse_idle(choice: MechanismChoice, context: typer.Context) -> None:
     if choice.name is _FILE and choice.file is None:
         raise ConfigError("mechanism=file: name the file with --mechanism-file alone.")
     choice.refuse_idle(given)
+    choice.refuse_late_restart(context.params.get("rounds"))
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:

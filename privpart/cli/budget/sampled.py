@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from accounting import (
-    AllocatedGuarantee,
     BallsInBins,
     BMinSep,
     ConfigError,
+    Estimate,
     EstimatedGuarantee,
     Guarantee,
     Mechanism,
     PoissonSampling,
     SampledGuarantee,
-    amplified,
-    dp_sgd,
+    sampled_guarantee,
 )
+from accounting.calibrate import estimated_noise, least_sampled_noise
+from accounting.cohorts import Sampled, Sampling, sampled_claim
 from accounting.mechanisms.by_name import MechanismChoice
 from accounting.monte_carlo import bands_of
-from accounting.report import up
+from accounting.report import SampledClaim, up
 from privpart.cli.options import Format, MethodName
 from privpart.cli.output import as_csv, fill_lines
 
@@ -45,9 +46,6 @@ class SamplingName(StrEnum):
     POISSON = "poisson"
     BALLS_IN_BINS = "balls-in-bins"
     B_MIN_SEP = "b-min-sep"
-
-
-Sampled = SampledGuarantee | AllocatedGuarantee | EstimatedGuarantee
 
 
 SamplingOption = Annotated[
@@ -66,6 +64,12 @@ ExpectedBatch = Annotated[
     typer.Option(
         help="Expected members per round, of --population; for 'poisson' and 'b-min-sep'.",
         rich_help_panel=_SAMPLING,
+    ),
+]
+Population = Annotated[
+    int | None,
+    typer.Option(
+        help="Clients in all, of whom each round samples some; public.", rich_help_panel=_SAMPLING
     ),
 ]
 Bins = Annotated[
@@ -108,65 +112,85 @@ class SamplerOptions:
     draw_seed: int | None
     method: MethodName | None
 
+    def estimate(self) -> Estimate | None:
+        """Return the draws that were asked for; their seed is fresh unless it was typed."""
+        if self.draws is None and self.draw_seed is None:
+            return None
+        draws = _MILLION if self.draws is None else self.draws
+        return Estimate(draws) if self.draw_seed is None else Estimate(draws, self.draw_seed)
 
-def sampled_guarantee(
-    sampling: SamplingName, mechanism: Mechanism, *, noise_multiplier: float, given: SamplerOptions
-) -> Sampled:
-    """Return the guarantee of a sampler with the one accountant that covers it.
+
+@dataclass(frozen=True, slots=True)
+class TypedSampling:
+    """A sampler, what it needs besides, and the noise that it covers."""
+
+    mechanism: Mechanism
+    sampler: Sampling
+    estimate: Estimate | None
+    method: "SampledMethod"
+
+    def guarantee(self, noise_multiplier: float) -> Sampled:
+        """Return the guarantee with the one accountant that covers it."""
+        return sampled_guarantee(
+            self.mechanism,
+            self.sampler,
+            noise_multiplier=noise_multiplier,
+            estimate=self.estimate,
+            method=self.method,
+        )
+
+    def calibrated(self, target_epsilon: float, delta: float) -> tuple[float, Sampled]:
+        """Return the least noise found that meets a target, and its guarantee."""
+        if self.estimate is not None and not isinstance(self.sampler, PoissonSampling):
+            found = estimated_noise(
+                self.mechanism,
+                self.sampler,
+                target_epsilon=target_epsilon,
+                delta=delta,
+                draws=self.estimate.draws,
+            )
+            return found.noise_multiplier, found
+        noise = least_sampled_noise(
+            self.mechanism,
+            self.sampler,
+            target_epsilon=target_epsilon,
+            delta=delta,
+            method=self.method,
+        )
+        return noise, self.guarantee(noise)
+
+
+def typed_sampling(
+    sampling: SamplingName, mechanism: Mechanism, given: SamplerOptions
+) -> TypedSampling:
+    """Return the sampler that was typed.
 
     Raises:
         ConfigError: a missing option, or a mechanism that the sampler is not known to amplify.
     """
-    if sampling is SamplingName.POISSON:
-        return _poisson(mechanism, noise_multiplier, given)
+    method: SampledMethod = "rdp" if given.method is MethodName.RDP else "pld"
+    if sampling is SamplingName.BALLS_IN_BINS:
+        if given.bins is None:
+            raise ConfigError("bins is missing: --sampling balls-in-bins needs --bins.")
+        bins = BallsInBins(given.bins, mechanism.rounds)
+        return TypedSampling(mechanism, bins, given.estimate(), method)
+    if given.expected_batch is None or given.population is None:
+        raise ConfigError(f"sampling={sampling}: needs --expected-batch and --population.")
     if sampling is SamplingName.B_MIN_SEP:
-        return _separated(mechanism, noise_multiplier, given)
-    if given.bins is None:
-        raise ConfigError("bins is missing: --sampling balls-in-bins needs --bins.")
-    bins = BallsInBins(given.bins, mechanism.rounds)
-    if given.draws is not None:
-        return _estimated(mechanism, noise_multiplier, bins, given)
-    alone = mechanism.name == "independent"
-    return AllocatedGuarantee(noise_multiplier, bins, None if alone else mechanism)
+        apart = bands_of(mechanism) if given.min_separation is None else given.min_separation
+        sampler = BMinSep(given.expected_batch, given.population, apart)
+        return TypedSampling(mechanism, sampler, given.estimate() or Estimate(), method)
+    return TypedSampling(mechanism, _poisson(mechanism, given), None, method)
 
 
-def _separated(
-    mechanism: Mechanism, noise_multiplier: float, given: SamplerOptions
-) -> EstimatedGuarantee:
-    if given.expected_batch is None or given.population is None:
-        raise ConfigError("sampling=b-min-sep: needs --expected-batch and --population.")
-    apart = bands_of(mechanism) if given.min_separation is None else given.min_separation
-    sampler = BMinSep(given.expected_batch, given.population, apart)
-    return _estimated(mechanism, noise_multiplier, sampler, given)
-
-
-def _estimated(
-    mechanism: Mechanism,
-    noise_multiplier: float,
-    sampler: BallsInBins | BMinSep,
-    given: SamplerOptions,
-) -> EstimatedGuarantee:
-    draws = _MILLION if given.draws is None else given.draws
-    if given.draw_seed is None:  # a fresh one
-        return EstimatedGuarantee(noise_multiplier, sampler, mechanism, draws)
-    return EstimatedGuarantee(noise_multiplier, sampler, mechanism, draws, given.draw_seed)
-
-
-def _poisson(
-    mechanism: Mechanism, noise_multiplier: float, given: SamplerOptions
-) -> SampledGuarantee:
-    if given.expected_batch is None or given.population is None:
-        raise ConfigError("sampling=poisson: needs --expected-batch and --population.")
+def _poisson(mechanism: Mechanism, given: SamplerOptions) -> PoissonSampling:
     if given.method not in (None, MethodName.PLD, MethodName.RDP):
         raise ConfigError(f"method={given.method}: of a sampled run is 'pld' (default) or 'rdp'.")
-    how: SampledMethod = "rdp" if given.method is MethodName.RDP else "pld"
     _refuse_other_noise(mechanism, ("independent", "toeplitz"), SamplingName.POISSON)
-    if mechanism.name == "independent":
-        sampler, steps = PoissonSampling(given.expected_batch, given.population), mechanism.rounds
-        return dp_sgd(noise_multiplier=noise_multiplier, sampling=sampler, steps=steps, method=how)
-    bands = int(getattr(mechanism, "bands"))  # noqa: B009  a Toeplitz mechanism has them
-    sampler = PoissonSampling(given.expected_batch, given.population, groups=bands)
-    return amplified(mechanism, noise_multiplier=noise_multiplier, sampling=sampler, method=how)
+    alone = mechanism.name == "independent"
+    # a Toeplitz mechanism has bands
+    groups = 1 if alone else int(getattr(mechanism, "bands"))  # noqa: B009
+    return PoissonSampling(given.expected_batch or 0.0, given.population or 0, groups)
 
 
 def _refuse_other_noise(
@@ -179,17 +203,21 @@ def _refuse_other_noise(
         )
 
 
-def print_sampled(run: Sampled, choice: MechanismChoice, delta: float, form: Format) -> float:
+def print_sampled(
+    run: Sampled, choice: MechanismChoice, noise_multiplier: float, delta: float, form: Format
+) -> float:
     """Print the guarantee of a sampled run; return its epsilon."""
-    epsilon = run.epsilon(delta)
+    claim = sampled_claim(run, delta)
+    epsilon = claim.epsilon
     values = {
         "schema": "privpart/sampled/1",
         "epsilon": epsilon,
         "delta": delta,
         "mechanism": str(choice.name),
+        "noise_multiplier": noise_multiplier,
         "unit": run.unit,
         "adjacency": run.adjacency,
-    } | _of_sampler(run, delta)
+    } | _of_sampler(claim, run, delta)
     if form is Format.CSV:
         typer.echo(as_csv([values]), nl=False)
     elif form is Format.JSON:
@@ -203,26 +231,13 @@ def print_sampled(run: Sampled, choice: MechanismChoice, delta: float, form: For
     return epsilon
 
 
-def _of_sampler(run: Sampled, delta: float) -> dict[str, object]:
-    if isinstance(run, SampledGuarantee):
-        return {
-            "sampling": "poisson",
-            "probability": run.probability,
-            "groups": run.groups,
-            "steps": run.steps,
-            "method": run.method,
-        }
-    values: dict[str, object] = {"epsilon_unsampled": Guarantee(run.mu).epsilon(delta)}
-    if isinstance(run.sampling, BallsInBins):
-        values |= {"sampling": "balls-in-bins", "bins": run.sampling.bins}
-        values["passes"] = run.sampling.passes
-    else:
-        values |= {"sampling": "b-min-sep", "probability": run.sampling.probability}
-        values["min_separation"] = run.sampling.min_separation
-    if isinstance(run, EstimatedGuarantee):
-        values |= {"method": "monte-carlo", "draws": run.samples, "draw_seed": run.seed}
-        values["failure_probability"] = run.failure(delta)
-    return values
+def _of_sampler(claim: SampledClaim, run: Sampled, delta: float) -> dict[str, object]:
+    own = dict(claim.parameters)
+    values: dict[str, object] = {}
+    if not isinstance(run, SampledGuarantee):
+        values["epsilon_unsampled"] = Guarantee(run.mu).epsilon(delta)
+    values["sampling"] = own.pop("name")
+    return values | own
 
 
 def _as_text(run: Sampled, values: dict[str, object]) -> str:

@@ -1,0 +1,163 @@
+"""Plan files with [privacy.sampling]: what they promise, what they refuse, and how they train."""
+
+import json
+
+import pytest
+import torch
+
+import privpart
+from accounting import AllocatedGuarantee, BallsInBins, ConfigError, PoissonSampling, dp_sgd
+from privpart.data import from_tensors
+from privpart.engines.options import EngineOptions
+from privpart.experiment import plan_file
+from privpart.experiment.training import Own, training
+from privpart.run.ledger import Ledger
+
+TEXT = """
+schema = "privpart/plan/1"
+[privacy]
+rounds = 6
+clip_norm = 1.0
+noise_multiplier = 4.0
+delta = 1e-5
+mechanism = { name = "independent" }
+[privacy.sampling]
+name = "poisson"
+expected_batch = 3
+population = 9
+[model]
+[data]
+[client]
+learning_rate = 0.1
+[server]
+"""
+OWN = {"in_python": True}
+
+
+def read(old="", new=""):
+    assert old in TEXT
+    return plan_file.parse(TEXT.replace(old, new, 1), **OWN)
+
+
+POISSON = 'name = "poisson"\nexpected_batch = 3'
+BINS = 'name = "balls-in-bins"\nbins = 3'
+APART = 'name = "b-min-sep"\nexpected_batch = 3'
+
+
+def test_a_plan_promises_what_its_sampler_keeps_to():
+    promised = read().privacy_plan()
+    assert promised.sampling == PoissonSampling(3, 9)
+    assert (promised.report_goal, promised.minimum_cohort, promised.estimate) == (3, 0, None)
+    whole = dp_sgd(noise_multiplier=4.0, sampling=PoissonSampling(3, 9), steps=6)
+    assert promised.guarantee() == whole
+    bins = read(POISSON, BINS).privacy_plan()
+    assert bins.guarantee() == AllocatedGuarantee(4.0, BallsInBins(3, 6))
+    assert bins.report_goal == 3
+
+
+def test_an_estimate_has_a_fresh_seed_each_time_and_its_plan_one_hash():
+    chosen = read(POISSON, APART + "\ndraws = 10000")
+    first, second = chosen.privacy_plan(), chosen.privacy_plan()
+    assert first.estimate.draws == 10_000
+    assert first.estimate.seed != second.estimate.seed
+    report = first.report(1e-5)
+    assert f"seed {first.estimate.seed}" in report.formula
+    assert report.sampling["failure_probability"] == pytest.approx(1e-7)
+    assert report.epsilon == privpart.PrivacyPlan.from_dict(first.to_dict()).report(1e-5).epsilon
+
+
+def test_a_target_is_met_in_closed_form_and_refused_for_an_estimate():
+    promised = plan_file.parse(
+        TEXT.replace("noise_multiplier = 4.0", "target_epsilon = 1.0").replace(POISSON, BINS), **OWN
+    ).privacy_plan()
+    assert 0.9999 <= promised.report(1e-5).epsilon <= 1.0
+    text = TEXT.replace("noise_multiplier = 4.0", "target_epsilon = 1.0").replace(POISSON, APART)
+    with pytest.raises(ConfigError, match="cannot be met by an estimate"):
+        plan_file.parse(text, **OWN).privacy_plan()
+
+
+REFUSED = [
+    ("[data]", "[data]\nclients_per_round = 3", "clients_per_round: is drawn by"),
+    ("rounds = 6", "rounds = 6\nminimum_cohort = 1", "minimum_cohort: follows from"),
+    ("rounds = 6", "rounds = 6\nmax_participations = 6", "max_participations: follows from"),
+    ("rounds = 6", "rounds = 6\nmin_separation = 1", "min_separation: follows from"),
+    ("[privacy.sampling]", "adaptive_clipping = { bit_noise_multiplier = 9.0 }\n[privacy.sampling]",
+     "adaptive_clipping: cannot be combined"),
+    ("[model]", "[schedule]\ncycles = 1\n[model]", "schedule: cannot be combined"),
+    ("population = 9\n", "", "population: is missing"),
+    ("expected_batch = 3\n", "", "expected_batch: is missing; poisson needs it"),
+    ("expected_batch = 3", "expected_batch = 3\nbins = 3", "bins: is not of poisson"),
+    ("expected_batch = 3", "expected_batch = 3\ndraws = 10000", "draws: is not of poisson"),
+    ('"poisson"', '"shuffle"', "privacy.sampling.name"),
+    ("[privacy.sampling]", "[privacy.smapling]", "The nearest is sampling"),
+    (f"[privacy.sampling]\n{POISSON}\npopulation = 9\n", "", "clients_per_round: is missing"),
+    ('{ name = "independent" }', '{ name = "tree", restart_every = 6 }', "has no effect"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), REFUSED, ids=[own[2] for own in REFUSED])
+def test_what_sampling_decides_or_does_not_cover_is_refused(old, new, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        read(old, new)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ('{ name = "tree" }', "b-min-sep needs a square"),
+        ('{ name = "blt" }', "a group has only"),
+    ],
+)
+def test_a_mechanism_that_the_proof_does_not_cover_is_refused(change, sentence):
+    chosen = read('{ name = "independent" }', change)
+    with pytest.raises(ConfigError, match=sentence):
+        chosen.privacy_plan()
+
+
+# Training
+
+
+CLIENTS = from_tensors(
+    (torch.randn(18, 4, generator=torch.Generator().manual_seed(0)), torch.arange(18) % 2),
+    user=[f"client {i % 9}" for i in range(18)],
+)
+SMALL = torch.nn.Linear(4, 2)
+
+
+def trained(out, text=TEXT, **options):
+    return privpart.train(
+        SMALL, CLIENTS, plan=plan_file.parse(text, **OWN), out=out, progress=False, **options
+    )
+
+
+def test_a_run_trains_on_the_cohorts_of_its_key_whatever_they_are(tmp_path):
+    rare = TEXT.replace("expected_batch = 3", "expected_batch = 0.9")
+    run = trained(tmp_path / "run", rare)
+    assert len(run.history) == 6
+    assert run.report().complete
+    status = {a.code: a.status for a in run.report().guarantee.assumptions}
+    assert status["poisson-sampling"] == "verified"
+    values = json.loads(json.dumps(run.report().to_dict(), allow_nan=False))
+    assert values["guarantee"]["sampling"]["name"] == "poisson"
+    assert Ledger(run.path / "ledger.sqlite", read_only=True).facts["population"]
+
+
+def test_clients_are_computed_alone_so_that_no_rounding_tells_who_else_was_drawn(tmp_path):
+    chosen = plan_file.parse(TEXT, **OWN)
+    own = Own(SMALL, CLIENTS)
+    setup = training(chosen, own=own)
+    assert setup.engine.options.deterministic
+    assert not setup.engine.method.vectorized
+    with pytest.raises(ConfigError, match="no client's rounding"):
+        training(chosen, own=own, options=EngineOptions(batching="vmap"))
+
+
+def test_a_population_of_another_size_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="population of 8, there are 9"):
+        trained(tmp_path / "run", TEXT.replace("population = 9", "population = 8"))
+
+
+@pytest.mark.slow
+def test_empty_cohorts_go_through_worker_processes(tmp_path):
+    rare = TEXT.replace("expected_batch = 3", "expected_batch = 0.5")
+    assert trained(tmp_path / "run", rare, workers=2).report().complete

@@ -1,0 +1,444 @@
+"""Runs that sample: an amplified epsilon holds only if each of these conditions does."""
+
+import hashlib
+import json
+import math
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from accounting import (
+    AllocatedGuarantee,
+    BallsInBins,
+    BinaryTree,
+    BMinSep,
+    ConfigError,
+    Estimate,
+    Grouped,
+    Independent,
+    Participation,
+    PoissonSampling,
+    Toeplitz,
+    dp_sgd,
+    participation_of,
+)
+from privpart import PrivacyPlan, RunFolder, SampledCohorts, SecretSource, SeededSource, Server, fit
+from privpart.loop import CohortTooSmallError
+from privpart.messages import ClientUpdate
+from privpart.noise.cohorts import ids_hash
+from privpart.plan import AdaptiveClipping
+from privpart.run.files import decode_state, encode_state
+from privpart.run.fork import fork
+from privpart.run.ledger import Ledger, next_row
+from privpart.run.report import run_report
+
+PEOPLE = [f"p{i}" for i in range(12)]
+
+
+def plan(sampling=None, mechanism=None, **change) -> PrivacyPlan:
+    sampling = sampling or PoissonSampling(4, 12)
+    mechanism = mechanism or Independent(6)
+    fields = {
+        "mechanism": mechanism,
+        "participation": participation_of(sampling, mechanism.rounds),
+        "clip_norm": 1.0,
+        "noise_multiplier": 4.0,
+        "report_goal": 4,
+        "minimum_cohort": 0,
+        "sampling": sampling,
+    }
+    return PrivacyPlan(**(fields | change))
+
+
+PLAIN = PrivacyPlan(
+    mechanism=Independent(6), participation=Participation(6, 2, 2), clip_norm=1.0,
+    noise_multiplier=4.0, report_goal=4,
+)  # fmt: skip
+
+
+class Clients:
+    """Clients that all send the same update, unless they are silent; or send it unasked."""
+
+    def __init__(self, value=0.1, silent=(), unasked=()):
+        self.value, self.silent, self.unasked = value, set(silent), unasked
+
+    def run(self, task, start):
+        for client in (*task.clients, *self.unasked):
+            if client not in self.silent:
+                yield task.update(client, torch.full_like(start, self.value))
+
+
+# The claim itself, by brute force
+
+
+@cache
+def releases(sampling, update, runs, choose):
+    """What an adversary sees of many runs of the real server, in units of the clip norm.
+
+    Keys are numbered, so that a test that passed passes again.
+    """
+    rounds = ROUNDS[sampling]
+    own = plan(
+        sampling, Independent(rounds), noise_multiplier=1.0, report_goal=1, clip_norm=0.5
+    )  # fmt: skip
+    seen = np.empty((runs, rounds + 1))
+    for number, run in enumerate(seen):
+        source = SeededSource(2 * number + (update > 0))
+        server = Server(own, torch.zeros(1), source=source)
+        run[0] = 0.0
+        for r, cohort in enumerate(choose(SampledCohorts(own, ["victim"], source))):
+            sent = [
+                ClientUpdate(client, torch.tensor([update]), r, server.plan_hash)
+                for client in cohort
+            ]
+            assert server.run_round(sent, asked=cohort).released
+            run[r + 1] = float(server.parameters)
+    return np.diff(seen) / 0.5
+
+
+def drawn(cohorts):
+    return cohorts
+
+
+def never_empty(cohorts):
+    """A server that substitutes whoever does not come: here, the only one there is."""
+    return [cohort or ("victim",) for cohort in cohorts]
+
+
+def always_first(_):
+    return [("victim",), (), (), ()]
+
+
+def likelihood(sampling, seen):
+    """P / Q at releases, for means that are the member's rounds."""
+    each = np.exp(seen - 0.5)
+    if isinstance(sampling, PoissonSampling):
+        return ((each + 1) / 2).prod(axis=1)
+    return each.mean(axis=1)
+
+
+HALF, ONE_OF_FOUR = PoissonSampling(0.5, 1), BallsInBins(4, 4)
+ROUNDS = {HALF: 2, ONE_OF_FOUR: 4}
+DELTA = {
+    HALF: dp_sgd(noise_multiplier=1.0, sampling=HALF, steps=2).delta,
+    ONE_OF_FOUR: AllocatedGuarantee(1.0, ONE_OF_FOUR).delta,
+}
+
+
+def excess(sampling, runs, choose, epsilon=0.5, score=None):
+    """By how many standard errors delta is above the accountant's, in the set of one test."""
+    score = score or (lambda seen: likelihood(sampling, seen) > math.exp(epsilon))
+    present = score(releases(sampling, 10.0, runs, choose))
+    absent = score(releases(sampling, 0.0, runs, drawn))  # who sends zeros is not seen
+    found = present.mean() - math.exp(epsilon) * absent.mean()
+    error = math.hypot(present.std(), math.exp(epsilon) * absent.std()) / math.sqrt(runs) + 1e-9
+    return (found - DELTA[sampling](epsilon)) / error
+
+
+def above_in_sum(seen):
+    return seen.sum(axis=1) > 1.2
+
+
+def above_in_first(seen):
+    return seen[:, 0] > 1.0
+
+
+RUNS = 200
+
+
+def test_what_the_server_releases_is_as_private_as_the_accountant_says():
+    assert -5 < excess(HALF, RUNS, drawn) < 3
+
+
+def test_a_server_that_substitutes_those_who_do_not_come_is_caught():
+    assert excess(HALF, RUNS, never_empty, score=above_in_sum) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("sampling", [HALF, ONE_OF_FOUR], ids=["poisson", "bins"])
+def test_the_claim_at_more_epsilons_with_more_runs(sampling, epsilon):
+    assert -5 < excess(sampling, 3000, drawn, epsilon) < 3.5
+
+
+@pytest.mark.slow
+def test_a_cohort_that_is_known_is_caught():
+    assert excess(ONE_OF_FOUR, 400, always_first, score=above_in_first) > 4
+
+
+# Every round is released, whoever came
+
+
+def run_all(own, clients, people=PEOPLE, source=None):
+    source = source or SecretSource()
+    server = Server(own, torch.zeros(3), source=source)
+    seen = []
+    fit(
+        server, clients, SampledCohorts(own, people, source),
+        callbacks=[lambda record: seen.append((record, server.parameters.clone()))],
+    )  # fmt: skip
+    return seen
+
+
+def test_rounds_without_anybody_are_released_with_their_noise():
+    rare = plan(PoissonSampling(1e-9, 12))
+    seen = run_all(rare, Clients())
+    assert [record.counts.received for record, _ in seen] == [0] * 6
+    models = [torch.zeros(3), *(model for _, model in seen)]
+    assert all(not torch.equal(a, b) for a, b in pairwise(models))
+    unsampled = Server(PLAIN, torch.zeros(3), source=SecretSource())
+    with pytest.raises(CohortTooSmallError):
+        fit(unsampled, Clients(), [[]] * 6)
+
+
+def test_the_silent_and_the_refused_count_as_zero_and_nobody_takes_their_place():
+    class Malformed(Clients):
+        def run(self, task, start):
+            yield from ("nonsense" for _ in task.clients)
+
+    own, source = plan(), SecretSource()
+    expected = SampledCohorts(own, PEOPLE, source)
+    for clients in (Clients(silent=PEOPLE[:6]), Malformed()):
+        again = SecretSource()
+        seen = run_all(own, clients, source=again)
+        assert len(seen) == 6
+        assert all(record.counts.released for record, _ in seen)
+        assert [record.asked for record, _ in seen] == [
+            len(cohort) for cohort in SampledCohorts(own, PEOPLE, again)
+        ]
+    assert len(expected) == 6
+
+
+def test_a_client_that_was_not_drawn_is_refused():
+    own, source = plan(PoissonSampling(1e-9, 12)), SecretSource()
+    ((record, _), *_) = run_all(own, Clients(unasked=["p3"]), source=source)
+    assert record.counts.counted == 0
+    assert record.counts.refusals == {"not asked": 1}
+
+
+def test_fit_takes_no_cohorts_but_those_that_the_key_draws():
+    own, source = plan(), SecretSource()
+    server = Server(own, torch.zeros(3), source=source)
+    mine = SampledCohorts(own, PEOPLE, source)
+    others = (
+        [["p1"]] * 6,
+        mine[:],
+        SampledCohorts(own, PEOPLE, SecretSource()),
+        SampledCohorts(replace(own, clip_norm=2.0), PEOPLE, source),
+    )
+    for cohorts in others:
+        with pytest.raises(ConfigError, match="cohorts: "):
+            fit(server, Clients(), cohorts)
+    with pytest.raises(ConfigError, match="has no sampling"):
+        fit(Server(PLAIN, torch.zeros(3), source=SecretSource()), Clients(), mine)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "mechanism"),
+    [
+        (PoissonSampling(3, 12), Independent(9)),
+        (PoissonSampling(3, 12, groups=3), Toeplitz.square_root(9, 3)),
+        (BallsInBins(4, 9), Toeplitz.square_root(9)),
+        (BMinSep(2, 12, 3), Toeplitz.square_root(9, 3)),
+    ],
+    ids=["poisson", "groups", "bins", "b-min-sep"],
+)
+def test_whoever_is_drawn_is_within_the_limits_that_the_server_enforces(sampling, mechanism):
+    estimate = Estimate(10_000) if isinstance(sampling, BMinSep) else None
+    own, source = plan(sampling, mechanism, estimate=estimate), SecretSource()
+    cohorts = SampledCohorts(own, PEOPLE, source)
+    asked = [record.asked for record, _ in run_all(own, Clients(), source=source)]
+    assert asked == [len(cohort) for cohort in cohorts]
+    assert PrivacyPlan.from_dict(json.loads(json.dumps(own.to_dict()))).hash == own.hash
+
+
+def test_cohorts_come_from_the_key_and_from_no_other():
+    source, other = SecretSource(bytes(32)), SecretSource(bytes(31) + b"1")
+    assert source.cohort_key() == SecretSource(bytes(32)).cohort_key()
+    keys = {source.cohort_key(), other.cohort_key(), SeededSource(0).cohort_key(), bytes(32)}
+    assert len(keys) == 4
+    assert source.cohort_key().hex() not in source.identity
+    own = plan()
+    assert list(SampledCohorts(own, PEOPLE, source)) != list(SampledCohorts(own, PEOPLE, other))
+    with pytest.raises(ConfigError, match="two have the id"):
+        SampledCohorts(own, ["a"] * 12, source)
+    with pytest.raises(ConfigError, match="population=12"):
+        SampledCohorts(own, PEOPLE[:11], source)
+
+
+# What a plan with sampling refuses
+
+
+GROUPS = Grouped(((0,), (1,)) * 3, (Independent(3), Independent(3)), (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"minimum_cohort": 1}, "minimum_cohort=1: must be 0 with sampling"),
+        ({"adaptive_clipping": AdaptiveClipping(bit_noise_multiplier=10)}, "adaptive_clipping: "),
+        ({"participation": Participation(6)}, "participation: must be what the sampler"),
+        ({"mechanism": GROUPS}, "grouped: no amplification"),
+        ({"mechanism": BinaryTree(6)}, "only a square lower-triangular"),
+        ({"mechanism": BinaryTree(6, release="prefix")}, "prefix sums only"),
+        ({"mechanism": Toeplitz.square_root(6, 2)}, "reaches further back"),
+        ({"estimate": Estimate(10_000)}, "draws: Poisson sampling"),
+    ],
+)
+def test_what_no_proof_covers_is_refused(change, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        plan(**change)
+
+
+@pytest.mark.parametrize("change", [{"sampling": "poisson"}, {"estimate": Estimate(10_000)}])
+def test_a_sampler_is_one_of_ours_and_an_estimate_is_of_one(change):
+    with pytest.raises(ConfigError, match="sampl"):
+        replace(PLAIN, **change)
+
+
+def test_the_report_is_amplified_and_composes_by_mu():
+    report = plan().report(1e-6)
+    assert report.epsilon == dp_sgd(
+        noise_multiplier=4.0, sampling=PoissonSampling(4, 12), steps=6
+    ).epsilon(1e-6)
+    assert report.adjacency == "add-or-remove"
+    assert report.epsilon < report.guarantee.epsilon(1e-6)
+    assert "no amplification" in report.statement()
+    assert type(report).from_json(report.to_json()) == report
+    with pytest.raises(ConfigError, match="add-or-remove"):
+        replace(report, sampling=None)
+    kept = tuple(a for a in report.assumptions if a.code != "hidden-sample")
+    with pytest.raises(ConfigError, match="hidden-sample"):
+        replace(report, assumptions=kept)
+
+
+# On disk
+
+
+FACTS = {"delta": 1e-6, "population": ids_hash(PEOPLE)}
+
+
+def train(run: RunFolder, until=6, clients=None, people=PEOPLE) -> SampledCohorts:
+    def stop(record):
+        if record.round + 1 == until < 6:
+            raise KeyboardInterrupt
+
+    server = Server(run.plan, torch.zeros(3), source=run.source())
+    run.restore(server)
+    cohorts = run.sample(people)
+    with suppress(KeyboardInterrupt):
+        fit(server, clients or Clients(), cohorts, commit=run.commit, callbacks=[stop])
+    return cohorts
+
+
+def members(path):
+    ledger = Ledger(path / "ledger.sqlite", read_only=True)
+    ledger.rows()
+    return ledger.rounds_by_client()
+
+
+def test_a_run_that_is_resumed_draws_the_same_cohorts_and_is_verified_at_its_end(tmp_path):
+    with RunFolder.create(tmp_path / "run", plan(), facts=FACTS) as run:
+        first = list(train(run, until=3))
+    halfway = run_report(tmp_path / "run")
+    assert {a.code: a.status for a in halfway.guarantee.assumptions}["poisson-sampling"] == (
+        "enforced"
+    )
+    with RunFolder.open(tmp_path / "run") as run:
+        assert list(train(run)) == first
+    assert not (tmp_path / "run" / "key").exists()
+    found = run_report(tmp_path / "run")
+    status = {a.code: a.status for a in found.guarantee.assumptions}
+    assert status["poisson-sampling"] == "verified"
+    assert status["hidden-sample"] == "asserted"
+    assert (found.deviations, found.guarantee.status) == ((), "conditional")
+    drawn_for = {p: [r for r, cohort in enumerate(first) if p in cohort] for p in PEOPLE}
+    assert members(tmp_path / "run") == {p: own for p, own in drawn_for.items() if own}
+
+
+def test_a_report_says_nothing_of_who_or_how_many_took_part(tmp_path):
+    """Two runs of one plan, in one of which nobody answers, have the same report."""
+    said = []
+    for name, silent in (("all", ()), ("none", PEOPLE)):
+        with RunFolder.create(tmp_path / name, plan(), facts=FACTS) as run:
+            train(run, clients=Clients(silent=silent))
+        values = run_report(tmp_path / name).to_dict()
+        assert values["realised"] is None
+        own = ("run_id", "key", "public_key", "chain", "signature")
+        said.append(json.dumps({k: v for k, v in values.items() if k not in own}))
+    assert said[0] == said[1]
+
+
+def test_the_chain_does_not_let_anybody_test_a_guess_of_who_took_part(tmp_path):
+    with RunFolder.create(tmp_path / "run", plan(), facts=FACTS) as run:
+        train(run)
+    ledger = Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True)
+    *_, before, last = ledger.rows()
+    file = next((tmp_path / "run").glob("*.safetensors"))
+    tensors, values = decode_state(file)
+    blind = values.pop("blind")
+    assert len(blind) == 64
+
+    def guess(state_values):
+        state = hashlib.sha256(encode_state(tensors, state_values)).hexdigest()
+        taken = sorted(c for c, own in ledger.rounds_by_client().items() if 5 in own)
+        return next_row(
+            before.chain, round_=5, state=state, model=last.model, clip_norm=1.0,
+            received=len(taken), clients=taken,
+        ).chain  # fmt: skip
+
+    assert guess({**values, "blind": blind}) == last.chain  # all else is known to the adversary
+    assert guess(values) != last.chain
+
+
+def test_another_population_or_order_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="population is missing"):
+        RunFolder.create(tmp_path / "other", plan(), facts={"delta": 1e-6})
+    with (
+        RunFolder.create(tmp_path / "run", plan(), facts=FACTS) as run,
+        pytest.raises(ConfigError, match="ids are not those"),
+    ):
+        train(run, people=PEOPLE[::-1])
+
+
+def test_a_commit_with_somebody_who_was_not_drawn_is_refused(tmp_path):
+    with RunFolder.create(tmp_path / "run", plan(), facts=FACTS) as run:
+        server = Server(run.plan, torch.zeros(3), source=run.source())
+
+        def round_with(cohort):
+            task = server.task(cohort)
+            return server.run_round(Clients().run(task, server.parameters), asked=cohort)
+
+        counts = round_with(["p0"])
+        with pytest.raises(ConfigError, match="was not called"):
+            run.commit(server, counts)
+        cohorts = run.sample(PEOPLE)
+        server = None
+    with RunFolder.open(tmp_path / "run") as run:
+        server = Server(run.plan, torch.zeros(3), source=run.source())
+        assert list(run.sample(PEOPLE)) == list(cohorts)
+        stranger = next(p for p in PEOPLE if p not in cohorts[0])
+        counts = round_with([stranger])
+        with pytest.raises(ConfigError, match="not drawn for it"):
+            run.commit(server, counts)
+        assert run.rounds == 0
+
+
+def test_a_run_that_samples_is_neither_forked_nor_a_fork(tmp_path):
+    with RunFolder.create(tmp_path / "run", plan(), facts=FACTS) as run:
+        train(run)
+    with pytest.raises(ConfigError, match="never forked"):
+        fork(tmp_path / "run", tmp_path / "new", PLAIN)
+    with pytest.raises(ConfigError, match="does not compose"):
+        fork(tmp_path / "run", tmp_path / "new", plan())
+
+
+def test_a_seeded_run_that_samples_is_not_private(tmp_path):
+    with RunFolder.create(tmp_path / "run", plan(), seed=1, facts=FACTS) as run:
+        train(run)
+    assert run_report(tmp_path / "run").guarantee.status == "not-private"
