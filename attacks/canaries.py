@@ -22,7 +22,7 @@ reading a vector once. They come from the raw output of PCG64, which NumPy never
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -86,23 +86,24 @@ class Canaries:
         return (0, self.dim) if self.within is None else self.within
 
     @cached_property
-    def _supports(self) -> tuple[Tensor, Tensor]:
-        """Coordinates in random order, of which canary j owns j, j + count, ..., and entries."""
+    def _supports(self) -> "_Supports":
         start, end = self._part()
         raw = np.random.PCG64(np.random.SeedSequence([self.seed, self.count, self.dim, start, end]))
-        order = np.argsort(raw.random_raw(end - start), kind="stable") + start
+        order = np.argsort(raw.random_raw(end - start), kind="stable")
         signs = np.where(raw.random_raw(end - start) >> np.uint64(63), 1.0, -1.0)
-        owners = np.arange(end - start) % self.count
-        entries = signs / np.sqrt(np.bincount(owners, minlength=self.count))[owners]
-        return torch.from_numpy(order), torch.from_numpy(entries)
+        owners = np.empty(end - start, dtype=np.int64)
+        owners[order] = np.arange(end - start) % self.count
+        sizes = np.bincount(owners, minlength=self.count)
+        return _Supports(order, owners, signs[np.argsort(order)] / np.sqrt(sizes)[owners])
 
     def update(self, j: int, norm: float = 1.0) -> Tensor:
         """Return canary j's update, shape (dim,), float32, of length ``norm``."""
         j = checks.count("j", j, minimum=0, maximum=self.count - 1)
         norm = checks.positive("norm", norm)
-        order, entries = self._supports
+        own = self._supports.order[j :: self.count]
         sent = torch.zeros(self.dim)
-        sent[order[j :: self.count]] = (entries[j :: self.count] * norm).float()
+        part = sent[slice(*self._part())]
+        part[torch.from_numpy(own)] = torch.from_numpy(self._supports.entries[own] * norm).float()
         return sent
 
     def project(self, vector: Tensor) -> Tensor:
@@ -113,12 +114,24 @@ class Canaries:
         """
         if vector.shape != (self.dim,):
             raise ConfigError(f"vector: shape {tuple(vector.shape)}; must be ({self.dim},).")
-        order, entries = self._supports
-        own = vector.detach().cpu()[order].double() * entries
-        full = len(own) // self.count * self.count
-        sums = own[:full].view(-1, self.count).sum(0)
-        sums[: len(own) - full] += own[full:]
-        return sums
+        part = vector.detach()[slice(*self._part())].to("cpu", torch.float64).numpy()
+        weighted = part * self._supports.entries
+        sums = np.bincount(self._supports.owners, weights=weighted, minlength=self.count)
+        return torch.from_numpy(sums)
+
+
+class _Supports(NamedTuple):
+    """Who owns which coordinate of the part.
+
+    Attributes:
+        order: the coordinates in random order; canary j owns j, j + count, j + 2 count, ... of it.
+        owners: the canary that owns each coordinate.
+        entries: each coordinate's entry in its owner's direction.
+    """
+
+    order: NDArray[np.int64]
+    owners: NDArray[np.int64]
+    entries: Array
 
 
 def coins(count: int, rng: np.random.Generator) -> NDArray[np.bool_]:

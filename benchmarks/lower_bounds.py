@@ -398,11 +398,11 @@ def main() -> None:
         "confidence": 0.95,
         "epsilons": EPSILONS,
         "cost": cost(),
-        "table": table(2 if quick else 100),
+        "table": table(2 if quick else 60),
         "coverage": coverage(10 if quick else 400),
-        "server": through_the_server(1 if quick else 5),
-        "replay": replays(1 if quick else 3),
-        "dense": dense(1 if quick else 5),
+        "server": through_the_server(1 if quick else 4),
+        "replay": replays(1 if quick else 2),
+        "dense": dense(1 if quick else 3),
     }
     if not quick:
         RESULT.write_text(json.dumps(found, indent=2) + "\n")
