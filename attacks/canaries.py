@@ -22,7 +22,7 @@ reading a vector once. They come from the raw output of PCG64, which NumPy never
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -86,24 +86,34 @@ class Canaries:
         return (0, self.dim) if self.within is None else self.within
 
     @cached_property
-    def _supports(self) -> "_Supports":
+    def _supports(self) -> tuple[Tensor, Tensor]:
+        """Coordinates in random order, of which canary j owns j, j + count, ..., and entries."""
         start, end = self._part()
         raw = np.random.PCG64(np.random.SeedSequence([self.seed, self.count, self.dim, start, end]))
-        order = np.argsort(raw.random_raw(end - start), kind="stable")
+        order = np.argsort(raw.random_raw(end - start), kind="stable") + start
         signs = np.where(raw.random_raw(end - start) >> np.uint64(63), 1.0, -1.0)
+        owners = np.arange(end - start) % self.count
+        entries = signs / np.sqrt(np.bincount(owners, minlength=self.count))[owners]
+        return torch.from_numpy(order), torch.from_numpy(entries)
+
+    @cached_property
+    def _in_place(self) -> tuple[NDArray[np.int64], Array]:
+        """Owner and entry of each coordinate; a vector read in its own order is read faster."""
+        order, entries = (tensor.numpy() for tensor in self._supports)
+        start, end = self._part()
         owners = np.empty(end - start, dtype=np.int64)
-        owners[order] = np.arange(end - start) % self.count
-        sizes = np.bincount(owners, minlength=self.count)
-        return _Supports(order, owners, signs[np.argsort(order)] / np.sqrt(sizes)[owners])
+        owners[order - start] = np.arange(end - start) % self.count
+        own = np.empty(end - start)
+        own[order - start] = entries
+        return owners, own
 
     def update(self, j: int, norm: float = 1.0) -> Tensor:
         """Return canary j's update, shape (dim,), float32, of length ``norm``."""
         j = checks.count("j", j, minimum=0, maximum=self.count - 1)
         norm = checks.positive("norm", norm)
-        own = self._supports.order[j :: self.count]
+        order, entries = self._supports
         sent = torch.zeros(self.dim)
-        part = sent[slice(*self._part())]
-        part[torch.from_numpy(own)] = torch.from_numpy(self._supports.entries[own] * norm).float()
+        sent[order[j :: self.count]] = (entries[j :: self.count] * norm).float()
         return sent
 
     def project(self, vector: Tensor) -> Tensor:
@@ -114,24 +124,11 @@ class Canaries:
         """
         if vector.shape != (self.dim,):
             raise ConfigError(f"vector: shape {tuple(vector.shape)}; must be ({self.dim},).")
-        part = vector.detach()[slice(*self._part())].to("cpu", torch.float64).numpy()
-        weighted = part * self._supports.entries
-        sums = np.bincount(self._supports.owners, weights=weighted, minlength=self.count)
+        owners, entries = self._in_place
+        start, end = self._part()
+        part = vector.detach().cpu().numpy()[start:end]
+        sums = np.bincount(owners, weights=part * entries, minlength=self.count)
         return torch.from_numpy(sums)
-
-
-class _Supports(NamedTuple):
-    """Who owns which coordinate of the part.
-
-    Attributes:
-        order: the coordinates in random order; canary j owns j, j + count, j + 2 count, ... of it.
-        owners: the canary that owns each coordinate.
-        entries: each coordinate's entry in its owner's direction.
-    """
-
-    order: NDArray[np.int64]
-    owners: NDArray[np.int64]
-    entries: Array
 
 
 def coins(count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
