@@ -6,6 +6,17 @@ only where the attack is known to work: read the verdict, not the decibels.
 
 from attacks.analytic import invert_dense
 from attacks.audit import leakage
+from attacks.bounds import (
+    Bound,
+    Estimate,
+    clopper_pearson,
+    estimate,
+    guesses,
+    one_run,
+    pool,
+    pooled_t,
+)
+from attacks.canaries import Canaries, Scorer, View, coins, round_covariance, view, worst_view
 from attacks.cosine import cosine_tv
 from attacks.defences import DefencePoint, defences
 from attacks.features import dense_then_invert
@@ -14,34 +25,52 @@ from attacks.load import from_arrays, gradients_of, read_update
 from attacks.metrics import baselines, feature_error, match_batch, psnr, ssim, wilson
 from attacks.observation import Observation, observe
 from attacks.reconstruct import Reconstruction, dlg, reid_rank
+from attacks.replay import Replay, paired
 from attacks.report import LeakageReport, LeakageRow
 from attacks.suite import suite
 from attacks.update import LocalSteps
 
 __all__ = [
+    "Bound",
+    "Canaries",
     "DefencePoint",
+    "Estimate",
     "LeakageReport",
     "LeakageRow",
     "LocalSteps",
     "Observation",
     "Reconstruction",
+    "Replay",
+    "Scorer",
+    "View",
     "baselines",
+    "clopper_pearson",
+    "coins",
     "cosine_tv",
     "defences",
     "dense_then_invert",
     "dlg",
+    "estimate",
     "feature_error",
     "from_arrays",
     "gradients_of",
+    "guesses",
     "infer_labels",
     "invert_dense",
     "leakage",
     "match_batch",
     "observe",
+    "one_run",
+    "paired",
+    "pool",
+    "pooled_t",
     "psnr",
     "read_update",
     "reid_rank",
+    "round_covariance",
     "ssim",
     "suite",
+    "view",
     "wilson",
+    "worst_view",
 ]

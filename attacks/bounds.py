@@ -1,0 +1,334 @@
+"""Bounds: what scores of canaries prove about epsilon, from below.
+
+A bound is wrong with probability at most 1 - confidence, if its assumption holds; each carries its
+assumption. It is rounded down, and is 0 where nothing is proved. An ``Estimate`` proves nothing and
+is a type of its own.
+
+All take the scores of m canaries and the coins that decided who took part. Scores are larger for
+those who did.
+
+    one_run          none              Steinke, Nasr and Jagielski 2023, Theorem 5.2
+    guesses          GDP, independent  one guess per canary; this module
+    clopper_pearson  GDP, independent  two rates at nine fixed thresholds (Nasr et al. 2023)
+    pooled_t         Gaussian scores   difference of means over an upper bound of the deviation
+
+"GDP": the run is mu-GDP for some mu, as every run without amplification is said to be, so that a
+bound on mu is one on epsilon. "Independent": the score of a canary depends on the coins of the
+others in no way, as with orthogonal directions and Gaussian noise.
+
+``guesses``. A mu-GDP pair of distributions is a randomised function of N(-mu/2, 1) and
+N(mu/2, 1) (Dong, Roth and Su 2022, Theorem 2.10), so that a fair coin is guessed right with
+probability at most Phi(mu/2), whatever is guessed. Right guesses of independent canaries are then
+at most Binomial(m, Phi(mu/2)), and Clopper and Pearson's lower end p of their rate gives
+mu >= 2 Phi^-1(p). One test of one hypothesis, it beats nine thresholds.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from accounting import Guarantee, checks
+from accounting.checks import ConfigError
+
+Array = NDArray[np.float64]
+NONE = "none"
+GDP = "GDP, independent canaries"
+GAUSSIAN = "Gaussian scores"
+THRESHOLDS = tuple(np.linspace(-1.0, 3.0, 9).tolist())
+"""Where scores are cut unless told otherwise: they are N(0, 1) for those who did not take part."""
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
+"""Shares of the canaries about which ``one_run`` guesses."""
+_LEAST_MU = 1e-6
+"""A bound below this is 0: floating point cannot tell its epsilon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A lower bound on what a run costs.
+
+    Attributes:
+        method: its name.
+        assumption: what must hold beside the coins being fair and secret.
+        mu: the run is not mu'-GDP for any mu' below; None if the method says nothing about mu.
+        epsilon: the run is not (epsilon', delta)-DP for any epsilon' below; 0 proves nothing.
+        delta: at which epsilon is stated.
+        confidence: with which it holds.
+    """
+
+    method: str
+    assumption: str
+    mu: float | None
+    epsilon: float
+    delta: float
+    confidence: float
+
+    def __str__(self) -> str:
+        """One line.
+
+        >>> print(Bound("pooled t", "Gaussian scores", 0.9, 3.87519, 1e-5, 0.95))
+        epsilon at least 3.875 at delta 1e-05 (pooled t, 95 %; assumes Gaussian scores)
+        """
+        floor = math.floor(self.epsilon * 1000) / 1000
+        assumed = "no assumption" if self.assumption == NONE else f"assumes {self.assumption}"
+        return (
+            f"epsilon at least {floor:.3f} at delta {self.delta:g} "
+            f"({self.method}, {100 * self.confidence:g} %; {assumed})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A guess at what a run costs: as often too high as too low. Not a bound.
+
+    Attributes:
+        mu: difference of the mean scores over their standard deviation, or 0.
+        epsilon: of a mu-GDP run, at ``delta``.
+        delta: at which epsilon is stated.
+    """
+
+    mu: float
+    epsilon: float
+    delta: float
+
+
+def epsilon_below(mu: float, delta: float) -> float:
+    """Return the epsilon of a mu-GDP run at ``delta``, rounded down.
+
+    >>> 0 < Guarantee(1.0).epsilon(1e-5) - epsilon_below(1.0, 1e-5) < 1e-8
+    True
+    """
+    delta = checks.probability("delta", delta)
+    if not checks.nonnegative("mu", mu) >= _LEAST_MU:
+        return 0.0
+    # The accountant's delta(epsilon) is high by a relative error far below this margin.
+    return Guarantee(mu).epsilon(min(delta * (1 + 1e-8), math.nextafter(1.0, 0.0)))
+
+
+def from_mu(
+    method: str, assumption: str, mu: float, *, delta: float, confidence: float = 0.95
+) -> Bound:
+    """Return the bound that a lower bound on mu gives; a negative one proves nothing."""
+    confidence = checks.probability("confidence", confidence)
+    if not math.isfinite(mu):
+        raise ConfigError(f"mu={mu}: must be finite.")
+    low = max(0.0, mu * (1 - 1e-9))
+    low = low if low >= _LEAST_MU else 0.0
+    return Bound(method, assumption, low, epsilon_below(low, delta), delta, confidence)
+
+
+def pool(
+    runs: Sequence[tuple[ArrayLike, ArrayLike]],
+) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the scores and coins of several runs as one set.
+
+    The runs must have noise and coins of their own. All are then one release, of which each
+    canary's coin touches one run, so every bound holds for it as for one run.
+    """
+    checked = [_scored(scores, present) for scores, present in runs]
+    if not checked:
+        raise ConfigError("runs: is empty; must have at least one.")
+    return np.concatenate([s for s, _ in checked]), np.concatenate([p for _, p in checked])
+
+
+def one_run(
+    scores: ArrayLike,
+    present: ArrayLike,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    shares: Sequence[float] = SHARES,
+) -> Bound:
+    """Return the bound of Steinke, Nasr and Jagielski 2023: no assumption about the run.
+
+    The canaries with the highest and lowest scores are guessed, each share in turn, and the best
+    result kept; the confidence pays for the choice. It never passes about half of a large epsilon.
+
+    Args:
+        scores: (m,), of any distribution.
+        present: (m,), the coins.
+        delta: in (0, 1).
+        confidence: in (0, 1).
+        shares: of the canaries to guess about, in (0, 1]; fixed before the scores are seen.
+    """
+    values, took_part = _scored(scores, present)
+    delta = checks.probability("delta", delta)
+    alpha = (1 - checks.probability("confidence", confidence)) / len(_shares(shares))
+    m = len(values)
+    order = np.argsort(-values, kind="stable")
+    best = 0.0
+    for share in shares:
+        each = max(1, int(share * m / 2)) if m > 1 else 0
+        guessed = 2 * each
+        right = int(took_part[order[:each]].sum() + (~took_part[order[m - each :]]).sum())
+        best = max(best, _largest_refused(m, guessed, right, delta, alpha))
+    return Bound("one run", NONE, None, best, delta, confidence)
+
+
+def _largest_refused(m: int, guessed: int, right: int, delta: float, alpha: float) -> float:
+    """Return an epsilon that so many right guesses refute, or 0."""
+
+    def refuted(epsilon: float) -> bool:
+        return one_run_p_value(m, guessed, right, epsilon, delta) <= alpha
+
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high):
+        low, high = high, 2 * high
+        if high > 100:  # delta alone allows as many right guesses, or there is no end
+            break
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def one_run_p_value(m: int, guessed: int, right: int, epsilon: float, delta: float) -> float:
+    """Return the probability, at most, of so many right guesses in an (epsilon, delta)-DP run.
+
+    Steinke, Nasr and Jagielski 2023, Theorem 5.2, for ``guessed`` of m fair coins.
+    """
+    if not right:
+        return 1.0
+    q = 1 / (1 + math.exp(-epsilon))
+    binomial = stats.binom(guessed, q)
+    tail = float(binomial.sf(right - 1))
+    fewer = np.arange(1, right + 1)
+    slope = float(np.max((binomial.sf(right - 1 - fewer) - tail) / fewer, initial=0.0))
+    return min(1.0, (tail + 2 * m * delta * slope) * (1 + 1e-9))
+
+
+def guesses(
+    scores: ArrayLike,
+    present: ArrayLike,
+    *,
+    delta: float,
+    claimed_mu: float,
+    confidence: float = 0.95,
+) -> Bound:
+    """Return the bound of guessing every coin: present if the score is above ``claimed_mu`` / 2.
+
+    Args:
+        scores: (m,).
+        present: (m,), the coins.
+        delta: in (0, 1).
+        claimed_mu: what the canaries should be visible by (``View.mu``); it places the threshold,
+            so it must not depend on the scores. A wrong one lowers the bound.
+        confidence: in (0, 1).
+    """
+    values, took_part = _scored(scores, present)
+    alpha = 1 - checks.probability("confidence", confidence)
+    threshold = checks.nonnegative("claimed_mu", claimed_mu) / 2
+    right = int(((values > threshold) == took_part).sum())
+    low = float(stats.beta.ppf(alpha, right, len(values) - right + 1)) if right else 0.0
+    mu = 2 * float(stats.norm.ppf(low)) if low > 0.5 else 0.0
+    return from_mu("guesses", GDP, mu, delta=delta, confidence=confidence)
+
+
+def clopper_pearson(
+    scores: ArrayLike,
+    present: ArrayLike,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    thresholds: Sequence[float] = THRESHOLDS,
+) -> Bound:
+    """Return the best bound of error rates at fixed thresholds: mu >= -Phi^-1(a) - Phi^-1(b).
+
+    Args:
+        scores: (m,).
+        present: (m,), the coins; both sides must occur.
+        delta: in (0, 1).
+        confidence: in (0, 1).
+        thresholds: fixed before the scores are seen; each costs confidence.
+    """
+    present_scores, absent_scores = _sides(scores, present)
+    cuts = np.asarray(checks.reals("thresholds", thresholds))
+    each = (1 - checks.probability("confidence", confidence)) / (2 * len(cuts))
+    false_alarms = (absent_scores[:, None] > cuts).sum(0)
+    misses = (present_scores[:, None] <= cuts).sum(0)
+    a = _rate_at_most(false_alarms, len(absent_scores), each)
+    b = _rate_at_most(misses, len(present_scores), each)
+    mu = float(np.max(np.where((a < 1) & (b < 1), -_quantile(a) - _quantile(b), 0.0)))
+    return from_mu("Clopper-Pearson", GDP, mu, delta=delta, confidence=confidence)
+
+
+def pooled_t(
+    scores: ArrayLike, present: ArrayLike, *, delta: float, confidence: float = 0.95
+) -> Bound:
+    """Return the bound of the means' difference, low, over the standard deviation, high.
+
+    Half of the error goes to each (t and chi-square, with both sides' deviation pooled).
+
+    Args:
+        scores: (m,).
+        present: (m,), the coins; at least two on either side.
+        delta: in (0, 1).
+        confidence: in (0, 1).
+    """
+    alpha = 1 - checks.probability("confidence", confidence)
+    difference, deviation, n1, n0 = _difference(scores, present)
+    nu = n1 + n0 - 2
+    highest = deviation * math.sqrt(nu / float(stats.chi2.ppf(alpha / 2, nu)))
+    error = float(stats.t.ppf(1 - alpha / 2, nu)) * deviation * math.sqrt(1 / n1 + 1 / n0)
+    mu = (difference - error) / highest
+    return from_mu("pooled t", GAUSSIAN, mu, delta=delta, confidence=confidence)
+
+
+def estimate(scores: ArrayLike, present: ArrayLike, *, delta: float) -> Estimate:
+    """Return the plain estimate of mu (as Andrew et al. 2023 do): no confidence, no bound."""
+    difference, deviation, _, _ = _difference(scores, present)
+    mu = max(0.0, difference / deviation)
+    return Estimate(mu, epsilon_below(mu, delta), delta)
+
+
+def _difference(scores: ArrayLike, present: ArrayLike) -> tuple[float, float, int, int]:
+    x, y = _sides(scores, present)
+    if min(len(x), len(y)) < 2:
+        raise ConfigError("present: at least two canaries must be present, and two absent.")
+    squares = float(((x - x.mean()) ** 2).sum() + ((y - y.mean()) ** 2).sum())
+    deviation = math.sqrt(squares / (len(x) + len(y) - 2))
+    if not deviation > 0:
+        raise ConfigError("scores: do not vary at all, so they are not Gaussian.")
+    return float(x.mean() - y.mean()), deviation, len(x), len(y)
+
+
+def _rate_at_most(errors: NDArray[np.int64], trials: int, alpha: float) -> Array:
+    """Return Clopper and Pearson's upper end of a rate, each wrong with probability alpha."""
+    above = stats.beta.ppf(1 - alpha, errors + 1, np.maximum(trials - errors, 1))
+    return np.where(errors == trials, 1.0, above)
+
+
+def _quantile(rate: Array) -> Array:
+    return np.asarray(stats.norm.ppf(np.minimum(rate, 1 - 2.0**-53)))
+
+
+def _sides(scores: ArrayLike, present: ArrayLike) -> tuple[Array, Array]:
+    values, took_part = _scored(scores, present)
+    if took_part.all() or not took_part.any():
+        raise ConfigError("present: all coins fell alike; use more canaries.")
+    return values[took_part], values[~took_part]
+
+
+def _scored(scores: ArrayLike, present: ArrayLike) -> tuple[Array, NDArray[np.bool_]]:
+    values = np.asarray(scores, dtype=np.float64)
+    took_part = np.asarray(present)
+    if values.ndim != 1 or not values.size or not np.isfinite(values).all():
+        raise ConfigError(f"scores: shape {values.shape}; must be a finite vector.")
+    if took_part.shape != values.shape or took_part.dtype != np.bool_:
+        raise ConfigError(
+            f"present: {took_part.dtype} of shape {took_part.shape}; must be a truth value for "
+            f"each of {len(values)} scores."
+        )
+    return values, took_part
+
+
+def _shares(shares: Sequence[float]) -> tuple[float, ...]:
+    found = checks.reals("shares", shares)
+    if not all(0 < share <= 1 for share in found):
+        raise ConfigError(f"shares={found}: must lie above 0 and be at most 1.")
+    return found

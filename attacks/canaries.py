@@ -1,0 +1,368 @@
+"""Canaries: known directions that some clients send, and what an observer sees of them.
+
+Of m canaries, coins choose who takes part; an absent canary sends nothing. Each is one unit vector,
+sent at full clip norm in every round of its pattern. Whoever sees the noised sums
+
+    Y = X + s N z        (s = noise_multiplier x clip_norm, N N^T = K, one column per parameter)
+
+projects them on the direction u of a canary with pattern p and weights the rounds by
+
+    w = K^-1 p / (z sqrt(p^T K^-1 p)),        score = w . (Y u) / clip_norm.
+
+That is the most powerful statistic (Neyman and Pearson): N(0, 1) without the canary, N(mu, 1) with
+it, where mu = sqrt(p^T K^-1 p) / z is what this observer sees of the accountant's mu. With
+K = D S D^T, where S = B B^T is the covariance of the prefix sums and D takes differences, it is
+the statistic a^T S^-1 (R u) of all prefix sums R, a = A p. Who sees the last model only has one
+sum h . Y, and mu = |h . p| / (z sqrt(h^T K h)).
+
+The directions have disjoint supports, so they are orthonormal and all of them are projected by
+reading a vector once. They come from the raw output of PCG64, which NumPy never changes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from accounting import FixedOrder, Participation, checks
+from accounting.checks import ConfigError
+
+Array = NDArray[np.float64]
+Observer = Literal["all", "last"]
+"""Who looks: at every released model, or at the last one only."""
+_MOST_STARTS = 256
+"""Rounds from which ``worst_view`` begins its search."""
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Orthonormal directions of ``count`` canaries in a vector of ``dim`` parameters.
+
+    Every canary owns about dim / count coordinates, chosen at random, with random signs.
+
+    Args:
+        seed: of the directions, which need not be secret; the coins must be.
+        count: number of canaries, at least 1 and at most one per coordinate.
+        dim: length of the flat vector of trainable parameters.
+        within: first coordinate and end of the part that the directions lie in, such as a group
+            that trains in turns; None is the whole vector.
+
+    Raises:
+        ConfigError: a value is out of range, or there are more canaries than coordinates.
+
+    >>> canaries = Canaries(seed=1, count=2, dim=6)
+    >>> canaries.project(canaries.update(1, norm=0.5)).round(decimals=6)
+    tensor([0.0000, 0.5000], dtype=torch.float64)
+    """
+
+    seed: int
+    count: int
+    dim: int
+    within: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", checks.count("seed", self.seed, minimum=0))
+        object.__setattr__(self, "count", checks.count("count", self.count))
+        object.__setattr__(self, "dim", checks.count("dim", self.dim))
+        start, end = self._part()
+        if not 0 <= start < end <= self.dim:
+            raise ConfigError(
+                f"within={self.within}: must be a first coordinate and an end, from 0 to {self.dim}"
+            )
+        if self.count > end - start:
+            raise ConfigError(
+                f"count={self.count}: each canary needs a coordinate of its own, and there are "
+                f"{end - start}. Use fewer canaries."
+            )
+
+    def _part(self) -> tuple[int, int]:
+        return (0, self.dim) if self.within is None else self.within
+
+    @cached_property
+    def _supports(self) -> tuple[Tensor, Tensor]:
+        """Coordinates in random order, of which canary j owns j, j + count, ..., and entries."""
+        start, end = self._part()
+        raw = np.random.PCG64(np.random.SeedSequence([self.seed, self.count, self.dim, start, end]))
+        order = np.argsort(raw.random_raw(end - start), kind="stable") + start
+        signs = np.where(raw.random_raw(end - start) >> np.uint64(63), 1.0, -1.0)
+        owners = np.arange(end - start) % self.count
+        entries = signs / np.sqrt(np.bincount(owners, minlength=self.count))[owners]
+        return torch.from_numpy(order), torch.from_numpy(entries)
+
+    def update(self, j: int, norm: float = 1.0) -> Tensor:
+        """Return canary j's update, shape (dim,), float32, of length ``norm``."""
+        j = checks.count("j", j, minimum=0, maximum=self.count - 1)
+        norm = checks.positive("norm", norm)
+        order, entries = self._supports
+        sent = torch.zeros(self.dim)
+        sent[order[j :: self.count]] = (entries[j :: self.count] * norm).float()
+        return sent
+
+    def project(self, vector: Tensor) -> Tensor:
+        """Return the projections of a vector (dim,) on all directions: (count,), float64.
+
+        Raises:
+            ConfigError: another shape.
+        """
+        if vector.shape != (self.dim,):
+            raise ConfigError(f"vector: shape {tuple(vector.shape)}; must be ({self.dim},).")
+        order, entries = self._supports
+        own = vector.detach().cpu()[order].double() * entries
+        full = len(own) // self.count * self.count
+        sums = own[:full].view(-1, self.count).sum(0)
+        sums[: len(own) - full] += own[full:]
+        return sums
+
+
+def coins(count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Return which canaries take part: one fair coin each.
+
+    Whoever could guess a coin could guess a canary, so ``rng`` must be secret until the scores are
+    made: ``numpy.random.default_rng()`` without a seed, except in simulations.
+    """
+    return rng.integers(2, size=checks.count("count", count)).astype(bool)
+
+
+def round_covariance(decoder: Array) -> Array:
+    """Return K, shape (n, n): covariance of the noise of the rounds' sums at unit draws.
+
+    Args:
+        decoder: B, shape (n, draws), as ``Mechanism.decoder()``: noise of the prefix sums.
+
+    >>> from accounting import BinaryTree
+    >>> round_covariance(BinaryTree(2).decoder())
+    array([[ 1., -1.],
+           [-1.,  2.]])
+    """
+    steps = np.diff(np.asarray(decoder, dtype=np.float64), axis=0, prepend=0.0)
+    return np.asarray(steps @ steps.T)
+
+
+@dataclass(frozen=True)
+class View:
+    """What an observer sees of one canary.
+
+    Attributes:
+        pattern: per round +1 or -1 where the canary takes part (it then sends plus or minus its
+            direction), 0 elsewhere.
+        mu: distance between the scores with and without it, in standard deviations.
+        weights: per round, of the projection of its noised sum in units of the clip norm; the
+            score is their sum.
+    """
+
+    pattern: NDArray[np.int64]
+    mu: float
+    weights: Array
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds in which it takes part, from 0."""
+        return tuple(int(t) for t in np.flatnonzero(self.pattern))
+
+
+def view(
+    covariance: Array,
+    pattern: Sequence[int] | NDArray[np.int64],
+    noise_multiplier: float,
+    *,
+    observer: Observer = "all",
+    response: Sequence[float] | Array | None = None,
+) -> View:
+    """Return what an observer sees of a canary with this pattern.
+
+    Args:
+        covariance: K, see ``round_covariance``.
+        pattern: per round -1, 0 or 1; not all zero.
+        noise_multiplier: as everywhere, > 0.
+        observer: "all" sees every released model, "last" only the last one.
+        response: for "last": how much of each round's noised sum is in the last model, shape (n,),
+            which depends on the server's optimiser; None is plain averaging, the same for all.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    covariance, response = _checked(covariance, observer, response)
+    z = checks.positive("noise_multiplier", noise_multiplier)
+    sent = np.asarray(pattern, dtype=np.int64)
+    if sent.shape != (len(covariance),) or not np.isin(sent, (-1, 0, 1)).all() or not sent.any():
+        raise ConfigError(
+            f"pattern: must have -1, 0 or 1 for each of {len(covariance)} rounds, and not only 0."
+        )
+    if response is None:
+        best = np.linalg.solve(covariance, sent.astype(np.float64))
+        deviation = np.sqrt(sent @ best)
+    else:
+        best = response if response @ sent >= 0 else -response
+        deviation = np.sqrt(best @ covariance @ best)
+    weights = best / (z * deviation)
+    return View(sent, float(weights @ sent), weights)
+
+
+def worst_view(
+    covariance: Array,
+    participation: Participation,
+    noise_multiplier: float,
+    *,
+    observer: Observer = "all",
+    response: Sequence[float] | Array | None = None,
+) -> View:
+    """Return the view of the most visible canary that the plan admits.
+
+    A search: |L^-1 p|^2 is convex in p, so that replacing p by the admissible pattern that agrees
+    best with the slope at p never lowers it; begun at single rounds. It is certain for one
+    participation and for the last model alone; elsewhere it might stop short of the maximum, though
+    it never did where all patterns could be tried. Any admissible pattern gives sound bounds; a
+    better one gives higher ones.
+
+    Args:
+        covariance: see ``view``.
+        participation: how often one client may take part; its rounds are those of ``covariance``.
+        noise_multiplier: see ``view``.
+        observer: see ``view``.
+        response: see ``view``.
+    """
+    covariance, response = _checked(covariance, observer, response)
+    n = len(covariance)
+    if participation.rounds != n:
+        raise ConfigError(
+            f"participation has rounds={participation.rounds}: must be those of the noise, {n}."
+        )
+    if response is not None:
+        pattern = _agreeing(response, np.abs(response), participation)
+        return view(covariance, pattern, noise_multiplier, observer=observer, response=response)
+    gram: Array = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+    starts = np.argsort(-np.diag(gram), kind="stable")[:_MOST_STARTS]
+    found = [_climb(gram, int(start), participation) for start in starts]
+    best = max(found, key=lambda p: float(p @ gram @ p))
+    return view(covariance, best, noise_multiplier)
+
+
+def _climb(gram: Array, start: int, participation: Participation) -> NDArray[np.int64]:
+    pattern = np.zeros(len(gram), dtype=np.int64)
+    pattern[start] = 1
+    value = float(gram[start, start])
+    while True:
+        slope = gram @ pattern
+        # What a round would add if it came, or takes away if it left: this may find more.
+        gain = np.abs(slope) + np.where(pattern == 0, 0.5, -0.5) * np.diag(gram)
+        candidates = [_agreeing(slope, weights, participation) for weights in (np.abs(slope), gain)]
+        values = [float(candidate @ gram @ candidate) for candidate in candidates]
+        if not max(values) > value * (1 + 1e-12):
+            return pattern
+        value = max(values)
+        pattern = candidates[values.index(value)]
+
+
+def _agreeing(slope: Array, weights: Array, participation: Participation) -> NDArray[np.int64]:
+    """Return the admissible pattern of the largest sum of weights, with the signs of the slope."""
+    pattern = np.zeros(len(slope), dtype=np.int64)
+    chosen = list(_heaviest_rounds(np.maximum(weights, 0.0), participation))
+    pattern[chosen] = np.where(slope[chosen] < 0, -1, 1)
+    return pattern
+
+
+def _heaviest_rounds(weights: Array, participation: Participation) -> Sequence[int]:
+    """Return the admissible rounds with the largest sum of weights, all of them >= 0."""
+    if isinstance(participation, FixedOrder):
+        return max(participation.places(), key=lambda own: float(weights[list(own)].sum()))
+    n, k, b = len(weights), participation.max_participations, participation.min_separation
+    if b == 1:
+        return [int(t) for t in np.argsort(-weights, kind="stable")[:k]]
+    best = np.zeros((k + 1, n + 1))  # [m, i]: of at most m of the first i rounds
+    ends = np.maximum(np.arange(1, n + 1) - b, 0)
+    for m in range(1, k + 1):
+        taken = weights + best[m - 1, ends]
+        best[m, 1:] = np.maximum.accumulate(np.maximum(taken, best[m - 1, 1:]))
+    rounds = []
+    i, m = n, k
+    while i and m:
+        if best[m, i] == best[m, i - 1]:
+            i -= 1
+        elif best[m, i] == best[m - 1, i]:
+            m -= 1
+        else:
+            rounds.append(i - 1)
+            i, m = int(ends[i - 1]), m - 1
+    return rounds[::-1]
+
+
+def _checked(
+    covariance: Array, observer: Observer, response: Sequence[float] | Array | None
+) -> tuple[Array, Array | None]:
+    """Return K, and the response of the last model, or None for who sees all of them."""
+    checks.choice("observer", observer, get_args(Observer))
+    matrix = np.asarray(covariance, dtype=np.float64)
+    n = len(matrix)
+    if matrix.shape != (n, n) or not np.isfinite(matrix).all():
+        raise ConfigError(f"covariance: shape {matrix.shape}; must be square and finite.")
+    if observer == "all":
+        if response is not None:
+            raise ConfigError("response: has no effect for observer='all'. Leave it out.")
+        return matrix, None
+    last = np.ones(n) if response is None else np.asarray(response, dtype=np.float64)
+    if last.shape != (n,) or not np.isfinite(last).all() or not last.any():
+        raise ConfigError(f"response: must have {n} finite entries, one per round, not only 0.")
+    return matrix, last
+
+
+class Scorer:
+    """The canaries' scores, round by round; no release is kept.
+
+    Args:
+        weights: shape (n, count), see ``View.weights``; (n,) if all canaries share a pattern.
+        count: number of canaries, where ``weights`` is (n,).
+
+    >>> scorer = Scorer(np.array([[1.0, 2.0], [0.5, 0.0]]))
+    >>> scorer.add(0, torch.tensor([1.0, 1.0]))
+    >>> scorer.add(1, torch.tensor([4.0, 4.0]))
+    >>> scorer.scores()
+    array([3., 2.])
+    """
+
+    def __init__(self, weights: Array, count: int | None = None) -> None:
+        weights = np.asarray(weights, dtype=np.float64)
+        if weights.ndim == 1 and count is not None:
+            weights = np.broadcast_to(weights[:, None], (len(weights), count))
+        if weights.ndim != 2 or not weights.size or not np.isfinite(weights).all():
+            raise ConfigError(
+                f"weights: shape {weights.shape}; must be finite and (rounds, canaries), or "
+                "(rounds,) with count."
+            )
+        self._weights = weights
+        self._total = np.zeros(weights.shape[1])
+        self._next = 0
+
+    def add(self, round_: int, projections: Tensor | Array) -> None:
+        """Add a round, the next one: its noised sum on all directions, in clip norms, (count,).
+
+        Raises:
+            ConfigError: another round than the next, another shape, or a value that is not finite.
+        """
+        if round_ != self._next or round_ >= len(self._weights):
+            raise ConfigError(
+                f"round_={round_}: the next of {len(self._weights)} rounds is {self._next}."
+            )
+        values = np.asarray(projections, dtype=np.float64)
+        if values.shape != self._total.shape or not np.isfinite(values).all():
+            raise ConfigError(
+                f"projections: shape {values.shape}; must be finite and {self._total.shape}."
+            )
+        self._total += self._weights[round_] * values
+        self._next += 1
+
+    def scores(self) -> Array:
+        """Return the scores, shape (count,).
+
+        Raises:
+            ConfigError: rounds are missing.
+        """
+        if self._next != len(self._weights):
+            raise ConfigError(
+                f"scores: {self._next} of {len(self._weights)} rounds were added. Add all of them."
+            )
+        return self._total.copy()
