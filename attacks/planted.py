@@ -124,9 +124,13 @@ class PlantedCanaries:
         each = [np.full(part.canaries.count, part.view.mu / z) for part in self._parts]
         return np.concatenate(each)
 
-    def rounds(self) -> list[tuple[int, ...]]:
-        """Return the rounds in which the canaries of each group take part."""
-        return [tuple(part.rounds[t] for t in part.view.rounds) for part in self._parts]
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """Return the rounds of each canary by its id: none if it is absent."""
+        return {
+            self._ids[j]: tuple(part.rounds[t] for t in part.view.rounds) * bool(self.present[j])
+            for part in self._parts
+            for j in range(part.first, part.first + part.canaries.count)
+        }
 
     def scores(
         self,

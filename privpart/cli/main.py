@@ -113,7 +113,13 @@ _EXPECTED_FAULTS = ("StorageError", "CohortTooSmallError", "CohortRefusedError",
 _FAULT = 70
 _OPTIONS = {
     name
-    for command in (*_COMMANDS, sweep.run, audit.leakage.leakage, audit.defences.defences)
+    for command in (
+        *_COMMANDS,
+        sweep.run,
+        audit.leakage.leakage,
+        audit.defences.defences,
+        audit.epsilon.epsilon,
+    )
     for name in signature(command).parameters
 }
 

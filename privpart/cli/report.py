@@ -97,7 +97,8 @@ def print_run(found: "RunReport", form: Format) -> None:
 
 
 def _sentences(found: "RunReport") -> list[str]:
-    return [f"{line[0].upper()}{line[1:]}." for line in found.select or ()]
+    measured = [] if found.measured is None else [f"measured: {found.measured}"]
+    return [f"{line[0].upper()}{line[1:]}." for line in (*(found.select or ()), *measured)]
 
 
 def _as_text(found: "RunReport") -> str:
@@ -119,6 +120,7 @@ def _as_text(found: "RunReport") -> str:
         ("mu", f"{up(g.mu, 5)}" + (" (an earlier run included)" if g.earlier_mu else "")),
         ("cross-check", f"{g.cross_check.method} says {up(g.cross_check.epsilon, 5)}"),
         ("run, plan", f"{found.run_id[:12]}, {found.plan[:12]}"),
+        *([] if found.measured is None else [("measured", found.measured)]),
     ]
     text = [f"  {name:<12} {value}" for name, value in lines]
     if found.select is not None:

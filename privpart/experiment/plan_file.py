@@ -213,7 +213,7 @@ class CanaryTable(_Table):
     """Table ``[canaries]``: clients that an auditor makes up, to measure epsilon from below.
 
     They are clients like others: each that takes part by its secret coin is in the cohort, counts
-    towards ``minimum_cohort`` and moves the sum by up to the clip norm, while ``report_goal`` stays.
+    towards ``minimum_cohort`` and moves the sum by up to the clip norm; ``report_goal`` stays.
     """
 
     count: int = Field(description="directions; about half of the canaries take part")
@@ -507,7 +507,7 @@ _WITHOUT_FOLDER = ("digits", "fashion-mnist")
 _MOST_PARAMETERS = 2**31
 """8 GB, of which a server holds several copies: parameters, sum and noise."""
 _MOST_USERS = 10**8
-_MOST_CANARIES = 10**5
+_LEAST_CANARIES, _MOST_CANARIES = 20, 10**5
 _MOST_SEED = 2**63 - 1
 """The largest seed of a torch generator."""
 
@@ -534,7 +534,7 @@ def _refuse_misfits(plan: "PlanFile") -> None:
 
 def _refuse_canaries(plan: "PlanFile", table: CanaryTable) -> None:
     """Refuse runs whose released models cannot be read for canaries."""
-    checks.count("canaries.count", table.count, minimum=2, maximum=_MOST_CANARIES)
+    checks.count("canaries.count", table.count, minimum=_LEAST_CANARIES, maximum=_MOST_CANARIES)
     checks.count("canaries.seed", table.seed, minimum=0, maximum=_MOST_SEED)
     if plan.select is not None:
         raise ConfigError("canaries: cannot be combined with [select]; leave one of them out.")
@@ -547,7 +547,7 @@ def _refuse_canaries(plan: "PlanFile", table: CanaryTable) -> None:
         raise ConfigError("canaries: without noise there is no epsilon to audit; leave them out.")
     if plan.server.kind != "sgd":
         raise ConfigError(
-            f'canaries: the noised sums cannot be computed from models that {plan.server.kind} '
+            f"canaries: the noised sums cannot be computed from models that {plan.server.kind} "
             'made. Use kind = "sgd" in [server], or leave [canaries] out and audit a replica '
             "(privpart audit epsilon --plan FILE --simulate)."
         )

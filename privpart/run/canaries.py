@@ -9,7 +9,9 @@ in between leaves a row too many, which the resumed run drops, and never one too
 """
 
 import hashlib
+import json
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -125,6 +127,32 @@ def read_releases(folder: Path, count: int, rounds: int) -> NDArray[np.float64]:
     if not np.isfinite(rows).all():
         raise ConfigError(f"{folder / _RELEASES} holds values that are not finite. Restore it.")
     return rows
+
+
+AUDIT = "audit"
+"""Folder inside a run for what an audit found."""
+AUDIT_REPORT = "report.json"
+AUDIT_SCHEMA = "privpart/audit-epsilon/1"
+_MEASURED = re.compile(r"epsilon at least [0-9.]{1,20} \([A-Za-z -]{1,40}, [0-9.]{1,20} %\)")
+_LONGEST_REPORT = 2**22
+
+
+def measured_from_below(folder: Path, run_id: str) -> str | None:
+    """Return what the audit beside a run found, or None; it is a sentence of that file, unchecked.
+
+    A damaged file, or one of another run, counts as none: it could only lower what is known.
+    """
+    try:
+        with (folder / AUDIT / AUDIT_REPORT).open("rb") as file:
+            values = json.loads(file.read(_LONGEST_REPORT))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or values.get("schema") != AUDIT_SCHEMA:
+        return None
+    said = values.get("measured")
+    if values.get("run_id") != run_id or not isinstance(said, str):
+        return None
+    return said if _MEASURED.fullmatch(said) else None
 
 
 def _read(path: Path, lost: str) -> bytes:

@@ -15,6 +15,7 @@ from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus
 from privpart.plan import PrivacyPlan
+from privpart.run.canaries import measured_from_below
 from privpart.run.folder import ON_GRID
 from privpart.run.ledger import Ledger, Row
 from privpart.select.disclosure import SeenByParty, SelectReport
@@ -37,6 +38,7 @@ class RunReport:
         guarantee: the privacy report; its assumptions say what was enforced or verified.
         select: if clients select what they download, one line on the guarantee against recipients
             of the model and one on what is seen in the clear; else None.
+        measured: what an audit of the run found from below, as it was written beside the run.
     """
 
     run_id: str
@@ -48,6 +50,7 @@ class RunReport:
     deviations: tuple[str, ...]
     guarantee: PrivacyReport
     select: tuple[str, str] | None = None
+    measured: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values under a schema name, ready for JSON."""
@@ -64,6 +67,8 @@ class RunReport:
         }
         if self.select is not None:
             values |= dict(zip(("against_recipients", "seen_in_clear"), self.select, strict=True))
+        if self.measured is not None:
+            values["measured"] = self.measured
         return values
 
 
@@ -107,6 +112,7 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
         deviations=deviations,
         guarantee=report,
         select=select_lines(report, chosen, facts.get("seen_in_clear")),
+        measured=measured_from_below(Path(path), facts["run_id"]),
     )
 
 

@@ -1,14 +1,14 @@
-"""Replica: the plan's own server, run with clients that are made up, so that nothing real is touched.
+"""Replica: the plan's own server, run with made-up clients, so that nothing real is touched.
 
 The real ``Server`` runs the plan's mechanism, clip, divisor and optimiser through ``fit``. A few
-clients send the same vectors in every round, which the auditor knows and subtracts. Beside them
-take part canaries (``canary_scores``), or one client more in one of two runs with the same noise
+clients send the same vectors in every round, which the auditor knows and subtracts; they are zero
+in every other parameter, so that noise which needs an update is missed there. Beside them take part canaries (``canary_scores``), or one client more in one of two runs with the same noise
 (``paired_replay``). All noise comes from seeds.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ class Replica:
 
     plan: PrivacyPlan
     dim: int
-    optimizer: ServerOptimizer = ServerOptimizer()
+    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     server: Callable[..., Server] = Server
 
     def __post_init__(self) -> None:
@@ -125,6 +125,7 @@ class _Others:
     def __init__(self, replica: Replica) -> None:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(_OTHERS, replica.dim, generator=generator, dtype=torch.float64)
+        drawn[:, ::2] = 0
         drawn *= _SHORTER * replica.plan.clip_norm / drawn.norm(dim=1, keepdim=True)
         self.vectors = drawn.float()
         groups = replica.plan.mechanism.groups
