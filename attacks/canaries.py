@@ -94,6 +94,17 @@ class Canaries:
         entries = signs / np.sqrt(np.bincount(owners, minlength=self.count))[owners]
         return torch.from_numpy(order), torch.from_numpy(entries)
 
+    @cached_property
+    def _in_place(self) -> tuple[NDArray[np.int64], Array]:
+        """Owner and entry of each coordinate; a vector read in its own order is read faster."""
+        order, entries = (tensor.numpy() for tensor in self._supports)
+        start, end = self._part()
+        owners = np.empty(end - start, dtype=np.int64)
+        owners[order - start] = np.arange(end - start) % self.count
+        own = np.empty(end - start)
+        own[order - start] = entries
+        return owners, own
+
     def update(self, j: int, norm: float = 1.0) -> Tensor:
         """Return canary j's update, shape (dim,), float32, of length ``norm``."""
         j = checks.count("j", j, minimum=0, maximum=self.count - 1)
@@ -111,12 +122,11 @@ class Canaries:
         """
         if vector.shape != (self.dim,):
             raise ConfigError(f"vector: shape {tuple(vector.shape)}; must be ({self.dim},).")
-        order, entries = self._supports
-        own = vector.detach().cpu()[order].double() * entries
-        full = len(own) // self.count * self.count
-        sums = own[:full].view(-1, self.count).sum(0)
-        sums[: len(own) - full] += own[full:]
-        return sums
+        owners, entries = self._in_place
+        start, end = self._part()
+        part = vector.detach().cpu().numpy()[start:end]
+        sums = np.bincount(owners, weights=part * entries, minlength=self.count)
+        return torch.from_numpy(sums)
 
 
 def coins(count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
