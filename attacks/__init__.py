@@ -13,6 +13,7 @@ from attacks.bounds import (
     estimate,
     guesses,
     one_run,
+    one_run_gdp,
     pool,
     pooled_t,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "match_batch",
     "observe",
     "one_run",
+    "one_run_gdp",
     "paired",
     "pool",
     "pooled_t",

@@ -8,7 +8,8 @@ All take the scores of m canaries and the coins that decided who took part. Scor
 those who did.
 
     one_run          none              Steinke, Nasr and Jagielski 2023, Theorem 5.2
-    guesses          GDP, independent  one guess per canary; this module
+    one_run_gdp      GDP               Mahloujifar, Melis and Chaudhuri 2024
+    guesses          GDP, independent  one guess per canary; below
     clopper_pearson  GDP, independent  two rates at nine fixed thresholds (Nasr et al. 2023)
     pooled_t         Gaussian scores   difference of means over an upper bound of the deviation
 
@@ -21,11 +22,22 @@ N(mu/2, 1) (Dong, Roth and Su 2022, Theorem 2.10), so that a fair coin is guesse
 probability at most Phi(mu/2), whatever is guessed. Right guesses of independent canaries are then
 at most Binomial(m, Phi(mu/2)), and Clopper and Pearson's lower end p of their rate gives
 mu >= 2 Phi^-1(p). One test of one hypothesis, it beats nine thresholds.
+
+``one_run_gdp``. Let p_i be the probability of i right guesses out of k, about m fair coins. For a
+random canary, "guessed right, and i or more right in all" becomes "guessed wrong, and i - 1 or more
+right in all" when its coin is turned. As the trade-off function is convex, with
+R_i = sum_{l >= i} l/m p_l and H_i = sum_{l >= i} (k - l)/m p_l,
+
+    Phi^-1(R_i) <= Phi^-1(H_{i-1}) + mu.
+
+If c or more right guesses had probability alpha, this forces probability on c - 1, c - 2, ...; a
+total above 1 refutes mu. Guesses may depend on each other in any way.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,12 +48,18 @@ from accounting.checks import ConfigError
 
 Array = NDArray[np.float64]
 NONE = "none"
-GDP = "GDP, independent canaries"
+GDP = "GDP"
+GDP_INDEPENDENT = "GDP, independent canaries"
 GAUSSIAN = "Gaussian scores"
 THRESHOLDS = tuple(np.linspace(-1.0, 3.0, 9).tolist())
 """Where scores are cut unless told otherwise: they are N(0, 1) for those who did not take part."""
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
 """Shares of the canaries about which ``one_run`` guesses."""
+SHARE = 0.15
+"""Share of the canaries about which ``one_run_gdp`` guesses."""
+_NORMAL = NormalDist()
+_MOST = 128.0
+"""Greatest epsilon, or mu, that is tried; no number of canaries proves more."""
 _LEAST_MU = 1e-6
 """A bound below this is 0: floating point cannot tell its epsilon."""
 
@@ -158,30 +176,31 @@ def one_run(
     delta = checks.probability("delta", delta)
     alpha = (1 - checks.probability("confidence", confidence)) / len(_shares(shares))
     m = len(values)
-    order = np.argsort(-values, kind="stable")
-    best = 0.0
-    for share in shares:
-        each = max(1, int(share * m / 2)) if m > 1 else 0
-        guessed = 2 * each
-        right = int(took_part[order[:each]].sum() + (~took_part[order[m - each :]]).sum())
-        best = max(best, _largest_refused(m, guessed, right, delta, alpha))
-    return Bound("one run", NONE, None, best, delta, confidence)
-
-
-def _largest_refused(m: int, guessed: int, right: int, delta: float, alpha: float) -> float:
-    """Return an epsilon that so many right guesses refute, or 0."""
+    found = [_surest(values, took_part, share) for share in shares]
 
     def refuted(epsilon: float) -> bool:
-        return one_run_p_value(m, guessed, right, epsilon, delta) <= alpha
+        return any(one_run_p_value(m, g, right, epsilon, delta) <= alpha for g, right in found)
 
+    return Bound("one run", NONE, None, _largest(refuted), delta, confidence)
+
+
+def _surest(values: Array, took_part: NDArray[np.bool_], share: float) -> tuple[int, int]:
+    """Return how many canaries are guessed, the highest and lowest scores, and how many right."""
+    m = len(values)
+    each = max(1, int(share * m / 2)) if m > 1 else 0
+    order = np.argsort(-values, kind="stable")
+    right = took_part[order[:each]].sum() + (~took_part[order[m - each :]]).sum()
+    return 2 * each, int(right)
+
+
+def _largest(refuted: Callable[[float], bool]) -> float:
+    """Return a number that is refuted, close to the first that is not; 0 if none is."""
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while refuted(high):
+    while refuted(high) and high < _MOST:
         low, high = high, 2 * high
-        if high > 100:  # delta alone allows as many right guesses, or there is no end
-            break
-    for _ in range(50):
+    for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
@@ -200,6 +219,51 @@ def one_run_p_value(m: int, guessed: int, right: int, epsilon: float, delta: flo
     fewer = np.arange(1, right + 1)
     slope = float(np.max((binomial.sf(right - 1 - fewer) - tail) / fewer, initial=0.0))
     return min(1.0, (tail + 2 * m * delta * slope) * (1 + 1e-9))
+
+
+def one_run_gdp(
+    scores: ArrayLike,
+    present: ArrayLike,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    share: float = SHARE,
+) -> Bound:
+    """Return the bound of Mahloujifar, Melis and Chaudhuri 2024, for mu-GDP runs.
+
+    It needs no independence: coins of one canary may move the scores of all.
+
+    Args:
+        scores: (m,), of any distribution.
+        present: (m,), the coins.
+        delta: in (0, 1).
+        confidence: in (0, 1).
+        share: of the canaries to guess about, in (0, 1]; fixed before the scores are seen.
+    """
+    values, took_part = _scored(scores, present)
+    alpha = 1 - checks.probability("confidence", confidence)
+    (share,) = _shares([share])
+    guessed, right = _surest(values, took_part, share)
+    m = len(values)
+    mu = _largest(lambda candidate: _gdp_refuted(m, guessed, right, candidate, alpha))
+    return from_mu("one run, GDP", GDP, mu, delta=delta, confidence=confidence)
+
+
+def _gdp_refuted(m: int, guessed: int, right: int, mu: float, alpha: float) -> bool:
+    """Return whether so many right guesses have probability below alpha in a mu-GDP run."""
+    if not right:
+        return False
+    r = alpha * right / m
+    h = alpha * (guessed - right) / m
+    for i in range(right, 0, -1):
+        least = _NORMAL.cdf(_NORMAL.inv_cdf(min(r, 1 - 2.0**-53)) - mu) * (1 - 1e-12)
+        if not least > h:
+            return False
+        r += (i - 1) * (least - h) / (guessed - i + 1)
+        h = least
+        if r + h > guessed / m * (1 + 1e-12):
+            return True
+    return False
 
 
 def guesses(
@@ -226,7 +290,7 @@ def guesses(
     right = int(((values > threshold) == took_part).sum())
     low = float(stats.beta.ppf(alpha, right, len(values) - right + 1)) if right else 0.0
     mu = 2 * float(stats.norm.ppf(low)) if low > 0.5 else 0.0
-    return from_mu("guesses", GDP, mu, delta=delta, confidence=confidence)
+    return from_mu("guesses", GDP_INDEPENDENT, mu, delta=delta, confidence=confidence)
 
 
 def clopper_pearson(
@@ -254,7 +318,7 @@ def clopper_pearson(
     a = _rate_at_most(false_alarms, len(absent_scores), each)
     b = _rate_at_most(misses, len(present_scores), each)
     mu = float(np.max(np.where((a < 1) & (b < 1), -_quantile(a) - _quantile(b), 0.0)))
-    return from_mu("Clopper-Pearson", GDP, mu, delta=delta, confidence=confidence)
+    return from_mu("Clopper-Pearson", GDP_INDEPENDENT, mu, delta=delta, confidence=confidence)
 
 
 def pooled_t(

@@ -1,0 +1,212 @@
+"""Canaries against dense algebra, brute force over patterns, and the accountant."""
+
+import hashlib
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from accounting import (
+    BinaryTree,
+    BufferedToeplitz,
+    ConfigError,
+    FixedOrder,
+    Independent,
+    Mechanism,
+    Participation,
+    Toeplitz,
+    guarantee,
+)
+from attacks import Canaries, Scorer, coins, round_covariance, view, worst_view
+
+Z = 1.3
+
+
+def mechanisms(n: int) -> list[Mechanism]:
+    return [
+        Independent(n),
+        BinaryTree(n),
+        BinaryTree(n, restart_every=3),
+        BinaryTree(n, estimator="online"),
+        BinaryTree(n, release="prefix"),
+        BufferedToeplitz(n, decay=(0.7, 0.97), scale=(0.3, 0.13)),
+    ]
+
+
+def participations(n: int) -> list[Participation]:
+    limits = [(1, 1), (2, 2), (3, 1), (2, 3), (n, 1)]
+    return [*(Participation(n, k, b) for k, b in limits), FixedOrder(n, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("count", "dim", "within"), [(7, 50, None), (3, 40, (11, 29)), (5, 5, None)]
+)
+def test_directions_are_orthonormal_and_projected_at_once(count, dim, within):
+    canaries = Canaries(4, count, dim, within)
+    directions = torch.stack([canaries.update(j) for j in range(count)]).double()
+    assert torch.allclose(
+        directions @ directions.T, torch.eye(count, dtype=torch.float64), atol=1e-6
+    )
+    assert bool((directions.count_nonzero(0) <= 1).all())  # supports are disjoint
+    start, end = within or (0, dim)
+    assert not directions[:, :start].any()
+    assert not directions[:, end:].any()
+    assert int(directions.count_nonzero()) == end - start
+    vector = torch.randn(dim, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(canaries.project(vector), directions @ vector.double(), atol=1e-6)
+
+
+def test_directions_are_those_of_the_seed():
+    first, other = Canaries(1, 10, 1000), Canaries(2, 10, 1000)
+    assert torch.equal(first.update(3, 0.5), Canaries(1, 10, 1000).update(3, 0.5))
+    assert abs(float(first.update(3) @ other.update(3))) < 0.5
+    assert float(first.update(3, 0.25).norm()) == pytest.approx(0.25)
+    whole = torch.stack([first.update(j) for j in range(10)]).sign().to(torch.int8)
+    # they must stay the same on every machine and in every version: runs last for months
+    digest = hashlib.sha256(whole.numpy().tobytes()).hexdigest()
+    assert digest[:16] == "2da4f5680f07a99d"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"count": 11}, "Use fewer canaries"),
+        ({"count": 4, "within": (3, 6)}, "Use fewer canaries"),
+        ({"within": (5, 11)}, "from 0 to 10"),
+        ({"count": 0}, "count=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"dim": 2.5}, "dim=2.5"),
+    ],
+)
+def test_canaries_that_do_not_fit_are_refused(change, says):
+    with pytest.raises(ConfigError, match=says):
+        Canaries(**({"seed": 0, "count": 2, "dim": 10} | change))
+
+
+def test_vectors_of_another_length_are_refused():
+    canaries = Canaries(0, 2, 10)
+    with pytest.raises(ConfigError, match=r"shape \(9,\)"):
+        canaries.project(torch.zeros(9))
+    with pytest.raises(ConfigError, match="j=2"):
+        canaries.update(2)
+    with pytest.raises(ConfigError, match="norm=nan"):
+        canaries.update(1, float("nan"))
+
+
+def test_coins_are_fair():
+    fallen = coins(10_000, np.random.default_rng(3))
+    assert fallen.dtype == bool
+    assert abs(int(fallen.sum()) - 5000) < 300
+
+
+def most_visible(covariance: np.ndarray, participation: Participation) -> float:
+    gram = np.linalg.inv(covariance)
+    best = 0.0
+    for rounds in participation.patterns():
+        for signs in product((1, -1), repeat=len(rounds) - 1):
+            pattern = np.zeros(len(gram))
+            pattern[list(rounds)] = (1, *signs)
+            best = max(best, float(pattern @ gram @ pattern))
+    return float(np.sqrt(best)) / Z
+
+
+@pytest.mark.parametrize("n", [5, 8])
+def test_the_worst_view_is_that_of_brute_force_and_never_above_the_accountant(n):
+    for mechanism, participation in product(mechanisms(n), participations(n)):
+        covariance = round_covariance(mechanism.decoder())
+        found = worst_view(covariance, participation, Z)
+        assert found.mu == pytest.approx(most_visible(covariance, participation), rel=1e-9)
+        assert found.mu <= guarantee(mechanism, participation, noise_multiplier=Z).mu * (1 + 1e-9)
+        assert found.rounds in set(participation.patterns())
+
+
+@pytest.mark.parametrize("n", [5, 8])
+def test_who_sees_the_last_model_sees_the_most_of_what_its_weights_allow(n):
+    response = np.linspace(1.0, 0.2, n) * (-1) ** np.arange(n)
+    for mechanism, participation in product(mechanisms(n), participations(n)):
+        covariance = round_covariance(mechanism.decoder())
+        found = worst_view(covariance, participation, Z, observer="last", response=response)
+        reach = max(np.abs(response[list(u)]).sum() for u in participation.patterns())
+        deviation = Z * np.sqrt(response @ covariance @ response)
+        assert found.mu == pytest.approx(reach / deviation, rel=1e-9)
+        assert found.mu <= view(covariance, found.pattern, Z).mu * (1 + 1e-9)
+
+
+def test_all_of_a_square_mechanism_and_four_sevenths_of_a_tree_are_visible():
+    n, once = 64, Participation(64)
+    for mechanism in (Toeplitz(n, (1.0, 0.5, 0.25)), mechanisms(n)[-1], Independent(n)):
+        seen = worst_view(round_covariance(mechanism.decoder()), once, Z)
+        assert seen.mu == pytest.approx(guarantee(mechanism, once, noise_multiplier=Z).mu)
+    covariance = round_covariance(BinaryTree(n).decoder())
+    squared = [view(covariance, np.eye(n, dtype=int)[t], 1.0).mu ** 2 for t in range(n)]
+    assert worst_view(covariance, once, 1.0).rounds == (0,)
+    assert max(squared) == pytest.approx(7.0)  # what the accountant says, in the first round
+    assert np.median(squared) == pytest.approx(4.0)
+    assert min(squared) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("observer", ["all", "last"])
+def test_scores_are_normal_with_and_without_the_canary(observer):
+    for mechanism in mechanisms(8):
+        covariance = round_covariance(mechanism.decoder())
+        pattern = np.array([0, 1, 0, 0, -1, 0, 1, 0])
+        seen = view(covariance, pattern, Z, observer=observer)
+        assert Z**2 * seen.weights @ covariance @ seen.weights == pytest.approx(1.0)
+        assert seen.weights @ pattern == pytest.approx(seen.mu)
+        assert seen.mu >= 0
+
+
+def test_the_statistic_is_that_of_prefix_sums_and_no_other_weights_see_more():
+    mechanism = BinaryTree(8)
+    decoder = mechanism.decoder()
+    pattern = np.array([0, 1, 0, 0, 0, 1, 0, 0])
+    seen = view(round_covariance(decoder), pattern, Z)
+    a = np.cumsum(pattern)
+    assert seen.mu == pytest.approx(np.sqrt(a @ np.linalg.solve(decoder @ decoder.T, a)) / Z)
+    covariance = round_covariance(decoder)
+    others = np.random.default_rng(0).standard_normal((1000, 8))
+    power = others @ pattern / np.sqrt(np.einsum("ij,jk,ik->i", others, covariance, others)) / Z
+    assert power.max() < seen.mu
+
+
+def test_views_refuse_what_they_cannot_use():
+    covariance = np.eye(3)
+    with pytest.raises(ConfigError, match="not only 0"):
+        view(covariance, [0, 0, 0], Z)
+    with pytest.raises(ConfigError, match="each of 3 rounds"):
+        view(covariance, [0, 2, 0], Z)
+    with pytest.raises(ConfigError, match="no effect"):
+        view(covariance, [0, 1, 0], Z, response=[1, 1, 1])
+    with pytest.raises(ConfigError, match="3 finite entries"):
+        view(covariance, [0, 1, 0], Z, observer="last", response=[1, np.nan, 1])
+    with pytest.raises(ConfigError, match="observer='some'"):
+        view(covariance, [0, 1, 0], Z, observer="some")
+    with pytest.raises(ConfigError, match="square and finite"):
+        view(np.full((3, 3), np.nan), [0, 1, 0], Z)
+    with pytest.raises(ConfigError, match="rounds=4"):
+        worst_view(covariance, Participation(4), Z)
+
+
+def test_the_scorer_adds_every_round_once_and_in_order():
+    weights = np.array([[1.0, -1.0], [2.0, 0.5]])
+    scorer = Scorer(weights)
+    scorer.add(0, torch.tensor([1.0, 2.0]))
+    with pytest.raises(ConfigError, match="1 of 2 rounds"):
+        scorer.scores()
+    for round_ in (0, 2):
+        with pytest.raises(ConfigError, match="is 1"):
+            scorer.add(round_, torch.ones(2))
+    for bad in (torch.ones(3), torch.tensor([1.0, float("inf")])):
+        with pytest.raises(ConfigError, match="finite and"):
+            scorer.add(1, bad)
+    scorer.add(1, np.array([10.0, 10.0]))
+    assert scorer.scores().tolist() == [21.0, 3.0]
+    with pytest.raises(ConfigError, match="is 2"):
+        scorer.add(2, torch.ones(2))
+    shared = Scorer(weights[:, 0], count=2)
+    for t in range(2):
+        shared.add(t, torch.tensor([1.0, 2.0]))
+    assert shared.scores().tolist() == [3.0, 6.0]
+    with pytest.raises(ConfigError, match="weights"):
+        Scorer(weights[:, 0])

@@ -1,0 +1,146 @@
+"""Paired replay: tight on sound noise, loud on faulty noise, and exact on the real server."""
+
+import numpy as np
+import pytest
+import torch
+
+from accounting import BinaryTree, BufferedToeplitz, ConfigError, Participation, gaussian, guarantee
+from attacks import Canaries, paired, round_covariance, worst_view
+from privpart import ClientUpdate, PrivacyPlan, SeededSource, Server
+
+DELTA = 1e-5
+TREE = BinaryTree(16)
+COVARIANCE = round_covariance(TREE.decoder())
+ROOT = np.linalg.cholesky(COVARIANCE)
+DIM = 4096
+
+
+def noise(seed: int, z: float = 1.0) -> np.ndarray:
+    draws = np.random.default_rng(seed).standard_normal((16, DIM))
+    return z * (ROOT @ draws)
+
+
+def difference(pattern: np.ndarray) -> np.ndarray:
+    return np.outer(pattern, np.eye(DIM)[7])
+
+
+FIRST = difference(np.eye(16)[0])
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0, 10.0])
+def test_sound_noise_gives_the_accountants_epsilon_to_a_percent(epsilon):
+    z = np.sqrt(5.0) / gaussian.mu(epsilon, DELTA)  # the tree's squared sensitivity is 5
+    found = paired(FIRST, noise(1, z), COVARIANCE, delta=DELTA)
+    assert found.faults == ()
+    assert found.signal == pytest.approx(np.sqrt(5.0))
+    assert found.sigma < found.sigma_high
+    assert found.draws == 16 * DIM
+    assert 0.985 * epsilon < found.bound.epsilon < epsilon
+
+
+def test_the_bound_of_sound_noise_is_above_the_truth_in_at_most_5_percent():
+    rng = np.random.default_rng(2)
+    truth = np.sqrt(5.0)
+    small = [
+        paired(FIRST[:, :64], ROOT @ rng.standard_normal((16, 64)), COVARIANCE, delta=DELTA)
+        for _ in range(400)
+    ]
+    above = sum(r.bound.mu > truth for r in small)
+    assert 2 <= above <= 43  # 400 trials at 5 %: outside once in a million
+    assert not any(r.faults for r in small)
+
+
+def test_two_percent_less_noise_are_seen():
+    found = paired(FIRST, noise(3, 0.98), COVARIANCE, delta=DELTA)
+    assert found.bound.mu > np.sqrt(5.0)
+    assert found.faults == ()  # less noise everywhere is a bound too high, not a fault
+
+
+def broken(kind: str) -> np.ndarray:
+    residual = noise(4)
+    if kind == "reused":  # round 9 repeats the fresh draws of round 3
+        draws = np.random.default_rng(4).standard_normal((16, DIM))
+        draws[9] = draws[3]
+        return ROOT @ draws
+    if kind == "weak round":
+        draws = np.random.default_rng(4).standard_normal((16, DIM))
+        draws[5] *= 0.8
+        return ROOT @ draws
+    if kind == "independent":  # of the right variance on average, without the tree's correlations
+        return np.random.default_rng(4).standard_normal((16, DIM)) * 1.4
+    if kind == "selected":  # parameter 100 gets none
+        residual[:, 100] = 0.0
+    return residual
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("reused", "rounds 3 and 9"),
+        ("weak round", "round 5"),
+        ("independent", "apart"),
+        ("selected", "missing"),
+    ],
+)
+def test_noise_that_is_not_the_mechanisms_is_named(kind, says):
+    found = paired(FIRST, broken(kind), COVARIANCE, delta=DELTA)
+    assert any(says in fault for fault in found.faults)
+
+
+def test_what_cannot_be_replayed_is_refused():
+    with pytest.raises(ConfigError, match="do not differ"):
+        paired(0 * FIRST, noise(1), COVARIANCE, delta=DELTA)
+    with pytest.raises(ConfigError, match="no noise"):
+        paired(FIRST, 0 * FIRST, COVARIANCE, delta=DELTA)
+    with pytest.raises(ConfigError, match="not finite"):
+        paired(FIRST, noise(1) * np.nan, COVARIANCE, delta=DELTA)
+    with pytest.raises(ConfigError, match="row for each"):
+        paired(FIRST[:9], noise(1), COVARIANCE, delta=DELTA)
+    with pytest.raises(ConfigError, match="that of the residual"):
+        paired(FIRST[:, :9], noise(1), COVARIANCE, delta=DELTA)
+    with pytest.raises(ConfigError, match="positive definite"):
+        paired(FIRST, noise(1), -COVARIANCE, delta=DELTA)
+
+
+def rounds_sums(mechanism, z, present, updates, canary):
+    """Return the noised sums of the real server, in clip norms, from its released models."""
+    clip_norm, n = 0.5, mechanism.rounds
+    plan = PrivacyPlan(
+        mechanism=mechanism,
+        participation=Participation(n),
+        clip_norm=clip_norm,
+        noise_multiplier=z,
+        report_goal=1,
+    )
+    server = Server(plan, torch.zeros(DIM), source=SeededSource(5))
+    released = [server.parameters.double()]
+    for t in range(n):
+        sent = [*updates[t], *([canary] if present and t == 0 else [])]
+        server.run_round(
+            ClientUpdate(100 * t + i, update, t, plan.hash) for i, update in enumerate(sent)
+        )
+        released.append(server.parameters.double())
+    return torch.stack(released).diff(dim=0) / clip_norm
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [BinaryTree(8), BufferedToeplitz(8, decay=(0.7, 0.97), scale=(0.3, 0.13))],
+    ids=["tree", "blt"],
+)
+def test_the_real_server_shows_what_the_accountant_says(mechanism):
+    z, n = 2.0, 8
+    covariance = round_covariance(mechanism.decoder())
+    worst = worst_view(covariance, Participation(n), z)
+    assert worst.rounds == (0,)
+    rng = torch.Generator().manual_seed(6)
+    updates = [[0.1 * torch.randn(DIM, generator=rng) for _ in range(2)] for _ in range(n)]
+    clipped = torch.stack([sum(u * min(1, 0.5 / float(u.norm())) for u in own) for own in updates])
+    canary = Canaries(0, 1, DIM).update(0, 0.5)
+    alone, joined = (rounds_sums(mechanism, z, p, updates, canary) for p in (False, True))
+    found = paired(joined - alone, alone - clipped / 0.5, covariance, delta=DELTA)
+    truth = guarantee(mechanism, Participation(n), noise_multiplier=z)
+    assert found.faults == ()
+    assert found.signal == pytest.approx(worst.mu * z, rel=1e-3)
+    assert found.sigma == pytest.approx(z, rel=0.02)
+    assert 0.97 * truth.mu < found.bound.mu <= truth.mu
