@@ -93,7 +93,7 @@ class PlantedCanaries:
         )
         self.present = _coins(self.count, key) if present is None else present
         self._ids = [f"canary-{j}" for j in range(self.count)]
-        self._numbers = {client: j for j, client in enumerate(self._ids)}
+        self._numbers: dict[int | str, int] = {client: j for j, client in enumerate(self._ids)}
 
     def clients(self, round_: int) -> Sequence[str]:
         """Return the ids of the canaries that take part in a round."""
@@ -105,7 +105,7 @@ class PlantedCanaries:
             if self.present[j]
         ]
 
-    def update(self, client: str, round_: int, clip_norm: float) -> Tensor:
+    def update(self, client: int | str, round_: int, clip_norm: float) -> Tensor:
         """Return a canary's update, shape (c,) for the c active parameters, float32."""
         part, j = self._own(client)
         sign = self._sign(part, round_)
@@ -168,7 +168,7 @@ class PlantedCanaries:
             found.append(scorer.scores())
         return np.concatenate(found)
 
-    def _own(self, client: str) -> tuple[_Part, int]:
+    def _own(self, client: int | str) -> tuple[_Part, int]:
         j = self._numbers[client]
         part = [part for part in self._parts if part.first <= j][-1]
         return part, j - part.first

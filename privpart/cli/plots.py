@@ -332,7 +332,7 @@ def draw_scores(
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
     low, high = float(scores.min()), float(scores.max())
-    bins = np.linspace(low, high if high > low else low + 1, 41)
+    bins = np.linspace(low, high if high > low else low + 1, 41).tolist()
     at = np.linspace(min(low, -3.0), max(high, mu + 3.0), 300)
     for chosen, name, colour, centre in (
         (~present, "absent", "#1f6f8b", 0.0),

@@ -49,7 +49,7 @@ from privpart.run.canaries import (
     write_canary_key,
 )
 from privpart.run.files import write_durably
-from privpart.run.folder import RunFolder, StorageError, holds_a_run
+from privpart.run.folder import RunFolder, holds_a_run
 from privpart.run.fork import fork
 from privpart.run.ledger import Ledger
 from privpart.run.report import RunReport, run_report
@@ -472,14 +472,7 @@ def finish(
 
     def commit(server: Server, counts: RoundCounts) -> None:
         if log is not None and planted is not None:
-            try:
-                log.append(planted.project(server.parameters))
-            except OSError as error:
-                raise StorageError(
-                    f"what round {run.rounds} says about the canaries could not be saved in "
-                    f"{run.path}: {error}. Nothing of the round was released; free some space, and "
-                    "resume."
-                ) from None
+            log.append(planted.project(server.parameters))
         run.commit(server, counts)
 
     with ExitStack() as open_:

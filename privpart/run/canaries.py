@@ -23,6 +23,7 @@ from torch import Tensor
 
 from accounting.checks import ConfigError
 from privpart.run.files import flush_directory, write_durably
+from privpart.run.folder import StorageError
 
 FACT = "canaries"
 _KEY = "canary-key"
@@ -101,14 +102,24 @@ class ReleaseLog:
             self.append(current)
 
     def append(self, products: Tensor) -> None:
-        """Add the row of a model before it is committed; it is on the disk when this returns."""
+        """Add the row of a model before it is committed; it is on the disk when this returns.
+
+        Raises:
+            StorageError: the disk refused.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        handle = os.open(self._path, flags, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(products.numpy().astype("<f8").tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        flush_directory(self._path.parent)
+        try:
+            handle = os.open(self._path, flags, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(products.numpy().astype("<f8").tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            flush_directory(self._path.parent)
+        except OSError as error:
+            raise StorageError(
+                f"{self._path}: what a round says about the canaries could not be saved: {error}. "
+                "Nothing of the round was released; free some space, and resume."
+            ) from None
 
 
 def read_releases(folder: Path, count: int, rounds: int) -> NDArray[np.float64]:

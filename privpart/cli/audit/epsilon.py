@@ -124,7 +124,7 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
     """Audit a finished run by its canaries. Its folder is only read, and no code of it is run."""
     from attacks.planted import canary_clients
     from privpart.cli.audit.replica import Scored
-    from privpart.cli.audit.verdict import EpsilonAudit
+    from privpart.cli.audit.verdict import judged
     from privpart.experiment.train import kept_plan
     from privpart.plan import PrivacyPlan
     from privpart.run.canaries import read_canary_key, read_releases
@@ -177,12 +177,12 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
         "other_clients": "unknown to the auditor: what they add widens the scores",
         "noise": "secret" if facts["seed"] is None else "seeded: a simulation",
     }
-    return EpsilonAudit(
+    return judged(
         about,
         promised.guarantee(),
-        facts["delta"],
-        confidence,
-        Scored(scores, planted.present, mu),
+        delta=facts["delta"],
+        confidence=confidence,
+        scored=Scored(scores, planted.present, mu),
     )
 
 
@@ -202,7 +202,7 @@ def _of_plan(
 ) -> "EpsilonAudit":
     """Audit a replica of a plan's server."""
     from privpart.cli.audit.replica import canary_scores, paired_replay
-    from privpart.cli.audit.verdict import EpsilonAudit
+    from privpart.cli.audit.verdict import judged
     from privpart.experiment.plan_file import read
 
     table = read(path)
@@ -233,7 +233,14 @@ def _of_plan(
         "seed": seed,
         "server_optimizer": replica.optimizer.kind,
     }
-    return EpsilonAudit(about, replica.plan.guarantee(), delta, confidence, scored, tuple(replays))
+    return judged(
+        about,
+        replica.plan.guarantee(),
+        delta=delta,
+        confidence=confidence,
+        scored=scored,
+        replays=replays,
+    )
 
 
 def _replica(plan: "PlanFile", path: Path) -> "tuple[Replica, int]":
@@ -293,7 +300,7 @@ def _write(found: "EpsilonAudit", folder: Path, form: Format) -> None:
 def _show(found: "EpsilonAudit") -> None:
     """Print the audit as text."""
     about = found.about
-    lines = [("verdict", found.verdict), *(("", reason) for reason in found.reasons())]
+    lines = [("verdict", found.verdict), *(("", reason) for reason in found.reasons)]
     lines.append(("accountant", f"epsilon {found.epsilon:.4f}, mu {found.claimed.mu:.4f}"))
     lines.append(("delta", f"{found.delta:g}"))
     scored = found.scored
@@ -322,7 +329,7 @@ def _show(found: "EpsilonAudit") -> None:
                 f"{about['parameters_of_replica']:,} of {about['parameters']:,} parameters",
             )
         )
-    lines += [("bound", str(bound)) for bound in found.bounds()]
+    lines += [("bound", str(bound)) for bound in found.bounds]
     lines.append(("measured", found.measured()))
     for name, value in lines:
         typer.echo(f"  {name:<11} {value}")

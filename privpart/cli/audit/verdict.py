@@ -21,50 +21,43 @@ from privpart.run.canaries import AUDIT_SCHEMA
 
 SURE = 0.9999
 """Confidence of a VIOLATION."""
+_HEADLINE = "pooled t"
+"""Method of the sentence in a run's report: fixed, since the best of several proves less."""
 
 Verdict = Literal["consistent", "VIOLATION"]
 
 
 @dataclass(frozen=True, slots=True)
 class EpsilonAudit:
-    """What an audit found.
+    """What an audit found; ``judged`` makes it.
 
     Attributes:
         about: what was audited, ready for JSON.
         claimed: the accountant's guarantee, without that of an earlier run.
         delta: at which every epsilon is stated.
-        confidence: of the bounds.
         scored: the canaries; None if only a replay was made.
         replays: paired replays, one per group of parameters.
+        bounds: each at the audit's confidence on its own.
+        reasons: what contradicts the accountant or the mechanism, a sentence each.
     """
 
     about: dict[str, Any]
     claimed: Guarantee
     delta: float
-    confidence: float
     scored: Scored | None
-    replays: tuple[Replay, ...] = ()
+    replays: tuple[Replay, ...]
+    bounds: tuple[Bound, ...]
+    reasons: tuple[str, ...]
 
     @property
     def epsilon(self) -> float:
         """The accountant's epsilon."""
         return self.claimed.epsilon(self.delta)
 
-    def bounds(self) -> tuple[Bound, ...]:
-        """Return the bounds at the audit's confidence, each on its own."""
-        return self._bounds(self.confidence)
-
-    def reasons(self) -> tuple[str, ...]:
-        """Return what contradicts the accountant or the mechanism, a sentence each."""
-        share = (1 - SURE) / max(1, 4 * (self.scored is not None) + len(self.replays))
-        above = [b for b in self._bounds(1 - share) if b.epsilon > self.epsilon]
-        found = [f"{b}; the accountant says {self.epsilon:.4g}." for b in above]
-        return (*found, *dict.fromkeys(f for replay in self.replays for f in replay.faults))
-
     @property
     def verdict(self) -> Verdict:
         """Whether a bound passes the accountant's epsilon, or the noise is not the mechanism's."""
-        return "VIOLATION" if self.reasons() else "consistent"
+        return "VIOLATION" if self.reasons else "consistent"
 
     @property
     def visible(self) -> float | None:
@@ -72,15 +65,14 @@ class EpsilonAudit:
         return None if self.scored is None else self.scored.mu / self.claimed.mu
 
     def measured(self) -> str:
-        """Return the sentence for a run's report; its method is fixed, not the best of several."""
-        found = self.bounds()
-        chosen = found[-1] if self.replays else next(b for b in found if b.method == "pooled t")
+        """Return the sentence for a run's report."""
+        found = {bound.method: bound for bound in self.bounds}
+        chosen = self.bounds[-1] if self.replays else found[_HEADLINE]
         least = math.floor(chosen.epsilon * 1000) / 1000
         return f"epsilon at least {least:.3f} ({chosen.method}, {100 * chosen.confidence:g} %)"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the audit as plain values under a schema name, ready for JSON."""
-        scored = self.scored
         values: dict[str, Any] = {
             "schema": AUDIT_SCHEMA,
             **self.about,
@@ -88,38 +80,72 @@ class EpsilonAudit:
             "accountant": {"epsilon": self.epsilon, "mu": self.claimed.mu},
             "verdict": self.verdict,
             "verdict_confidence": SURE,
-            "reasons": list(self.reasons()),
+            "reasons": list(self.reasons),
             "measured": self.measured(),
-            "bounds": [asdict(bound) for bound in self.bounds()],
+            "bounds": [asdict(bound) for bound in self.bounds],
             "replays": [asdict(replay) for replay in self.replays],
         }
-        if scored is None:
+        if self.scored is None:
             return values
-        plain = bounds.estimate(scored.scores, scored.present, delta=self.delta)
+        scores, present = self.scored.scores, self.scored.present
+        plain = bounds.estimate(scores, present, delta=self.delta)
         return values | {
             "canaries": {
-                "count": len(scored.scores),
-                "present": int(scored.present.sum()),
-                "visible_mu": scored.mu,
+                "count": len(scores),
+                "present": int(present.sum()),
+                "visible_mu": self.scored.mu,
                 "visible_share": self.visible,
             },
             "estimate_not_a_bound": asdict(plain),
         }
 
-    def _bounds(self, confidence: float) -> tuple[Bound, ...]:
-        found = () if self.scored is None else _of_scores(self.scored, self.delta, confidence)
-        worst = [_of_replay(replay, self.delta, confidence) for replay in self.replays]
-        best = max(worst, key=lambda bound: bound.epsilon, default=None)
-        return (*found, *(() if best is None else (best,)))
+
+def judged(
+    about: dict[str, Any],
+    claimed: Guarantee,
+    *,
+    delta: float,
+    confidence: float,
+    scored: Scored | None = None,
+    replays: Sequence[Replay] = (),
+) -> EpsilonAudit:
+    """Return an audit with its bounds and verdict.
+
+    Args:
+        about: what was audited, ready for JSON.
+        claimed: the accountant's guarantee.
+        delta: in (0, 1).
+        confidence: of each bound, in (0, 1).
+        scored: the canaries.
+        replays: paired replays, one per group of parameters; their errors are shared.
+    """
+    found = _bounds(scored, replays, delta, confidence)
+    sure = 1 - (1 - SURE) / max(1, len(found))
+    said = claimed.epsilon(delta)
+    above = [b for b in _bounds(scored, replays, delta, sure) if b.epsilon > said]
+    reasons = [f"{bound}; the accountant says {said:.4g}." for bound in above]
+    faults = dict.fromkeys(fault for replay in replays for fault in replay.faults)
+    return EpsilonAudit(about, claimed, delta, scored, tuple(replays), found, (*reasons, *faults))
+
+
+def _bounds(
+    scored: Scored | None, replays: Sequence[Replay], delta: float, confidence: float
+) -> tuple[Bound, ...]:
+    each = 1 - (1 - confidence) / max(1, len(replays))
+    replayed = [_of_replay(replay, delta, each) for replay in replays]
+    best = sorted(replayed, key=lambda bound: -bound.epsilon)[:1]
+    return (*(() if scored is None else _of_scores(scored, delta, confidence)), *best)
 
 
 def _of_scores(scored: Scored, delta: float, confidence: float) -> Sequence[Bound]:
     scores, present = scored.scores, scored.present
+    at: Any = {"delta": delta, "confidence": confidence}
     return (
-        bounds.one_run(scores, present, delta=delta, confidence=confidence),
-        bounds.clopper_pearson(scores, present, delta=delta, confidence=confidence),
-        bounds.guesses(scores, present, delta=delta, claimed_mu=scored.mu, confidence=confidence),
-        bounds.pooled_t(scores, present, delta=delta, confidence=confidence),
+        bounds.one_run(scores, present, **at),
+        bounds.one_run_gdp(scores, present, **at),
+        bounds.clopper_pearson(scores, present, **at),
+        bounds.guesses(scores, present, claimed_mu=scored.mu, **at),
+        bounds.pooled_t(scores, present, **at),
     )
 
 
