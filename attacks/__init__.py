@@ -17,7 +17,16 @@ from attacks.bounds import (
     pool,
     pooled_t,
 )
-from attacks.canaries import Canaries, Scorer, View, coins, round_covariance, view, worst_view
+from attacks.canaries import (
+    Canaries,
+    Scorer,
+    View,
+    coins,
+    drifting_view,
+    round_covariance,
+    view,
+    worst_view,
+)
 from attacks.cosine import cosine_tv
 from attacks.defences import DefencePoint, defences
 from attacks.features import dense_then_invert
@@ -51,6 +60,7 @@ __all__ = [
     "defences",
     "dense_then_invert",
     "dlg",
+    "drifting_view",
     "estimate",
     "feature_error",
     "from_arrays",

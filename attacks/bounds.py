@@ -42,6 +42,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+from scipy.special import bdtrc
 
 from accounting import Guarantee, checks
 from accounting.checks import ConfigError
@@ -214,10 +215,9 @@ def one_run_p_value(m: int, guessed: int, right: int, epsilon: float, delta: flo
     if not right:
         return 1.0
     q = 1 / (1 + math.exp(-epsilon))
-    binomial = stats.binom(guessed, q)
-    tail = float(binomial.sf(right - 1))
-    fewer = np.arange(1, right + 1)
-    slope = float(np.max((binomial.sf(right - 1 - fewer) - tail) / fewer, initial=0.0))
+    above = bdtrc(np.arange(right - 1, -2, -1), guessed, q)  # right or more, one fewer, ...
+    tail = float(above[0])
+    slope = float(np.max((above[1:] - tail) / np.arange(1, right + 1)))
     return min(1.0, (tail + 2 * m * delta * slope) * (1 + 1e-9))
 
 

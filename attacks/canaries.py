@@ -35,6 +35,8 @@ from accounting.checks import ConfigError
 Array = NDArray[np.float64]
 Observer = Literal["all", "last"]
 """Who looks: at every released model, or at the last one only."""
+_EDGE = 1.1
+"""Times the largest variance of noise that a finite sample is expected to show."""
 _MOST_STARTS = 256
 """Rounds from which ``worst_view`` begins its search."""
 
@@ -250,6 +252,53 @@ def worst_view(
     found = [_climb(gram, int(start), participation) for start in starts]
     best = max(found, key=lambda p: float(p @ gram @ p))
     return view(covariance, best, noise_multiplier)
+
+
+def drifting_view(
+    covariance: Array,
+    pattern: Sequence[int] | NDArray[np.int64],
+    noise_multiplier: float,
+    unsent: Tensor | Array,
+) -> View:
+    """Return a view that also allows for what the other clients add to every direction.
+
+    They push the model the same way in many rounds, and the best weights against noise alone add
+    that up. Directions that nobody sends show it: the principal components of their whitened
+    projections that noise does not explain (above Marchenko and Pastur's edge) count less. The
+    weights depend on no canary and no coin. Only for who sees all models.
+
+    Args:
+        covariance: see ``view``.
+        pattern: see ``view``.
+        noise_multiplier: see ``view``.
+        unsent: projections of the rounds' noised sums, in units of the clip norm, on directions
+            that no client sends: shape (n, r), r >= 2 n to tell drift from noise. Take them from
+            the same ``Canaries``, which then have r more, without a coin.
+
+    Raises:
+        ConfigError: a value out of range, or too few directions.
+    """
+    plain = view(covariance, pattern, noise_multiplier)
+    seen = np.asarray(unsent, dtype=np.float64)
+    n = len(plain.pattern)
+    if seen.ndim != 2 or len(seen) != n or seen.shape[1] < 2 * n or not np.isfinite(seen).all():
+        raise ConfigError(
+            f"unsent: shape {seen.shape}; must be finite, ({n}, directions), with at least "
+            f"{2 * n} directions."
+        )
+    root = np.linalg.cholesky(covariance) * noise_multiplier
+    white = np.linalg.solve(root, seen)
+    sent = np.linalg.solve(root, plain.pattern.astype(np.float64))
+    variances, shapes = np.linalg.eigh(white @ white.T / seen.shape[1])
+    loud = variances > (1 + np.sqrt(n / seen.shape[1])) ** 2 * _EDGE
+    drift, shapes = variances[loud] - 1, shapes[:, loud]
+    best = sent - shapes @ (drift / (1 + drift) * (shapes.T @ sent))
+    deviation = np.sqrt(best @ best + drift @ (shapes.T @ best) ** 2)
+    return View(
+        plain.pattern,
+        float(best @ sent / deviation),
+        np.linalg.solve(root.T, best) / deviation,
+    )
 
 
 def _climb(gram: Array, start: int, participation: Participation) -> NDArray[np.int64]:

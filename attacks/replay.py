@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.linalg import cholesky, solve_triangular
+from scipy.special import fdtr, fdtrc
 from torch import Tensor
 
 from accounting import checks
@@ -200,8 +201,8 @@ def _uneven(squares: Array, dim: int, alpha: float) -> list[str]:
     rounds = len(squares)
     others = (squares.sum() - squares) / ((rounds - 1) * dim)
     ratio = squares / dim / np.maximum(others, 1e-300)
-    f = stats.f(dim, (rounds - 1) * dim)
-    p = 2 * np.minimum(f.cdf(ratio), f.sf(ratio))
+    freedom = dim, (rounds - 1) * dim
+    p = 2 * np.minimum(fdtr(*freedom, ratio), fdtrc(*freedom, ratio))
     t = int(p.argmin())
     if not p[t] < alpha:
         return []

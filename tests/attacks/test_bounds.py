@@ -128,13 +128,13 @@ def test_dependent_canaries_break_the_bounds_that_say_so_and_not_the_others():
 
 
 def test_scores_that_are_not_gaussian_break_pooled_t_and_not_the_others():
-    """A squashed Gaussian: 2-GDP as before, but its means are 2.5 standard deviations apart."""
+    """A squashed Gaussian: 2-GDP as before, but its means are 2.2 standard deviations apart."""
     rng = np.random.default_rng(15)
-    samples = [scored(2.0, 1000, rng) for _ in range(40)]
+    samples = [scored(2.0, 5000, rng) for _ in range(20)]
     squashed = [(np.tanh(scores - 1.0), present) for scores, present in samples]
-    assert sum(pooled_t(*s, delta=DELTA).mu > 2.0 for s in squashed) > 30
+    assert sum(pooled_t(*s, delta=DELTA).mu > 2.0 for s in squashed) > 15
     for bound in (one_run_gdp, partial(guesses, claimed_mu=0.0), clopper_pearson):
-        assert sum(bound(*s, delta=DELTA).mu > 2.0 for s in squashed) <= 8
+        assert sum(bound(*s, delta=DELTA).mu > 2.0 for s in squashed) <= 5
 
 
 @pytest.mark.parametrize("bound", [one_run, *GDP], ids=["one_run", *NAMES])

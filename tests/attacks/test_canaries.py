@@ -18,7 +18,15 @@ from accounting import (
     Toeplitz,
     guarantee,
 )
-from attacks import Canaries, Scorer, coins, round_covariance, view, worst_view
+from attacks import (
+    Canaries,
+    Scorer,
+    coins,
+    drifting_view,
+    round_covariance,
+    view,
+    worst_view,
+)
 
 Z = 1.3
 
@@ -168,6 +176,34 @@ def test_the_statistic_is_that_of_prefix_sums_and_no_other_weights_see_more():
     others = np.random.default_rng(0).standard_normal((1000, 8))
     power = others @ pattern / np.sqrt(np.einsum("ij,jk,ik->i", others, covariance, others)) / Z
     assert power.max() < seen.mu
+
+
+def projections(strength: float, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Projections of 32 noised sums with a steady push, and the covariance of their noise."""
+    covariance = round_covariance(BinaryTree(32).decoder())
+    rng = np.random.default_rng(seed)
+    noise = Z * np.linalg.cholesky(covariance) @ rng.standard_normal((32, count))
+    return noise + strength * rng.standard_normal(count), covariance
+
+
+def test_drift_of_the_others_is_learned_from_directions_that_nobody_sends():
+    first = np.eye(32, dtype=int)[0]
+    unsent, covariance = projections(0.5, 500, seed=1)
+    absent, _ = projections(0.5, 4000, seed=2)
+    plain, quiet = view(covariance, first, Z), drifting_view(covariance, first, Z, unsent)
+    assert (plain.weights @ absent).std() > 1.5  # instead of 1: a bound would be far too low
+    assert (quiet.weights @ absent).std() == pytest.approx(1.0, abs=0.07)
+    assert quiet.weights @ first == pytest.approx(quiet.mu)
+    assert 0.7 * plain.mu < quiet.mu < plain.mu
+
+
+def test_without_drift_nothing_is_given_away():
+    first = np.eye(32, dtype=int)[0]
+    unsent, covariance = projections(0.0, 500, seed=3)
+    quiet = drifting_view(covariance, first, Z, unsent)
+    assert quiet.weights == pytest.approx(view(covariance, first, Z).weights)
+    with pytest.raises(ConfigError, match="at least 64"):
+        drifting_view(covariance, first, Z, unsent[:, :63])
 
 
 def test_views_refuse_what_they_cannot_use():
