@@ -12,6 +12,9 @@ direction in clip norms, which ``attacks.canaries`` weights.
 
 Canaries send more than the clip norm, so that a server that does not clip is seen. Where groups of
 parameters take turns, directions are spread over the groups and lie inside one group each.
+
+In a real run the auditor does not know what the other clients send. Spare directions, which nobody
+sends, show how they drift, and the weights allow for it (``attacks.canaries.drifting_view``).
 """
 
 import hashlib
@@ -25,12 +28,23 @@ from torch import Tensor
 
 from accounting import Mechanism, Participation, checks
 from accounting.checks import ConfigError
-from attacks.canaries import Canaries, Observer, Scorer, View, round_covariance, worst_view
+from attacks.canaries import (
+    Canaries,
+    Observer,
+    Scorer,
+    View,
+    drifting_view,
+    round_covariance,
+    worst_view,
+)
 
 Array = NDArray[np.float64]
 _LENGTH = 4.0
 """Length of an update before the server clips it, in clip norms."""
 _MOST_ROUNDS = 4096
+_SPARE = 4
+"""Spare directions per round, if there is room for them."""
+_LEAST_SPARE = 2
 
 
 @dataclass(frozen=True)
@@ -38,10 +52,25 @@ class _Part:
     """The canaries of one group of parameters; there is one part if there are no groups."""
 
     first: int  # number of its first canary
+    count: int  # of its canaries; the directions after them are spare
+    columns: slice  # of all products
     canaries: Canaries
     rounds: tuple[int, ...]  # in which it trains
+    covariance: Array  # of the noise of its rounds' sums
     view: View  # at noise multiplier 1
-    group: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the released models say about the canaries.
+
+    Attributes:
+        scores: N(0, 1) for who was absent, N(mu, 1) for who took part, (count,).
+        mu: what the observer sees of the accountant's mu, per canary, (count,).
+    """
+
+    scores: Array
+    mu: Array
 
 
 class PlantedCanaries:
@@ -57,9 +86,12 @@ class PlantedCanaries:
         momentum: of the server's SGD, in [0, 1).
         key: 32 bytes, secret until the end, from which the coins come.
         present: which canaries take part, in place of coins; for paired replay.
+        spare: whether to add directions that nobody sends; for runs whose other clients are
+            unknown, and for who sees all models.
 
     Attributes:
         present: which canaries take part, (count,).
+        width: number of directions, spare ones included.
 
     Raises:
         ConfigError: a value out of range, or more canaries than parameters.
@@ -77,6 +109,7 @@ class PlantedCanaries:
         momentum: float = 0.0,
         key: bytes = b"",
         present: NDArray[np.bool_] | None = None,
+        spare: bool = False,
     ) -> None:
         self.count = checks.count("count", count)
         self.dim = checks.count("dim", dim)
@@ -88,9 +121,11 @@ class PlantedCanaries:
             )
         self._schedule = None if mechanism.groups is None else mechanism.groups.schedule
         self._sizes = (dim,) if mechanism.groups is None else tuple(mechanism.groups.sizes)
+        spared = _SPARE if spare and observer == "all" else 0
         self._parts = _parts(
-            mechanism, participation, self._sizes, self.count, seed, observer, momentum
+            mechanism, participation, self._sizes, self.count, spared, seed, observer, momentum
         )
+        self.width = self._parts[-1].columns.stop
         self.present = _coins(self.count, key) if present is None else present
         self._ids = [f"canary-{j}" for j in range(self.count)]
         self._numbers: dict[int | str, int] = {client: j for j, client in enumerate(self._ids)}
@@ -101,7 +136,7 @@ class PlantedCanaries:
             self._ids[j]
             for part in self._parts
             if self._sign(part, round_)
-            for j in range(part.first, part.first + part.canaries.count)
+            for j in range(part.first, part.first + part.count)
             if self.present[j]
         ]
 
@@ -115,24 +150,18 @@ class PlantedCanaries:
         return self._active(whole if sign > 0 else -whole, round_)
 
     def project(self, parameters: Tensor) -> Tensor:
-        """Return the products of a vector (d,) with all directions: (count,), float64."""
+        """Return the products of a vector (d,) with all directions: (width,), float64."""
         return torch.cat([part.canaries.project(parameters) for part in self._parts])
-
-    def mu(self, noise_multiplier: float) -> Array:
-        """Return what the observer sees of the accountant's mu, per canary, shape (count,)."""
-        z = checks.positive("noise_multiplier", noise_multiplier)
-        each = [np.full(part.canaries.count, part.view.mu / z) for part in self._parts]
-        return np.concatenate(each)
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Return the rounds of each canary by its id: none if it is absent."""
         return {
             self._ids[j]: tuple(part.rounds[t] for t in part.view.rounds) * bool(self.present[j])
             for part in self._parts
-            for j in range(part.first, part.first + part.canaries.count)
+            for j in range(part.first, part.first + part.count)
         }
 
-    def scores(
+    def seen(
         self,
         releases: Array,
         *,
@@ -141,32 +170,37 @@ class PlantedCanaries:
         report_goal: int,
         learning_rate: float,
         known: Array | None = None,
-    ) -> Array:
-        """Return a score per canary: N(0, 1) if it was absent, N(mu, 1) if it took part.
+    ) -> Seen:
+        """Return what the released models say about the canaries.
 
         Args:
-            releases: products of the start and of every released model, shape (n + 1, count).
+            releases: products of the start and of every released model, shape (n + 1, width).
             noise_multiplier: that of the run's updates, > 0.
             clip_norm: bound on one client's update.
             report_goal: the public divisor.
             learning_rate: of the server's SGD.
             known: products of the sum of all other clients' updates of each round, in clip norms,
-                shape (n, count), if the auditor knows them; None if not, which widens the scores.
+                shape (n, width), if the auditor knows them; None if not.
         """
         z = checks.positive("noise_multiplier", noise_multiplier)
-        found = []
+        scores = []
+        mu = []
         for part in self._parts:
-            own = slice(part.first, part.first + part.canaries.count)
             sums = sums_of_releases(
-                releases[:, own], part.rounds, learning_rate=learning_rate, momentum=self.momentum
+                releases[:, part.columns],
+                part.rounds,
+                learning_rate=learning_rate,
+                momentum=self.momentum,
             ) * (report_goal / clip_norm)
             if known is not None:
-                sums = sums - known[list(part.rounds), own]
-            scorer = Scorer(part.view.weights / z, part.canaries.count)
+                sums = sums - known[list(part.rounds), part.columns]
+            visible, weights = _visible(part, sums, z)
+            scorer = Scorer(weights, part.count)
             for t, row in enumerate(sums):
-                scorer.add(t, row)
-            found.append(scorer.scores())
-        return np.concatenate(found)
+                scorer.add(t, row[: part.count])
+            scores.append(scorer.scores())
+            mu.append(np.full(part.count, visible))
+        return Seen(np.concatenate(scores), np.concatenate(mu))
 
     def _own(self, client: int | str) -> tuple[_Part, int]:
         j = self._numbers[client]
@@ -204,6 +238,7 @@ def canary_clients(
         observer=observer,
         momentum=momentum,
         key=key,
+        spare=True,
     )
 
 
@@ -230,11 +265,21 @@ def response_of_last(rounds: int, momentum: float) -> Array:
     return np.cumsum(momentum ** np.arange(rounds, dtype=np.float64))[::-1].copy()
 
 
+def _visible(part: _Part, sums: Array, noise_multiplier: float) -> tuple[float, Array]:
+    """Return mu and the weights of the rounds: those against drift, if there are directions."""
+    if part.canaries.count == part.count:
+        return part.view.mu / noise_multiplier, part.view.weights / noise_multiplier
+    unsent = sums[:, part.count :]
+    seen = drifting_view(part.covariance, part.view.pattern, noise_multiplier, unsent)
+    return seen.mu, seen.weights
+
+
 def _parts(
     mechanism: Mechanism,
     participation: Participation,
     sizes: Sequence[int],
     count: int,
+    spared: int,
     seed: int,
     observer: Observer,
     momentum: float,
@@ -244,22 +289,27 @@ def _parts(
     active = [list(range(mechanism.rounds))] if groups is None else groups.active_rounds()
     ends = np.cumsum(sizes)
     parts = []
-    first = 0
+    first = column = 0
     for g, own in enumerate(_shares(count, sizes)):
         if not own:
             continue
         within = None if groups is None else (int(ends[g]) - sizes[g], int(ends[g]))
         n = mechanisms[g].rounds
+        covariance = round_covariance(mechanisms[g].decoder())
         seen = worst_view(
-            round_covariance(mechanisms[g].decoder()),
+            covariance,
             participation if groups is None else _of_group(participation, n),
             1.0,
             observer=observer,
             response=response_of_last(n, momentum) if observer == "last" else None,
         )
-        canaries = Canaries(seed, own, int(ends[-1]), within)
-        parts.append(_Part(first, canaries, tuple(active[g]), seen, g))
+        spare = min(spared * n, sizes[g] - own)
+        spare = spare if spare >= _LEAST_SPARE * n else 0
+        columns = slice(column, column + own + spare)
+        canaries = Canaries(seed, own + spare, int(ends[-1]), within)
+        parts.append(_Part(first, own, columns, canaries, tuple(active[g]), covariance, seen))
         first += own
+        column = columns.stop
     return parts
 
 

@@ -21,6 +21,11 @@ from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, R
 class CanaryClients(Protocol):
     """Clients of an auditor, and what the auditor reads from a released model."""
 
+    @property
+    def width(self) -> int:
+        """Number of directions."""
+        ...
+
     def clients(self, round_: int) -> Sequence[ClientId]:
         """Return the ids of the canaries that take part in a round; an absent one sends nothing."""
         ...
@@ -33,7 +38,7 @@ class CanaryClients(Protocol):
         ...
 
     def project(self, parameters: Tensor) -> Tensor:
-        """Return the products of a model, shape (d,), with all directions: (count,), float64."""
+        """Return the products of a model, shape (d,), with all directions: (width,), float64."""
         ...
 
 

@@ -468,7 +468,7 @@ def finish(
     if isinstance(setup.engine, EmbeddedEngine) and setup.engine.options.health:
         watchers.append(HealthFile(run.path))
     planted = setup.canaries
-    log = None if setup.plan.canaries is None else ReleaseLog(run.path, setup.plan.canaries.count)
+    log = None if planted is None else ReleaseLog(run.path, planted.width)
 
     def commit(server: Server, counts: RoundCounts) -> None:
         if log is not None and planted is not None:

@@ -73,19 +73,19 @@ class ReleaseLog:
 
     Args:
         folder: of the run.
-        count: number of directions.
+        width: number of directions.
     """
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, width: int) -> None:
         self._path = folder / _RELEASES
-        self._row = 8 * count
+        self._row = 8 * width
 
     def resume(self, rounds: int, current: Tensor) -> None:
         """Drop rows of rounds that were not committed; begin with ``current`` in a new run.
 
         Args:
             rounds: number of committed rounds.
-            current: products of the model after them, shape (count,).
+            current: products of the model after them, shape (width,).
 
         Raises:
             ConfigError: rows of committed rounds are missing.
@@ -122,19 +122,19 @@ class ReleaseLog:
             ) from None
 
 
-def read_releases(folder: Path, count: int, rounds: int) -> NDArray[np.float64]:
-    """Return the products of the start and of every released model, shape (rounds + 1, count).
+def read_releases(folder: Path, width: int, rounds: int) -> NDArray[np.float64]:
+    """Return the products of the start and of every released model, shape (rounds + 1, width).
 
     Raises:
         ConfigError: the file is missing, or has another size.
     """
     data = _read(folder / _RELEASES, "what the released models say about the canaries is lost")
-    if len(data) != 8 * count * (rounds + 1):
+    if len(data) != 8 * width * (rounds + 1):
         raise ConfigError(
-            f"{folder / _RELEASES} has {len(data)} bytes; {rounds} rounds of {count} canaries need "
-            f"{8 * count * (rounds + 1)}. It is damaged or of another run. Restore it."
+            f"{folder / _RELEASES} has {len(data)} bytes; {rounds} rounds of {width} directions "
+            f"need {8 * width * (rounds + 1)}. It is damaged or of another run. Restore it."
         )
-    rows = np.frombuffer(data, "<f8").reshape(rounds + 1, count).astype(np.float64)
+    rows = np.frombuffer(data, "<f8").reshape(rounds + 1, width).astype(np.float64)
     if not np.isfinite(rows).all():
         raise ConfigError(f"{folder / _RELEASES} holds values that are not finite. Restore it.")
     return rows

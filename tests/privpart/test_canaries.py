@@ -233,12 +233,11 @@ def test_scores_of_groups_that_take_turns_are_those_of_the_accountant():
     )  # fmt: skip
     models, _ = released(Zeros((30, 40)), canaries, promised, 70, [[0], [1], [2], [3]])
     releases = np.stack([canaries.project(torch.from_numpy(m)).numpy() for m in models])
-    scores = canaries.scores(
+    seen = canaries.seen(
         releases, noise_multiplier=1e-4, clip_norm=0.5, report_goal=2, learning_rate=1.0
     )
-    mu = canaries.mu(1e-4)
-    assert mu.max() <= promised.guarantee().mu
-    assert np.abs(scores - mu * canaries.present).max() < 10  # of 17,000 deviations
+    assert seen.mu.max() <= promised.guarantee().mu
+    assert np.abs(seen.scores - seen.mu * canaries.present).max() < 10  # of 17,000 deviations
 
 
 def test_the_last_model_is_a_sum_with_the_weights_of_its_response():

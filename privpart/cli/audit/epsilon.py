@@ -162,14 +162,13 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
                 f"{folder}: {client} did not take part as its coin says, so the scores would be "
                 "wrong. Its update was refused, or the files are not those of this run."
             )
-    scores = planted.scores(
-        read_releases(folder, table.count, rounds),
+    seen = planted.seen(
+        read_releases(folder, planted.width, rounds),
         noise_multiplier=promised.update_noise_multiplier,
         clip_norm=promised.clip_norm,
         report_goal=promised.report_goal,
         learning_rate=kept.server.learning_rate,
     )
-    mu = float(planted.mu(promised.update_noise_multiplier).mean())
     about = {
         "run_id": facts["run_id"],
         "plan": promised.hash,
@@ -182,7 +181,7 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
         promised.guarantee(),
         delta=facts["delta"],
         confidence=confidence,
-        scored=Scored(scores, planted.present, mu),
+        scored=Scored(seen.scores, planted.present, float(seen.mu.mean())),
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from accounting import Mechanism
 from accounting.checks import ConfigError
 from attacks.canaries import Observer, round_covariance
-from attacks.planted import PlantedCanaries, sums_of_releases
+from attacks.planted import PlantedCanaries, Seen, sums_of_releases
 from attacks.replay import Replay, paired
 from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
 from privpart.loop import fit
@@ -67,9 +67,9 @@ class Replica:
             object.__setattr__(self, "optimizer", ServerOptimizer())
         object.__setattr__(self, "plan", replace(self.plan, minimum_cohort=1))
 
-    def scores(self, planted: PlantedCanaries, releases: Array, known: Array | None) -> Array:
-        """Return the scores of canaries from the products of this replica's models."""
-        return planted.scores(
+    def seen(self, planted: PlantedCanaries, releases: Array, known: Array | None) -> Seen:
+        """Return what the products of this replica's models say about its canaries."""
+        return planted.seen(
             releases,
             noise_multiplier=self.plan.update_noise_multiplier,
             clip_norm=self.plan.clip_norm,
@@ -177,7 +177,7 @@ def canary_scores(
         observer: see ``PlantedCanaries``.
         step: called after each round.
     """
-    scores = []
+    found = []
     present = []
     total = replica.known()
     for number in range(runs):
@@ -191,10 +191,11 @@ def canary_scores(
             return np.asarray(planted.project(model).numpy())
 
         releases = replica.run(planted, own, read, step)
-        scores.append(replica.scores(planted, releases, known))
+        found.append(replica.seen(planted, releases, known))
         present.append(planted.present)
-    mu = float(planted.mu(replica.plan.update_noise_multiplier).mean())
-    return Scored(np.concatenate(scores), np.concatenate(present), mu)
+    mu = float(np.mean([seen.mu for seen in found]))
+    scores = np.concatenate([seen.scores for seen in found])
+    return Scored(scores, np.concatenate(present), mu)
 
 
 def paired_replay(
