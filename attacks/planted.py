@@ -61,7 +61,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenCanaries:
     """What the released models say about the canaries.
 
     Attributes:
@@ -170,7 +170,7 @@ class PlantedCanaries:
         report_goal: int,
         learning_rate: float,
         known: Array | None = None,
-    ) -> Seen:
+    ) -> SeenCanaries:
         """Return what the released models say about the canaries.
 
         Args:
@@ -200,7 +200,7 @@ class PlantedCanaries:
                 scorer.add(t, row[: part.count])
             scores.append(scorer.scores())
             mu.append(np.full(part.count, visible))
-        return Seen(np.concatenate(scores), np.concatenate(mu))
+        return SeenCanaries(np.concatenate(scores), np.concatenate(mu))
 
     def _own(self, client: int | str) -> tuple[_Part, int]:
         j = self._numbers[client]

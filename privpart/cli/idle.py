@@ -251,7 +251,7 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "audit epsilon": Options(
-        free="run plan out confidence fail_on form",
+        free="run out confidence fail_on form",
         idle=(
             Idle(
                 "plan simulate replay count runs observer seed",

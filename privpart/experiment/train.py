@@ -1,7 +1,7 @@
 """Train: begin or resume a run of a plan in a folder, from the command line or from Python.
 
 ``privpart.train`` and the command ``privpart train`` both go through ``begin``, ``resume`` and
-``finish``.
+``finish``. These are one file, because what one of them keeps in the ledger another compares.
 """
 
 import difflib

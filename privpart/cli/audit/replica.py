@@ -19,7 +19,7 @@ from torch import Tensor
 from accounting import Mechanism
 from accounting.checks import ConfigError
 from attacks.canaries import Observer, round_covariance
-from attacks.planted import PlantedCanaries, Seen, sums_of_releases
+from attacks.planted import PlantedCanaries, SeenCanaries, sums_of_releases
 from attacks.replay import Replay, paired
 from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
 from privpart.loop import fit
@@ -67,7 +67,7 @@ class Replica:
             object.__setattr__(self, "optimizer", ServerOptimizer())
         object.__setattr__(self, "plan", replace(self.plan, minimum_cohort=1))
 
-    def seen(self, planted: PlantedCanaries, releases: Array, known: Array | None) -> Seen:
+    def seen(self, planted: PlantedCanaries, releases: Array, known: Array | None) -> SeenCanaries:
         """Return what the products of this replica's models say about its canaries."""
         return planted.seen(
             releases,
