@@ -59,7 +59,7 @@ def read_canary_key(folder: Path, facts: Mapping[str, Any]) -> bytes:
             f"{folder}: this run has no canaries. Give the plan a table [canaries] before a run "
             "begins, or audit a replica of it (--plan FILE --simulate)."
         )
-    key = _read(folder / _KEY, "who of the canaries took part is lost")
+    key = _read(folder / _KEY, _KEY_BYTES, "who of the canaries took part is lost")
     if canary_key_hash(key) != facts[FACT].get("key"):
         raise ConfigError(
             f"{folder / _KEY} is not the key of this run: it is damaged or of another run, so "
@@ -90,16 +90,29 @@ class ReleaseLog:
         Raises:
             ConfigError: rows of committed rounds are missing.
         """
-        kept = self._path.stat().st_size // self._row if self._path.exists() else 0
+        kept = self._cut(rounds + 1)
         if kept < rounds:
             raise ConfigError(
                 f"{self._path} has {kept} of {rounds} committed rounds: what the released models "
                 "say about the canaries is lost, so this run cannot be audited. Restore the file."
             )
-        if kept:
-            os.truncate(self._path, min(kept, rounds + 1) * self._row)
         if kept == rounds:
             self.append(current)
+
+    def _cut(self, most: int) -> int:
+        """Return the number of rows, after dropping those beyond ``most``."""
+        try:
+            handle = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be opened: {error.strerror}.") from None
+        try:
+            kept = min(most, os.fstat(handle).st_size // self._row)
+            os.ftruncate(handle, kept * self._row)
+        finally:
+            os.close(handle)
+        return kept
 
     def append(self, products: Tensor) -> None:
         """Add the row of a model before it is committed; it is on the disk when this returns.
@@ -128,11 +141,13 @@ def read_releases(folder: Path, width: int, rounds: int) -> NDArray[np.float64]:
     Raises:
         ConfigError: the file is missing, or has another size.
     """
-    data = _read(folder / _RELEASES, "what the released models say about the canaries is lost")
-    if len(data) != 8 * width * (rounds + 1):
+    size = 8 * width * (rounds + 1)
+    lost = "what the released models say about the canaries is lost"
+    data = _read(folder / _RELEASES, size, lost)
+    if len(data) != size:
         raise ConfigError(
-            f"{folder / _RELEASES} has {len(data)} bytes; {rounds} rounds of {width} directions "
-            f"need {8 * width * (rounds + 1)}. It is damaged or of another run. Restore it."
+            f"{folder / _RELEASES} has another size; {rounds} rounds of {width} directions "
+            f"need {size} bytes. It is damaged or of another run. Restore it."
         )
     rows = np.frombuffer(data, "<f8").reshape(rounds + 1, width).astype(np.float64)
     if not np.isfinite(rows).all():
@@ -154,8 +169,7 @@ def measured_from_below(folder: Path, run_id: str) -> str | None:
     A damaged file, or one of another run, counts as none: it could only lower what is known.
     """
     try:
-        with (folder / AUDIT / AUDIT_REPORT).open("rb") as file:
-            values = json.loads(file.read(_LONGEST_REPORT))
+        values = json.loads(_start_of(folder / AUDIT / AUDIT_REPORT, _LONGEST_REPORT))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(values, dict) or values.get("schema") != AUDIT_SCHEMA:
@@ -166,10 +180,16 @@ def measured_from_below(folder: Path, run_id: str) -> str | None:
     return said if _MEASURED.fullmatch(said) else None
 
 
-def _read(path: Path, lost: str) -> bytes:
+def _read(path: Path, size: int, lost: str) -> bytes:
+    """Return the bytes of a file, one more than ``size`` at most."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(handle, "rb") as file:
-            return file.read()
+        return _start_of(path, size + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): {lost}.") from None
+
+
+def _start_of(path: Path, size: int) -> bytes:
+    """Return the first bytes of a file that is no link; a pipe does not make it wait."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        return file.read(size)

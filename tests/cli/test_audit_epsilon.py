@@ -1,6 +1,7 @@
 """``privpart audit epsilon``: bounds on a run and on replicas, and faults that it must find."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -201,6 +202,9 @@ def test_a_run_with_canaries_is_audited_and_its_report_says_so(privpart, plans, 
         assert measured_from_below(run, report["run_id"]) is None
     (run / "audit" / "report.json").write_bytes(b"[" * 100_000)
     assert measured_from_below(run, report["run_id"]) is None
+    (run / "audit" / "report.json").unlink()
+    os.mkfifo(run / "audit" / "report.json")
+    assert measured_from_below(run, report["run_id"]) is None  # and does not wait
     (run / "canary-key").write_bytes(bytes(32))
     told = privpart("audit", "epsilon", str(run))
     assert (told.returncode, told.stderr.count("\n")) == (2, 1)
