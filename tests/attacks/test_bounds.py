@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.optimize import linprog
 
 from accounting import ConfigError, Guarantee, gaussian
 from attacks import (
@@ -19,7 +20,7 @@ from attacks import (
     pool,
     pooled_t,
 )
-from attacks.bounds import epsilon_below, from_mu, one_run_p_value
+from attacks.bounds import _gdp_refuted, epsilon_below, from_mu, one_run_p_value
 
 DELTA = 1e-5
 SEEDS = 400
@@ -97,6 +98,44 @@ def test_the_bound_without_assumptions_pays_for_delta():
     assert one_run_p_value(m, m, m, 0.0, delta) >= delta
     assert one_run_p_value(m, m, m, 0.0, 1e-12) < 1e-9
     assert one_run_p_value(m, m, 0, 0.0, delta) == 1.0
+
+
+def most_probable(m: int, guessed: int, right: int, mu: float) -> float:
+    """The greatest probability of so many right guesses that the theorem's inequalities allow.
+
+    A linear program over the probabilities of 0, 1, ... right guesses; the trade-off function is
+    replaced by tangents, so the result is high by about 1e-4.
+    """
+    counts = np.arange(guessed + 1)
+    rows, limits = [], []
+    for i in range(1, guessed + 1):
+        correct = np.where(counts >= i, counts / m, 0.0)
+        wrong = np.where(counts >= i - 1, (guessed - counts) / m, 0.0)
+        for x in np.linspace(-8, 8, 200):
+            slope = math.exp(-mu * x - mu * mu / 2)
+            scale = max(1.0, slope)
+            rows.append((correct - slope * wrong) / scale)
+            limits.append((stats.norm.cdf(x + mu) - slope * stats.norm.cdf(x)) / scale)
+    found = linprog(
+        -(counts >= right).astype(float),
+        A_ub=np.array(rows),
+        b_ub=limits,
+        A_eq=np.ones((1, guessed + 1)),
+        b_eq=[1],
+        bounds=(0, 1),
+    )
+    return float(-found.fun)
+
+
+@pytest.mark.parametrize(
+    ("m", "guessed", "right", "mu"), [(12, 12, 9, 0.5), (12, 6, 6, 1.0), (8, 8, 7, 0.1)]
+)
+def test_the_bound_for_dependent_canaries_refutes_what_is_impossible_and_no_more(
+    m, guessed, right, mu
+):
+    most = most_probable(m, guessed, right, mu)
+    assert _gdp_refuted(m, guessed, right, mu, most)
+    assert not _gdp_refuted(m, guessed, right, mu, most * 0.998)
 
 
 def dependent(m: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
