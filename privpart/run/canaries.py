@@ -189,7 +189,7 @@ def _read(path: Path, size: int, lost: str) -> bytes:
 
 
 def _start_of(path: Path, size: int) -> bytes:
-    """Return the first bytes of a file that is no link; a pipe does not make it wait."""
+    """Return the first bytes of a file; a link is refused, and a pipe does not make it wait."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         return file.read(size)

@@ -13,6 +13,7 @@ from privpart import PrivacyPlan, RunFolder, SeededSource, Server, ServerOptimiz
 from privpart.data.arrays import from_tensors
 from privpart.engines.canaries import CanaryEngine, cohorts_with_canaries
 from privpart.experiment.plan_file import validated
+from privpart.experiment.training import Own, training
 from privpart.run import canaries as canaries_of_run
 from privpart.run.canaries import read_canary_key, read_releases
 from privpart.run.folder import StorageError
@@ -114,6 +115,9 @@ def test_a_table_needs_someone_who_makes_canaries_and_the_other_way_round(tmp_pa
     with pytest.raises(ConfigError, match="nothing here makes them"):
         train(tmp_path / "run", canaries=None)
     assert not (tmp_path / "run").exists()
+    setup = training(validated(PLAN, in_python=True), own=Own(network(), clients()))
+    with pytest.raises(ConfigError, match="nothing here makes them"):  # a sweep, for instance
+        setup.run(setup.promise(), SeededSource(0))
     without = {key: value for key, value in PLAN.items() if key != "canaries"}
     with pytest.raises(ConfigError, match=r"no table \[canaries\]"):
         train(tmp_path / "run", plan=without)
