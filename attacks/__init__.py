@@ -34,6 +34,7 @@ from attacks.labels import infer_labels
 from attacks.load import from_arrays, gradients_of, read_update
 from attacks.metrics import baselines, feature_error, match_batch, psnr, ssim, wilson
 from attacks.observation import Observation, observe
+from attacks.planted import PlantedCanaries, canary_clients
 from attacks.reconstruct import Reconstruction, dlg, reid_rank
 from attacks.replay import Replay, paired
 from attacks.report import LeakageReport, LeakageRow
@@ -49,11 +50,13 @@ __all__ = [
     "LeakageRow",
     "LocalSteps",
     "Observation",
+    "PlantedCanaries",
     "Reconstruction",
     "Replay",
     "Scorer",
     "View",
     "baselines",
+    "canary_clients",
     "clopper_pearson",
     "coins",
     "cosine_tv",

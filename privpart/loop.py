@@ -175,6 +175,15 @@ class SummingEngine(Engine, Protocol):
 
 
 @runtime_checkable
+class AccompaniedEngine(SummingEngine, Protocol):
+    """An engine with clients that are never in its sums, such as an auditor's."""
+
+    def beside(self, task: RoundTask) -> Iterator[ClientUpdate]:
+        """Yield the update of each client of the task that ``sums`` leaves out."""
+        ...
+
+
+@runtime_checkable
 class MeasuringEngine(Engine, Protocol):
     """An engine of the operator's own that may measure how its simulated clients train."""
 
@@ -347,7 +356,8 @@ def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
     if isinstance(engine, SummingEngine):
         sums = engine.sums(task, server.parameters)
         if sums is not None:
-            return server.run_round((), sums=sums, asked=asked)
+            beside = engine.beside(task) if isinstance(engine, AccompaniedEngine) else ()
+            return server.run_round(beside, sums=sums, asked=asked)
     return server.run_round(engine.run(task, server.parameters), asked=asked)
 
 

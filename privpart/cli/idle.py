@@ -296,6 +296,20 @@ TABLE: Mapping[str, Options] = {
             ),
         ),
     ),
+    "audit epsilon": Options(
+        free="run out confidence fail_on form",
+        idle=(
+            Idle(
+                "plan simulate replay count runs observer seed",
+                "run",
+                _given("run"),
+                "has a plan, canaries and noise of its own",
+            ),
+            Idle(
+                "count runs observer", "simulate", _missing("simulate"), "no canaries are simulated"
+            ),
+        ),
+    ),
 }
 """Every option of every command, by the words that name the command."""
 

@@ -153,7 +153,13 @@ _FAULT = 70
 _EXCEEDED = 3
 _OPTIONS = {
     name
-    for command in (*_COMMANDS, sweep.run, audit.leakage.leakage, audit.defences.defences)
+    for command in (
+        *_COMMANDS,
+        sweep.run,
+        audit.leakage.leakage,
+        audit.defences.defences,
+        audit.epsilon.epsilon,
+    )
     for name in signature(command).parameters
 }
 

@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from accounting import ConfigError, Participation, PrivacyReport
 from accounting import guarantee as guarantee_of
@@ -313,4 +315,34 @@ def _draw_lines(
     panel.spines[["top", "right"]].set_visible(False)
     if drawn:
         panel.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def draw_scores(
+    scores: NDArray[np.float64], present: NDArray[np.bool_], mu: float, path: Path
+) -> None:
+    """Draw histograms of canaries' scores beside what the accountant allows at most.
+
+    Args:
+        scores: in standard deviations of the noise, (m,).
+        present: who took part, (m,).
+        mu: the accountant's.
+        path: file to write.
+    """
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    low, high = float(scores.min()), float(scores.max())
+    bins = np.linspace(low, high if high > low else low + 1, 41).tolist()
+    at = np.linspace(min(low, -3.0), max(high, mu + 3.0), 300)
+    for chosen, name, colour, centre in (
+        (~present, "absent", "#1f6f8b", 0.0),
+        (present, "took part", "#b3552c", mu),
+    ):
+        axes.hist(scores[chosen], bins, density=True, color=colour, alpha=0.45, label=name)
+        curve = np.exp(-((at - centre) ** 2) / 2) / np.sqrt(2 * np.pi)
+        axes.plot(at, curve, color=colour, linewidth=1)
+    axes.axvline(mu, color="#2b2b2b", linestyle="--", linewidth=1, label=f"accountant: mu {mu:.3g}")
+    axes.set_xlabel("score of a canary, in standard deviations of the noise")
+    axes.set_ylabel("density")
+    axes.legend(frameon=False)
     figure.savefig(path, dpi=150)

@@ -102,6 +102,8 @@ def _sentences(found: "RunReport") -> list[str]:
     lines = list(found.select or ())
     if found.all_runs is not None:
         lines.append(f"all that this machine released about these people: {found.all_runs.says}")
+    if found.measured is not None:
+        lines.append(f"measured: {found.measured}")
     return [f"{line[0].upper()}{line[1:]}." for line in lines]
 
 
@@ -135,6 +137,7 @@ def _as_text(found: "RunReport") -> str:
         ("run, plan", f"{found.run_id}, {found.plan[:12]}"),
         ("signed by", found.public_key or "nobody: begun by an earlier version"),
         ("head", f"{found.head} after {found.rounds} rounds"),
+        *([] if found.measured is None else [("measured", found.measured)]),
     ]
     text = [f"  {name:<12} {value}" for name, value in lines]
     if found.wrong:

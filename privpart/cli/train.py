@@ -15,7 +15,9 @@ from privpart.engines.options import Batching, EngineOptions, Precision
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from collections.abc import Callable
+    from typing import Any
 
+    from attacks.planted import PlantedCanaries
     from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.training import Training
     from privpart.run.folder import RunFolder
@@ -135,7 +137,9 @@ def train(
         if resume:
             from privpart.experiment.train import resume_run
 
-            run, setup = resume_run(out, plan=plan, adopt=adopt, options=engine, tell=about)
+            run, setup = resume_run(
+                out, plan=plan, adopt=adopt, canaries=_canaries, options=engine, tell=about
+            )
         elif plan is None:
             raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
         else:
@@ -186,7 +190,22 @@ def _begun(
 
     chosen, text = read(plan), plan.read_text(encoding="utf-8")
     about(chosen)
-    return begin(chosen, out, text=text, fork_of=fork_of, seed=seed, options=engine)
+    return begin(
+        chosen,
+        out,
+        text=text,
+        fork_of=fork_of,
+        seed=seed,
+        canaries=_canaries,
+        options=engine,
+    )
+
+
+def _canaries(*arguments: "Any", **options: "Any") -> "PlantedCanaries":  # noqa: ANN401
+    """Return the canaries of a plan's table; runs without them never import the attacks."""
+    from attacks.planted import canary_clients
+
+    return canary_clients(*arguments, **options)
 
 
 def _train(run: "RunFolder", setup: "Training", evaluate_every: int, *, tensorboard: bool) -> None:

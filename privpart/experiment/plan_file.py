@@ -288,6 +288,20 @@ class Data(_Table):
     seed: int = 0
 
 
+class CanaryTable(_Table):
+    """Table ``[canaries]``: clients that an auditor makes up, to measure epsilon from below.
+
+    They are clients like others: each that takes part by its secret coin is in the cohort, counts
+    towards ``minimum_cohort`` and moves the sum by up to the clip norm; ``report_goal`` stays.
+    """
+
+    count: int = Field(description="directions; about half of the canaries take part")
+    seed: int = Field(default=0, description="of the directions, which are public")
+    observer: Literal["all", "last"] = Field(
+        default="all", description="sees the model of every round, or the last one only"
+    )
+
+
 class PlanFile(_Table):
     """A whole training. ``read`` makes it from a TOML file.
 
@@ -300,6 +314,7 @@ class PlanFile(_Table):
         server: how the noised mean moves the model.
         schedule: which groups of the model train when; None trains all of them in every round.
         select: which slices of the model clients select; None sends the whole trained part.
+        canaries: clients of an auditor, for ``privpart audit epsilon``.
     """
 
     plan_schema: Literal["privpart/plan/1"] = Field(alias="schema")
@@ -310,6 +325,7 @@ class PlanFile(_Table):
     server: ServerOptimizer
     schedule: Schedule | None = None
     select: SelectChoice | None = None
+    canaries: CanaryTable | None = None
     _folder: Path = PrivateAttr(default_factory=Path)
     _tables: dict[str, Any] = PrivateAttr(default_factory=dict)
 
@@ -349,6 +365,8 @@ class PlanFile(_Table):
                 for key, value in at[last].items()
                 if key not in later or value not in (None, False, [], {})
             }
+        if self.canaries is None:
+            del values["canaries"]
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     def references(self) -> dict[str, str]:
@@ -629,6 +647,7 @@ _WITHOUT_FOLDER = ("digits", "fashion-mnist")
 _MOST_PARAMETERS = 2**31
 """8 GB, of which a server holds several copies: parameters, sum and noise."""
 _MOST_USERS = 10**8
+_LEAST_CANARIES, _MOST_CANARIES = 20, 10**5
 _MOST_SEED = 2**63 - 1
 """The largest seed of a torch generator."""
 
@@ -651,6 +670,34 @@ def _refuse_misfits(plan: "PlanFile") -> None:
         _refuse_network(plan.model)
     _refuse_schedule(plan)
     _refuse_short_cohorts(plan)
+    if plan.canaries is not None:
+        _refuse_canaries(plan, plan.canaries)
+
+
+def _refuse_canaries(plan: "PlanFile", table: CanaryTable) -> None:
+    """Refuse runs whose released models cannot be read for canaries."""
+    checks.count("canaries.count", table.count, minimum=_LEAST_CANARIES, maximum=_MOST_CANARIES)
+    checks.count("canaries.seed", table.seed, minimum=0, maximum=_MOST_SEED)
+    if plan.select is not None:
+        raise ConfigError("canaries: cannot be combined with [select]; leave one of them out.")
+    if plan.privacy.sampling is not None:
+        raise ConfigError(
+            "canaries: cannot be combined with [privacy.sampling]: a canary's rounds are chosen, "
+            "not drawn. Leave one of them out."
+        )
+    if plan.privacy.adaptive_clipping is not None:
+        raise ConfigError(
+            "canaries: cannot be combined with adaptive_clipping, under which a canary's update "
+            "has no fixed length; leave one of them out."
+        )
+    if plan.privacy.noise_multiplier == 0:
+        raise ConfigError("canaries: without noise there is no epsilon to audit; leave them out.")
+    if plan.server.kind != "sgd":
+        raise ConfigError(
+            f"canaries: the noised sums cannot be computed from models that {plan.server.kind} "
+            'made. Use kind = "sgd" in [server], or leave [canaries] out and audit a replica '
+            "(privpart audit epsilon --plan FILE --simulate)."
+        )
 
 
 _OF_COHORTS = ("minimum_cohort", "max_participations", "min_separation")

@@ -1,7 +1,7 @@
 """Train: begin or resume a run of a plan in a folder, from the command line or from Python.
 
 ``privpart.train`` and the command ``privpart train`` both go through ``begin``, ``resume`` and
-``finish``.
+``finish``. These are one file, because what one of them keeps in the ledger another compares.
 """
 
 import difflib
@@ -20,6 +20,7 @@ from accounting.checks import ConfigError
 from privpart.client import Loss
 from privpart.data.batches import Batch
 from privpart.data.clients import Clients
+from privpart.engines.canaries import CanaryClients
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.options import EngineOptions
 from privpart.experiment import own_code
@@ -35,19 +36,30 @@ from privpart.experiment.training import (
     population_name,
     refuse_short_cohorts,
     training,
+    without_canaries,
 )
 from privpart.grid import refuse_noise
 from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
 from privpart.plan import PrivacyPlan
+from privpart.run.canaries import (
+    FACT,
+    ReleaseLog,
+    canary_key_hash,
+    new_canary_key,
+    read_canary_key,
+    write_canary_key,
+)
 from privpart.run.files import write_durably
 from privpart.run.folder import RunFolder, StorageError, holds_a_run
 from privpart.run.fork import fork
 from privpart.run.identity import tensor_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import RunReport, run_report
-from privpart.server import Server
+from privpart.server import RoundCounts, Server
 
 PLAN = "plan.toml"
+CanaryMaker = Callable[..., CanaryClients]
+"""From mechanism, participation, dim, count, seed, observer and key to an auditor's clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,7 @@ def train(
     augment: Callable[[Batch], Batch] | None = None,
     resume: bool = False,
     seed: int | None = None,
+    canaries: CanaryMaker | None = None,
     evaluate_every: int = 10,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
@@ -118,6 +131,7 @@ def train(
         resume: continue the run in ``out`` if it has begun, with the same arguments.
         seed: takes the noise from a seed, for simulations: the run is then not private. A run that
             is resumed keeps the noise that it was begun with.
+        canaries: makes the clients of a plan's table [canaries]: ``attacks.canary_clients``.
         evaluate_every: rounds between evaluations by the metric, >= 1.
         callbacks: called after each committed round, see ``fit``.
         progress: show rounds on standard error.
@@ -137,12 +151,21 @@ def train(
     checks.count("evaluate_every", evaluate_every)
     engine = _engine_options(options)
     chosen = _plan(plan)
+    if canaries is not None and chosen.canaries is None:
+        raise ConfigError(
+            "canaries: the plan has no table [canaries]. Add it, with their count, or leave "
+            "canaries out."
+        )
     threads = torch.get_num_threads()
     try:
         if resume and holds_a_run(out):
-            run, setup = resume_run(Path(out), plan=chosen, own=given, options=engine)
+            run, setup = resume_run(
+                Path(out), plan=chosen, own=given, canaries=canaries, options=engine
+            )
         else:
-            run, setup = begin(chosen, Path(out), own=given, seed=seed, options=engine)
+            run, setup = begin(
+                chosen, Path(out), own=given, seed=seed, canaries=canaries, options=engine
+            )
         with run:
             _refuse_other_seed(run, seed)
             history = finish(run, setup, evaluate_every, callbacks=callbacks, progress=progress)
@@ -211,6 +234,7 @@ def begin(
     own: Own | None = None,
     fork_of: Path | None = None,
     seed: int | None = None,
+    canaries: CanaryMaker | None = None,
     options: EngineOptions,
 ) -> tuple[RunFolder, Training]:
     """Put a plan together, and begin its run only if that succeeds.
@@ -222,6 +246,7 @@ def begin(
         own: objects that are not in the plan.
         fork_of: run whose model to start from; its cost is added.
         seed: of the noise, for a simulation; None draws a secret key.
+        canaries: makes the clients of a table [canaries].
         options: how the engine computes clients.
 
     Raises:
@@ -246,11 +271,17 @@ def begin(
     if plan.data.task is None and setup.metric is not None:
         setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
     facts = _facts(plan, setup, own, code)
+    key = new_canary_key(seed)
+    if plan.canaries is not None:
+        facts[FACT] = {**plan.canaries.model_dump(), "key": canary_key_hash(key)}
+    setup = _planted(setup, promised, canaries, key)
     facts |= {"plan_tables": plan.tables} if text is None else {"plan_file": text}
     if fork_of is None:
         run = RunFolder.create(out, promised, seed=seed, facts=facts)
     else:
         run = fork(fork_of, out, promised, facts=facts)
+    if plan.canaries is not None:
+        write_canary_key(out, key)
     if text is not None:
         _write_plan(run, text)
     return run, setup
@@ -280,6 +311,30 @@ def refuse_sampled(promised: PrivacyPlan, delta: float, fork_of: Path | None) ->
         )
     if promised.noise_multiplier:
         promised.guarantee().epsilon(delta)
+
+
+def _planted(
+    setup: Training, promised: PrivacyPlan, canaries: CanaryMaker | None, key: bytes
+) -> Training:
+    """Return a training with the canaries of its plan's table, if it has one.
+
+    Raises:
+        ConfigError: nothing makes the canaries, or they do not fit the model.
+    """
+    table = setup.plan.canaries
+    if table is None:
+        return setup
+    if canaries is None:
+        raise without_canaries()
+    made = canaries(
+        promised.mechanism,
+        promised.participation,
+        dim=setup.start.numel(),
+        key=key,
+        momentum=setup.plan.server.momentum,
+        **table.model_dump(),
+    )
+    return replace(setup, canaries=made)
 
 
 def _facts(
@@ -318,6 +373,7 @@ def resume_run(
     plan: PlanFile | Path | None = None,
     own: Own | None = None,
     adopt: bool = False,
+    canaries: CanaryMaker | None = None,
     options: EngineOptions,
     tell: Callable[[PlanFile], None] = lambda _: None,
 ) -> tuple[RunFolder, Training]:
@@ -328,6 +384,7 @@ def resume_run(
         plan: the run's plan, if its file was moved or to check that it is the same.
         own: the objects that the run was begun with.
         adopt: see ``RunFolder.open``.
+        canaries: makes the clients of a table [canaries].
         options: how the engine computes clients.
         tell: called with the plan before the code that it names is imported.
 
@@ -344,7 +401,8 @@ def resume_run(
         setup = training(kept, own=own, options=replace(options, deterministic=not private))
         refuse_other_parts(run.facts, setup, out)
         run.enter_book(population_name(kept, setup.clients))
-        return run, setup
+        key = b"" if kept.canaries is None else read_canary_key(out, run.facts)
+        return run, _planted(setup, run.plan, canaries, key)
     except BaseException:
         run.close()
         raise
@@ -456,10 +514,20 @@ def finish(
     watchers.append(MetricsFiles(run.path))
     if isinstance(setup.engine, EmbeddedEngine) and setup.engine.options.health:
         watchers.append(HealthFile(run.path))
+    planted = setup.canaries
+    log = None if planted is None else ReleaseLog(run.path, planted.width)
+
+    def commit(server: Server, counts: RoundCounts) -> None:
+        if log is not None and planted is not None:
+            log.append(planted.project(server.parameters))
+        run.commit(server, counts)
+
     with ExitStack() as open_:
 
         def restore(server: Server) -> None:
             run.restore(server)
+            if log is not None and planted is not None:
+                log.resume(run.rounds, planted.project(server.parameters))
             if progress:
                 open_.enter_context(bar)  # not before: a run that is refused shows no progress
 
@@ -468,7 +536,7 @@ def finish(
             run.source(),
             sample=run.sample,
             restore=restore,
-            commit=run.commit,
+            commit=commit,
             evaluate_every=evaluate_every,
             callbacks=[*watchers, *callbacks],
         )

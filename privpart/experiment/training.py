@@ -25,6 +25,7 @@ from privpart.data.batches import Batch, count_rows, take
 from privpart.data.clients import Clients
 from privpart.data.tasks.shakespeare import UNKNOWN
 from privpart.data.users import Users
+from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.methods import fetched
 from privpart.engines.options import EngineOptions
@@ -34,7 +35,7 @@ from privpart.experiment.metric import Accuracy, Metric, measured
 from privpart.experiment.plan_file import Model, PlanFile, short_cohort
 from privpart.experiment.select_table import SelectChoice
 from privpart.experiment.task_data import plan_data
-from privpart.loop import Callback, RoundRecord, fit
+from privpart.loop import Callback, Engine, RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order, may_take_part
 from privpart.model import PartialModel
 from privpart.noise.cohorts import SampledCohorts, distinct_ids, ids_hash
@@ -63,6 +64,7 @@ class Training:
         cohorts: per round, the clients to ask; empty if the plan samples them, from a run's key.
         metric: measures the model on data that no client holds; None if the plan has none.
         first: the model's flat vector before training, shape (d,).
+        canaries: an auditor's clients, of a plan with a table [canaries].
     """
 
     plan: PlanFile
@@ -71,6 +73,7 @@ class Training:
     cohorts: Sequence[Sequence[ClientId]]
     metric: Metric | None
     first: Tensor
+    canaries: CanaryClients | None = None
 
     @property
     def clients(self) -> Clients:
@@ -165,13 +168,14 @@ class Training:
             callbacks: see ``fit``.
 
         Raises:
-            ConfigError, CohortTooSmallError, WorkerError: see ``fit`` and the engine.
+            ConfigError, CohortTooSmallError, WorkerError: see ``fit`` and the engine; a plan with a
+                table [canaries] has none to train with.
         """
+        engine, cohorts = self._with_canaries()
         torch.set_num_threads(1)  # small models lose time to more threads
         server = Server(promised, self.start, source=source, optimizer=self.plan.server)
         if restore is not None:
             restore(server)
-        cohorts = self.cohorts
         if promised.sampling is not None:
             ids = self.clients.ids
             cohorts = SampledCohorts(promised, ids, source) if sample is None else sample(ids)
@@ -180,7 +184,7 @@ class Training:
         with self.engine:
             records = fit(
                 server,
-                self.engine,
+                engine,
                 cohorts,
                 commit=commit,
                 evaluate=self.evaluate if measures else None,
@@ -189,6 +193,14 @@ class Training:
                 health=health,
             )
         return server, records
+
+    def _with_canaries(self) -> tuple[Engine, Sequence[Sequence[ClientId]]]:
+        if self.canaries is not None:
+            cohorts = cohorts_with_canaries(self.cohorts, self.canaries)
+            return CanaryEngine(self.engine, self.canaries), cohorts
+        if self.plan.canaries is not None:
+            raise without_canaries()
+        return self.engine, self.cohorts
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +430,15 @@ def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
         )
     return partition.cohorts_in_turn(
         ids=ids, size=size, rounds=plan.privacy.rounds, data_seed=plan.data.seed
+    )
+
+
+def without_canaries() -> ConfigError:
+    """Return the error of a plan with a table [canaries] that nothing makes."""
+    return ConfigError(
+        "canaries: the plan has a table [canaries], and nothing here makes them. Train it with "
+        "privpart train, or privpart.train(..., canaries=attacks.canary_clients); or leave the "
+        "table out."
     )
 
 

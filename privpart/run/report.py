@@ -16,6 +16,7 @@ from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import AllRuns, all_runs
+from privpart.run.canaries import measured_from_below
 from privpart.run.database import damage_said
 from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.folder import CHECKED, ON_GRID
@@ -47,6 +48,7 @@ class RunReport:
             of the model and one on what is seen in the clear; else None.
         all_runs: what all runs on this machine told about the same people; None if nobody named
             them.
+        measured: what an audit of the run found from below, as it was written beside the run.
     """
 
     run_id: str
@@ -63,6 +65,7 @@ class RunReport:
     checks: tuple[Check, ...]
     select: tuple[str, str] | None = None
     all_runs: AllRuns | None = None
+    measured: str | None = None
 
     @property
     def wrong(self) -> tuple[Check, ...]:
@@ -89,6 +92,8 @@ class RunReport:
         }
         if self.select is not None:
             values |= dict(zip(("against_recipients", "seen_in_clear"), self.select, strict=True))
+        if self.measured is not None:
+            values["measured"] = self.measured
         return values
 
 
@@ -116,10 +121,10 @@ def report_of(evidence: Evidence, path: Path, *, delta: float | None = None) -> 
         if evidence.status(what) == "wrong":
             raise ConfigError(f"{ledger}: {evidence.line(what).says}.")
     with damage_said(ledger):
-        return _derived(evidence, delta)
+        return _derived(evidence, path, delta)
 
 
-def _derived(evidence: Evidence, delta: float | None) -> RunReport:
+def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
     rows, facts = evidence.rows, evidence.facts
     plan = PrivacyPlan.from_dict(facts["plan"])
     chosen = facts.get("delta") if delta is None else delta
@@ -151,6 +156,7 @@ def _derived(evidence: Evidence, delta: float | None) -> RunReport:
         checks=evidence.checks,
         select=select_lines(report, chosen, facts.get("seen_in_clear")),
         all_runs=all_runs(facts, chosen),
+        measured=measured_from_below(path, facts["run_id"]),
     )
 
 

@@ -33,6 +33,8 @@ SAMPLES = {
     "limit_epsilon": "4",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
+OWN_SAMPLES = {("audit epsilon", "fail_on"): "violation"}
+"""Values where an option of one command has others than its namesakes."""
 TYPED = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
 PLANNED = ["--plan", PLAN]
 FITTED = ["--rounds", "64", "--delta", "1e-6", "--target-epsilon", "4"]
@@ -48,6 +50,7 @@ LEAKING = [*ATTACKED, "--view", "full"]
 DEFENDED = [*ATTACKED, "--clip", "1"]
 LOCAL = ["--local-steps", "2"]
 FASHION = ["--data", "fashion-mnist"]
+SIMULATED = [*PLANNED, "--simulate"]
 RESUMED = ["--resume", "--out", "run"]
 CASES = {
     "epsilon": [TYPED, [*TYPED, "--plot", "x.png"]],
@@ -72,6 +75,7 @@ CASES = {
         [*LEAKING, "--clip", "1", "--noise-multiplier", "1"],
     ],
     "audit defences": [DEFENDED, [*DEFENDED, *LOCAL], [*DEFENDED, *FASHION]],
+    "audit epsilon": [["run"], SIMULATED, [*PLANNED, "--replay"]],
 }  # fmt: skip
 """Complete command lines that nothing idle is in; every option matters in one of them."""
 SITUATIONS = {
@@ -122,6 +126,8 @@ SITUATIONS = {
     ("audit defences", "local_steps"): [DEFENDED],
     ("audit defences", "optimizer"): [[*DEFENDED, *LOCAL, "--optimizer", "adam"]],
     ("audit defences", "attack"): [[*DEFENDED, "--attack", "invert_dense"]],
+    ("audit epsilon", "run"): [["run"]],
+    ("audit epsilon", "simulate"): [[*PLANNED, "--replay"]],
     ("audit defences", "noise_multiplier"): [[*DEFENDED, "--noise-multiplier", "0"]],
 }
 """Per command and deciding option, a line without idle options for each rule, in their order."""
@@ -157,7 +163,8 @@ def options_of(command):
         typed = [option.opts[-1]] if option.param_type_name == "option" else []
         if typed and not option.is_flag:
             own = isinstance(option.default, str | int | float | Path)
-            typed.append(str(option.default) if own else SAMPLES[option.name])
+            sample = OWN_SAMPLES.get((command, option.name), SAMPLES.get(option.name))
+            typed.append(str(option.default) if own else sample)
         found[option.name] = typed
     return found
 

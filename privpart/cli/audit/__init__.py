@@ -1,10 +1,11 @@
-"""``privpart audit``: attack what a client sends."""
+"""``privpart audit``: attack what a client sends, and measure what a server adds."""
 
 import typer
 
-from privpart.cli.audit import defences, leakage
+from privpart.cli.audit import defences, epsilon, leakage
 from privpart.cli.idle import Command
 
-app = typer.Typer(help="Attack what a client sends.", no_args_is_help=True)
+app = typer.Typer(help="Attack what a client sends; measure epsilon.", no_args_is_help=True)
 app.command(cls=Command)(defences.defences)
+app.command(cls=Command)(epsilon.epsilon)
 app.command(cls=Command)(leakage.leakage)

@@ -1,0 +1,350 @@
+"""Planted canaries: clients of an auditor in a run, and their scores from its released models.
+
+``PlantedCanaries`` knows the run only by public values: mechanism, participation, number of
+parameters, and the server's momentum. Its coins come from a key that stays secret until the end. It
+gives a training loop the updates that canaries send, and a score to each canary afterwards, from
+the products of every released model with every direction:
+
+    v_t = (q_{t+1} - q_t) / learning_rate,        g_t = v_t - momentum v_{t-1}
+
+undoes a step of SGD with momentum, and report_goal g_t / clip_norm is the round's noised sum on a
+direction in clip norms, which ``attacks.canaries`` weights.
+
+Canaries send more than the clip norm, so that a server that does not clip is seen. Where groups of
+parameters take turns, directions are spread over the groups and lie inside one group each.
+
+In a real run the auditor does not know what the other clients send. Spare directions, which nobody
+sends, show how they drift, and the weights allow for it (``attacks.canaries.drifting_view``).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from accounting import Mechanism, Participation, checks
+from accounting.checks import ConfigError
+from attacks.canaries import (
+    Canaries,
+    Observer,
+    Scorer,
+    View,
+    drifting_view,
+    round_covariance,
+    worst_view,
+)
+
+Array = NDArray[np.float64]
+_LENGTH = 4.0
+"""Length of an update before the server clips it, in clip norms."""
+_MOST_ROUNDS = 4096
+_SPARE = 4
+"""Spare directions per round, if there is room for them."""
+_LEAST_SPARE = 2
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The canaries of one group of parameters; there is one part if there are no groups."""
+
+    first: int  # number of its first canary
+    count: int  # of its canaries; the directions after them are spare
+    columns: slice  # of all products
+    canaries: Canaries
+    rounds: tuple[int, ...]  # in which it trains
+    covariance: Array  # of the noise of its rounds' sums
+    view: View  # at noise multiplier 1
+
+
+@dataclass(frozen=True)
+class SeenCanaries:
+    """What the released models say about the canaries.
+
+    Attributes:
+        scores: N(0, 1) for who was absent, N(mu, 1) for who took part, (count,).
+        mu: what the observer sees of the accountant's mu, per canary, (count,).
+    """
+
+    scores: Array
+    mu: Array
+
+
+class PlantedCanaries:
+    """Canaries in a run, as ``privpart.engines.canaries`` expects its clients.
+
+    Args:
+        mechanism: of the run; public.
+        participation: how often one client may take part.
+        dim: number of parameters that the server trains, d.
+        count: number of directions, >= 2.
+        seed: of the directions, which need not be secret.
+        observer: "all" sees every released model, "last" the last one only.
+        momentum: of the server's SGD, in [0, 1).
+        key: 32 bytes, secret until the end, from which the coins come.
+        present: which canaries take part, in place of coins; for paired replay.
+        spare: whether to add directions that nobody sends; for runs whose other clients are
+            unknown, and for who sees all models.
+
+    Attributes:
+        present: which canaries take part, (count,).
+        width: number of directions, spare ones included.
+
+    Raises:
+        ConfigError: a value out of range, or more canaries than parameters.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        *,
+        dim: int,
+        count: int,
+        seed: int,
+        observer: Observer = "all",
+        momentum: float = 0.0,
+        key: bytes = b"",
+        present: NDArray[np.bool_] | None = None,
+        spare: bool = False,
+    ) -> None:
+        self.count = checks.count("count", count)
+        self.dim = checks.count("dim", dim)
+        self.momentum = momentum
+        if mechanism.rounds > _MOST_ROUNDS:
+            raise ConfigError(
+                f"rounds={mechanism.rounds}: canaries work on n x n matrices, up to {_MOST_ROUNDS} "
+                "rounds. Audit a shorter run."
+            )
+        self._schedule = None if mechanism.groups is None else mechanism.groups.schedule
+        self._sizes = (dim,) if mechanism.groups is None else tuple(mechanism.groups.sizes)
+        spared = _SPARE if spare and observer == "all" else 0
+        self._parts = _parts(
+            mechanism, participation, self._sizes, self.count, spared, seed, observer, momentum
+        )
+        self.width = self._parts[-1].columns.stop
+        self.present = _coins(self.count, key) if present is None else present
+        self._ids = [f"canary-{j}" for j in range(self.count)]
+        self._numbers: dict[int | str, int] = {client: j for j, client in enumerate(self._ids)}
+
+    def clients(self, round_: int) -> Sequence[str]:
+        """Return the ids of the canaries that take part in a round."""
+        return [
+            self._ids[j]
+            for part in self._parts
+            if self._sign(part, round_)
+            for j in range(part.first, part.first + part.count)
+            if self.present[j]
+        ]
+
+    def update(self, client: int | str, round_: int, clip_norm: float) -> Tensor:
+        """Return a canary's update, shape (c,) for the c active parameters, float32."""
+        part, j = self._own(client)
+        sign = self._sign(part, round_)
+        if not sign:
+            raise ConfigError(f"round {round_}: {client} does not take part in it.")
+        whole = part.canaries.update(j, _LENGTH * clip_norm)
+        return self._active(whole if sign > 0 else -whole, round_)
+
+    def project(self, parameters: Tensor) -> Tensor:
+        """Return the products of a vector (d,) with all directions: (width,), float64."""
+        return torch.cat([part.canaries.project(parameters) for part in self._parts])
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """Return the rounds of each canary by its id: none if it is absent."""
+        return {
+            self._ids[j]: tuple(part.rounds[t] for t in part.view.rounds) * bool(self.present[j])
+            for part in self._parts
+            for j in range(part.first, part.first + part.count)
+        }
+
+    def seen(
+        self,
+        releases: Array,
+        *,
+        noise_multiplier: float,
+        clip_norm: float,
+        report_goal: int,
+        learning_rate: float,
+        known: Array | None = None,
+    ) -> SeenCanaries:
+        """Return what the released models say about the canaries.
+
+        Args:
+            releases: products of the start and of every released model, shape (n + 1, width).
+            noise_multiplier: that of the run's updates, > 0.
+            clip_norm: bound on one client's update.
+            report_goal: the public divisor.
+            learning_rate: of the server's SGD.
+            known: products of the sum of all other clients' updates of each round, in clip norms,
+                shape (n, width), if the auditor knows them; None if not.
+        """
+        z = checks.positive("noise_multiplier", noise_multiplier)
+        scores = []
+        mu = []
+        for part in self._parts:
+            sums = sums_of_releases(
+                releases[:, part.columns],
+                part.rounds,
+                learning_rate=learning_rate,
+                momentum=self.momentum,
+            ) * (report_goal / clip_norm)
+            if known is not None:
+                sums = sums - known[list(part.rounds), part.columns]
+            visible, weights = _visible(part, sums, z)
+            scorer = Scorer(weights, part.count)
+            for t, row in enumerate(sums):
+                scorer.add(t, row[: part.count])
+            scores.append(scorer.scores())
+            mu.append(np.full(part.count, visible))
+        return SeenCanaries(np.concatenate(scores), np.concatenate(mu))
+
+    def _own(self, client: int | str) -> tuple[_Part, int]:
+        j = self._numbers[client]
+        part = [part for part in self._parts if part.first <= j][-1]
+        return part, j - part.first
+
+    def _sign(self, part: _Part, round_: int) -> int:
+        return int(part.view.pattern[part.rounds.index(round_)]) if round_ in part.rounds else 0
+
+    def _active(self, whole: Tensor, round_: int) -> Tensor:
+        if self._schedule is None:
+            return whole
+        pieces = torch.split(whole, list(self._sizes))
+        return torch.cat([pieces[g] for g in self._schedule[round_]])
+
+
+def canary_clients(
+    mechanism: Mechanism,
+    participation: Participation,
+    *,
+    dim: int,
+    count: int,
+    seed: int,
+    observer: Observer,
+    momentum: float,
+    key: bytes,
+) -> PlantedCanaries:
+    """Return the canaries of a plan's table; for ``privpart.train(..., canaries=...)``."""
+    return PlantedCanaries(
+        mechanism,
+        participation,
+        dim=dim,
+        count=count,
+        seed=seed,
+        observer=observer,
+        momentum=momentum,
+        key=key,
+        spare=True,
+    )
+
+
+def sums_of_releases(
+    releases: Array, rounds: Sequence[int], *, learning_rate: float, momentum: float
+) -> Array:
+    """Return the noised means that SGD with momentum stepped along, shape (len(rounds), ...).
+
+    Args:
+        releases: the start and every released model, or products of them, shape (n + 1, ...).
+        rounds: those in which these parameters trained, ascending; momentum rests in others.
+        learning_rate: > 0.
+        momentum: in [0, 1).
+    """
+    at = np.asarray(rounds)
+    velocity = (releases[at + 1] - releases[at]) / checks.positive("learning_rate", learning_rate)
+    means = velocity.copy()
+    means[1:] -= momentum * velocity[:-1]
+    return np.asarray(means)
+
+
+def response_of_last(rounds: int, momentum: float) -> Array:
+    """Return how much of each round's noised mean is in the last model, up to a factor, (n,)."""
+    return np.cumsum(momentum ** np.arange(rounds, dtype=np.float64))[::-1].copy()
+
+
+def _visible(part: _Part, sums: Array, noise_multiplier: float) -> tuple[float, Array]:
+    """Return mu and the weights of the rounds: those against drift, if there are directions."""
+    if part.canaries.count == part.count:
+        return part.view.mu / noise_multiplier, part.view.weights / noise_multiplier
+    unsent = sums[:, part.count :]
+    seen = drifting_view(part.covariance, part.view.pattern, noise_multiplier, unsent)
+    return seen.mu, seen.weights
+
+
+def _parts(
+    mechanism: Mechanism,
+    participation: Participation,
+    sizes: Sequence[int],
+    count: int,
+    spared: int,
+    seed: int,
+    observer: Observer,
+    momentum: float,
+) -> list[_Part]:
+    groups = mechanism.groups
+    mechanisms = [mechanism] if groups is None else list(groups.mechanisms)
+    active = [list(range(mechanism.rounds))] if groups is None else groups.active_rounds()
+    ends = np.cumsum(sizes)
+    parts = []
+    first = column = 0
+    for g, own in enumerate(_shares(count, sizes)):
+        if not own:
+            continue
+        within = None if groups is None else (int(ends[g]) - sizes[g], int(ends[g]))
+        n = mechanisms[g].rounds
+        covariance = round_covariance(mechanisms[g].decoder())
+        seen = worst_view(
+            covariance,
+            participation if groups is None else _of_group(participation, n),
+            1.0,
+            observer=observer,
+            response=response_of_last(n, momentum) if observer == "last" else None,
+        )
+        spare = min(spared * n, sizes[g] - own)
+        spare = spare if spare >= _LEAST_SPARE * n else 0
+        columns = slice(column, column + own + spare)
+        canaries = Canaries(seed, own + spare, int(ends[-1]), within)
+        parts.append(_Part(first, own, columns, canaries, tuple(active[g]), covariance, seen))
+        first += own
+        column = columns.stop
+    return parts
+
+
+def _of_group(participation: Participation, rounds: int) -> Participation:
+    """Return limits on a group's own rounds: so far apart, they are in the run as well."""
+    b = participation.min_separation
+    return Participation(rounds, min(participation.max_participations, -(-rounds // b)), b)
+
+
+def _shares(count: int, sizes: Sequence[int]) -> list[int]:
+    """Return the number of canaries of each group: equal, as far as its parameters allow.
+
+    Raises:
+        ConfigError: more canaries than parameters.
+    """
+    if count > sum(sizes):
+        raise ConfigError(
+            f"count={count}: each canary needs a parameter of its own, and {sum(sizes)} train. Use "
+            "fewer canaries."
+        )
+    shares = [0] * len(sizes)
+    left = count
+    while left:
+        room = [g for g, size in enumerate(sizes) if shares[g] < size]
+        each = max(1, left // len(room))
+        for g in room:
+            more = min(each, sizes[g] - shares[g], left)
+            shares[g] += more
+            left -= more
+    return shares
+
+
+def _coins(count: int, key: bytes) -> NDArray[np.bool_]:
+    """Return a fair coin per canary: the bits of SHAKE-256 of the key."""
+    if not isinstance(key, bytes) or len(key) != 32:
+        raise ConfigError("key: must be 32 bytes, secret until the canaries are scored.")
+    drawn = hashlib.shake_256(b"privpart canary coins|" + key).digest(-(-count // 8))
+    return np.unpackbits(np.frombuffer(drawn, np.uint8))[:count].astype(bool)

@@ -1,0 +1,334 @@
+"""``privpart audit epsilon``: lower bounds on the epsilon of a run, or of a replica of a plan."""
+
+import json
+import secrets
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from accounting import checks
+from accounting.checks import ConfigError
+from privpart.cli.options import Format
+
+if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from collections.abc import Iterator
+
+    from privpart.cli.audit.replica import Replica, Step
+    from privpart.cli.audit.verdict import EpsilonAudit
+    from privpart.experiment.plan_file import PlanFile
+
+THRESHOLD_PASSED = 4
+PICTURE = "epsilon.png"
+_LEAST_CANARIES = 20
+_MOST_VALUES = 5 * 10**7
+_SIMULATED = "With --simulate"
+
+
+class ViolationOnly(StrEnum):
+    """Verdicts that can fail a job."""
+
+    VIOLATION = "violation"
+
+
+class Observer(StrEnum):
+    """Who looks for the canaries."""
+
+    ALL = "all"
+    LAST = "last"
+
+
+def epsilon(
+    run: Annotated[
+        Path | None, typer.Argument(help="Folder of a finished run whose plan had [canaries].")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Plan whose server is run again; nothing real is touched.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for report.json and epsilon.png; default: RUN/audit."),
+    ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Run a replica of --plan with canaries.")
+    ] = False,
+    replay: Annotated[
+        bool,
+        typer.Option(
+            "--replay",
+            help="Run a replica of --plan twice with the same noise, with and without one client.",
+        ),
+    ] = False,
+    count: Annotated[
+        int, typer.Option(help="Canaries per run.", rich_help_panel=_SIMULATED)
+    ] = 1000,
+    runs: Annotated[int, typer.Option(help="Number of runs.", rich_help_panel=_SIMULATED)] = 4,
+    observer: Annotated[
+        Observer,
+        typer.Option(
+            help="'all' sees the model of every round, 'last' the last one only.",
+            rich_help_panel=_SIMULATED,
+        ),
+    ] = Observer.ALL,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Of the replica's noise and coins, to repeat an audit; default: a fresh one, "
+            "which the report names. A seed that was chosen by its result proves nothing.",
+            show_default=False,
+        ),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of each bound, in (0, 1).")] = 0.95,
+    fail_on: Annotated[
+        ViolationOnly | None, typer.Option(help="Exit with 4 at a violation.")
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="table or json.")] = Format.TABLE,
+) -> None:
+    """Bound epsilon from below, and compare it with what the accountant says.
+
+    Of a run, from the canaries that its plan put among the clients; of a plan, from canaries or a
+    paired replay on a replica of its server with simulated clients.
+
+    Example: privpart audit epsilon --plan examples/digits.toml --simulate --replay --out audit
+    """
+    if form is Format.CSV:
+        raise ConfigError("format=csv: the report is nested; use table or json.")
+    checks.probability("confidence", confidence)
+    if run is not None:
+        from privpart.run.canaries import AUDIT
+
+        folder = run / AUDIT if out is None else out
+        found = _of_run(run, confidence)
+    else:
+        if plan is None:
+            raise ConfigError("run is missing: name the folder of a run, or a plan (--plan).")
+        if not simulate and not replay:
+            raise ConfigError("plan: say how to audit it: --simulate, --replay or both.")
+        if out is None:
+            raise ConfigError("out is missing: name a folder for the report (--out).")
+        checks.count("count", count, minimum=_LEAST_CANARIES)
+        checks.count("runs", runs)
+        chosen = secrets.randbits(48) if seed is None else checks.count("seed", seed, minimum=0)
+        folder = out
+        found = _of_plan(
+            plan, confidence, chosen, replay, (count, runs, observer) if simulate else None
+        )
+    _write(found, folder, form)
+    if fail_on is not None and found.verdict == "VIOLATION":
+        raise typer.Exit(THRESHOLD_PASSED)
+
+
+def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
+    """Audit a finished run by its canaries. Its folder is only read, and no code of it is run."""
+    from attacks.planted import canary_clients
+    from privpart.cli.audit.replica import Scored
+    from privpart.cli.audit.verdict import judged
+    from privpart.experiment.train import kept_plan
+    from privpart.plan import PrivacyPlan
+    from privpart.run.canaries import read_canary_key, read_releases
+    from privpart.run.ledger import Ledger
+
+    ledger = Ledger(folder / "ledger.sqlite", read_only=True)
+    try:
+        rounds, histories = len(ledger.rows()), ledger.rounds_by_client()
+    finally:
+        ledger.close()
+    facts = ledger.facts
+    key = read_canary_key(folder, facts)
+    promised = PrivacyPlan.from_dict(facts["plan"])
+    if rounds < promised.rounds:
+        raise ConfigError(
+            f"{folder}: {rounds} of {promised.rounds} rounds are done, and coins stay secret until "
+            "the end. Resume the run (privpart train --resume), then audit it."
+        )
+    kept = kept_plan(facts, folder, None)
+    table = kept.canaries
+    if table is None or "parameters" not in facts:
+        raise ConfigError(f"{folder}: the plan in its ledger has no canaries; it was changed.")
+    shapes = [shape for _, shape in facts["parameters"]]
+    planted = canary_clients(
+        promised.mechanism,
+        promised.participation,
+        dim=sum(_product(shape) for shape in shapes),
+        momentum=kept.server.momentum,
+        key=key,
+        **table.model_dump(),
+    )
+    for client, own in planted.expected().items():
+        if list(own) != list(histories.get(client, ())):
+            raise ConfigError(
+                f"{folder}: {client} did not take part as its coin says, so the scores would be "
+                "wrong. Its update was refused, or the files are not those of this run."
+            )
+    seen = planted.seen(
+        read_releases(folder, planted.width, rounds),
+        noise_multiplier=promised.update_noise_multiplier,
+        clip_norm=promised.clip_norm,
+        report_goal=promised.report_goal,
+        learning_rate=kept.server.learning_rate,
+    )
+    about = {
+        "run_id": facts["run_id"],
+        "plan": promised.hash,
+        "observer": table.observer,
+        "other_clients": "unknown to the auditor: what they add widens the scores",
+        "noise": "secret" if facts["seed"] is None else "seeded: a simulation",
+    }
+    return judged(
+        about,
+        promised.guarantee(),
+        delta=facts["delta"],
+        confidence=confidence,
+        scored=Scored(seen.scores, planted.present, float(seen.mu.mean())),
+    )
+
+
+def _product(shape: list[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _of_plan(
+    path: Path,
+    confidence: float,
+    seed: int,
+    replay: bool,
+    canaries: tuple[int, int, Observer] | None,
+) -> "EpsilonAudit":
+    """Audit a replica of a plan's server."""
+    from privpart.cli.audit.replica import canary_scores, paired_replay
+    from privpart.cli.audit.verdict import judged
+    from privpart.experiment.plan_file import read
+
+    table = read(path)
+    replica, dim = _replica(table, path)
+    count, runs, observer = canaries or (0, 0, Observer.ALL)
+    groups = replica.plan.mechanism.groups
+    replayed = (1 + (1 if groups is None else len(groups.sizes))) * replay
+    delta = table.privacy.delta
+    with _progress(replica.plan.rounds * (runs + replayed)) as step:
+        scored = None
+        if canaries is not None:
+            scored = canary_scores(
+                replica, count=count, runs=runs, seed=seed, observer=observer.value, step=step
+            )
+        replays = (
+            paired_replay(replica, seed=seed, delta=delta, confidence=confidence, step=step)
+            if replay
+            else []
+        )
+    about = {
+        "replica": True,
+        "plan": table.hash,
+        "parameters": dim,
+        "parameters_of_replica": replica.dim,
+        "runs": runs,
+        "observer": observer.value,
+        "other_clients": "simulated: known to the auditor and subtracted",
+        "seed": seed,
+        "server_optimizer": replica.optimizer.kind,
+    }
+    return judged(
+        about,
+        replica.plan.guarantee(),
+        delta=delta,
+        confidence=confidence,
+        scored=scored,
+        replays=replays,
+    )
+
+
+def _replica(plan: "PlanFile", path: Path) -> "tuple[Replica, int]":
+    """Return a replica of a plan's server, and the number of parameters that the plan trains."""
+    from privpart.cli.audit.replica import Replica
+    from privpart.cli.train import tell_of_code
+    from privpart.experiment.training import training
+
+    if plan.select is not None:
+        raise ConfigError(f"plan {path}: has [select], whose updates are slices; not audited.")
+    if plan.model.builtin is not None:
+        model = plan.model.partial(groups=plan.groups())
+    else:
+        tell_of_code(plan)
+        model = training(plan, report=lambda _: None).model
+    sizes = None if plan.schedule is None else model.group_sizes
+    promised = plan.privacy_plan(sizes=sizes)
+    dim = model.flat.numel()
+    most = dim if promised.mechanism.groups is not None else _MOST_VALUES // promised.rounds
+    return Replica(promised, min(dim, most), plan.server), dim
+
+
+@contextmanager
+def _progress(total: int) -> "Iterator[Step]":
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("rounds of the replica", total=total)
+        yield lambda: progress.advance(bar)
+
+
+def _write(found: "EpsilonAudit", folder: Path, form: Format) -> None:
+    from privpart.cli.plots import draw_scores
+    from privpart.run.canaries import AUDIT_REPORT
+
+    values = found.to_dict()
+    text = json.dumps(values, indent=2, allow_nan=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / AUDIT_REPORT).write_text(text + "\n")
+        written = str(folder / AUDIT_REPORT)
+        if found.scored is not None:
+            draw_scores(
+                found.scored.scores, found.scored.present, found.claimed.mu, folder / PICTURE
+            )
+            written += f", {folder / PICTURE}"
+    except OSError as error:
+        raise ConfigError(f"out={folder}: cannot be used: {error.strerror}.") from None
+    if form is Format.JSON:
+        typer.echo(text)
+    else:
+        _show(found)
+    typer.echo(f"privpart: written: {written}", err=True)
+
+
+def _show(found: "EpsilonAudit") -> None:
+    """Print the audit as text."""
+    about = found.about
+    lines = [("verdict", found.verdict), *(("", reason) for reason in found.reasons)]
+    lines.append(("accountant", f"epsilon {found.epsilon:.4f}, mu {found.claimed.mu:.4f}"))
+    lines.append(("delta", f"{found.delta:g}"))
+    scored = found.scored
+    if scored is not None:
+        lines.append(
+            (
+                "canaries",
+                f"{len(scored.scores)}, {int(scored.present.sum())} took part; observer: "
+                f"{about['observer']} released models",
+            )
+        )
+        lines.append(("visible", f"mu {scored.mu:.4f}, {found.visible:.0%} of the accountant's"))
+        lines.append(("others", about["other_clients"]))
+    for replay in found.replays:
+        lines.append(
+            (
+                "replay",
+                f"signal {replay.signal:.5f} clip norms, noise {replay.sigma:.5f} "
+                f"({replay.draws:,} draws)",
+            )
+        )
+    if about.get("parameters_of_replica", 0) < about.get("parameters", 0):
+        lines.append(
+            (
+                "replica",
+                f"{about['parameters_of_replica']:,} of {about['parameters']:,} parameters",
+            )
+        )
+    lines += [("bound", str(bound)) for bound in found.bounds]
+    lines.append(("measured", found.measured()))
+    for name, value in lines:
+        typer.echo(f"  {name:<11} {value}")

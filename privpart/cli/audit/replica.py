@@ -1,0 +1,272 @@
+"""Replica: the plan's own server, run with made-up clients, so that nothing real is touched.
+
+The real ``Server`` runs the plan's mechanism, clip, divisor and optimiser through ``fit``. A few
+clients send the same vectors in every round, which the auditor knows and subtracts; they are zero
+in every other parameter, so that noise which needs an update is missed there. Beside them take
+part canaries (``canary_scores``), or one client more in one of two runs with the same noise
+(``paired_replay``). All noise comes from seeds.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from accounting import Mechanism
+from accounting.checks import ConfigError
+from attacks.canaries import Observer, round_covariance
+from attacks.planted import PlantedCanaries, SeenCanaries, sums_of_releases
+from attacks.replay import Replay, paired
+from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
+from privpart.loop import fit
+from privpart.messages import ClientId, ClientUpdate, RoundTask
+from privpart.noise.source import SeededSource
+from privpart.plan import PrivacyPlan
+from privpart.server import RoundCounts, Server, ServerOptimizer
+
+Array = NDArray[np.float64]
+Step = Callable[[], None]
+"""Called after each round of a replica."""
+_OTHERS = 2
+_SHORTER = 0.999
+"""Length of the other clients' updates in clip norms: none is clipped."""
+_MOST_VALUES = 10**7
+"""Rounds times parameters that a paired replay keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What is run again.
+
+    Args:
+        plan: the promise.
+        dim: number of parameters that the server trains.
+        optimizer: of the server; another kind than SGD is replaced by plain averaging, because
+            what it makes of the noised sums costs nothing and cannot be undone.
+        server: makes the server; another class than ``Server`` is a fault put in on purpose.
+    """
+
+    plan: PrivacyPlan
+    dim: int
+    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+    server: Callable[..., Server] = Server
+
+    def __post_init__(self) -> None:
+        if self.plan.noise_multiplier == 0:
+            raise ConfigError("plan: adds no noise, so there is no epsilon to audit.")
+        if self.plan.adaptive_clipping is not None:
+            raise ConfigError(
+                "plan: has adaptive_clipping, under which a canary's update has no fixed length. "
+                "Audit the plan without it."
+            )
+        if self.optimizer.kind != "sgd":
+            object.__setattr__(self, "optimizer", ServerOptimizer())
+        object.__setattr__(self, "plan", replace(self.plan, minimum_cohort=1))
+
+    def seen(self, planted: PlantedCanaries, releases: Array, known: Array | None) -> SeenCanaries:
+        """Return what the products of this replica's models say about its canaries."""
+        return planted.seen(
+            releases,
+            noise_multiplier=self.plan.update_noise_multiplier,
+            clip_norm=self.plan.clip_norm,
+            report_goal=self.plan.report_goal,
+            learning_rate=self.optimizer.learning_rate,
+            known=known,
+        )
+
+    def run(
+        self, canaries: CanaryClients, seed: int, read: Callable[[Tensor], Array], step: Step
+    ) -> Array:
+        """Run all rounds; return what ``read`` makes of the start and of every released model."""
+        server = self.server(
+            self.plan,
+            torch.zeros(self.dim),
+            source=SeededSource(_seed(seed, "noise")),
+            optimizer=self.optimizer,
+        )
+        rows = [read(server.parameters)]
+
+        def keep(server: Server, _: RoundCounts) -> None:
+            rows.append(read(server.parameters))
+            step()
+
+        others = _Others(self)
+        ids: list[list[ClientId]] = [
+            [f"other-{round_}-{i}" for i in range(_OTHERS)] for round_ in range(self.plan.rounds)
+        ]
+        cohorts = cohorts_with_canaries(ids, canaries)
+        fit(server, CanaryEngine(others, canaries), cohorts, commit=keep)
+        return np.stack(rows)
+
+    def known(self) -> Tensor:
+        """Return the sum of the other clients' updates of a round, (d,), in clip norms."""
+        return _Others(self).vectors.double().sum(0) / self.plan.clip_norm
+
+    def planted(self, count: int, observer: Observer = "all", **coins: object) -> PlantedCanaries:
+        """Return canaries of this plan; ``coins`` is their key, or which are present."""
+        return PlantedCanaries(
+            self.plan.mechanism,
+            self.plan.participation,
+            dim=self.dim,
+            count=count,
+            seed=0,
+            observer=observer,
+            momentum=self.optimizer.momentum,
+            **coins,  # type: ignore[arg-type]
+        )
+
+
+class _Others:
+    """The clients that the auditor knows: the same vectors in every round."""
+
+    def __init__(self, replica: Replica) -> None:
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(_OTHERS, replica.dim, generator=generator, dtype=torch.float64)
+        drawn[:, ::2] = 0
+        drawn *= _SHORTER * replica.plan.clip_norm / drawn.norm(dim=1, keepdim=True)
+        self.vectors = drawn.float()
+        groups = replica.plan.mechanism.groups
+        self._sizes = None if groups is None else list(groups.sizes)
+
+    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
+        for client, vector in zip(task.clients, self.vectors, strict=True):
+            yield task.update(client, self._active(vector, task))
+
+    def _active(self, vector: Tensor, task: RoundTask) -> Tensor:
+        if self._sizes is None or task.active is None:
+            return vector
+        pieces = torch.split(vector, self._sizes)
+        return torch.cat([pieces[g] for g in task.active])
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The canaries of one or several runs.
+
+    Attributes:
+        scores: N(0, 1) for who was absent, N(mu, 1) for who took part; (m,).
+        present: who took part, (m,).
+        mu: what the observer sees of the accountant's mu, on average over the canaries.
+    """
+
+    scores: Array
+    present: NDArray[np.bool_]
+    mu: float
+
+
+def canary_scores(
+    replica: Replica,
+    *,
+    count: int,
+    runs: int,
+    seed: int,
+    observer: Observer = "all",
+    step: Step = lambda: None,
+) -> Scored:
+    """Run a replica several times with canaries, each with noise and coins of its own.
+
+    Args:
+        replica: what is run.
+        count: canaries per run.
+        runs: number of runs.
+        seed: of noise and coins.
+        observer: see ``PlantedCanaries``.
+        step: called after each round.
+    """
+    found = []
+    present = []
+    total = replica.known()
+    for number in range(runs):
+        own = _seed(seed, f"run {number}")
+        key = hashlib.sha256(b"coins|%d" % own).digest()
+        planted = replica.planted(count, observer, key=key)
+        once = planted.project(total).numpy()
+        known = np.broadcast_to(once, (replica.plan.rounds, count))
+
+        def read(model: Tensor, planted: PlantedCanaries = planted) -> Array:
+            return np.asarray(planted.project(model).numpy())
+
+        releases = replica.run(planted, own, read, step)
+        found.append(replica.seen(planted, releases, known))
+        present.append(planted.present)
+    mu = float(np.mean([seen.mu for seen in found]))
+    scores = np.concatenate([seen.scores for seen in found])
+    return Scored(scores, np.concatenate(present), mu)
+
+
+def paired_replay(
+    replica: Replica,
+    *,
+    seed: int,
+    delta: float,
+    confidence: float,
+    step: Step = lambda: None,
+) -> list[Replay]:
+    """Run a replica without and with one client, under the same noise; one ``Replay`` per group.
+
+    Without groups there is one. Each group's client has its direction inside the group, and the
+    error is shared among the groups.
+
+    Raises:
+        ConfigError: more rounds times parameters than are kept.
+    """
+    plan = replica.plan
+    if plan.rounds * replica.dim > _MOST_VALUES:
+        raise ConfigError(
+            f"replay: {plan.rounds} rounds of {replica.dim} parameters are more than the "
+            f"{_MOST_VALUES:,} values that it keeps. Use canaries (--simulate) instead."
+        )
+    groups = plan.mechanism.groups
+    mechanisms = [plan.mechanism] if groups is None else list(groups.mechanisms)
+    active = [range(plan.rounds)] if groups is None else groups.active_rounds()
+    sizes = [replica.dim] if groups is None else list(groups.sizes)
+    nobody = np.zeros(len(sizes), dtype=bool)
+    without = _models(replica, nobody, seed, step)
+    known = torch.split(replica.known(), sizes)
+    found = []
+    ends = np.cumsum(sizes)
+    for g, mechanism in enumerate(mechanisms):
+        here = slice(int(ends[g]) - sizes[g], int(ends[g]))
+        one = nobody.copy()
+        one[g] = True
+        sums = [
+            _sums(replica, models[:, here], list(active[g]))
+            for models in (_models(replica, one, seed, step), without)
+        ]
+        found.append(
+            paired(
+                sums[0] - sums[1],
+                sums[1] - known[g].numpy(),
+                _covariance(mechanism),
+                delta=delta,
+                confidence=1 - (1 - confidence) / len(sizes),
+            )
+        )
+    return found
+
+
+def _covariance(mechanism: Mechanism) -> Array:
+    return round_covariance(mechanism.decoder())
+
+
+def _models(replica: Replica, present: NDArray[np.bool_], seed: int, step: Step) -> Array:
+    """Return the start and every released model, shape (n + 1, d), float32."""
+    planted = replica.planted(len(present), present=present)
+    return replica.run(planted, seed, lambda model: model.detach().numpy().copy(), step)
+
+
+def _sums(replica: Replica, models: Array, rounds: list[int]) -> Array:
+    """Return the noised sums of the rounds, in clip norms."""
+    own = replica.optimizer
+    means = sums_of_releases(
+        models.astype(np.float64), rounds, learning_rate=own.learning_rate, momentum=own.momentum
+    )
+    return np.asarray(means * (replica.plan.report_goal / replica.plan.clip_norm))
+
+
+def _seed(seed: int, purpose: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{purpose}|{seed}".encode()).digest()[:7])

@@ -1,0 +1,159 @@
+"""Verdict: what scores and replays prove about epsilon, beside what the accountant says.
+
+Bounds are printed at the confidence that was asked for. A VIOLATION is held to a stricter one, with
+all bounds together: a correct server would otherwise fail one audit in twenty, because the worst
+client's epsilon is the accountant's.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from scipy import stats
+
+from accounting import Guarantee
+from attacks import bounds
+from attacks.bounds import Bound
+from attacks.replay import ASSUMPTION, Replay
+from privpart.cli.audit.replica import Scored
+from privpart.run.canaries import AUDIT_SCHEMA
+
+SURE = 0.9999
+"""Confidence of a VIOLATION."""
+_HEADLINE = "pooled t"
+"""Method of the sentence in a run's report: fixed, since the best of several proves less."""
+
+Verdict = Literal["consistent", "VIOLATION"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpsilonAudit:
+    """What an audit found; ``judged`` makes it.
+
+    Attributes:
+        about: what was audited, ready for JSON.
+        claimed: the accountant's guarantee, without that of an earlier run.
+        delta: at which every epsilon is stated.
+        scored: the canaries; None if only a replay was made.
+        replays: paired replays, one per group of parameters.
+        bounds: each at the audit's confidence on its own.
+        reasons: what contradicts the accountant or the mechanism, a sentence each.
+    """
+
+    about: dict[str, Any]
+    claimed: Guarantee
+    delta: float
+    scored: Scored | None
+    replays: tuple[Replay, ...]
+    bounds: tuple[Bound, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def epsilon(self) -> float:
+        """The accountant's epsilon."""
+        return self.claimed.epsilon(self.delta)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether a bound passes the accountant's epsilon, or the noise is not the mechanism's."""
+        return "VIOLATION" if self.reasons else "consistent"
+
+    @property
+    def visible(self) -> float | None:
+        """Share of the accountant's mu that the observer of the canaries can see at all."""
+        return None if self.scored is None else self.scored.mu / self.claimed.mu
+
+    def measured(self) -> str:
+        """Return the sentence for a run's report."""
+        found = {bound.method: bound for bound in self.bounds}
+        chosen = self.bounds[-1] if self.replays else found[_HEADLINE]
+        least = math.floor(chosen.epsilon * 1000) / 1000
+        return f"epsilon at least {least:.3f} ({chosen.method}, {100 * chosen.confidence:g} %)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the audit as plain values under a schema name, ready for JSON."""
+        values: dict[str, Any] = {
+            "schema": AUDIT_SCHEMA,
+            **self.about,
+            "delta": self.delta,
+            "accountant": {"epsilon": self.epsilon, "mu": self.claimed.mu},
+            "verdict": self.verdict,
+            "verdict_confidence": SURE,
+            "reasons": list(self.reasons),
+            "measured": self.measured(),
+            "bounds": [asdict(bound) for bound in self.bounds],
+            "replays": [asdict(replay) for replay in self.replays],
+        }
+        if self.scored is None:
+            return values
+        scores, present = self.scored.scores, self.scored.present
+        plain = bounds.estimate(scores, present, delta=self.delta)
+        return values | {
+            "canaries": {
+                "count": len(scores),
+                "present": int(present.sum()),
+                "visible_mu": self.scored.mu,
+                "visible_share": self.visible,
+            },
+            "estimate_not_a_bound": asdict(plain),
+        }
+
+
+def judged(
+    about: dict[str, Any],
+    claimed: Guarantee,
+    *,
+    delta: float,
+    confidence: float,
+    scored: Scored | None = None,
+    replays: Sequence[Replay] = (),
+) -> EpsilonAudit:
+    """Return an audit with its bounds and verdict.
+
+    Args:
+        about: what was audited, ready for JSON.
+        claimed: the accountant's guarantee.
+        delta: in (0, 1).
+        confidence: of each bound, in (0, 1).
+        scored: the canaries.
+        replays: paired replays, one per group of parameters; their errors are shared.
+    """
+    found = _bounds(scored, replays, delta, confidence)
+    sure = 1 - (1 - SURE) / max(1, len(found))
+    said = claimed.epsilon(delta)
+    above = [b for b in _bounds(scored, replays, delta, sure) if b.epsilon > said]
+    reasons = [f"{bound}; the accountant says {said:.4g}." for bound in above]
+    faults = dict.fromkeys(fault for replay in replays for fault in replay.faults)
+    return EpsilonAudit(about, claimed, delta, scored, tuple(replays), found, (*reasons, *faults))
+
+
+def _bounds(
+    scored: Scored | None, replays: Sequence[Replay], delta: float, confidence: float
+) -> tuple[Bound, ...]:
+    each = 1 - (1 - confidence) / max(1, len(replays))
+    replayed = [_of_replay(replay, delta, each) for replay in replays]
+    # Each replay is wrong less often, so that the best of them is as often as was asked for.
+    highest = sorted(replayed, key=lambda bound: -bound.epsilon)[:1]
+    best = [replace(bound, confidence=confidence) for bound in highest]
+    return (*(() if scored is None else _of_scores(scored, delta, confidence)), *best)
+
+
+def _of_scores(scored: Scored, delta: float, confidence: float) -> Sequence[Bound]:
+    scores, present = scored.scores, scored.present
+    at: Any = {"delta": delta, "confidence": confidence}
+    return (
+        bounds.one_run(scores, present, **at),
+        bounds.one_run_gdp(scores, present, **at),
+        bounds.clopper_pearson(scores, present, **at),
+        bounds.guesses(scores, present, claimed_mu=scored.mu, **at),
+        bounds.pooled_t(scores, present, **at),
+    )
+
+
+def _of_replay(replay: Replay, delta: float, confidence: float) -> Bound:
+    """Return a replay's bound at another confidence."""
+    least = float(stats.chi2.ppf(1 - confidence, replay.draws))
+    highest = replay.sigma * math.sqrt(replay.draws / least) * (1 + 1e-9)
+    mu = replay.signal / highest
+    return bounds.from_mu("paired replay", ASSUMPTION, mu, delta=delta, confidence=confidence)

@@ -1,0 +1,100 @@
+"""Canary engine: an engine whose cohorts also hold canaries, clients that an auditor made up.
+
+A canary's update is a direction of the auditor's choice instead of training. It goes through the
+server as every client's does: the same messages, clip, limits and divisor, one update per client
+also where the real engine hands over sums. Which canaries there are, and which of them take part by
+a secret coin, is up to whoever implements ``CanaryClients``; the audit compares the released models
+of those that took part with those that did not.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from torch import Tensor
+
+from accounting.checks import ConfigError
+from privpart.loop import Engine, MeasuringEngine, SummingEngine
+from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, RoundTask
+
+
+class CanaryClients(Protocol):
+    """Clients of an auditor, and what the auditor reads from a released model."""
+
+    @property
+    def width(self) -> int:
+        """Number of directions."""
+        ...
+
+    def clients(self, round_: int) -> Sequence[ClientId]:
+        """Return the ids of the canaries that take part in a round; an absent one sends nothing."""
+        ...
+
+    def update(self, client: ClientId, round_: int, clip_norm: float) -> Tensor:
+        """Return a canary's update, shape (c,) for the c active parameters, float32.
+
+        The tensor may be overwritten by the next call.
+        """
+        ...
+
+    def project(self, parameters: Tensor) -> Tensor:
+        """Return the products of a model, shape (d,), with all directions: (width,), float64."""
+        ...
+
+
+class CanaryEngine:
+    """An engine that also carries the updates of canaries.
+
+    Args:
+        engine: computes the other clients of every task.
+        canaries: the auditor's clients.
+    """
+
+    def __init__(self, engine: Engine, canaries: CanaryClients) -> None:
+        self.engine = engine
+        self.canaries = canaries
+
+    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
+        """Yield the updates of the other clients, then those of the canaries."""
+        yield from self.engine.run(self._others(task), start)
+        yield from self.beside(task)
+
+    def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
+        """Return what the engine below does for the other clients; see ``beside``."""
+        if not isinstance(self.engine, SummingEngine):
+            return None
+        return self.engine.sums(self._others(task), start)
+
+    def beside(self, task: RoundTask) -> Iterator[ClientUpdate]:
+        """Yield the updates of the canaries, which are in no sum: the server clips each."""
+        asked = set(task.clients)
+        for client in self.canaries.clients(task.round):
+            if client in asked:
+                update = self.canaries.update(client, task.round, task.clip_norm)
+                yield task.update(client, update)
+
+    def health(self) -> ClientHealth | None:
+        """Return how the other clients of the last round trained; None if it is not measured."""
+        return self.engine.health() if isinstance(self.engine, MeasuringEngine) else None
+
+    def _others(self, task: RoundTask) -> RoundTask:
+        canaries = set(self.canaries.clients(task.round))
+        return replace(task, clients=tuple(c for c in task.clients if c not in canaries))
+
+
+def cohorts_with_canaries(
+    cohorts: Sequence[Sequence[ClientId]], canaries: CanaryClients
+) -> list[list[ClientId]]:
+    """Return the cohorts of a run with the canaries that take part in each round.
+
+    Raises:
+        ConfigError: a client of a cohort has the id of a canary.
+    """
+    planted = [list(canaries.clients(round_)) for round_ in range(len(cohorts))]
+    ids = {client for round_ in planted for client in round_}
+    for cohort in cohorts:
+        if taken := [client for client in cohort if client in ids]:
+            raise ConfigError(
+                f"canaries: a client has the id {taken[0]!r}, which is a canary's. Rename it."
+            )
+    return [[*cohort, *own] for cohort, own in zip(cohorts, planted, strict=True)]

@@ -1,0 +1,261 @@
+"""``privpart audit epsilon``: bounds on a run and on replicas, and faults that it must find."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+from faulty_servers import FAULTY
+
+from accounting import BinaryTree, BufferedToeplitz, ConfigError, Grouped, Participation
+from attacks import bounds
+from privpart import PrivacyPlan, Server, ServerOptimizer
+from privpart.cli.audit.replica import Replica, canary_scores, paired_replay
+from privpart.cli.audit.verdict import judged
+from privpart.run.canaries import measured_from_below
+from privpart.run.report import run_report
+
+PLAN = """
+schema = "privpart/plan/1"
+[privacy]
+rounds = 4
+clip_norm = 1
+noise_multiplier = 1.0
+delta = 1e-5
+mechanism = { name = "tree" }
+[model]
+name = "small_cnn"
+sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
+train = ["dense2.*"]
+seed = 7
+[data]
+task = "digits"
+users = 1437
+clients_per_round = 2
+[client]
+learning_rate = 0.1
+[server]
+learning_rate = 0.3
+momentum = 0.5
+"""
+CANARIES = """
+[canaries]
+count = 60
+"""
+RESTARTED = BinaryTree(8, restart_every=4)
+LIMITS = Participation(8, 2, 4)
+SGD = ServerOptimizer(learning_rate=0.3, momentum=0.5)
+
+
+def plan(mechanism=RESTARTED, participation=LIMITS, z=2.0) -> PrivacyPlan:
+    return PrivacyPlan(
+        mechanism=mechanism,
+        participation=participation,
+        clip_norm=0.5,
+        noise_multiplier=z,
+        report_goal=10,
+    )
+
+
+def replayed(promised, dim, server=Server, seed=4):
+    found = paired_replay(
+        Replica(promised, dim, SGD, server), seed=seed, delta=1e-5, confidence=0.95
+    )
+    return judged({}, promised.guarantee(), delta=1e-5, confidence=0.95, replays=found)
+
+
+def scored(promised, *, dim=4800, count=600, server=Server, seed=3, runs=1, **options):
+    found = canary_scores(
+        Replica(promised, dim, SGD, server), count=count, runs=runs, seed=seed, **options
+    )
+    return judged({}, promised.guarantee(), delta=1e-5, confidence=0.95, scored=found)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_replay_finds_every_fault(name):
+    assert replayed(plan(), 20_000, FAULTY[name]).verdict == "VIOLATION"
+
+
+SEEN_BY_CANARIES = (
+    "doubled clip",
+    "client's clip trusted",
+    "clip per layer",
+    "sigma / 2",
+)
+"""What 600 canaries of one run find; docs/lower-bounds.md says what they cannot."""
+
+
+@pytest.mark.parametrize("name", SEEN_BY_CANARIES)
+def test_canaries_find_large_faults(name):
+    assert scored(plan(), dim=1200, count=300, server=FAULTY[name]).verdict == "VIOLATION"
+
+
+MECHANISMS = {
+    "tree": (RESTARTED, LIMITS, 20_000),
+    "blt": (BufferedToeplitz(8, (0.9,), (0.3,)), Participation(8), 20_000),
+    "groups": (
+        Grouped(
+            ((0, 1), (0,), (1,), (0, 1)), (BinaryTree(3), BinaryTree(3)), (12_000, 8_000)
+        ),
+        Participation(4),
+        20_000,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_correct_server_is_consistent_and_the_replay_is_tight(name):
+    mechanism, participation, dim = MECHANISMS[name]
+    promised = plan(mechanism, participation)
+    audit = replayed(promised, dim)
+    assert audit.verdict == "consistent"
+    assert audit.bounds[-1].epsilon > 0.98 * audit.epsilon
+    audit = scored(promised, dim=600 if name != "groups" else dim, count=300)
+    assert audit.verdict == "consistent"
+    assert 0.9 < audit.visible <= 1 + 1e-9
+    assert audit.bounds[-1].epsilon > 0.3 * audit.epsilon
+
+
+def wrong(seeds, confidence, methods):
+    """Return how many bounds of each method are above the truth, on the correct server."""
+    promised = plan(BinaryTree(2), Participation(2), z=1.0)
+    truth = promised.guarantee()
+    failed = np.zeros(len(methods))
+    for seed in range(seeds):
+        found = canary_scores(Replica(promised, 40, SGD), count=40, runs=1, seed=seed)
+        assert found.mu == pytest.approx(truth.mu)
+        at = {"delta": 1e-5, "confidence": confidence}
+        for number, method in enumerate(methods):
+            own = {"claimed_mu": found.mu} if method is bounds.guesses else {}
+            bound = method(found.scores, found.present, **at, **own)
+            failed[number] += bound.epsilon > truth.epsilon(1e-5)
+    return failed
+
+
+QUICK = (bounds.clopper_pearson, bounds.guesses, bounds.pooled_t)
+
+
+def test_bounds_of_a_correct_server_hold_as_often_as_they_say():
+    """Of 50 audits at 80 %, at most 19 may fail: more have probability 1e-3 if the bounds hold."""
+    assert wrong(50, 0.8, QUICK).max() <= 19
+
+
+@pytest.mark.slow
+def test_400_audits_of_a_correct_server_fail_in_at_most_5_percent():
+    """More than 33 failures have probability 1e-3 if the bounds hold."""
+    assert wrong(400, 0.95, (*QUICK, bounds.one_run, bounds.one_run_gdp)).max() <= 33
+
+
+def test_who_sees_the_last_model_only_sees_less():
+    promised = plan(BinaryTree(8), Participation(8))
+    everything, last = (scored(promised, dim=600, count=300, observer=o) for o in ("all", "last"))
+    assert last.visible < everything.visible
+    present, absent = (
+        last.scored.scores[chosen] for chosen in (last.scored.present, ~last.scored.present)
+    )
+    assert present.mean() - absent.mean() == pytest.approx(last.scored.mu, abs=0.5)
+    assert np.std(absent) == pytest.approx(1, abs=0.25)
+
+
+def test_null_canaries_prove_nothing():
+    found = scored(plan(), dim=600, count=300)
+    coins = np.random.default_rng(0).integers(2, size=300).astype(bool)
+    assert bounds.pooled_t(found.scored.scores, coins, delta=1e-5, confidence=0.999).epsilon == 0
+
+
+@pytest.mark.parametrize(
+    ("promised", "said"),
+    [(plan(z=0.0), "adds no noise"), (plan(), "more than the 10,000,000 values")],
+)
+def test_replicas_that_are_impossible(promised, said):
+    with pytest.raises(ConfigError, match=said):
+        paired_replay(Replica(promised, 2_000_000, SGD), seed=0, delta=1e-5, confidence=0.95)
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plans")
+    (folder / "without.toml").write_text(PLAN)
+    (folder / "with.toml").write_text(PLAN + CANARIES)
+    return folder
+
+
+def test_a_run_with_canaries_is_audited_and_its_report_says_so(privpart, plans, tmp_path):
+    run = tmp_path / "run"
+    line = ["train", "--plan", str(plans / "with.toml"), "--out", str(run)]
+    done = privpart(*line, "--batching", "loop")
+    assert done.returncode == 0, done.stderr
+    told = privpart("audit", "epsilon", str(run), "--fail-on", "violation")
+    assert told.returncode == 0, told.stderr
+    assert "consistent" in told.stdout
+    report = json.loads((run / "audit" / "report.json").read_text())
+    assert report["schema"] == "privpart/audit-epsilon/1"
+    assert report["verdict"] == "consistent"
+    assert report["canaries"]["count"] == 60
+    assert (run / "audit" / "epsilon.png").stat().st_size > 1000
+    assert re.search(r"measured +epsilon at least \d", privpart("report", str(run)).stdout)
+    kept = run_report(run)
+    assert kept.to_dict()["measured"] == report["measured"]
+    for damage in ({"run_id": "other"}, {"measured": "\x1b[31mprivate"}, {"schema": "other"}):
+        (run / "audit" / "report.json").write_text(json.dumps(report | damage))
+        assert measured_from_below(run, report["run_id"]) is None
+    (run / "audit" / "report.json").write_bytes(b"[" * 100_000)
+    assert measured_from_below(run, report["run_id"]) is None
+    (run / "audit" / "report.json").unlink()
+    os.mkfifo(run / "audit" / "report.json")
+    assert measured_from_below(run, report["run_id"]) is None  # and does not wait
+    (run / "canary-key").write_bytes(bytes(32))
+    told = privpart("audit", "epsilon", str(run))
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
+    assert "not the key of this run" in told.stderr
+    (run / "canary-key").unlink()
+    assert "is lost" in privpart("audit", "epsilon", str(run)).stderr
+
+
+def test_a_replica_is_audited_without_touching_anything(privpart, plans, tmp_path):
+    out = tmp_path / "out"
+    told = privpart(
+        "audit", "epsilon", "--plan", str(plans / "without.toml"), "--simulate", "--replay",
+        "--count", "40", "--runs", "2", "--seed", "1", "--out", str(out), "--format", "json",
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    report = json.loads(told.stdout)
+    assert report["canaries"]["count"] == 80
+    assert report["replays"][0]["signal"] > 1
+    assert report["measured"].startswith("epsilon at least ")
+    assert (report["seed"], report["replica"]) == (1, True)
+    assert sorted(path.name for path in out.iterdir()) == ["epsilon.png", "report.json"]
+
+
+def test_a_violation_can_fail_a_job(privpart, plans, tmp_path, monkeypatch):
+    draw = Server._draw
+    monkeypatch.setattr(Server, "_draw", lambda server: draw(server) // 2)
+    line = ["audit", "epsilon", "--plan", str(plans / "without.toml"), "--replay", "--out"]
+    told = privpart(*line, str(tmp_path), "--fail-on", "violation")
+    assert told.returncode == 4
+    assert "VIOLATION" in told.stdout
+    assert privpart(*line, str(tmp_path)).returncode == 0
+
+
+def test_wrong_use_is_one_sentence(privpart, plans, tmp_path):
+    run = tmp_path / "run"
+    privpart("train", "--plan", str(plans / "without.toml"), "--out", str(run), "--seed", "0")
+    simulated = ["--plan", str(plans / "without.toml"), "--simulate", "--out", str(tmp_path)]
+    select = "examples/federated_select.toml"
+    for line, said in (
+        ([str(run)], "this run has no canaries"),
+        ([str(tmp_path / "nothing")], "holds no run"),
+        ([], "run is missing"),
+        (["--plan", str(plans / "without.toml")], "say how to audit it"),
+        (simulated[:3], "out is missing"),
+        ([*simulated, "--count", "5"], "--count 5: must be"),
+        ([*simulated, "--confidence", "1"], "--confidence 1"),
+        ([*simulated, "--format", "csv"], "the report is nested"),
+        ([str(run), *simulated[:2]], "leave out --plan"),
+        (["--plan", select, "--simulate", "--out", str(tmp_path)], "slices"),
+    ):
+        told = privpart("audit", "epsilon", *line)
+        assert told.returncode == 2, line
+        assert said in told.stderr, line
+        assert told.stderr.count("\n") == 1, line
