@@ -54,11 +54,13 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
     if norm <= clip_norm:
         return update
     if not clip_norm / norm >= _LEAST_FACTOR:
-        if not bool(torch.isfinite(update).all()):
-            return torch.zeros_like(update)
-        # Too long for one factor: shorten it first to coordinates of at most 1.
-        update = update / update.abs().max()
+        # Too long for one factor: shorten it first to coordinates of at most 1, in a copy, which no
+        # other thread writes to. What is not finite, or only zeros by now, becomes NaN.
+        update = update.clone()
+        update.div_(update.abs().max())
         norm = l2_norm(update)
+        if not math.isfinite(norm):
+            return torch.zeros_like(update)
     return torch.mul(update, clip_norm / norm * _MARGIN, out=out)
 
 

@@ -269,19 +269,14 @@ def python_blocks(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 
 
-def test_readme_shows_what_the_commands_print():
+def test_readme_shows_what_the_commands_print(privpart):
     shown = re.findall(
         r"```\n\$ privpart (.*?)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
     )
     assert shown
-    # tests/cli/test_mechanisms.py compares what that command prints: it takes 15 seconds
+    # tests/cli/test_mechanisms.py compares what that command prints: it takes a minute
     for command, output in [pair for pair in shown if not pair[0].startswith("mechanisms")]:
-        done = subprocess.run(
-            [sys.executable, "-m", "privpart.cli.main", *command.split()],
-            capture_output=True,
-            text=True,
-        )
-        lines = [line.rstrip() for line in done.stdout.splitlines()]
+        lines = [line.rstrip() for line in privpart(*command.split()).stdout.splitlines()]
         assert [line for line in lines if line] == [line for line in output.splitlines() if line]
 
 

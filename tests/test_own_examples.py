@@ -1,7 +1,8 @@
 """The examples of plans with code of one's own, as their authors use them, from a clean folder.
 
-Each is trained, killed, resumed, reported, exported, and loaded by its own network.py where
-privpart cannot be imported. A plan file and ``privpart.train`` train the same model.
+Each is trained, killed or interrupted, resumed, reported, exported, and loaded by its own
+network.py where privpart cannot be imported. A plan file and ``privpart.train`` train the same
+model.
 """
 
 import json
@@ -25,6 +26,7 @@ from privpart.experiment import own_code
 from privpart.experiment.export import released_module
 from privpart.experiment.plan_file import read
 from privpart.experiment.training import training
+from privpart.loop import MetricsFiles
 from privpart.run.report import run_report
 
 OWN = Path(__file__).parent.parent / "examples" / "own"
@@ -118,15 +120,33 @@ def predicted(module, inputs):
     return module(**inputs) if isinstance(inputs, dict) else module(inputs)
 
 
+def kill(_, *arguments):
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+
+
+def interrupt(privpart, *arguments):
+    def stop(_, record):
+        if record.round == DONE - 1:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MetricsFiles, "__call__", stop)
+        told(privpart(*arguments), 130)
+
+
+STOPPED = {"lstm": kill, "regression": interrupt, "resnet18": interrupt}
+"""A process of its own takes seconds to import torch."""
+
+
 @pytest.mark.parametrize("folder", EXAMPLES, indirect=True)
-def test_it_is_trained_killed_resumed_and_out_again(folder, request, privpart, plain):
+def test_it_is_trained_stopped_resumed_and_out_again(folder, request, privpart, plain):
     example = request.node.callspec.params["folder"]
     plan, run = str(folder / "plan.toml"), "run"
     seeded = ("train", "--plan", plan, "--seed", "5", "--evaluate-every", "3", "--out")
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, *seeded, run], capture_output=True, text=True
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    STOPPED[example](privpart, *seeded, run)
     assert run_report(run).rounds == DONE
     told(privpart("train", "--resume", "--out", run))
     told(privpart(*seeded, "whole"))

@@ -1,12 +1,11 @@
 """The examples of Hugging Face networks with LoRA, as their authors use them, from a clean folder.
 
 Each is trained, interrupted, resumed, reported, exported, and loaded without privpart. The
-libraries take nine seconds of processor time to import, so only one test starts a process for them.
+libraries take nine seconds of processor time to import, so no test starts a process for them.
 """
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -31,18 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
 ]
 ONLINE = {"mechanism": {"name": "tree", "estimator": "online"}}
-KILLED = """
-import os, signal, sys
-from privpart.cli.main import main
-from privpart.loop import MetricsFiles
-
-def die(self, record):
-    if record.round == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-MetricsFiles.__call__ = die
-main()
-"""
 
 
 @pytest.fixture
@@ -67,6 +54,20 @@ def told(result, status=0):
     assert result.returncode == status, result.stderr
     assert "Traceback" not in result.stderr
     return result.stdout
+
+
+def interrupted(privpart, last, *arguments):
+    """Interrupt a training after a round."""
+
+    def interrupt(_, record):
+        if record.round == last:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MetricsFiles, "__call__", interrupt)
+        stopped = privpart(*arguments)
+    told(stopped, 130)
+    return stopped
 
 
 @torch.no_grad()
@@ -114,9 +115,7 @@ def same_predictions(task, rank, files, inputs, expected):
 def test_bert_on_a_table_of_texts(folder, tmp_path, privpart):
     plan, run, whole = str(folder / "plan.toml"), tmp_path / "run", tmp_path / "undisturbed"
     seeded = ("train", "--plan", plan, "--seed", "5", "--evaluate-every", "4")
-    command = [sys.executable, "-c", KILLED, *seeded, "--out", str(run)]
-    killed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    interrupted(privpart, 2, *seeded, "--out", str(run))
     assert run_report(run).rounds == 3
 
     told(privpart("train", "--resume", "--out", str(run)))
@@ -141,14 +140,7 @@ def test_gpt2_on_lines_by_speaker(folder, tmp_path, privpart):
     plan, run, whole = str(folder / "plan.toml"), tmp_path / "run", tmp_path / "undisturbed"
     seeded = ("train", "--plan", plan, "--seed", "5", "--evaluate-every", "4")
 
-    def interrupt(_, record):
-        if record.round == 4:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MetricsFiles, "__call__", interrupt)
-        stopped = privpart(*seeded, "--out", str(run))
-    told(stopped, 130)
+    stopped = interrupted(privpart, 4, *seeded, "--out", str(run))
     assert "5 of 12 rounds are committed" in stopped.stderr
     told(privpart("train", "--resume", "--out", str(run)))
     told(privpart(*seeded, "--out", str(whole)))

@@ -32,7 +32,8 @@ def wheel(source, tmp_path_factory) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def test_top_level_packages_are_exactly_three_and_typed(wheel):
+def test_it_has_exactly_three_packages_that_are_typed_and_answers_alone(wheel, tmp_path):
+    """Unpacked on a path of its own, with this environment's dependencies."""
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"accounting", "attacks", "privpart"}
@@ -41,9 +42,6 @@ def test_top_level_packages_are_exactly_three_and_typed(wheel):
     assert plans <= set(names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 
-
-def test_the_wheel_alone_answers(wheel, tmp_path):
-    """Unpacked on a path of its own, with this environment's dependencies."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
         "import sys, accounting, privpart, attacks; from privpart.cli.main import main;"

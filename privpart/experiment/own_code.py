@@ -72,8 +72,9 @@ _FORMS = '"./file.py:function" or "package.module:function"'
 _OUR_ROOT = str(Path(__file__).resolve().parents[2])
 _OUR_PACKAGES = ("accounting", "attacks", "privpart")
 _SITES = {"site-packages", "dist-packages"}
+_OUR_FOLDERS = tuple(f"{_OUR_ROOT}/{package}/" for package in _OUR_PACKAGES)
 _PYTHON_FOLDERS = tuple(
-    os.path.realpath(sysconfig.get_path(name, vars={"platbase": sys.base_exec_prefix}))
+    os.path.realpath(sysconfig.get_path(name, vars={"platbase": sys.base_exec_prefix})) + "/"
     for name in ("stdlib", "platstdlib")
 )
 _LOADERS: Any = (
@@ -257,6 +258,7 @@ class _Search:
         ]
         self._path = list(dict.fromkeys([*roots, *path]))
         self._finders: dict[str, FileFinder] = {}
+        self._lists: dict[str, list[tuple[Distribution, str]]] = {}
         self._known: dict[str, _Module | None] = {}
 
     def module(self, name: str) -> _Module | None:
@@ -360,7 +362,7 @@ class _Search:
         if root == _OUR_ROOT and top in _OUR_PACKAGES:
             ours = next(_installed(self._path, "privpart"), None)
             return "privpart", ours.version if ours else "not installed"
-        owners = self._owners.get((root, top), [])
+        owners = self._owners(root, top)
         if len(owners) > 1:  # a namespace that distributions share
             owners = [owner for owner in owners if f"\n{file}," in _recorded(owner)] or owners
         if owners:
@@ -379,19 +381,15 @@ class _Search:
                     places.update({top: Path(place) for top, place in rows})
         return places
 
-    @cached_property
-    def _owners(self) -> dict[tuple[str, str], list[Distribution]]:
-        """By folder and name of a top-level module, the distributions that installed it there."""
-        owners: dict[tuple[str, str], list[Distribution]] = {}
-        for found in _installed(self._path):
-            root = str(_absolute(Path(str(found.locate_file("")))))
-            lines = _recorded(found)
-            names = {line.partition(",")[0].partition("/")[0] for line in lines.splitlines()}
-            if _SITES & set(Path(root).parts):  # elsewhere, an editable install has this, too
-                names |= set((found.read_text("top_level.txt") or "").split())
-            for name in {name.partition(".")[0] for name in names}:
-                owners.setdefault((root, name), []).append(found)
-        return owners
+    def _owners(self, root: str, top: str) -> list[Distribution]:
+        """Return the distributions that installed a top-level module into a folder."""
+        if root not in self._lists:
+            found = _installed([root] if root in self._path else [])
+            self._lists[root] = [(each, _recorded(each) + _tops(each, root)) for each in found]
+        begins = tuple(f"\n{top}{end}" for end in "/.,")
+        return [
+            each for each, names in self._lists[root] if any(begin in names for begin in begins)
+        ]
 
 
 def _installed(path: list[str], name: str | None = None) -> Iterator[Distribution]:
@@ -402,6 +400,13 @@ def _installed(path: list[str], name: str | None = None) -> Iterator[Distributio
 def _recorded(distribution: Distribution) -> str:
     """Return the list of installed files, each after a line break and before a comma."""
     return "\n" + (distribution.read_text("RECORD") or "")
+
+
+def _tops(distribution: Distribution, root: str) -> str:
+    """Return the top-level modules that a distribution names, written as ``_recorded`` does."""
+    if not _is_in_site(f"{root}/"):  # elsewhere, an editable install says so, too
+        return ""
+    return "".join(f"\n{top}," for top in (distribution.read_text("top_level.txt") or "").split())
 
 
 class _Reader:
@@ -918,15 +923,21 @@ def _near(name: str, names: Iterable[str]) -> str:
 
 def _is_own(file: str) -> bool:
     """Return whether a file is neither Python's, nor installed, nor ours."""
-    ours = any(_is_inside(file, f"{_OUR_ROOT}/{package}") for package in _OUR_PACKAGES)
-    python = _is_pythons(file) or file.startswith("<")
-    return not (ours or python or _SITES & set(Path(file).parts))
+    if file.startswith(("<", *_OUR_FOLDERS)):
+        return False
+    return not (_is_in_site(file) or _is_pythons(file))
 
 
 def _is_pythons(file: str) -> bool:
-    real = os.path.realpath(file)
-    installed = _SITES & set(Path(file).parts)
-    return not installed and any(_is_inside(real, folder) for folder in _PYTHON_FOLDERS)
+    if _is_in_site(file):
+        return False
+    # load asks this of every module in memory, and to resolve a path takes longer than all else
+    plain = file.startswith(_PYTHON_FOLDERS) and ".." not in file and not Path(file).is_symlink()
+    return plain or os.path.realpath(file).startswith(_PYTHON_FOLDERS)
+
+
+def _is_in_site(file: str) -> bool:
+    return not _SITES.isdisjoint(file.split("/"))
 
 
 def _is_inside(file: str, folder: str) -> bool:

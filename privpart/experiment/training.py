@@ -305,7 +305,7 @@ def _local(plan: PlanFile, own: Own, code: Code) -> LocalTraining:
         if given is not None:
             changes[name] = given
         elif key in code:
-            changes[name] = own_code.load(plan.references()[key], plan.folder)
+            changes[name] = vars(code[key])["__wrapped__"]  # the one that workers find by name
     return replace(plan.client, **changes)
 
 

@@ -399,6 +399,7 @@ def test_a_diverged_metric_is_no_mistake(tmp_path, privpart):
     assert [row["metric"] for row in written if "metric" in row][-1] is None
 
 
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize(
     ("code", "says"),
     [

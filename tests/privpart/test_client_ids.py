@@ -221,8 +221,8 @@ def test_a_huge_id_is_refused_without_being_read(tmp_path):
 def test_another_id_in_a_row_is_noticed(tmp_path_factory, column):
     path = a_ledger(tmp_path_factory.mktemp("ledger") / "ledger.sqlite")
     with sqlite3.connect(path) as db:
-        same = db.execute("SELECT ?1 = client AND typeof(?1) = typeof(client) FROM participations "
-                          "WHERE typeof(client) = 'text'", (column,)).fetchone()[0]  # fmt: skip
+        query = "SELECT :id = client AND typeof(:id) = typeof(client) FROM participations"
+        same = db.execute(f"{query} WHERE typeof(client) = 'text'", {"id": column}).fetchone()[0]
         db.execute("UPDATE participations SET client = ? WHERE typeof(client) = 'text'", (column,))
     db.close()
     if same:

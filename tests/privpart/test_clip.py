@@ -44,6 +44,29 @@ def test_huge_float64_is_clipped_not_dropped():
     torch.testing.assert_close(clipped, torch.full((2,), 0.5**0.5, dtype=torch.float64))
 
 
+class Overwritten(torch.Tensor):
+    """An update that another thread writes to when its norm, or its largest entry, was read."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), options=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            found = function(*arguments, **(options or {}))
+            if function.__name__ == cls.after:
+                cls.held.copy_(cls.content)
+        return found
+
+
+@pytest.mark.parametrize("content", [0.0, 1e-45, 1e38, math.inf, math.nan])
+@pytest.mark.parametrize("after", ["split", "clone", "abs", "max", "isfinite"])
+def test_an_update_that_is_overwritten_while_it_is_clipped_stays_within_the_norm(after, content):
+    update = torch.full((4,), 1e38)
+    Overwritten.after, Overwritten.held, Overwritten.content = after, update, torch.tensor(content)
+    clipped = clip(update.as_subclass(Overwritten), 1.0)
+    with torch._C.DisableTorchFunctionSubclass():
+        assert torch.isfinite(clipped).all()
+        assert exact_norm(clipped) <= 1
+
+
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, float("nan"), float("inf")])
 def test_bad_clip_norms(clip_norm):
     with pytest.raises(ConfigError, match="clip_norm"):

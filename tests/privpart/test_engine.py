@@ -187,6 +187,7 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
     assert torch.equal(torch.stack(scheduled), alone_then)
 
 
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize(
     "options",
     [{"deterministic": True}, pytest.param({"batching": "loop"}, marks=pytest.mark.slow)],
@@ -235,6 +236,7 @@ def test_bfloat16_is_the_same_training_roughly(network):
     assert difference.median() < 0.2  # 0.9 with the weights of the first step in every step
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_bfloat16_returns_the_same_bits_from_any_number_of_workers():
     data, local = users(), LOCALS["epochs"]
     options = {"deterministic": True, "precision": "bfloat16"}
@@ -311,6 +313,7 @@ def test_vmap_is_refused_where_it_would_be_ignored(objective, mu):
             list(engine.run(task, start))
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
     data, local = users(), LOCALS["epochs"]
     alone = updates(dense(["dense3.*"]), data, local, deterministic=True)

@@ -294,6 +294,7 @@ def test_one_step_of_adam_is_adams():
     assert (together - descent).norm(dim=1).min() > 0.5 * loop.norm(dim=1).min()  # power
 
 
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_schedule_of_local_training_is_followed(workers):
     rates = {0: 0.3, 1: 0.1}
@@ -309,6 +310,7 @@ def test_a_schedule_of_local_training_is_followed(workers):
             assert torch.equal(found, alone)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_answers_to_a_round_that_was_left_open_are_never_anothers():
     """Answers still in the pipes were once taken for those of the next round."""
     data = users(clients=40)
@@ -333,6 +335,7 @@ def test_answers_to_a_round_that_was_left_open_are_never_anothers():
         assert torch.equal(retried, out)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_the_same_bits_whatever_the_number_of_threads():
     torch.set_num_threads(2)
     try:
@@ -367,6 +370,7 @@ def bracketed():
     return nn.Sequential(OrderedDict(layers))
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_workers_take_names_for_names_not_for_patterns():
     with engine(bracketed, workers=2, batching="loop") as one:
         found = torch.stack([u.update for u in one.run(TASK, one.model.flat.clone())])

@@ -29,6 +29,7 @@ from privpart.engines.methods import LocalComputation, Method, client_generator
 from privpart.engines.workers import WorkerError
 from privpart.loop import HealthFile
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
 TASK = RoundTask(0, (0, 1, 2, 3), 0.05, "plan")
 LOCAL = LocalTraining(0.3, 2, 2)
 

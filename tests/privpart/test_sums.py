@@ -397,6 +397,7 @@ def forced(one):
     return one
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_every_client_is_in_one_sum_for_any_number_of_workers(monkeypatch):
     monkeypatch.setattr(local_work, "LARGEST_PASS", 16)  # more chunks than workers have slots
     data = users(sizes=[2] * 300)
@@ -466,6 +467,7 @@ def test_what_is_summed_at_once_is_public():
     assert work(NETWORKS["cnn"], wide).clients_per_ghost_sum(TASK) == 15 // 8
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_workers_of_a_round_without_examples_make_room_for_sums():
     data = Users(
         users().x, users().y, [torch.arange(0), *users(sizes=[2] * 16).indices], allow_empty=True
@@ -548,6 +550,7 @@ def plan(**change):
     return PrivacyPlan(**(fields | change))
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_run_with_sums_is_the_run_without():
     found = []
     for one in (engine(deterministic=True), forced(engine(workers=2))):
