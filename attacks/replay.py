@@ -30,8 +30,8 @@ from attacks.bounds import Bound, from_mu
 
 Array = NDArray[np.float64]
 ASSUMPTION = "Gaussian noise with the mechanism's correlations (tested)"
-_PART = 1 << 16
-"""Parameters that are whitened at a time."""
+_PART = 1 << 22
+"""Values that are whitened at a time."""
 _FALSE_ALARM = 1e-6
 """Probability that sound noise fails one of the tests."""
 
@@ -139,8 +139,9 @@ def _whitened_gram(root: Array, vectors: Tensor | Array, name: str) -> tuple[Arr
         )
     gram = np.zeros((rounds, rounds))
     quietest = math.inf
-    for start in range(0, vectors.shape[1], _PART):
-        part = np.asarray(vectors[:, start : start + _PART], dtype=np.float64)
+    columns = max(1, _PART // rounds)
+    for start in range(0, vectors.shape[1], columns):
+        part = np.asarray(vectors[:, start : start + columns], dtype=np.float64)
         if not np.isfinite(part).all():
             raise ConfigError(f"{name}: has values that are not finite.")
         white = solve_triangular(root, part, lower=True, check_finite=False)
