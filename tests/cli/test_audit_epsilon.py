@@ -173,6 +173,17 @@ def test_replicas_that_are_impossible(promised, said):
         paired_replay(Replica(promised, 2_000_000, SGD), seed=0, delta=1e-5, confidence=0.95)
 
 
+def test_an_optimiser_that_cannot_be_undone_is_replaced_and_the_audit_says_so(
+    privpart, plans, tmp_path
+):
+    adam = tmp_path / "adam.toml"
+    adam.write_text(PLAN.replace("momentum = 0.5", 'kind = "adam"'))
+    told = privpart("audit", "epsilon", "--plan", str(adam), "--replay", "--out", str(tmp_path))
+    assert told.returncode == 0, told.stderr
+    assert "sgd in place of adam" in told.stdout
+    assert "consistent" in told.stdout
+
+
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plans")

@@ -205,7 +205,7 @@ def _of_plan(
     from privpart.experiment.plan_file import read
 
     table = read(path)
-    replica, dim = _replica(table, path)
+    replica, dim = _replica(table, path, replay)
     count, runs, observer = canaries or (0, 0, Observer.ALL)
     groups = replica.plan.mechanism.groups
     replayed = (1 + (1 if groups is None else len(groups.sizes))) * replay
@@ -230,7 +230,8 @@ def _of_plan(
         "observer": observer.value,
         "other_clients": "simulated: known to the auditor and subtracted",
         "seed": seed,
-        "server_optimizer": replica.optimizer.kind,
+        "server_optimizer": table.server.kind,
+        "server_optimizer_of_replica": replica.optimizer.kind,
     }
     return judged(
         about,
@@ -242,9 +243,12 @@ def _of_plan(
     )
 
 
-def _replica(plan: "PlanFile", path: Path) -> "tuple[Replica, int]":
-    """Return a replica of a plan's server, and the number of parameters that the plan trains."""
-    from privpart.cli.audit.replica import Replica
+def _replica(plan: "PlanFile", path: Path, replay: bool) -> "tuple[Replica, int]":
+    """Return a replica of a plan's server, and the number of parameters that the plan trains.
+
+    A large model is replaced by a part of it: mu does not depend on the number of parameters.
+    """
+    from privpart.cli.audit.replica import MOST_KEPT, Replica
     from privpart.cli.train import tell_of_code
     from privpart.experiment.training import training
 
@@ -258,7 +262,9 @@ def _replica(plan: "PlanFile", path: Path) -> "tuple[Replica, int]":
     sizes = None if plan.schedule is None else model.group_sizes
     promised = plan.privacy_plan(sizes=sizes)
     dim = model.flat.numel()
-    most = dim if promised.mechanism.groups is not None else _MOST_VALUES // promised.rounds
+    most = (MOST_KEPT if replay else _MOST_VALUES) // promised.rounds
+    if promised.mechanism.groups is not None:
+        most = dim
     return Replica(promised, min(dim, most), plan.server), dim
 
 
@@ -303,12 +309,14 @@ def _show(found: "EpsilonAudit") -> None:
     lines.append(("accountant", f"epsilon {found.epsilon:.4f}, mu {found.claimed.mu:.4f}"))
     lines.append(("delta", f"{found.delta:g}"))
     scored = found.scored
+    if "noise" in about:
+        lines.append(("noise", about["noise"]))
     if scored is not None:
+        looks = "all released models" if about["observer"] == "all" else "the last model only"
         lines.append(
             (
                 "canaries",
-                f"{len(scored.scores)}, {int(scored.present.sum())} took part; observer: "
-                f"{about['observer']} released models",
+                f"{len(scored.scores)}, {int(scored.present.sum())} took part; seen are {looks}",
             )
         )
         lines.append(("visible", f"mu {scored.mu:.4f}, {found.visible:.0%} of the accountant's"))
@@ -328,6 +336,8 @@ def _show(found: "EpsilonAudit") -> None:
                 f"{about['parameters_of_replica']:,} of {about['parameters']:,} parameters",
             )
         )
+    if about.get("server_optimizer") != (used := about.get("server_optimizer_of_replica")):
+        lines.append(("optimiser", f"{used} in place of {about['server_optimizer']}"))
     lines += [("bound", str(bound)) for bound in found.bounds]
     lines.append(("measured", found.measured()))
     for name, value in lines:

@@ -34,7 +34,7 @@ Step = Callable[[], None]
 _OTHERS = 2
 _SHORTER = 0.999
 """Length of the other clients' updates in clip norms: none is clipped."""
-_MOST_VALUES = 10**7
+MOST_KEPT = 10**7
 """Rounds times parameters that a paired replay keeps."""
 
 
@@ -215,10 +215,10 @@ def paired_replay(
         ConfigError: more rounds times parameters than are kept.
     """
     plan = replica.plan
-    if plan.rounds * replica.dim > _MOST_VALUES:
+    if plan.rounds * replica.dim > MOST_KEPT:
         raise ConfigError(
             f"replay: {plan.rounds} rounds of {replica.dim} parameters are more than the "
-            f"{_MOST_VALUES:,} values that it keeps. Use canaries (--simulate) instead."
+            f"{MOST_KEPT:,} values that it keeps. Use canaries (--simulate) instead."
         )
     groups = plan.mechanism.groups
     mechanisms = [plan.mechanism] if groups is None else list(groups.mechanisms)
