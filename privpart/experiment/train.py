@@ -263,13 +263,7 @@ def begin(
     if plan.code() != code:
         raise ConfigError("plan: the code that it names changed while it was loaded; begin again.")
     promised = setup.promise(code)
-    if promised.sampling is None:
-        refuse_short_cohorts(promised, setup.cohorts)
-    else:
-        refuse_sampled(promised, plan.privacy.delta, fork_of)
-    refuse_noise(promised.update_noise_multiplier, setup.start.numel())
-    if plan.data.task is None and setup.metric is not None:
-        setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
+    _refuse(promised, setup, fork_of)
     facts = _facts(plan, setup, own, code)
     key = new_canary_key(seed)
     if plan.canaries is not None:
@@ -296,6 +290,17 @@ def _write_plan(run: RunFolder, text: str) -> None:
         raise StorageError(
             f"{run.path / PLAN} cannot be written: {error}. The run has begun: resume it."
         ) from None
+
+
+def _refuse(promised: PrivacyPlan, setup: Training, fork_of: Path | None) -> None:
+    """Check that a training can keep its promise to the end."""
+    if promised.sampling is None:
+        refuse_short_cohorts(promised, setup.cohorts)
+    else:
+        refuse_sampled(promised, setup.plan.privacy.delta, fork_of)
+    refuse_noise(promised.update_noise_multiplier, setup.start.numel())
+    if setup.plan.data.task is None and setup.metric is not None:
+        setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
 
 
 def refuse_sampled(promised: PrivacyPlan, delta: float, fork_of: Path | None) -> None:

@@ -4,6 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
 from privpart.run.files import read_state
@@ -40,10 +43,31 @@ def fork(
             "sampling: an amplified epsilon does not compose with that of the old run; fork under "
             "a plan without sampling."
         )
-    folder = Path(old)
-    lock = locked(folder)
+    before, was, start = _forked(Path(old))
+    open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]
+    about = {"earlier_mu": before.mu, "fork_of": was["run_id"], "inherited": open_ones}
+    said = facts or {}
+    if taken := sorted(said.keys() & about.keys()):
+        raise ConfigError(f"facts: {', '.join(taken)} are the fork's own names. Choose others.")
+    if said.get("rest") != was.get("rest"):
+        raise ConfigError(
+            f"{old} is of another model: its trained parameters do not fit this plan's frozen part "
+            "or order of slices. Use the same table [model] and, if slices take turns, the same "
+            "number of rounds and shared keys."
+        )
+    population = said.get("population_name", was.get("population_name"))
+    if population is not None:
+        about["population_name"] = population
+    seen = merge_seen(was.get("seen_in_clear"), said.get("seen_in_clear"))
+    about = {**said, **about, "seen_in_clear": seen}
+    return RunFolder.create(new, plan, facts=about, start=start)
+
+
+def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:
+    """Return report, facts and released parameters of the run to start from."""
+    lock = locked(old)
     try:
-        before = run_report(folder, delta=0.5).guarantee  # for mu, which does not depend on delta
+        before = run_report(old, delta=0.5).guarantee  # for mu, which does not depend on delta
         if before.noise_source != "os":
             raise ConfigError(
                 f"{old} was not private: its noise is seeded, so its cost has no bound."
@@ -56,29 +80,13 @@ def fork(
             )
         if before.sampling is not None:
             raise ConfigError(f"{old} samples who takes part: it is never forked. Begin a new run.")
-        ledger = Ledger(folder / "ledger.sqlite", read_only=True)
+        ledger = Ledger(old / "ledger.sqlite", read_only=True)
         rows = ledger.rows()
         ledger.close()
         if not rows:
             raise ConfigError(f"{old} has no committed round to start from. Begin a new run.")
-        newest = folder / newest_state(ledger.facts, len(rows))
+        newest = old / newest_state(ledger.facts, len(rows))
         tensors, _ = read_state(newest, newest_state_hash(ledger.facts, rows))
     finally:
         lock.release()
-    open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]
-    about = {"earlier_mu": before.mu, "fork_of": ledger.facts["run_id"], "inherited": open_ones}
-    said = facts or {}
-    if taken := sorted(said.keys() & about.keys()):
-        raise ConfigError(f"facts: {', '.join(taken)} are the fork's own names. Choose others.")
-    if said.get("rest") != ledger.facts.get("rest"):
-        raise ConfigError(
-            f"{old} is of another model: its trained parameters do not fit this plan's frozen part "
-            "or order of slices. Use the same table [model] and, if slices take turns, the same "
-            "number of rounds and shared keys."
-        )
-    population = said.get("population_name", ledger.facts.get("population_name"))
-    if population is not None:
-        about["population_name"] = population
-    seen = merge_seen(ledger.facts.get("seen_in_clear"), said.get("seen_in_clear"))
-    about = {**said, **about, "seen_in_clear": seen}
-    return RunFolder.create(new, plan, facts=about, start=tensors["parameters"])
+    return before, ledger.facts, tensors["parameters"]

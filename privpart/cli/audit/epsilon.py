@@ -178,11 +178,27 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
     }
     return judged(
         about,
-        promised.guarantee(),
+        _unsampled(promised),
         delta=facts["delta"],
         confidence=confidence,
         scored=Scored(seen.scores, planted.present, float(seen.mu.mean())),
     )
+
+
+def _unsampled(plan: "PrivacyPlan") -> Guarantee:
+    """Return the guarantee of a plan; an amplified one has no Gaussian to measure.
+
+    Raises:
+        ConfigError: the plan samples its clients.
+    """
+    found = plan.guarantee()
+    if not isinstance(found, Guarantee):
+        raise ConfigError(
+            "privacy.sampling: which rounds a canary takes part in is chosen here, and drawn in a "
+            "plan that samples; its amplified epsilon is not audited. Leave the table out to audit "
+            "the noise."
+        )
+    return found
 
 
 def _product(shape: list[int]) -> int:
@@ -235,7 +251,7 @@ def _of_plan(
     }
     return judged(
         about,
-        replica.plan.guarantee(),
+        _unsampled(replica.plan),
         delta=delta,
         confidence=confidence,
         scored=scored,
