@@ -37,6 +37,7 @@ from privpart.run import witness
 from privpart.run.files import (
     encode_state,
     erase_durably,
+    flush_directory,
     is_scratch,
     make_private,
     read_small,
@@ -202,6 +203,9 @@ class RunFolder:
         run = None
         try:
             run = cls(folder, Ledger(folder / _LEDGER), lock)
+            # A process that was killed may not have flushed the names that it removed: a power
+            # failure would bring back a journal, and undo a round, or bring back a key.
+            flush_directory(folder)
             run._refuse_other_noise()
             run._load_keys()
             run._refuse_older_copy(adopt)

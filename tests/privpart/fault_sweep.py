@@ -396,29 +396,40 @@ def followed(sweep: Sweep, base: Path, disk: Disk, events: list[Event]) -> list[
 def stopped(sweep: Sweep, effort: int, every: int, twice: int) -> None:
     """Kill before every call, and let the power fail there in at most ``effort`` ways.
 
-    Only every ``every``-th call is tried. Every ``twice``-th of the killed runs is traced while it
-    is resumed, and stopped again.
+    Only every ``every``-th call is tried. Then the run is resumed, and stopped everywhere again,
+    from ``twice`` of the kills before a folder is synced, first those that follow a removal.
     """
     base = sweep.new()
     root = base / "disk"
     points = followed(sweep, base, Disk(str(root)), [])
     for point in points[::-every]:
         judged(sweep, effort, point, "")
-    for point in points[::-twice] if twice else ():
+    for point in sorted(filter(_has_names_to_lose, points), key=_removes_none)[:twice]:
         shutil.rmtree(root)
         (base / "said").unlink()
         put(point.disk.now(), str(root), root)
         for again in followed(sweep, base, point.disk.copy(), list(point.events)):
-            judged(sweep, effort, again, " after a kill")
+            judged(sweep, effort, again, f" after a kill ({point.where})")
+
+
+def _has_names_to_lose(point: Point) -> bool:
+    return point.where.startswith("sync") and any(c.names for c in point.disk.pending)
+
+
+def _removes_none(point: Point) -> bool:
+    last = [c.names for c in point.disk.pending if c.names][-1]
+    return last[-1][1] is not None or len(last) > 1
 
 
 def judged(sweep: Sweep, effort: int, point: Point, when: str) -> None:
     """Resume from all that may be left at a point."""
     root = point.disk.root
-    sweep.after("kill" + when, point.where, point.events, point.disk.now(), root)
+    where = point.where + when
+    kind = "after a kill, " if when else ""
+    sweep.after(f"{kind}kill", where, point.events, point.disk.now(), root)
     if effort:
         for left in point.disk.after_power_loss(effort, sweep.rng):
-            sweep.after("power loss" + when, point.where, point.events, left, root)
+            sweep.after(f"{kind}power loss", where, point.events, left, root)
 
 
 class Once:
@@ -455,7 +466,16 @@ class Once:
 
 
 READ_FAULT = "EIO in a read"
-FAULTS = ("EIO", "EIO from here on", "EIO, tried again", "full", "ENOSPC", "short write", "SIGKILL", READ_FAULT)
+FAULTS = (
+    "EIO",
+    "EIO from here on",
+    "EIO, tried again",
+    "full",
+    "ENOSPC",
+    "short write",
+    "SIGKILL",
+    READ_FAULT,
+)
 
 
 def refused(sweep: Sweep, every: int) -> None:
