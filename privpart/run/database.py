@@ -125,10 +125,10 @@ def refuse_odd_files(path: Path) -> None:
         ConfigError: the file or its journal is a link, a pipe or too large, or it is not a database
             that rolls back by a journal, or the journal names another file.
     """
-    if not _is_file(path):
+    if not os.path.lexists(path):
         raise ConfigError(f"{path.parent} holds no run: {path.name} is missing.")
     for own in (path, journal := _beside(path, "-journal")):
-        if own.is_symlink() or (own.exists() and not _is_file(own)):
+        if os.path.lexists(own) and not stat.S_ISREG(own.lstat().st_mode):
             raise ConfigError(f"{own}: must be a file, not a link, pipe or folder. Remove it.")
         if own.exists() and own.stat().st_size > _LARGEST_FILE:
             raise ConfigError(f"{own}: has more than {_LARGEST_FILE:,} bytes.")
@@ -143,13 +143,6 @@ def refuse_odd_files(path: Path) -> None:
             f"{journal}: names another file, which SQLite would delete; no run writes such a "
             "journal. Do not trust this folder."
         )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -13,6 +13,9 @@ the state; advance the rollback guard; remove the older state. The ledger row is
 point of no return. A crash before it leaves the old state, and the round is trained again: nothing
 of it was released, so its noise is still used only once. A crash after it leaves the new state. No
 file is ever unpickled.
+
+How a run begins, commits, ends and is opened after a crash is one file, because each step relies on
+the order of the others.
 """
 
 import hashlib
