@@ -4,8 +4,8 @@ Run: ``python benchmarks/run_checks.py``; writes benchmarks/results/run_checks.j
 
 10,000 rounds of 100 clients out of 50,000, a model of 100,000 parameters, a tree mechanism. The
 ledger is written at once, not by 10,000 commits. "open" reads it and checks chain and signature;
-"verify" is all that ``privpart verify FOLDER --public-key KEY`` does after its imports, on a machine
-that has not seen the run.
+"verify" is all that ``privpart verify FOLDER --public-key KEY`` does after its imports, on another
+machine than the run's.
 """
 
 import json

@@ -122,7 +122,7 @@ class Disk:
         return self._tree(self.pending)
 
     def after_power_loss(self, most: int, rng: np.random.Generator) -> Iterator[Tree]:
-        """Yield what may be left: every subset of the pending changes, if there are at most ``most``.
+        """Yield what may be left: each subset of the pending changes if there are at most ``most``.
 
         Otherwise ``most`` of these, and always the first: no change, all but one, one alone, every
         first part, and random subsets.

@@ -33,7 +33,6 @@ from syscalls import Call, Kill, Refuse, Shorten, traced
 from accounting import BinaryTree, Grouped, Participation
 from accounting.checks import ConfigError
 from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
-from privpart.noise.source import SecretSource
 from privpart.run.files import decode_state
 from privpart.run.folder import StorageError, holds_a_run
 from privpart.run.report import run_report
@@ -126,62 +125,73 @@ def train(
 ) -> None:
     """Begin or resume the run under ``base`` and run so many of its rounds, saying each step.
 
-    To end a run early counts as one more round.
-
-    ``again`` commits a second time, in the same process, what could not be saved at first.
+    To end a run early counts as one more round. ``again`` commits a second time, in the same
+    process, what could not be saved at first.
     """
     os.environ[VARIABLE] = str(base / "disk" / "state")
-    folder = base / "disk" / "run"
-    if holds_a_run(folder):
-        try:
-            run = RunFolder.open(folder)
-        except ConfigError as error:
-            if scenario.closed_after is None or "ended early" not in str(error):
-                raise
-            say("closed")
-            return
-        say("opened", rounds=run.rounds)
-    else:
-        run = RunFolder.create(folder, scenario.plan, seed=scenario.seed)
-        say("created")
+    run = begun(base / "disk" / "run", scenario, say)
+    if run is None:
+        return
     with run:
         if not rounds:
             return
-        source = run.source()
-        if scenario.one_salt:
-            source.salt = lambda: bytes(16)
-        settings = ServerOptimizer() if scenario.seed is None else ServerOptimizer(kind="adam")
-        server = Server(scenario.plan, torch.zeros(DIM), source=source, optimizer=settings)
-        run.restore(server)
-        before = [server.parameters.clone()]
-        clients = Clients(scenario, say)
-        begun = server.round
-        last = min(begun + rounds, scenario.closed_after or ROUNDS)
-
-        def commit(server, counts):
-            model = server.parameters
-            noise = (model - before[0]) * PLAN.report_goal - clients.sum
-            say("drawn", round=server.round - 1, noise=noise.tolist(), sum=clients.sum.tolist())
-            before[0] = model.clone()
-            if scenario.released_first:
-                say("sent", round=server.round, model=model.tolist())
-            try:
-                run.commit(server, counts)
-            except StorageError as error:
-                if not again:
-                    raise
-                say("fault", error="StorageError", text=str(error))
-                run.commit(server, counts)
-            say("committed", rounds=server.round)
-            if server.round == last:
-                raise EnoughError
-
-        if begun < last:
-            with suppress(EnoughError):
-                fit(server, clients, COHORTS, commit=commit)
-        if server.round == scenario.closed_after and server.round < begun + rounds:
+        first = run.rounds
+        last = min(first + rounds, scenario.closed_after or ROUNDS)
+        if first < last:
+            run_rounds(run, last, scenario, say, again)
+        if run.rounds == scenario.closed_after and run.rounds < first + rounds:
             run.end_early("enough")
             say("closed")
+
+
+def begun(folder: Path, scenario: Scenario, say: Say) -> RunFolder | None:
+    """Return the run in a folder, a new one if there is none; None if it was ended early."""
+    if not holds_a_run(folder):
+        run = RunFolder.create(folder, scenario.plan, seed=scenario.seed)
+        say("created")
+        return run
+    try:
+        run = RunFolder.open(folder)
+    except ConfigError as error:
+        if scenario.closed_after is None or "ended early" not in str(error):
+            raise
+        say("closed")
+        return None
+    say("opened", rounds=run.rounds)
+    return run
+
+
+def run_rounds(run: RunFolder, last: int, scenario: Scenario, say: Say, again: bool) -> None:
+    """Run rounds until so many are committed."""
+    source = run.source()
+    if scenario.one_salt:
+        source.salt = lambda: bytes(16)
+    settings = ServerOptimizer() if scenario.seed is None else ServerOptimizer(kind="adam")
+    server = Server(scenario.plan, torch.zeros(DIM), source=source, optimizer=settings)
+    run.restore(server)
+    before = [server.parameters.clone()]
+    clients = Clients(scenario, say)
+
+    def commit(server, counts):
+        model = server.parameters
+        noise = (model - before[0]) * PLAN.report_goal - clients.sum
+        say("drawn", round=server.round - 1, noise=noise.tolist(), sum=clients.sum.tolist())
+        before[0] = model.clone()
+        if scenario.released_first:
+            say("sent", round=server.round, model=model.tolist())
+        try:
+            run.commit(server, counts)
+        except StorageError as error:
+            if not again:
+                raise
+            say("fault", error="StorageError", text=str(error))
+            run.commit(server, counts)
+        say("committed", rounds=server.round)
+        if server.round == last:
+            raise EnoughError
+
+    with suppress(EnoughError):
+        fit(server, clients, COHORTS, commit=commit)
 
 
 def told(base: Path, scenario: Scenario, rounds: int = ROUNDS, *, again: bool = False) -> None:
@@ -244,29 +254,32 @@ def wrong(before: list[Event], left: Tree, end: End, whole: End, scenario: Scena
     """Return what is wrong with a history: a run, the fault, what it left, and the resumed run."""
     if end.error:
         return end.error
-    said = {event["what"] for event in before}
-    opened = next((event["rounds"] for event in end.events if event["what"] == "opened"), None)
-    # a process that opened a run has seen its rounds, and its clients are sent the model
-    seen = [e["rounds"] for e in before if e["what"] in ("committed", "opened")]
-    committed = max(seen, default=0)
-    if end.events[0]["what"] == "closed":
-        opened = scenario.closed_after
-    elif "closed" in said:
-        return "a run that was ended early is open again"
-    if opened is None and "created" in said:
-        return "a run that was created is lost"
-    if (opened or 0) < committed:
-        return f"{committed} rounds were committed, {opened} are left"
-    ended = committed == ROUNDS or "closed" in said
-    if ended and (keys := [path for path in left if path.endswith("key")]):
-        return f"a run that has ended has {keys}"
     if end.names != whole.names:
         return f"the folder holds {end.names}, that of an undisturbed run {whole.names}"
     if end.report != whole.report:
         return f"report: {end.report}, not {whole.report}"
     if scenario.seed is not None and end.model != whole.model:
         return "the model differs from that of an undisturbed run"
-    return two_sums(before + end.events)
+    return lost(before, left, end, scenario) or two_sums(before + end.events)
+
+
+def lost(before: list[Event], left: Tree, end: End, scenario: Scenario) -> str:
+    """Return what was acknowledged before the fault and is not so any more; or ""."""
+    said = {event["what"] for event in before}
+    opened = next((event["rounds"] for event in end.events if event["what"] == "opened"), None)
+    if end.events[0]["what"] == "closed":
+        opened = scenario.closed_after
+    elif "closed" in said:
+        return "a run that was ended early is open again"
+    # a process that opened a run has seen its rounds, and its clients are sent the model
+    seen = [e["rounds"] for e in before if e["what"] in ("committed", "opened")]
+    if opened is None and "created" in said:
+        return "a run that was created is lost"
+    if (opened or 0) < (committed := max(seen, default=0)):
+        return f"{committed} rounds were committed, {opened} are left"
+    ended = committed == ROUNDS or "closed" in said
+    keys = [Path(path).name for path in left if path.endswith("key")]
+    return f"a run that has ended has {keys}" if ended and keys else ""
 
 
 def two_sums(events: list[Event]) -> str:
@@ -396,29 +409,40 @@ def followed(sweep: Sweep, base: Path, disk: Disk, events: list[Event]) -> list[
 def stopped(sweep: Sweep, effort: int, every: int, twice: int) -> None:
     """Kill before every call, and let the power fail there in at most ``effort`` ways.
 
-    Only every ``every``-th call is tried. Every ``twice``-th of the killed runs is traced while it
-    is resumed, and stopped again.
+    Only every ``every``-th call is tried. Then the run is resumed, and stopped everywhere again,
+    from ``twice`` of the kills before a folder is synced, first those that follow a removal.
     """
     base = sweep.new()
     root = base / "disk"
     points = followed(sweep, base, Disk(str(root)), [])
     for point in points[::-every]:
         judged(sweep, effort, point, "")
-    for point in points[::-twice] if twice else ():
+    for point in sorted(filter(_has_names_to_lose, points), key=_removes_none)[:twice]:
         shutil.rmtree(root)
         (base / "said").unlink()
         put(point.disk.now(), str(root), root)
         for again in followed(sweep, base, point.disk.copy(), list(point.events)):
-            judged(sweep, effort, again, " after a kill")
+            judged(sweep, effort, again, f" after a kill ({point.where})")
+
+
+def _has_names_to_lose(point: Point) -> bool:
+    return point.where.startswith("sync") and any(c.names for c in point.disk.pending)
+
+
+def _removes_none(point: Point) -> bool:
+    last = [c.names for c in point.disk.pending if c.names][-1]
+    return last[-1][1] is not None or len(last) > 1
 
 
 def judged(sweep: Sweep, effort: int, point: Point, when: str) -> None:
     """Resume from all that may be left at a point."""
     root = point.disk.root
-    sweep.after("kill" + when, point.where, point.events, point.disk.now(), root)
+    where = point.where + when
+    kind = "after a kill, " if when else ""
+    sweep.after(f"{kind}kill", where, point.events, point.disk.now(), root)
     if effort:
         for left in point.disk.after_power_loss(effort, sweep.rng):
-            sweep.after("power loss" + when, point.where, point.events, left, root)
+            sweep.after(f"{kind}power loss", where, point.events, left, root)
 
 
 class Once:
@@ -455,7 +479,16 @@ class Once:
 
 
 READ_FAULT = "EIO in a read"
-FAULTS = ("EIO", "EIO from here on", "EIO, tried again", "full", "ENOSPC", "short write", "SIGKILL", READ_FAULT)
+FAULTS = (
+    "EIO",
+    "EIO from here on",
+    "EIO, tried again",
+    "full",
+    "ENOSPC",
+    "short write",
+    "SIGKILL",
+    READ_FAULT,
+)
 
 
 def refused(sweep: Sweep, every: int) -> None:

@@ -1,8 +1,8 @@
 """Traced process: see, refuse or cut short each system call by which a process changes files.
 
-``traced`` forks a child and follows it with ptrace, stopping only at the calls that a seccomp filter
-names; so it sees what Python does and what SQLite does inside its C code, and needs no compiler.
-For Linux on x86-64. The caller must have no other children.
+``traced`` forks a child and follows it with ptrace, stopping only at the calls that a seccomp
+filter names; so it sees what Python does and what SQLite does inside its C code, and needs no
+compiler. For Linux on x86-64. The caller must have no other children.
 """
 
 import ctypes
@@ -107,14 +107,14 @@ def _be_traced(work: Callable[[], None]) -> None:
         os._exit(status)
 
 
+_REGISTERS = """
+    r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base
+    gs_base ds es fs gs
+"""
+
+
 class _Registers(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_ulonglong)
-        for name in (
-            "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp "
-            "ss fs_base gs_base ds es fs gs"
-        ).split()
-    ]
+    _fields_ = [(name, ctypes.c_ulonglong) for name in _REGISTERS.split()]
 
 
 class _Tracer:

@@ -31,7 +31,7 @@ def test_no_fault_at_any_call_loses_or_repeats_anything():
     """
     found = swept(
         "seeded:power=8",
-        "secret:power=2:errors=40",
+        "secret:power=2:twice=7:errors=40",
         "closed:power=2:every=2",
         "released first:power=0:every=3",
         "one salt:power=0:every=3",
@@ -49,10 +49,10 @@ def test_no_fault_at_any_call_loses_or_repeats_anything():
 @pytest.mark.parametrize(
     "task",
     [
-        "seeded:power=400:twice=20:errors=1",
+        "seeded:power=100:twice=100:errors=1",
         "seeded groups:power=60:errors=7",
-        "secret:power=200:twice=20:errors=1",
-        "closed:power=200:twice=20:errors=1",
+        "secret:power=20:twice=100:errors=1",
+        "closed:power=20:twice=20:errors=1",
     ],
 )
 def test_no_fault_does_at_length(task):

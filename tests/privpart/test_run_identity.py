@@ -15,6 +15,7 @@ from accounting import BinaryTree, ConfigError, Participation
 from privpart import PrivacyPlan, RunFolder, Server, fit
 from privpart.experiment.export import released_parameters
 from privpart.run.database import reading
+from privpart.run.folder import StorageError
 from privpart.run.fork import fork
 from privpart.run.identity import SigningKey, model_hash
 from privpart.run.ledger import Ledger
@@ -73,6 +74,22 @@ def test_a_key_that_is_not_the_runs_is_refused_by_name(folder, name, other):
     (folder / name).write_bytes(kept)
     with RunFolder.open(folder) as run:
         assert train(run, 4).round == 4
+
+
+@pytest.mark.parametrize("name", ["key", "signing-key"])
+def test_a_run_that_lost_a_key_is_refused_before_it_trains(folder, name):
+    (folder / name).unlink()
+    assert f"{folder / name} is missing, so this run cannot be continued" in refusal(folder)
+
+
+def test_a_ledger_that_is_locked_is_not_called_damaged(folder, monkeypatch):
+    monkeypatch.setattr("privpart.run.database._PATIENCE", 0.0)
+    with closing(sqlite3.connect(folder / "ledger.sqlite", isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ConfigError, match="cannot be read: database is locked"):
+            run_report(folder)
+        with pytest.raises(StorageError, match="database is locked"):
+            RunFolder.open(folder)
 
 
 def test_the_first_facts_say_who_the_run_is(folder):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting import checks
+from accounting import Guarantee, checks
 from accounting.checks import ConfigError
 from privpart.cli.options import Format
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from privpart.cli.audit.replica import Replica, Step
     from privpart.cli.audit.verdict import EpsilonAudit
     from privpart.experiment.plan_file import PlanFile
+    from privpart.plan import PrivacyPlan
 
 THRESHOLD_PASSED = 4
 PICTURE = "epsilon.png"
