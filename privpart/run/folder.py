@@ -247,8 +247,8 @@ class RunFolder:
         if self._source is None or unsigned:
             missing = self.path / (_SIGNING_KEY if unsigned else _KEY)
             raise ConfigError(
-                f"{missing} is missing, so this run cannot be continued. Begin a fork: a run with a "
-                "new key, and the cost of both."
+                f"{missing} is missing, so this run cannot be continued. Begin a fork: a run "
+                "with a new key, and the cost of both."
             )
         return self._source
 

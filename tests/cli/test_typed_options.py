@@ -29,7 +29,7 @@ SAMPLES = {
     "out": "out", "against": "run", "train": "dense1.*", "jobs": "1", "data_dir": "folder",
     "model": "lenet", "data": "digits", "view": "full", "weights": "w.safetensors",
     "gradient": "g.safetensors", "attack": "dlg", "schedule": "full:1", "clip": "1",
-    "fail_on": "partial", "fork_of": "old", "seed": "1",
+    "fail_on": "partial", "fork_of": "old", "seed": "1", "public_key": "0" * 64,
 }  # fmt: skip
 """Values of options that have no default, or a list."""
 TYPED = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
@@ -57,6 +57,7 @@ CASES = {
     "train": [[*PLANNED, "--out", "run"], RESUMED],
     "export": [["run", "--out", "m.safetensors"]],
     "report": [["run"]],
+    "verify": [["run", "m.safetensors"]],
     "schedule": [PLANNED],
     "inspect": [["run", "--out", "out"]],
     "costs": [["emnist_cnn"]],
