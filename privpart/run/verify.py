@@ -132,6 +132,8 @@ def _participation(evidence: Evidence, report: RunReport) -> Check:
         return Check("participation", "wrong", "; ".join(report.deviations))
     real = report.realised
     said = "no client took part yet"
+    if report.guarantee.sampling is not None:
+        said = "who took part is secret; the limits that follow from the sampling were kept"
     if real is not None:
         said = f"a client in at most {real.max_participations} rounds"
         said += f", {real.min_separation} or more apart" if real.max_participations > 1 else ""

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from accounting import ConfigError
 from attacks import LocalSteps, observe
 from attacks.networks import smooth_lenet
+from privpart.cli.audit.inputs import load_inputs
 from privpart.cli.audit.options import DefencesOptions, LeakageOptions
 from privpart.cli.audit.store import TrialFolder
 from privpart.cli.main import main
@@ -216,3 +217,12 @@ def test_bad_input_is_one_sentence(monkeypatch, capsys, tmp_path, changed, fault
     out, err = capsys.readouterr()
     assert fault in " ".join(err.split())
     assert out == ""
+
+
+@pytest.mark.parametrize(("asked", "said"), [(50, ""), (10**6, "decoys=1000000: there are only")])
+def test_fewer_decoys_than_asked_for_are_counted(asked, said, capsys):
+    inputs = load_inputs(LeakageOptions(model="lenet", data="digits", view=["full"], decoys=asked))
+    told = capsys.readouterr().err
+    count = len(inputs.decoys[0])
+    assert told.count("privpart: ") == bool(said)
+    assert f"{said} {count}" in told if said else count == asked
