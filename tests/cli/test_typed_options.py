@@ -31,7 +31,7 @@ SAMPLES = {
     "gradient": "g.safetensors", "attack": "dlg", "schedule": "full:1", "clip": "1",
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
     "limit_epsilon": "4",
-    "fail_on": "partial", "fork_of": "old", "seed": "1", "public_key": "0" * 64,
+    "public_key": "0" * 64,
 }  # fmt: skip
 """Values of options that have no default, or a list."""
 OWN_SAMPLES = {("audit epsilon", "fail_on"): "violation"}
