@@ -1,8 +1,8 @@
 """Bounds: what scores of canaries prove about epsilon, from below.
 
 A bound is wrong with probability at most 1 - confidence, if its assumption holds; each carries its
-assumption. It is rounded down, and is 0 where nothing is proved. An ``PointEstimate`` proves nothing and
-is a type of its own.
+assumption. It is rounded down, and is 0 where nothing is proved. A ``PointEstimate`` proves nothing
+and is a type of its own.
 
 All take the scores of m canaries and the coins that decided who took part. Scores are larger for
 those who did.
