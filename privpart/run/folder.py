@@ -468,10 +468,12 @@ class RunFolder:
         try:
             self._commit(server, counts)
         except (OSError, sqlite3.Error) as error:
+            saved = (
+                "was saved, but not finished" if self.rounds == server.round else "was not saved"
+            )
             raise StorageError(
-                f"round {server.round - 1} could not be saved in {self.path}: {error}. Nothing of "
-                f"it was released; the run stands after {self.rounds} rounds. Make the folder "
-                "writable, free some space, and resume."
+                f"round {server.round - 1} {saved} in {self.path}: {error}. Nothing of it was "
+                "released. Make the folder writable, free some space, and resume."
             ) from None
 
     def _check_sample(self, server: Server) -> None:
