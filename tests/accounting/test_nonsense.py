@@ -252,7 +252,8 @@ VALID = {
 NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
 
 MAY_BE_ZERO = {
-    ("PrunedTree.prefix_nodes", "step"), ("Realised", "epsilon"), ("EstimatedGuarantee", "seed"), ("Estimate", "seed"),
+    ("PrunedTree.prefix_nodes", "step"), ("Realised", "epsilon"), ("EstimatedGuarantee", "seed"),
+    ("Estimate", "seed"),
     ("AllocatedGuarantee.delta", "epsilon"),
     ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
     ("PrivacyReport", "earlier_mu"), ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
