@@ -273,6 +273,35 @@ def test_cohorts_come_from_the_key_and_from_no_other():
         SampledCohorts(own, PEOPLE[:11], source)
 
 
+class Together(Clients):
+    """An engine that would hand over sums, and compute clients together."""
+
+    each_alone = False
+
+    def sums(self, task, start):
+        total = torch.full((3,), self.value * len(task.clients), dtype=torch.float64)
+        yield from [task.sum_of(task.clients, total, 0)] * bool(task.clients)
+
+
+def test_neither_sums_nor_clients_computed_together_are_taken(tmp_path):
+    own, source = plan(PoissonSampling(1, 12)), SecretSource()
+    server, cohorts = (
+        Server(own, torch.zeros(3), source=source),
+        SampledCohorts(own, PEOPLE, source),
+    )
+    with pytest.raises(ConfigError, match="deterministic=True"):
+        fit(server, Together(), cohorts)
+    task = server.task(PEOPLE)
+    with pytest.raises(ConfigError, match="each update comes alone"):
+        server.run_round((), sums=Together().sums(task, None), asked=PEOPLE)
+    alone = Together()
+    alone.each_alone = True
+    with RunFolder.create(tmp_path / "run", own, facts=FACTS) as run:
+        train(run, clients=alone)
+    said = repr(run_report(tmp_path / "run"))
+    assert not re.search("in [0-9]+ of 6 rounds", said)  # how many rounds had anybody
+
+
 # What a plan with sampling refuses
 
 
