@@ -24,6 +24,7 @@ import os
 import re
 import secrets
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +35,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.messages import id_order
+from privpart.messages import ClientId, id_order
 from privpart.noise.cohorts import SampledCohorts
 from privpart.noise.source import NoiseSource
 from privpart.plan import PrivacyPlan
@@ -333,12 +334,15 @@ class RunFolder:
 
     def _refuse_unsampled(self, drawn: SampledCohorts) -> None:
         """Check that everybody in the ledger was drawn for the round."""
+        came: defaultdict[int, list[ClientId]] = defaultdict(list)
         for client, rounds in self._ledger.rounds_by_client().items():
-            if any(drawn.not_sampled(round_, [client]) for round_ in rounds):
-                raise ConfigError(
-                    f"{self.path}: its ledger names clients that its sampling did not draw, so its "
-                    "epsilon does not hold and it is not continued."
-                )
+            for round_ in rounds:
+                came[round_].append(client)
+        if any(drawn.not_sampled(round_, clients) for round_, clients in came.items()):
+            raise ConfigError(
+                f"{self.path}: its ledger names clients that its sampling did not draw, so its "
+                "epsilon does not hold and it is not continued."
+            )
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:
@@ -478,8 +482,11 @@ class RunFolder:
             ) from None
 
     def _check_sample(self, server: Server) -> None:
+        """Check that everybody who counted was drawn; in the last round, that a new draw agrees."""
         if self._sampled is None:
             raise ConfigError("sample(ids) was not called: this plan's cohorts come from it.")
+        if server.round == self.plan.rounds:
+            self._sampled = self._sampled.again()
         if self._sampled.not_sampled(self.rounds, server.cohort):
             raise ConfigError(
                 f"round {self.rounds}: a client counted that was not drawn for it. Nothing of it "
@@ -497,7 +504,7 @@ class RunFolder:
             values["blind"] = secrets.token_hex(32)
         if last and self._sampled is not None:
             self._ledger.rows()  # as they are on the disk
-            self._refuse_unsampled(self._sampled.again())
+            self._refuse_unsampled(self._sampled)  # drawn again for this round
             self._ledger.add_fact(CHECKED, self.plan.rounds)
 
     def _commit(self, server: Server, counts: RoundCounts) -> None:
