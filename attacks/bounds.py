@@ -1,21 +1,22 @@
 """Bounds: what scores of canaries prove about epsilon, from below.
 
 A bound is wrong with probability at most 1 - confidence, if its assumption holds; each carries its
-assumption. It is rounded down, and is 0 where nothing is proved. An ``PointEstimate`` proves nothing and
-is a type of its own.
+assumption. It is rounded down, and is 0 where nothing is proved. A ``PointEstimate`` proves nothing
+and is a type of its own.
 
 All take the scores of m canaries and the coins that decided who took part. Scores are larger for
 those who did.
 
-    one_run          none              Steinke, Nasr and Jagielski 2023, Theorem 5.2
-    one_run_gdp      GDP               Mahloujifar, Melis and Chaudhuri 2024
-    guesses          GDP, independent  one guess per canary; below
-    clopper_pearson  GDP, independent  two rates at nine fixed thresholds (Nasr et al. 2023)
-    pooled_t         Gaussian scores   difference of means over an upper bound of the deviation
+    one_run          none                   Steinke, Nasr and Jagielski 2023, Theorem 5.2
+    one_run_gdp      GDP                    Mahloujifar, Melis and Chaudhuri 2024
+    guesses          GDP, independent       one guess per canary; below
+    clopper_pearson  GDP, independent       two rates at nine fixed thresholds (Nasr et al. 2023)
+    pooled_t         Gaussian, independent  difference of means over an upper bound of the deviation
 
 "GDP": the run is mu-GDP for some mu, as every run without amplification is said to be, so that a
-bound on mu is one on epsilon. "Independent": the score of a canary depends on the coins of the
-others in no way, as with orthogonal directions and Gaussian noise.
+bound on mu is one on epsilon. "Independent": given all coins, the scores are independent of each
+other, and each depends on the canary's own coin only, as with orthogonal directions and Gaussian
+noise. A server that now and then releases everything breaks it.
 
 ``guesses``. A mu-GDP pair of distributions is a randomised function of N(-mu/2, 1) and
 N(mu/2, 1) (Dong, Roth and Su 2022, Theorem 2.10), so that a fair coin is guessed right with
@@ -52,7 +53,7 @@ Array = NDArray[np.float64]
 NONE = "none"
 GDP = "GDP"
 GDP_INDEPENDENT = "GDP, independent canaries"
-GAUSSIAN = "Gaussian scores"
+GAUSSIAN = "independent Gaussian scores"
 THRESHOLDS = tuple(np.linspace(-1.0, 3.0, 9).tolist())
 """Where scores are cut unless told otherwise: they are N(0, 1) for those who did not take part."""
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -89,8 +90,8 @@ class Bound:
     def __str__(self) -> str:
         """One line.
 
-        >>> print(Bound("pooled t", "Gaussian scores", 0.9, 3.87519, 1e-5, 0.95))
-        epsilon at least 3.875 at delta 1e-05 (pooled t, 95 %; assumes Gaussian scores)
+        >>> print(Bound("pooled t", "independent Gaussian scores", 0.9, 3.87519, 1e-5, 0.95))
+        epsilon at least 3.875 at delta 1e-05 (pooled t, 95 %; assumes independent Gaussian scores)
         """
         floor = math.floor(self.epsilon * 1000) / 1000
         assumed = "no assumption" if self.assumption == NONE else f"assumes {self.assumption}"

@@ -161,7 +161,10 @@ AUDIT = "audit"
 """Folder inside a run for what an audit found."""
 AUDIT_REPORT = "report.json"
 AUDIT_SCHEMA = "privpart/audit-epsilon/1"
-_MEASURED = re.compile(r"epsilon at least [0-9.]{1,20} \([A-Za-z -]{1,40}, [0-9.]{1,20} %\)")
+_MEASURED = re.compile(
+    r"epsilon at least [0-9.]{1,20} \([A-Za-z -]{1,40}, [0-9.]{1,20} %; assumes [A-Za-z, ]{1,60}\)"
+    r"(; VIOLATION)?"
+)
 _LONGEST_REPORT = 2**22
 
 

@@ -98,6 +98,17 @@ def test_canaries_find_large_faults(name):
     assert scored(plan(), dim=1200, count=300, server=FAULTY[name]).verdict == "VIOLATION"
 
 
+def test_the_sentence_has_its_assumption_and_the_verdict_and_no_bound_that_is_known_to_be_wrong():
+    found = scored(plan(), dim=1200, count=300, server=FAULTY["doubled clip"])
+    assert re.fullmatch(
+        r"epsilon at least [0-9.]+ \(guesses, 95 %; assumes GDP, independent canaries\); VIOLATION",
+        found.measured(),
+    )
+    found = replayed(plan(), 2000, FAULTY["noise reused"])
+    assert found.bounds == ()
+    assert found.measured() == "nothing: the noise is not the mechanism's; VIOLATION"
+
+
 MECHANISMS = {
     "tree": (RESTARTED, LIMITS, 20_000),
     "blt": (BufferedToeplitz(8, (0.9,), (0.3,)), Participation(8), 20_000),
@@ -249,6 +260,7 @@ def test_a_replica_is_audited_without_touching_anything(privpart, plans, tmp_pat
     assert told.returncode == 0, told.stderr
     report = json.loads(told.stdout)
     assert report["canaries"]["count"] == 80
+    assert "(paired replay, 95 %; assumes Gaussian noise" in report["measured"]
     assert report["replays"][0]["signal"] > 1
     assert report["measured"].startswith("epsilon at least ")
     assert (report["seed"], report["replica"]) == (1, True)
