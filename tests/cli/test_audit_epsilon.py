@@ -17,10 +17,10 @@ from accounting import (
     Participation,
 )
 from attacks import bounds
-from privpart import PrivacyPlan, Server, ServerOptimizer
+from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer
 from privpart.cli.audit.replica import Replica, canary_scores, paired_replay
 from privpart.cli.audit.verdict import judged
-from privpart.run.canaries import measured_from_below
+from privpart.run.canaries import canary_key_hash, measured_from_below, write_canary_key
 from privpart.run.report import run_report
 
 PLAN = """
@@ -243,12 +243,28 @@ def test_a_run_with_canaries_is_audited_and_its_report_says_so(privpart, plans, 
     (run / "audit" / "report.json").unlink()
     os.mkfifo(run / "audit" / "report.json")
     assert measured_from_below(run, report["run_id"]) is None  # and does not wait
+    rows = (run / "canary-releases").read_bytes()
+    (run / "canary-releases").write_bytes(rows[8:] + rows[:8])
+    told = privpart("audit", "epsilon", str(run))
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
+    assert "not that of the released model" in told.stderr
     (run / "canary-key").write_bytes(bytes(32))
     told = privpart("audit", "epsilon", str(run))
     assert (told.returncode, told.stderr.count("\n")) == (2, 1)
     assert "not the key of this run" in told.stderr
     (run / "canary-key").unlink()
     assert "is lost" in privpart("audit", "epsilon", str(run)).stderr
+
+
+def test_a_run_that_was_closed_is_refused_in_a_sentence_that_is_true(privpart, tmp_path):
+    run, key = tmp_path / "run", bytes(32)
+    facts = {"delta": 1e-5, "canaries": {"count": 60, "key": canary_key_hash(key)}}
+    with RunFolder.create(run, plan(), facts=facts) as opened:
+        write_canary_key(run, key)
+        opened.end_early()
+    told = privpart("audit", "epsilon", str(run))
+    assert told.returncode == 2
+    assert "was ended after 0 of 8 rounds" in told.stderr  # it cannot be resumed
 
 
 def test_a_replica_is_audited_without_touching_anything(privpart, plans, tmp_path):
