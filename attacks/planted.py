@@ -128,8 +128,8 @@ class PlantedCanaries:
         )
         self.width = self._parts[-1].columns.stop
         self.present = _coins(self.count, key) if present is None else present
-        self.ids: Sequence[int | str] = [f"canary-{j}" for j in range(self.count)]
-        self._numbers = {client: j for j, client in enumerate(self.ids)}
+        self.ids: Sequence[str] = [f"canary-{j}" for j in range(self.count)]
+        self._numbers: dict[int | str, int] = {client: j for j, client in enumerate(self.ids)}
 
     def clients(self, round_: int) -> Sequence[str]:
         """Return the ids of the canaries that take part in a round."""

@@ -269,6 +269,10 @@ def test_a_run_that_was_closed_is_refused_in_a_sentence_that_is_true(privpart, t
 
 def test_a_replica_is_audited_without_touching_anything(privpart, plans, tmp_path):
     out = tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "precious").write_text("kept")
+    (out / "report.json").symlink_to(tmp_path / "precious")
+    os.mkfifo(out / "epsilon.png")
     told = privpart(
         "audit", "epsilon", "--plan", str(plans / "without.toml"), "--simulate", "--replay",
         "--count", "40", "--runs", "2", "--seed", "1", "--out", str(out), "--format", "json",
@@ -276,6 +280,7 @@ def test_a_replica_is_audited_without_touching_anything(privpart, plans, tmp_pat
     assert told.returncode == 0, told.stderr
     report = json.loads(told.stdout)
     assert report["canaries"]["count"] == 80
+    assert (tmp_path / "precious").read_text() == "kept"
     assert "(paired replay, 95 %; assumes Gaussian noise" in report["measured"]
     assert report["replays"][0]["signal"] > 1
     assert report["measured"].startswith("epsilon at least ")

@@ -332,6 +332,8 @@ def _write(found: "EpsilonAudit", folder: Path, form: Format) -> None:
     text = json.dumps(values, indent=2, allow_nan=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in (AUDIT_REPORT, PICTURE):  # a link would be followed, and a pipe would wait
+            (folder / name).unlink(missing_ok=True)
         (folder / AUDIT_REPORT).write_text(text + "\n")
         written = str(folder / AUDIT_REPORT)
         if found.scored is not None:
