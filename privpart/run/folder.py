@@ -141,11 +141,7 @@ class RunFolder:
             StorageError: the folder cannot be written.
         """
         folder = Path(path)
-        if folder.exists() and not (folder.is_dir() and _is_free(folder)):
-            raise ConfigError(
-                f"{folder} is not empty: a run begins in a folder of its own. To resume the run in "
-                "it, open it (--resume)."
-            )
+        _refuse_used(folder)
         checks.count("seed", seed or 0, minimum=0)
         run_id = secrets.token_hex(16)
         key, signing = new_secret(), new_secret()
@@ -192,6 +188,7 @@ class RunFolder:
         try:
             make_private(folder)
             lock = locked(folder)
+            _refuse_used(folder)  # by a process that began a run in it in the meantime
             if start:
                 write_durably(folder / _START, start)
             write_durably(folder / _SIGNING_KEY, signing)
@@ -615,6 +612,14 @@ def locked(folder: Path) -> FileLock:
 def holds_a_run(path: str | Path) -> bool:
     """Return whether a run was begun in this folder."""
     return (Path(path) / _LEDGER).exists()
+
+
+def _refuse_used(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and _is_free(folder)):
+        raise ConfigError(
+            f"{folder} is not empty: a run begins in a folder of its own. To resume the run in it, "
+            "open it (--resume)."
+        )
 
 
 def _is_free(folder: Path) -> bool:
