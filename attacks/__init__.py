@@ -8,7 +8,7 @@ from attacks.analytic import invert_dense
 from attacks.audit import leakage
 from attacks.bounds import (
     Bound,
-    Estimate,
+    PointEstimate,
     clopper_pearson,
     estimate,
     guesses,
@@ -45,12 +45,12 @@ __all__ = [
     "Bound",
     "Canaries",
     "DefencePoint",
-    "Estimate",
     "LeakageReport",
     "LeakageRow",
     "LocalSteps",
     "Observation",
     "PlantedCanaries",
+    "PointEstimate",
     "Reconstruction",
     "Replay",
     "Scorer",

@@ -1,8 +1,8 @@
 """Bounds: what scores of canaries prove about epsilon, from below.
 
 A bound is wrong with probability at most 1 - confidence, if its assumption holds; each carries its
-assumption. It is rounded down, and is 0 where nothing is proved. An ``Estimate`` proves nothing and
-is a type of its own.
+assumption. It is rounded down, and is 0 where nothing is proved. A ``PointEstimate`` proves nothing
+and is a type of its own.
 
 All take the scores of m canaries and the coins that decided who took part. Scores are larger for
 those who did.
@@ -100,7 +100,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class PointEstimate:
     """A guess at what a run costs: as often too high as too low. Not a bound.
 
     Attributes:
@@ -343,11 +343,11 @@ def pooled_t(
     return from_mu("pooled t", GAUSSIAN, mu, delta=delta, confidence=confidence)
 
 
-def estimate(scores: ArrayLike, present: ArrayLike, *, delta: float) -> Estimate:
+def estimate(scores: ArrayLike, present: ArrayLike, *, delta: float) -> PointEstimate:
     """Return the plain estimate of mu (as Andrew et al. 2023 do): no confidence, no bound."""
     difference, deviation, _, _ = _difference(scores, present)
     mu = max(0.0, difference / deviation)
-    return Estimate(mu, epsilon_below(mu, delta), delta)
+    return PointEstimate(mu, epsilon_below(mu, delta), delta)
 
 
 def _difference(scores: ArrayLike, present: ArrayLike) -> tuple[float, float, int, int]:

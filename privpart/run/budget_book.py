@@ -77,6 +77,8 @@ _LONGEST = 100
 _LONGEST_MARK = 4096
 _COLUMNS = "population, run, kind, mu, delta, parent, begun, rounds, folder, opened, closed"
 """Of an entry, in the order of ``Entry``."""
+_ENTRIES = "entries NOT INDEXED"
+"""An index may answer in the place of its table, and the book's digest is of the tables."""
 _OF_THE_DISK = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
@@ -470,7 +472,7 @@ def accounts() -> list[Account]:
 
 
 def _populations(db: sqlite3.Connection) -> list[str]:
-    named = "SELECT population FROM entries UNION SELECT population FROM limits ORDER BY 1"
+    named = f"SELECT population FROM {_ENTRIES} UNION SELECT population FROM limits ORDER BY 1"
     return [name for (name,) in db.execute(named).fetchall()]
 
 
@@ -510,7 +512,7 @@ def populations_of(run: str) -> list[str]:
     with _reading() as db:
         if db is None:
             return []
-        found = db.execute("SELECT population FROM entries WHERE run = ? ORDER BY 1", (run,))
+        found = db.execute(f"SELECT population FROM {_ENTRIES} WHERE run = ? ORDER BY 1", (run,))
         return [name for (name,) in found]
 
 
@@ -636,7 +638,7 @@ def _insert(db: sqlite3.Connection, entries: list[Entry]) -> None:
 
 def _account(db: sqlite3.Connection, population: str) -> Account:
     order, named = "WHERE population = ? ORDER BY number", (population,)
-    found = db.execute(f"SELECT {_COLUMNS} FROM entries {order}", named).fetchall()
+    found = db.execute(f"SELECT {_COLUMNS} FROM {_ENTRIES} {order}", named).fetchall()
     rows = db.execute(f"SELECT since, epsilon, delta FROM limits {order}", named).fetchall()
     try:
         entries = tuple(Entry(*row) for row in found)
@@ -684,7 +686,8 @@ def _writing() -> Iterator[sqlite3.Connection]:
             yield db
             with _faults(path):
                 about = before | {"changes": before["changes"] + 1, "digest": _digest_of(db)}
-                db.executemany("UPDATE book SET value = ?2 WHERE name = ?1", [*about.items()])
+                changed = [(value, name) for name, value in about.items()]
+                db.executemany("UPDATE book SET value = ? WHERE name = ?", changed)
                 db.execute("COMMIT")
         write_durably(directory / _MARK, json.dumps(about).encode())
 

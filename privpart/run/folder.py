@@ -465,10 +465,13 @@ class RunFolder:
         try:
             self._commit(server, counts)
         except (OSError, sqlite3.Error) as error:
+            what = "could not be saved"
+            if self.rounds == server.round:
+                what = "was saved, and then its commit could not be finished"
             raise StorageError(
-                f"round {server.round - 1} could not be saved in {self.path}: {error}. Nothing of "
-                f"it was released; the run stands after {self.rounds} rounds. Make the folder "
-                "writable, free some space, and resume."
+                f"round {server.round - 1} {what} in {self.path}: {error}. Nothing of it was "
+                f"released; the run stands after {self.rounds} rounds. Make the folder writable, "
+                "free some space, and resume."
             ) from None
 
     def _check_sample(self, server: Server) -> None:

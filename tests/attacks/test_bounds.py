@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from accounting import ConfigError, Guarantee, gaussian
 from attacks import (
     Bound,
-    Estimate,
+    PointEstimate,
     clopper_pearson,
     estimate,
     guesses,
@@ -220,7 +220,7 @@ def test_epsilon_of_a_bound_is_rounded_down_and_close():
 
 def test_an_estimate_is_not_a_bound():
     found = estimate(*scored(1.0, 100, np.random.default_rng(19)), delta=DELTA)
-    assert isinstance(found, Estimate)
+    assert isinstance(found, PointEstimate)
     assert not isinstance(found, Bound)
     assert not hasattr(found, "confidence")
     assert str(pooled_t(*scored(0.0, 50, np.random.default_rng(1)), delta=DELTA)).startswith(

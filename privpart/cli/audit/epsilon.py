@@ -139,6 +139,12 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
     facts = ledger.facts
     key = read_canary_key(folder, facts)
     promised = PrivacyPlan.from_dict(facts["plan"])
+    if "closed" in facts:
+        raise ConfigError(
+            f"{folder}: the run was ended early, after {rounds} of {promised.rounds} rounds; its "
+            "canaries were planned for all of them. Audit a replica of its plan instead "
+            "(--plan FILE --simulate)."
+        )
     if rounds < promised.rounds:
         raise ConfigError(
             f"{folder}: {rounds} of {promised.rounds} rounds are done, and coins stay secret until "
