@@ -531,6 +531,8 @@ def set_limit(population: str, limit: Limit | None, *, looser: bool = False) -> 
         OSError: the disk refused.
     """
     refuse_population(population)
+    if limit is not None:
+        _refuse_beyond_figures(limit)
     with _writing() as db, _faults(_path()):
         _refuse_alike(db, population)
         old = _account(db, population).limit
@@ -548,6 +550,16 @@ def set_limit(population: str, limit: Limit | None, *, looser: bool = False) -> 
             (population, *values, _now()),
         )
         return _account(db, population)
+
+
+def _refuse_beyond_figures(limit: Limit) -> None:
+    """Check that what is left of a limit can be computed: every later command does."""
+    try:
+        Guarantee(limit.mu)
+    except ConfigError as error:
+        raise ConfigError(
+            f"limit_epsilon={limit.epsilon:g}: with delta={limit.delta:g}, {error}"
+        ) from None
 
 
 def _entry_of(plan: PrivacyPlan, facts: Mapping[str, Any], name: str, folder: Path) -> Entry:

@@ -62,7 +62,7 @@ from privpart.run.identity import (
     source_of,
     versions,
 )
-from privpart.run.ledger import SCHEMA, Ledger, Row, genesis, next_row
+from privpart.run.ledger import MOST_FACTS, SCHEMA, Ledger, Row, genesis, next_row
 from privpart.server import RoundCounts, Server
 
 _RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked")
@@ -135,7 +135,7 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder is not empty, or others can write in it; or a fact has a
-                reserved name.
+                reserved name, or there are too many.
             BudgetExceededError: the fact "population_name" names people whose limit the run would
                 pass; nothing was created.
             StorageError: the folder cannot be written.
@@ -158,6 +158,9 @@ class RunFolder:
         if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
             raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
         about |= facts or {}
+        if len(about) + len(_RESERVED) > MOST_FACTS:
+            most = MOST_FACTS - len(_RESERVED) - len(about) + len(facts or {})
+            raise ConfigError(f"facts: are {len(facts or {})}; a ledger has room for {most}.")
         if plan.sampling is not None and not isinstance(about.get("population"), str):
             raise ConfigError(
                 "facts: population is missing: a run that samples fixes who may be drawn, and in "

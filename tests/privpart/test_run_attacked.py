@@ -209,3 +209,16 @@ def test_an_older_copy_is_not_ended_to_get_its_charge_back(tmp_path):
     with pytest.raises(ConfigError, match="the budget book has seen 2"):
         RunFolder.open(tmp_path / "older", adopt=True).end_early()
     assert budget_book.account("keyboard-de").total() is not None
+
+
+def test_facts_that_could_not_be_read_back_begin_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="a ledger has room for"):
+        RunFolder.create(tmp_path / "run", PLAN, facts={f"fact {i}": i for i in range(90)})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_limit_that_nobody_could_compute_with_is_not_kept(privpart):
+    told = privpart("budget", "A", "--limit-epsilon", "1e-300", "--delta", "1e-300")
+    assert told.returncode == 2
+    assert budget_book.account("A").limit is None
+    assert privpart("budget").returncode == 0
