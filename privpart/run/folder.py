@@ -63,7 +63,7 @@ from privpart.run.identity import (
     source_of,
     versions,
 )
-from privpart.run.ledger import SCHEMA, Ledger, Row, genesis, next_row
+from privpart.run.ledger import MOST_FACTS, SCHEMA, Ledger, Row, genesis, next_row
 from privpart.server import RoundCounts, Server
 
 _RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked")
@@ -136,17 +136,13 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder is not empty, or others can write in it; or a fact has a
-                reserved name.
+                reserved name, or there are too many.
             BudgetExceededError: the fact "population_name" names people whose limit the run would
                 pass; nothing was created.
             StorageError: the folder cannot be written.
         """
         folder = Path(path)
-        if folder.exists() and not (folder.is_dir() and _is_free(folder)):
-            raise ConfigError(
-                f"{folder} is not empty: a run begins in a folder of its own. To resume the run in "
-                "it, open it (--resume)."
-            )
+        _refuse_used(folder)
         checks.count("seed", seed or 0, minimum=0)
         run_id = secrets.token_hex(16)
         key, signing = new_secret(), new_secret()
@@ -163,6 +159,9 @@ class RunFolder:
         if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
             raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
         about |= facts or {}
+        if len(about) + len(_RESERVED) > MOST_FACTS:
+            most = MOST_FACTS - len(_RESERVED) - len(about) + len(facts or {})
+            raise ConfigError(f"facts: are {len(facts or {})}; a ledger has room for {most}.")
         if plan.sampling is not None and not isinstance(about.get("population"), str):
             raise ConfigError(
                 "facts: population is missing: a run that samples fixes who may be drawn, and in "
@@ -193,6 +192,7 @@ class RunFolder:
         try:
             make_private(folder)
             lock = locked(folder)
+            _refuse_used(folder)  # by a process that began a run in it in the meantime
             if start:
                 write_durably(folder / _START, start)
             write_durably(folder / _SIGNING_KEY, signing)
@@ -625,6 +625,14 @@ def locked(folder: Path) -> FileLock:
 def holds_a_run(path: str | Path) -> bool:
     """Return whether a run was begun in this folder."""
     return (Path(path) / _LEDGER).exists()
+
+
+def _refuse_used(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and _is_free(folder)):
+        raise ConfigError(
+            f"{folder} is not empty: a run begins in a folder of its own. To resume the run in it, "
+            "open it (--resume)."
+        )
 
 
 def _is_free(folder: Path) -> bool:
