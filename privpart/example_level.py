@@ -1,0 +1,453 @@
+"""Example-level DP-FTRL for an ordinary PyTorch loop, on Opacus's per-example gradients.
+
+``FTRLEngine.make_private`` returns module, optimizer and loader, as Opacus's ``PrivacyEngine`` does;
+the loop stays the user's. The loader deals the examples in passes of one public order, so that
+each example takes part once per pass and at the same place of it: how often and how far apart is
+known before training, and so is epsilon, without any assumption about sampling.
+
+A step sums per-example gradients, each rounded to whole numbers of the plan's public grid within
+the clip norm, and adds the mechanism's noise, which is correlated over all steps. So every batch
+that was dealt must become one step, in order. Whatever departs from that is refused.
+"""
+
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from accounting import Mechanism, Participation, PrivacyReport, calibrate, checks
+from accounting.checks import ConfigError
+from accounting.mechanisms.by_name import MechanismChoice, MechanismName
+from accounting.participation import FixedOrder
+from privpart.clip import at_least_tiny
+from privpart.grid import Grid, noise_bits
+from privpart.noise.source import NoiseSource, SecretSource, SeededSource
+from privpart.noise.stream import NoiseStream
+
+GradSampleMode = Literal["hooks", "ghost"]
+
+
+class FixedPasses(Sampler[list[int]]):
+    """Batches of the same public order in every pass; one pass is one epoch.
+
+    Args:
+        examples: number of examples, >= 1.
+        batch_size: examples per batch, >= 1; the last batch of a pass may be smaller.
+        epochs: passes, >= 1.
+        seed: public seed of the order, >= 0.
+
+    Attributes:
+        batches: number of batches of a pass.
+        done: number of batches that became a step.
+    """
+
+    def __init__(self, examples: int, batch_size: int, epochs: int, seed: int = 0) -> None:
+        examples = checks.count("examples", examples)
+        size = checks.count("batch_size", batch_size)
+        coins = torch.Generator().manual_seed(checks.count("order_seed", seed, minimum=0))
+        order = torch.randperm(examples, generator=coins).tolist()
+        self._batches = [order[i : i + size] for i in range(0, examples, size)]
+        self.batches = len(self._batches)
+        self.epochs = checks.count("epochs", epochs)
+        self.done = 0
+        self._dealt = 0
+
+    @property
+    def participation(self) -> FixedOrder:
+        """What an example can take part in: once per pass, at one place of it."""
+        return FixedOrder(self.batches * self.epochs, self.epochs, self.batches)
+
+    def __len__(self) -> int:
+        """Return the number of batches of a pass."""
+        return self.batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches that are left of the current pass.
+
+        Raises:
+            ConfigError: all passes are done, or a batch that was dealt did not become a step.
+        """
+        self._refuse_open_batch()
+        if self.done >= self.batches * self.epochs:
+            raise ConfigError(
+                f"all {self.epochs} epochs are done, and the guarantee covers no further one. Plan "
+                "more epochs from the start."
+            )
+        for place in range(self.done % self.batches, self.batches):
+            self._refuse_open_batch()
+            self._dealt += 1
+            yield self._batches[place]
+
+    def _refuse_open_batch(self) -> None:
+        if self._dealt != self.done:
+            raise ConfigError(
+                f"batch {self.done} was dealt, but no optimizer.step() followed: every example "
+                "would move to another round than the guarantee assumes. Take one step per batch, "
+                "with num_workers=0 if another loader reads ahead. This run cannot continue."
+            )
+
+    def finish(self, examples: int) -> None:
+        """Count the batch that was dealt as done, after a backward pass of so many examples.
+
+        Raises:
+            ConfigError: no batch was dealt, or it has another number of examples.
+        """
+        if self._dealt != self.done + 1:
+            raise ConfigError(
+                "optimizer.step(): the loader has dealt no batch for it. Take one step per batch "
+                "of the loader that make_private returned."
+            )
+        expected = len(self._batches[self.done % self.batches])
+        if examples != expected:
+            raise ConfigError(
+                f"optimizer.step(): the per-example gradients are of {examples} examples, and the "
+                f"batch has {expected}. Call backward() once per batch, on all of it and nothing "
+                "else, and zero_grad() before it."
+            )
+        self.done += 1
+
+
+class FTRLOptimizer(DPOptimizer):
+    """The user's optimiser, which sees only noised sums of clipped per-example gradients.
+
+    Guarantees:
+        One example changes the sum of a step by at most the clip norm, in integers on the public
+        grid; an example whose gradient is not finite counts as zeros. Noise is drawn once per batch.
+
+    Made by ``FTRLEngine.make_private``.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        module: nn.Module,
+        passes: FixedPasses,
+        noise: NoiseStream,
+        grid: Grid,
+        *,
+        max_grad_norm: float,
+        batch_size: int,
+        loss_reduction: str,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            noise_multiplier=grid.noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=batch_size,
+            loss_reduction=loss_reduction,
+        )
+        self._module = module
+        self._passes = passes
+        self._noise = noise
+        self._grid = grid
+        self._promised = (float(max_grad_norm), float(grid.noise_multiplier), batch_size)
+        self._trained = list(self.params)
+        self._total = torch.zeros(noise.dim, dtype=torch.float64)
+        self._drawn = torch.empty(noise.dim, dtype=noise.dtype)
+        self._examples = 0
+        self._halted = ""
+
+    def pre_step(self, closure: Any = None) -> bool:  # noqa: ANN401  Opacus's signature
+        """Sum the clipped gradients, and unless the step is to be skipped, release them noised.
+
+        Raises:
+            ConfigError: the step is not the one that the guarantee assumes.
+        """
+        if self._halted:
+            raise ConfigError(f"this run has stopped: {self._halted} Begin it again.")
+        try:
+            self._refuse_changes()
+            self._examples += self._add_up()
+            if self._check_skip_next_step():
+                self._is_last_step_skipped = True
+                return False
+            self._passes.finish(self._examples)
+        except Exception as error:
+            self._halted = str(error)
+            raise
+        self._halted = "a step was interrupted after its noise was drawn."
+        self._release(self._noise.next(out=self._drawn))
+        if self.step_hook:
+            self.step_hook(self)
+        self._is_last_step_skipped = False
+        self._examples = 0
+        self._halted = ""
+        return True
+
+    def _refuse_changes(self) -> None:
+        now = (float(self.max_grad_norm), float(self.noise_multiplier), self.expected_batch_size)
+        if now != self._promised:
+            raise ConfigError(
+                f"max_grad_norm, noise_multiplier, batch size: are {now}, and the guarantee is for "
+                f"{self._promised}. They cannot change during a run."
+            )
+        own = self.params
+        if len(own) != len(self._trained) or any(
+            p is not q for p, q in zip(own, self._trained, strict=True)
+        ):
+            raise ConfigError(
+                "optimizer: has other parameters than make_private was given. Add or freeze "
+                "parameters before it."
+            )
+        for name, layer in self._module.named_modules():
+            if isinstance(layer, _BatchNorm) and layer.training:
+                raise ConfigError(
+                    f"layer {name!r} is a {type(layer).__name__} in training mode, which mixes the "
+                    "examples of a batch. Call .eval() on it after module.train(), or replace it: "
+                    "privpart.models.replace_batch_norm(module)."
+                )
+
+    def _add_up(self) -> int:
+        """Add the clipped gradients to the sum, as integers; return the number of examples."""
+        samples = [_per_example(p) for p in self._trained]
+        counts = {len(sample) for sample in samples}
+        if len(counts) != 1:
+            raise ConfigError(
+                f"backward(): some parameters have per-example gradients of {min(counts)} "
+                f"examples, others of {max(counts)}. Every parameter that trains must be used once "
+                "for each example."
+            )
+        factors = self._factors(samples)
+        start = 0
+        for sample in samples:
+            part = _sum(sample.reshape(len(sample), -1), factors)
+            self._total[start : start + len(part)] += part.cpu()
+            start += len(part)
+        for p in self._trained:
+            p.grad_sample = None
+        return counts.pop()
+
+    def _factors(self, samples: Sequence[Tensor]) -> Tensor:
+        """Return by how much each example's gradient is multiplied, shape (B,); zeros stay zeros.
+
+        A gradient that is not finite is set to zeros.
+        """
+        squares = torch.zeros(len(samples[0]), dtype=torch.float64, device=samples[0].device)
+        for sample in samples:
+            squares += _squared_norms(sample.reshape(len(sample), -1))
+        if not bool((finite := torch.isfinite(squares)).all()):
+            for sample in samples:
+                sample[~finite] = 0
+            squares[~finite] = 0
+        norms = squares.sqrt() * (1 + _ROUNDING * _COLUMNS)
+        most = self._grid.sum_clip_norm(self.max_grad_norm) * (1 - _FLOAT_SUM)
+        return torch.where(norms > most, most / norms, 1.0)
+
+    def _release(self, noise: Tensor) -> None:
+        """Put the noised mean into the parameters' gradients."""
+        scale = self._grid.step(self.max_grad_norm)
+        self._total.mul_(1 / scale).round_()
+        if self.loss_reduction == "mean":
+            scale /= cast("int", self.expected_batch_size)
+        flat = self._total.add_(noise).mul_(scale).float()
+        start = 0
+        for p in self._trained:
+            part = flat[start : start + p.numel()].view_as(p)
+            p.grad = part.to(device=p.device, dtype=p.dtype)
+            start += p.numel()
+        self._total.zero_()
+
+
+def _per_example(parameter: nn.Parameter) -> Tensor:
+    """Return a parameter's per-example gradients, shape (B, ...), of one or more backward passes.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found = getattr(parameter, "grad_sample", None)
+    if isinstance(found, list) and found:
+        return torch.cat(found)
+    if not isinstance(found, Tensor):
+        raise ConfigError(
+            "optimizer.step(): a parameter has no per-example gradient. Call backward() on the "
+            "loss of a batch first; freeze parameters that the loss does not use "
+            "(requires_grad=False)."
+        )
+    return found
+
+
+_ROUNDING = 2.0**-24
+_COLUMNS = 4096
+_ROWS = 64
+_FLOAT_SUM = 4 * _ROWS**2 * _ROUNDING
+"""How much shorter a gradient must be for what floating point adds to it.
+
+The gradients of 64 examples are multiplied and summed in float32, in any order, with an error of at
+most 66 u times the sum of their lengths, u = 2^-24 (Higham 2002, "Accuracy and Stability of
+Numerical Algorithms", section 3.1). Without one of them it is as large again, so the example moves
+the sum by 2 * 66 * 64 u clip norms more than its own length, less than this. No other 64 examples
+are touched. Their sums are added in float64, and rounded to integers, for which
+``Grid.sum_clip_norm`` allows.
+"""
+
+
+def _squared_norms(flat: Tensor) -> Tensor:
+    """Return squared norms of the rows, shape (B,), to a relative error of ``_COLUMNS`` u.
+
+    Of columns in blocks, in float32: float64 takes ten times as long.
+    """
+    whole = flat.shape[1] // _COLUMNS * _COLUMNS
+    blocks = flat[:, :whole].reshape(len(flat), -1, _COLUMNS)
+    parts = [torch.linalg.vector_norm(blocks, dim=2), flat[:, whole:].norm(dim=1, keepdim=True)]
+    return torch.cat(parts, dim=1).double().square().sum(1)
+
+
+def _sum(flat: Tensor, factors: Tensor) -> Tensor:
+    """Return the sum of the rows times their factors, float64, on the error of ``_FLOAT_SUM``."""
+    total = torch.zeros(flat.shape[1], dtype=torch.float64, device=flat.device)
+    factors = factors.to(flat.dtype)
+    for start in range(0, len(flat), _ROWS):
+        total += factors[start : start + _ROWS] @ flat[start : start + _ROWS]
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    mechanism: Mechanism
+    participation: Participation
+    noise_multiplier: float
+
+
+class FTRLEngine:
+    """Makes an ordinary PyTorch loop private by DP-FTRL, as Opacus does by DP-SGD.
+
+    Args:
+        seed: takes the noise from a seed, for simulations: the run is then not private. None draws
+            a secret key from the operating system.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> net, data = nn.Linear(4, 2), torch.utils.data.TensorDataset(torch.ones(64, 4))
+    >>> engine = FTRLEngine()
+    >>> module, optimizer, loader = engine.make_private(
+    ...     module=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), dataset=data,
+    ...     batch_size=16, epochs=2, max_grad_norm=1.0, target_epsilon=4.0, delta=1e-5)
+    >>> round(engine.epsilon(1e-5), 2)
+    4.0
+    """
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        self._source: NoiseSource = SecretSource() if seed is None else SeededSource(seed)
+        self._promise: _Promise | None = None
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset: Dataset[Any],
+        batch_size: int,
+        epochs: int,
+        max_grad_norm: float,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        delta: float | None = None,
+        mechanism: str | MechanismChoice | Mechanism = "blt",
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        order_seed: int = 0,
+        **loader: Any,  # noqa: ANN401  DataLoader's own
+    ) -> tuple[GradSampleModule, FTRLOptimizer, DataLoader[Any]]:
+        """Return module, optimizer and loader for the user's loop; epsilon is known from here on.
+
+        Raises:
+            ConfigError: a value out of range, or a module or optimizer that cannot be private.
+        """
+        if self._promise is not None:
+            raise ConfigError("make_private was called before: its noise is for one run only.")
+        if not isinstance(dataset, Sized):
+            raise ConfigError("dataset: has no length; passes of a fixed order need one.")
+        passes = FixedPasses(len(dataset), batch_size, epochs, order_seed)
+        clip_norm = at_least_tiny(max_grad_norm)
+        own = _mechanism(mechanism, passes.participation)
+        z = _noise(own, passes.participation, noise_multiplier, target_epsilon, delta)
+        trained = _trained(module, optimizer)
+        dim = sum(p.numel() for p in trained)
+        bits = noise_bits(z, dim)
+        stream = NoiseStream(own, dim=dim, stddev=2.0**bits, source=self._source)
+        moved = epochs * 2.0**bits / z
+        charge = (dim * own.rounds) ** 0.5 * stream.filter_error(moved)
+        grid = Grid.of(bits, z, dim, filter_charge=charge)
+        wrapped = GradSampleModule(module, loss_reduction=loss_reduction)
+        private = FTRLOptimizer(
+            optimizer,
+            wrapped,
+            passes,
+            stream,
+            grid,
+            max_grad_norm=clip_norm,
+            batch_size=batch_size,
+            loss_reduction=loss_reduction,
+        )
+        self._promise = _Promise(own, passes.participation, z)
+        return wrapped, private, DataLoader(dataset, batch_sampler=passes, **loader)
+
+    def epsilon(self, delta: float) -> float:
+        """Return epsilon of the whole run at ``delta`` in (0, 1), before or after training."""
+        return self.report(delta).epsilon
+
+    def report(self, delta: float) -> PrivacyReport:
+        """Return the guarantee of the whole run at ``delta`` in (0, 1), and its assumptions."""
+        if self._promise is None:
+            raise ConfigError("call make_private first: it fixes what the guarantee is for.")
+        return PrivacyReport.of(
+            self._promise.mechanism,
+            self._promise.participation,
+            noise_multiplier=self._promise.noise_multiplier,
+            delta=delta,
+            unit="example",
+            noise_source="os" if self._source.private else "seeded",
+        )
+
+
+def _mechanism(chosen: str | MechanismChoice | Mechanism, order: FixedOrder) -> Mechanism:
+    if isinstance(chosen, Mechanism):
+        return chosen
+    if isinstance(chosen, str):
+        checks.choice("mechanism", chosen, [str(name) for name in MechanismName])
+        chosen = MechanismChoice(name=MechanismName(chosen))
+    return chosen.build(order.in_any_order())
+
+
+def _noise(
+    mechanism: Mechanism,
+    participation: Participation,
+    noise_multiplier: float | None,
+    target_epsilon: float | None,
+    delta: float | None,
+) -> float:
+    if (noise_multiplier is None) == (target_epsilon is None):
+        raise ConfigError("pass either noise_multiplier or target_epsilon, with delta.")
+    if noise_multiplier is not None:
+        return checks.positive("noise_multiplier", noise_multiplier)
+    if target_epsilon is None or delta is None:
+        raise ConfigError("delta is missing: target_epsilon needs one.")
+    return calibrate(mechanism, participation, target_epsilon=target_epsilon, delta=delta)
+
+
+def _trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters that train, after checking that the optimizer has just these."""
+    named = {n: p for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    seen: dict[int, str] = {}
+    for name, p in named.items():
+        if (other := seen.setdefault(id(p), name)) != name:
+            raise ConfigError(
+                f"{other} and {name} are one tensor: per-example gradients of tied parameters are "
+                "wrong in Opacus. Freeze it, or untie the two."
+            )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if held != set(seen):
+        extra, missing = len(held - set(seen)), [seen[i] for i in seen if i not in held]
+        raise ConfigError(
+            f"optimizer: lacks {', '.join(missing) or 'nothing'} of the module's parameters that "
+            f"train, and has {extra} of no such parameter. Give it exactly those with "
+            "requires_grad."
+        )
+    if not seen:
+        raise ConfigError("module: no parameter trains (requires_grad).")
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]

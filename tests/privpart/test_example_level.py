@@ -1,0 +1,235 @@
+"""Example-level DP-FTRL: what ran is what was accounted for, and departures are refused."""
+
+import numpy as np
+import pytest
+import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accounting import BinaryTree, ConfigError, guarantee
+from accounting.participation import FixedOrder
+from privpart import SeededSource
+from privpart.example_level import FTRLEngine
+from privpart.noise.stream import NoiseStream
+
+# torch's, of Opacus's hooks: the input of the first layer needs no gradient
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+EXAMPLES, BATCH, EPOCHS, CLIP = 11, 4, 3, 0.5
+STEPS = 3 * EPOCHS
+
+
+def data(scale=1.0):
+    some = torch.Generator().manual_seed(3)
+    x = scale * torch.randn(EXAMPLES, 5, generator=some)
+    return TensorDataset(x, torch.randint(3, (EXAMPLES,), generator=some))
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def private(module=None, dataset=None, *, seed=7, optimizer=None, **options):
+    module = net() if module is None else module
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimizer = optimizer or torch.optim.SGD(trained, lr=1.0)
+    chosen = {"max_grad_norm": CLIP, "noise_multiplier": 1.0, "epochs": EPOCHS, "batch_size": BATCH}
+    engine = FTRLEngine(seed=seed)
+    made = engine.make_private(
+        module=module, optimizer=optimizer, dataset=dataset or data(), **chosen | options
+    )
+    return engine, *made
+
+
+def step(module, optimizer, batch):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(module(batch[0]), batch[1]).backward()
+    optimizer.step()
+
+
+def train(module, optimizer, loader, epochs=EPOCHS):
+    """Train; return the noised sum of every step, in units of the model."""
+    seen = []
+    for _ in range(epochs):
+        for batch in loader:
+            step(module, optimizer, batch)
+            grads = [p.grad.reshape(-1) for p in module.parameters() if p.requires_grad]
+            seen.append(torch.cat(grads).double() * BATCH)
+    return torch.stack(seen)
+
+
+@pytest.mark.parametrize("mechanism", ["blt", "tree", "toeplitz", "independent"])
+def test_the_noise_of_the_steps_is_the_accountants(mechanism):
+    engine, module, optimizer, loader = private(mechanism=mechanism, dataset=data(scale=0.0))
+    for p in module.parameters():
+        p.requires_grad_(True)
+    noised = train(module, optimizer, loader)
+    own = optimizer._noise.mechanism
+    dim = noised.shape[1]
+    bits = optimizer._grid.bits
+    stream = NoiseStream(own, dim=dim, stddev=2.0**bits, source=SeededSource(7))
+    drawn = torch.stack([stream.next().double() for _ in range(STEPS)])
+    drawn *= optimizer._grid.step(CLIP)
+    sums = noised - drawn
+    assert (sums.norm(dim=1) <= BATCH * CLIP).all()
+    report = engine.report(1e-5)
+    order = FixedOrder(STEPS, EPOCHS, 3)
+    assert report.mu == guarantee(own, order, noise_multiplier=1.0).mu
+    assert (report.unit, report.status) == ("example", "not-private")
+
+
+def test_one_example_moves_every_sum_by_the_clip_norm_at_most_and_only_its_own():
+    whole = data(scale=40.0)
+    with_it = train(*private(dataset=whole)[1:], epochs=1)
+    loader = private(dataset=whole)[3]
+    place = next(t for t, batch in enumerate(loader.batch_sampler._batches) if 2 in batch)
+    for unusual in (torch.zeros(5), torch.full((5,), torch.nan), torch.full((5,), 1e30)):
+        x, y = (t.clone() for t in whole.tensors)
+        x[2] = unusual
+        without = train(*private(dataset=TensorDataset(x, y))[1:], epochs=1)
+        moved = (with_it - without).norm(dim=1)
+        assert (moved[:place] == 0).all()
+        assert torch.isfinite(without[: place + 1]).all()
+        assert moved[place] <= 2 * CLIP  # exchanged, so twice the clip norm
+
+
+def test_physical_batches_give_the_same_steps():
+    expected = train(*private()[1:])
+    _, module, optimizer, loader = private()
+    with BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=3, optimizer=optimizer
+    ) as small:
+        for _ in range(EPOCHS):
+            for batch in small:
+                step(module, optimizer, batch)
+    assert loader.batch_sampler.done == STEPS
+    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    assert torch.allclose(last, expected[-1], atol=1e-5)
+
+
+def test_gradients_accumulate_over_the_parts_of_a_batch():
+    expected = train(*private()[1:], epochs=1)
+    _, module, optimizer, loader = private()
+    for x, y in loader:
+        optimizer.zero_grad()
+        for some in (slice(0, 1), slice(1, None)):
+            nn.functional.cross_entropy(module(x[some]), y[some]).backward()
+        optimizer.step()
+    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    assert torch.allclose(last, expected[-1], atol=1e-5)
+
+
+def test_frozen_parameters_cost_nothing_and_stay():
+    module = net()
+    module[0].requires_grad_(False)
+    before = [p.clone() for p in module[0].parameters()]
+    _, wrapped, optimizer, loader = private(module)
+    assert train(wrapped, optimizer, loader).shape == (STEPS, 15)
+    assert all(torch.equal(p, q) for p, q in zip(before, module[0].parameters(), strict=True))
+
+
+def skip_a_batch(module, optimizer, loader):
+    for number, batch in enumerate(loader):
+        if number != 1:
+            step(module, optimizer, batch)
+
+
+def step_twice(module, optimizer, loader):
+    batch = next(iter(loader))
+    step(module, optimizer, batch)
+    step(module, optimizer, batch)
+
+
+def leave_an_epoch(module, optimizer, loader):
+    for _ in range(2):
+        for batch in loader:
+            step(module, optimizer, batch)
+            break
+
+
+def one_epoch_more(module, optimizer, loader):
+    train(module, optimizer, loader, EPOCHS + 1)
+
+
+def backward_twice(module, optimizer, loader):
+    x, y = next(iter(loader))
+    for _ in range(2):
+        nn.functional.cross_entropy(module(x), y).backward()
+    optimizer.step()
+
+
+def step_without_backward(module, optimizer, loader):
+    next(iter(loader))
+    optimizer.step()
+
+
+def another_loader(module, optimizer, loader):
+    for batch in DataLoader(loader.dataset, batch_size=BATCH, shuffle=True):
+        step(module, optimizer, batch)
+
+
+def another_clip_norm(module, optimizer, loader):
+    optimizer.max_grad_norm = 2 * CLIP
+    train(module, optimizer, loader)
+
+
+def another_parameter(module, optimizer, loader):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    train(module, optimizer, loader)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (skip_a_batch, r"was dealt, but no optimizer.step\(\) followed"),
+        (step_twice, "has dealt no batch for it"),
+        (one_epoch_more, "all 3 epochs are done"),
+        (backward_twice, "are of 8 examples, and the batch has 4"),
+        (step_without_backward, "has no per-example gradient"),
+        (another_loader, "has dealt no batch for it"),
+        (another_clip_norm, "cannot change during a run"),
+        (another_parameter, "has other parameters"),
+    ],
+)
+def test_what_departs_from_the_guarantee_is_refused_and_ends_the_run(mistake, said):
+    _, module, optimizer, loader = private()
+    with pytest.raises(ConfigError, match=said):
+        mistake(module, optimizer, loader)
+    if mistake is not one_epoch_more:
+        with pytest.raises(ConfigError):
+            optimizer.max_grad_norm = CLIP
+            for batch in loader:
+                step(module, optimizer, batch)
+
+
+def test_batch_statistics_are_refused():
+    module = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
+    module[1].eval()
+    _, wrapped, optimizer, loader = private(module)
+    batch = next(iter(loader))
+    wrapped.train()
+    with pytest.raises(ConfigError, match="training mode, which mixes the examples"):
+        step(wrapped, optimizer, batch)
+
+
+def test_what_cannot_be_private_is_refused_before_anything_is_drawn():
+    tied = net()
+    tied[2].weight = nn.Parameter(torch.zeros(3, 4))
+    twice = nn.ModuleDict({"a": tied[2], "b": nn.Linear(4, 3)})
+    twice["b"].weight = tied[2].weight
+    with pytest.raises(ConfigError, match=r"a.weight and b.weight are one tensor"):
+        private(twice)
+    module = net()
+    with pytest.raises(ConfigError, match=r"lacks 2.weight, 2.bias"):
+        private(module, optimizer=torch.optim.SGD(module[0].parameters(), lr=1.0))
+    for wrong in ({"batch_size": 0}, {"epochs": 0}, {"max_grad_norm": np.nan}):
+        with pytest.raises(ConfigError):
+            private(**wrong)
+    with pytest.raises(ConfigError, match="either noise_multiplier or target_epsilon"):
+        private(target_epsilon=1.0)
+    with pytest.raises(ConfigError, match="mechanism"):
+        private(mechanism="oak")
+    with pytest.raises(ConfigError, match="rounds"):
+        private(mechanism=BinaryTree(5))
