@@ -1,7 +1,7 @@
 """Example-level DP-FTRL for an ordinary PyTorch loop, on Opacus's per-example gradients.
 
-``FTRLEngine.make_private`` returns module, optimizer and loader, as Opacus's ``PrivacyEngine`` does;
-the loop stays the user's. The loader deals the examples in passes of one public order, so that
+``FTRLEngine.make_private`` returns module, optimizer and loader, as Opacus's ``PrivacyEngine``
+does; the loop stays the user's. The loader deals the examples in passes of one public order, so that
 each example takes part once per pass and at the same place of it: how often and how far apart is
 known before training, and so is epsilon, without any assumption about sampling.
 
@@ -12,11 +12,13 @@ that was dealt must become one step, in order. Whatever departs from that is ref
 
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from opacus import GradSampleModule
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -113,12 +115,13 @@ class FixedPasses(Sampler[list[int]]):
         self.done += 1
 
 
-class FTRLOptimizer(DPOptimizer):
+class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
     """The user's optimiser, which sees only noised sums of clipped per-example gradients.
 
     Guarantees:
         One example changes the sum of a step by at most the clip norm, in integers on the public
-        grid; an example whose gradient is not finite counts as zeros. Noise is drawn once per batch.
+        grid; an example whose gradient is not finite counts as zeros. Noise is drawn once per
+        batch.
 
     Made by ``FTRLEngine.make_private``.
     """
@@ -205,6 +208,8 @@ class FTRLOptimizer(DPOptimizer):
 
     def _add_up(self) -> int:
         """Add the clipped gradients to the sum, as integers; return the number of examples."""
+        if not self._passes.done and not self._examples:
+            self._refuse_other_gradients()
         samples = [_per_example(p) for p in self._trained]
         counts = {len(sample) for sample in samples}
         if len(counts) != 1:
@@ -222,6 +227,23 @@ class FTRLOptimizer(DPOptimizer):
         for p in self._trained:
             p.grad_sample = None
         return counts.pop()
+
+    def _refuse_other_gradients(self) -> None:
+        """Check in the first step that the module's own examples are all of the gradient."""
+        for p in self._trained:
+            sample = getattr(p, "grad_sample", None)
+            if p.grad is None or not isinstance(sample, Tensor):
+                continue
+            mean = sample.sum(0) / (len(sample) if self.loss_reduction == "mean" else 1)
+            longest = sample.reshape(len(sample), -1).norm(dim=1).max()
+            if bool((p.grad - mean).norm() > 1e-2 * longest + 1e-6):
+                name = next(n for n, q in self._module.named_parameters() if q is p)
+                raise ConfigError(
+                    f"{name.removeprefix('_module.')}: its gradient is not the mean of its "
+                    "per-example gradients: it was used outside its layer, in a penalty for "
+                    "instance, or loss_reduction is not the loss's, or its per-example gradients "
+                    "are wrong (see privpart verify-gradients)."
+                )
 
     def _factors(self, samples: Sequence[Tensor]) -> Tensor:
         """Return by how much each example's gradient is multiplied, shape (B,); zeros stay zeros.
@@ -252,6 +274,63 @@ class FTRLOptimizer(DPOptimizer):
             p.grad = part.to(device=p.device, dtype=p.dtype)
             start += p.numel()
         self._total.zero_()
+
+
+class _GhostModule(GradSampleModuleFastGradientClipping):  # type: ignore[misc]
+    """A module whose gradients are clipped by their norms alone, in a second backward pass.
+
+    Attributes:
+        examples: number of examples whose gradients were clipped since the last step.
+        unclipped: whether a backward pass has not been clipped.
+    """
+
+    def __init__(self, module: nn.Module, *, clip_norm: float, loss_reduction: str) -> None:
+        super().__init__(module, max_grad_norm=clip_norm, loss_reduction=loss_reduction)
+        self.examples = 0
+        self.unclipped = False
+
+    def capture_backprops_hook(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
+        """Note that gradients of an unclipped loss have been added."""
+        if self.hooks_enabled:
+            self.unclipped = True
+        super().capture_backprops_hook(*arguments, **options)
+
+    def get_clipping_coef(self) -> Tensor:
+        """Return the factor of each example's loss.
+
+        Raises:
+            ConfigError: a gradient is not finite; it cannot be left out of a sum.
+        """
+        norms = self.get_norm_sample()
+        if not bool(torch.isfinite(norms).all()):
+            raise ConfigError(
+                "backward(): the gradient of an example is not finite, and ghost clipping cannot "
+                "leave it out. Use grad_sample_mode='hooks', which counts it as zeros."
+            )
+        self.examples += len(norms)
+        self.unclipped = False
+        return torch.clamp(self.max_grad_norm / (norms * (1 + 1e-4) + 1e-30), max=1.0)
+
+
+class _GhostOptimizer(FTRLOptimizer):
+    """The same for ghost clipping: gradients come as a clipped sum."""
+
+    def _add_up(self) -> int:
+        module = cast("_GhostModule", self._module)
+        if module.unclipped or not module.examples:
+            raise ConfigError(
+                "optimizer.step(): backward() was called on a loss that clips nothing. Use the "
+                "criterion that make_private returned, once per batch."
+            )
+        start = 0
+        for p in self._trained:
+            if p.grad is not None:
+                self._total[start : start + p.numel()] += p.grad.reshape(-1).double().cpu()
+            start += p.numel()
+        if not bool(torch.isfinite(self._total).all()):
+            raise ConfigError("optimizer.step(): the sum of the gradients is not finite.")
+        examples, module.examples = module.examples, 0
+        return examples
 
 
 def _per_example(parameter: nn.Parameter) -> Tensor:
@@ -349,17 +428,25 @@ class FTRLEngine:
         target_epsilon: float | None = None,
         delta: float | None = None,
         mechanism: str | MechanismChoice | Mechanism = "blt",
+        grad_sample_mode: GradSampleMode = "hooks",
+        criterion: nn.Module | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         order_seed: int = 0,
         **loader: Any,  # noqa: ANN401  DataLoader's own
-    ) -> tuple[GradSampleModule, FTRLOptimizer, DataLoader[Any]]:
+    ) -> Any:  # noqa: ANN401  three things, or four with a criterion
         """Return module, optimizer and loader for the user's loop; epsilon is known from here on.
+
+        With ``grad_sample_mode="ghost"`` also the criterion, which clips when its loss is
+        differentiated; it takes the place of the one that was passed.
 
         Raises:
             ConfigError: a value out of range, or a module or optimizer that cannot be private.
         """
         if self._promise is not None:
             raise ConfigError("make_private was called before: its noise is for one run only.")
+        checks.choice("grad_sample_mode", grad_sample_mode, get_args(GradSampleMode))
+        if (grad_sample_mode == "ghost") != (criterion is not None):
+            raise ConfigError("criterion: needed for grad_sample_mode='ghost', and only for it.")
         if not isinstance(dataset, Sized):
             raise ConfigError("dataset: has no length; passes of a fixed order need one.")
         passes = FixedPasses(len(dataset), batch_size, epochs, order_seed)
@@ -373,8 +460,17 @@ class FTRLEngine:
         moved = epochs * 2.0**bits / z
         charge = (dim * own.rounds) ** 0.5 * stream.filter_error(moved)
         grid = Grid.of(bits, z, dim, filter_charge=charge)
-        wrapped = GradSampleModule(module, loss_reduction=loss_reduction)
-        private = FTRLOptimizer(
+        ghost = grad_sample_mode == "ghost"
+        wrapped = (
+            _GhostModule(
+                module,
+                clip_norm=grid.sum_clip_norm(clip_norm),
+                loss_reduction=loss_reduction,
+            )
+            if ghost
+            else GradSampleModule(module, loss_reduction=loss_reduction)
+        )
+        private = (_GhostOptimizer if ghost else FTRLOptimizer)(
             optimizer,
             wrapped,
             passes,
@@ -385,7 +481,10 @@ class FTRLEngine:
             loss_reduction=loss_reduction,
         )
         self._promise = _Promise(own, passes.participation, z)
-        return wrapped, private, DataLoader(dataset, batch_sampler=passes, **loader)
+        made = wrapped, private, DataLoader(dataset, batch_sampler=passes, **loader)
+        if criterion is None:
+            return made
+        return *made, DPLossFastGradientClipping(wrapped, private, criterion, loss_reduction)
 
     def epsilon(self, delta: float) -> float:
         """Return epsilon of the whole run at ``delta`` in (0, 1), before or after training."""
@@ -407,6 +506,10 @@ class FTRLEngine:
 
 def _mechanism(chosen: str | MechanismChoice | Mechanism, order: FixedOrder) -> Mechanism:
     if isinstance(chosen, Mechanism):
+        if chosen.rounds != order.rounds:
+            raise ConfigError(
+                f"mechanism: is for {chosen.rounds} rounds; these epochs have {order.rounds} steps."
+            )
         return chosen
     if isinstance(chosen, str):
         checks.choice("mechanism", chosen, [str(name) for name in MechanismName])

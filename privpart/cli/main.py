@@ -36,6 +36,7 @@ from privpart.cli.inspect import inspect
 from privpart.cli.report import report
 from privpart.cli.schedule import schedule
 from privpart.cli.train import train
+from privpart.cli.verify_gradients import verify_gradients
 
 app = typer.Typer(
     help="Differential privacy for partially trained models in federated learning.",
@@ -55,6 +56,7 @@ _COMMANDS = (
     inspect,
     costs,
     freeze_search,
+    verify_gradients,
     demo,
 )
 for _command in _COMMANDS:

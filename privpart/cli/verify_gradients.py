@@ -5,7 +5,7 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,13 +44,19 @@ def verify_gradients(
     own_code.refuse_malformed(target)
     typer.echo(f"privpart: imports {target}", err=True)
     with redirect_stdout(sys.stderr):  # what the code prints is no part of the result
-        made = own_code.load(target, Path.cwd())()
+        function = own_code.load(target, Path.cwd())
+        made = own_code.call(function, target, "verify-gradients")
         if not isinstance(made, tuple) or len(made) != 3:
             raise ConfigError(
                 f"{target}: returned {own_code.described(made)}; must return three things: module, "
                 "loss and batch."
             )
-        found = compare(*made)
+        module, loss, batch = made
+
+        def mean_loss(*arguments: Any) -> Any:  # noqa: ANN401  of the user's function
+            return own_code.call(loss, target, "loss", *arguments)
+
+        found = compare(module, mean_loss, batch)
     rows = [asdict(one) | {"equal": one.error <= limit} for one in found]
     wrong = [one for one in found if not one.error <= limit]
     if form is Format.JSON:

@@ -5,6 +5,7 @@ is used twice, or has a faulty hook gives other gradients, silently.
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ def verify_gradients(module: nn.Module, loss: LossOfBatch, batch: Batch) -> list
         ConfigError: fewer than 2 examples, no parameter that trains, a loss that is not one finite
             number, or a module that Opacus does not take.
     """
-    rows = checks.count("examples", count_rows(batch), minimum=2)
+    rows = checks.count("rows of the batch", count_rows(batch), minimum=2)
     own = copy.deepcopy(module)
     for layer in own.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
@@ -72,7 +73,9 @@ def verify_gradients(module: nn.Module, loss: LossOfBatch, batch: Batch) -> list
 def _gradients(
     module: nn.Module, loss: LossOfBatch, batch: Batch, named: dict[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    found = torch.autograd.grad(_checked(loss(module, batch)), list(named.values()), allow_unused=True)
+    found = torch.autograd.grad(
+        _checked(loss(module, batch)), list(named.values()), allow_unused=True
+    )
     return {
         name: torch.zeros_like(p) if own is None else own
         for (name, p), own in zip(named.items(), found, strict=True)
@@ -91,7 +94,7 @@ def _of_opacus(
     """Return Opacus's gradients, shape (B, ...); None where it has none."""
     try:
         wrapped = GradSampleModule(module, loss_reduction="mean")
-        loss(wrapped, batch).backward()
+        torch.autograd.backward(loss(wrapped, batch))
     except (NotImplementedError, RuntimeError, ValueError) as error:
         raise ConfigError(f"module: Opacus does not take it: {str(error).strip()}") from None
     found = {name: getattr(p, "grad_sample", None) for name, p in named.items()}
@@ -104,21 +107,10 @@ def _compared(
     shape = tuple(alone[0].shape)
     if together is None or together.shape != (len(alone), *shape):
         used = any(bool(own.any()) for own in alone)
-        return GradientCheck(name, shape, float("inf") if used else 0.0, 0)
-    differences = [
-        float((own.double() - one.double()).norm()) for own, one in zip(together, alone, strict=True)
-    ]
-    worst = max(range(len(alone)), key=lambda i: _rank(differences[i]))
-    return GradientCheck(name, shape, _relative(differences[worst], longest), worst)
-
-
-def _rank(difference: float) -> float:
-    return difference if difference == difference else float("inf")
-
-
-def _relative(difference: float, longest: float) -> float:
-    if not difference == difference:
-        return float("inf")
-    if longest == 0:
-        return 0.0 if difference == 0 else float("inf")
-    return difference / longest
+        return GradientCheck(name, shape, math.inf if used else 0.0, 0)
+    pairs = zip(together, alone, strict=True)
+    lengths = [float((own.double() - one.double()).norm()) for own, one in pairs]
+    differences = [math.inf if math.isnan(length) else length for length in lengths]
+    worst = max(range(len(alone)), key=differences.__getitem__)
+    error = differences[worst] / longest if longest else math.inf if differences[worst] else 0.0
+    return GradientCheck(name, shape, error, worst)
