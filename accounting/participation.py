@@ -151,7 +151,10 @@ def _history(client: object, taken: Iterable[int], rounds: int) -> list[int]:
     """Return one client's rounds in order; refuse rounds outside the run and duplicates."""
     if not isinstance(taken, Iterable):
         raise ConfigError(f"client {client!r}: {taken!r} must be a sequence of rounds.")
-    history = sorted(checks.count(f"round of client {client!r}", r, minimum=0) for r in taken)
+    found = list(taken)
+    if set(map(type, found)) - {int} or min(found, default=0) < 0:
+        found = [checks.count(f"round of client {client!r}", r, minimum=0) for r in found]
+    history = sorted(found)
     if history and history[-1] >= rounds:
         raise ConfigError(
             f"round {history[-1]} of client {client!r}: must be at most {rounds - 1}, because "

@@ -1,10 +1,12 @@
 """Run folder: a run on disk, where each round is committed before anyone may see its model.
 
-    ledger.sqlite             plan, committed rounds, participations (see ``ledger``)
-    state-000012.safetensors  model, optimiser and noise after 12 rounds; only the newest is kept
-    start.safetensors         start model of a fork
-    key                       noise key, until the run is complete; keep the folder secret
-    lock                      held while a process works on the run
+    ledger.sqlite              plan, committed rounds, participations (see ``ledger``)
+    state-000012.safetensors   model, optimiser and noise after 12 rounds; only the newest is kept
+    closed-000012.safetensors  in its place, the model alone, of a run that was ended early
+    start.safetensors          start model of a fork
+    key                        noise key, until the run ends; keep the folder secret
+    signing-key                signs the ledger, until the run ends
+    lock                       held while a process works on the run
 
 A commit has four steps: write the new state durably; append the ledger row, which names the hash of
 the state; advance the rollback guard; remove the older state. The ledger row is the
@@ -18,8 +20,9 @@ import json
 import os
 import secrets
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from filelock import FileLock, Timeout
 from torch import Tensor
@@ -27,7 +30,7 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.messages import id_order
-from privpart.noise.source import NoiseSource, SecretSource, SeededSource
+from privpart.noise.source import NoiseSource
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
 from privpart.run.files import (
@@ -37,13 +40,22 @@ from privpart.run.files import (
     write_durably,
     write_state,
 )
+from privpart.run.identity import (
+    KEY_BYTES,
+    SigningKey,
+    model_hash,
+    new_secret,
+    source_of,
+    versions,
+)
 from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.server import RoundCounts, Server
 
-_RESERVED = ("start", "genesis", "adopted_at")
+_RESERVED = ("start", "genesis", "adopted_at", "closed")
 ON_GRID = "integers on a public grid"
 """How this version draws noise. Ledgers without it are of runs with floating-point noise."""
 _KEY = "key"
+_SIGNING_KEY = "signing-key"
 _LEDGER = "ledger.sqlite"
 _LOCK = "lock"
 _START = "start.safetensors"
@@ -112,15 +124,20 @@ class RunFolder:
                 f"{folder} is not empty: a run begins in a folder of its own. To resume the run in "
                 "it, open it (--resume)."
             )
+        checks.count("seed", seed or 0, minimum=0)
         run_id = secrets.token_hex(16)
+        key, signing = new_secret(), new_secret()
+        signer = SigningKey(signing)
         about = {
             "schema": SCHEMA,
             "run_id": run_id,
             "plan": plan.to_dict(),
             "seed": seed,
             "noise": ON_GRID,
+            "key": source_of(key, seed).identity,
+            "public_key": signer.public_key,
+            "versions": versions(),
         }
-        checks.count("seed", seed or 0, minimum=0)
         if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
             raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
         about |= facts or {}
@@ -133,14 +150,17 @@ class RunFolder:
             lock = locked(folder)
             if start is not None:
                 write_durably(folder / _START, first)
+            write_durably(folder / _SIGNING_KEY, signing)
             if seed is None:
-                write_durably(folder / _KEY, secrets.token_bytes(32))
+                write_durably(folder / _KEY, key)
                 # Before the ledger, so that every run that exists has a rollback guard.
                 witness.note(run_id, witness.Seen(0, genesis(about)))
-            ledger = Ledger.create(folder / _LEDGER, about)
+            ledger = Ledger.create(folder / _LEDGER, about, signer)
         except (OSError, sqlite3.Error) as error:
             raise StorageError(f"{folder} cannot be written: {error}.") from None
-        return cls(folder, ledger, lock)
+        run = cls(folder, ledger, lock)
+        run._load_keys()
+        return run
 
     @classmethod
     def open(cls, path: str | Path, *, adopt: bool = False) -> Self:
@@ -152,8 +172,9 @@ class RunFolder:
                 move. You vouch that the original will never be continued; the report says so.
 
         Raises:
-            ConfigError: the folder holds no run, a damaged or changed one, one that another process
-                works on, or an older copy of a run that has advanced since.
+            ConfigError: the folder holds no run, or one that is damaged, changed, ended early or in
+                use by another process, has another key, or is an older copy of a run that has
+                advanced since.
             StorageError: the folder cannot be written.
         """
         folder = Path(path)
@@ -167,8 +188,10 @@ class RunFolder:
         try:
             run = cls(folder, Ledger(folder / _LEDGER), lock)
             run._refuse_other_noise()
+            run._load_keys()
             run._refuse_older_copy(adopt)
             run._remove_leftovers()
+            run._refuse_closed()
         except BaseException as error:
             lock.release() if run is None else run.close()
             if isinstance(error, OSError | sqlite3.Error):
@@ -206,7 +229,12 @@ class RunFolder:
                 "source() was called before: a second server would repeat its noise. Open the run "
                 "again."
             )
-        self._source = self._make_source()
+        self._source = self._kept_source
+        if self._source is None:
+            raise ConfigError(
+                f"{self.path / _KEY} is missing, so the noise of this run cannot be continued. "
+                "Begin a fork: a run with a new key, and the cost of both."
+            )
         return self._source
 
     def _refuse_fork(self) -> None:
@@ -216,18 +244,85 @@ class RunFolder:
                 "would commit the same round. Work on the run in the process that opened it."
             )
 
-    def _make_source(self) -> NoiseSource:
+    @property
+    def _ended(self) -> bool:
+        """Whether the run draws no more noise: it is complete, or was ended early."""
+        return self.rounds >= self.plan.rounds or "closed" in self.facts
+
+    def _load_keys(self) -> None:
+        """Read both keys of a run that has not ended, and compare them with the ledger's record."""
+        self._kept_source: NoiseSource | None = None
+        if self._ended:
+            self._kept_source = source_of(None, self.facts["seed"])
+            return
         if not self._private:
-            return SeededSource(self._ledger.facts["seed"])
+            self._kept_source = source_of(None, self.facts["seed"])
+        elif (secret := self._read_key(_KEY)) is not None:
+            self._kept_source = source_of(secret, None)
+        found = self._kept_source
+        if found is not None and self.facts.get("key", found.identity) != found.identity:
+            self._refuse_other(_KEY, "its noise would be that of no run or of another one")
+        if self._ledger.signed and (secret := self._read_key(_SIGNING_KEY)) is not None:
+            signer = SigningKey(secret)
+            if signer.public_key != self.facts["public_key"]:
+                self._refuse_other(_SIGNING_KEY, "nobody could verify what it signs")
+            self._ledger.signer = signer
+
+    def _read_key(self, name: str) -> bytes | None:
         try:
-            return SecretSource((self.path / _KEY).read_bytes())
-        except (OSError, ConfigError):
-            if self.rounds >= self.plan.rounds:
-                return SecretSource()  # a complete run draws no more noise
+            secret = (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigError(f"{self.path / name} cannot be read: {error}.") from None
+        if len(secret) != KEY_BYTES:
+            self._refuse_other(name, f"it has {len(secret)} bytes instead of {KEY_BYTES}")
+        return secret
+
+    def _refuse_other(self, name: str, why: str) -> NoReturn:
+        raise ConfigError(
+            f"{self.path / name} is not the key that this run was begun with: it was changed or "
+            f"replaced, and {why}. Restore it, or begin a fork: a run with a new key, and the cost "
+            "of both."
+        )
+
+    def _refuse_closed(self) -> None:
+        if "closed" in self.facts:
             raise ConfigError(
-                f"{self.path / _KEY} is missing or damaged, so the noise of this run cannot be "
-                "continued. Begin a fork: a run with a new key, and the cost of both."
-            ) from None
+                f"{self.path}: the run was ended early, after {self.rounds} of {self.plan.rounds} "
+                "rounds, and its keys are erased. Its report and its model can be read; to "
+                "continue from its model, begin a fork, whose report adds the cost of both."
+            )
+
+    def end_early(self, reason: str = "") -> None:
+        """End the run after the committed rounds: record it, and erase both keys and the noise.
+
+        The model stays. The report covers what was released, under the plan's guarantee, and says
+        that the run was ended early. This method closes the run, which cannot be opened again.
+
+        Args:
+            reason: kept in the ledger.
+
+        Raises:
+            ConfigError: the run is complete, or its signing key is missing.
+            StorageError: the disk refused; the run can still be continued, or ended again.
+        """
+        self._refuse_fork()
+        if self._ended:
+            raise ConfigError(f"{self.path}: the run is complete, and its keys are erased already.")
+        kept = None
+        try:
+            if self._state_hash is not None:
+                state = read_state(self.path / state_name(self.rounds), self._state_hash)[0]
+                model = {"parameters": state["parameters"]}
+                kept = write_state(self.path / closed_name(self.rounds), model, {})
+            closed = {"rounds": self.rounds, "state": kept, "reason": reason}
+            self._ledger.add_fact("closed", closed)  # the point of no return
+            self._remove_leftovers()
+        except (OSError, sqlite3.Error) as error:
+            raise StorageError(f"{self.path} cannot be written: {error}.") from None
+        finally:
+            self.close()
 
     def restore(self, server: Server) -> None:
         """Load the state after the last committed round into a new server of the same plan.
@@ -280,6 +375,7 @@ class RunFolder:
             self._head,
             round_=self.rounds,
             state=state,
+            model=model_hash(server.parameters) if self._ledger.signed else None,
             clip_norm=server.last_clip_norm,
             received=counts.received,
             clients=clients,
@@ -294,16 +390,18 @@ class RunFolder:
         self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
-        """Remove all but the committed state, and the key of a complete run.
+        """Remove all but the committed state, and the keys of a run that has ended.
 
-        Whoever had the key and the released models could compute what the noise hides.
+        Whoever had the noise key and the released models could compute what the noise hides.
         """
-        keep = self._state_path(self.rounds)
+        keep = newest_state(self.facts, self.rounds)
         for file in self.path.glob("*"):
-            if (file.name.startswith("state-") and file != keep) or file.suffix == ".part":
+            is_state = file.name.startswith(("state-", "closed-"))
+            if (is_state and file.name != keep) or file.suffix == ".part":
                 remove_durably(file)
-        if self.rounds >= self.plan.rounds:
+        if self._ended:
             remove_durably(self.path / _KEY)
+            remove_durably(self.path / _SIGNING_KEY)
 
     def _refuse_other_noise(self) -> None:
         noise = self.facts.get("noise", "floating point")
@@ -316,7 +414,10 @@ class RunFolder:
     def _refuse_older_copy(self, adopt: bool) -> None:
         if not self._private:
             return
-        if not witness.knows(self.facts["run_id"], self._chains, self.path):
+        known = witness.knows(self.facts["run_id"], self._chains, self.path)
+        if not known:
+            if self._ended:
+                return  # nothing is left that a newer copy could have continued
             if not adopt:
                 raise ConfigError(
                     f"{self.path}: this machine has no record of the run, so it cannot tell "
@@ -328,6 +429,16 @@ class RunFolder:
 
     def _state_path(self, rounds: int) -> Path:
         return self.path / state_name(rounds)
+
+
+def newest_state(facts: Mapping[str, Any], rounds: int) -> str:
+    """Return the name of the file that holds the model after the last committed round."""
+    return closed_name(rounds) if "closed" in facts else state_name(rounds)
+
+
+def closed_name(rounds: int) -> str:
+    """Return the name of the file that holds the model of a run that was ended early."""
+    return f"closed-{rounds:06d}.safetensors"
 
 
 def state_name(rounds: int) -> str:
@@ -356,4 +467,7 @@ def holds_a_run(path: str | Path) -> bool:
 
 def _is_free(folder: Path) -> bool:
     """Return whether a folder is empty, apart from leftovers of a crash before a run began."""
-    return all(f.name in (_KEY, _LOCK, _START) or f.suffix == ".part" for f in folder.iterdir())
+    return all(
+        f.name in (_KEY, _SIGNING_KEY, _LOCK, _START) or f.suffix == ".part"
+        for f in folder.iterdir()
+    )

@@ -1,8 +1,10 @@
-"""Ledger: the committed rounds of a run and their clients, in SQLite, chained by hashes.
+"""Ledger: the committed rounds of a run and their clients, in SQLite, chained by hashes and signed.
 
-Row r holds the hash of the state after round r. Each row's chain value hashes the previous row's
-and the whole content of the row, including its clients, so no row can be changed, dropped or moved
-without changing all later ones.
+Row r holds the hashes of the state and of the released model after round r. Each row's chain value
+hashes the previous row's and the whole content of the row, including its clients, so no row can be
+changed, dropped or moved without changing all later ones. The head names the last row and hashes
+all facts; the run's signing key signs it in the transaction that adds the row, so nobody without
+that key can write the chain anew.
 
 About clients, the ledger holds which of them entered the sum of which round, by their ids as they
 are, and how many updates each round received: no update, no example, no reason of a refusal. So it
@@ -11,6 +13,9 @@ names clients; it stays with the server and is never released.
 An id that is a whole number of 64 bits is an INTEGER; every other id is a TEXT, its JSON: the
 decimal digits of a larger number, or a string in quotes. The number 1 and the string "1" are
 therefore two clients, here and everywhere else.
+
+Ledgers of the two schemas before are read and continued as they were begun: unsigned, without the
+hash of the model; in the oldest, all ids are whole numbers of 64 bits.
 """
 
 import hashlib
@@ -20,18 +25,38 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from accounting import checks
 from accounting.checks import ConfigError
 from privpart.messages import ClientId, id_order, is_client_id
+from privpart.run.database import create_database, damage_said, open_database, reading, snapshot
+from privpart.run.identity import SigningKey, is_signed
 
-SCHEMA = "privpart/ledger/3"
+SCHEMA = "privpart/ledger/4"
+UNSIGNED = "privpart/ledger/3"
 INTEGERS_ONLY = "privpart/ledger/2"
-"""The schema before it, still read and resumed: all ids are whole numbers of 64 bits."""
-_LATER = ("adopted_at", "genesis")
+_LATER = ("adopted_at", "closed", "genesis")
 _RUN_ID = re.compile("[0-9a-f]{32}")
+_HASH = re.compile("[0-9a-f]{64}")
 _TABLES = """
+CREATE TABLE run (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE head (
+    rounds INTEGER NOT NULL, chain TEXT NOT NULL, facts TEXT NOT NULL, signature TEXT NOT NULL
+) STRICT;
+CREATE TABLE rounds (
+    round INTEGER PRIMARY KEY, state TEXT NOT NULL, model TEXT NOT NULL, clip_norm REAL NOT NULL,
+    received INTEGER NOT NULL, counted INTEGER NOT NULL, summed INTEGER NOT NULL,
+    chain TEXT NOT NULL
+) STRICT;
+CREATE TABLE participations (
+    round INTEGER, client ANY, PRIMARY KEY (round, client)
+) STRICT, WITHOUT ROWID;
+"""
+_UNSIGNED_TABLES = """
 CREATE TABLE run (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, state TEXT NOT NULL, clip_norm REAL NOT NULL,
@@ -43,9 +68,15 @@ CREATE TABLE participations (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX participations_by_round ON participations (round);
 """
+_ACCEPTED = {
+    SCHEMA: _TABLES,
+    UNSIGNED: _UNSIGNED_TABLES,
+    INTEGERS_ONLY: _UNSIGNED_TABLES.replace("client ANY", "client INTEGER"),
+}
 _LARGER_NUMBER = re.compile("-?[1-9][0-9]{18,77}")
 _LONGEST_ROW = 2**16
 """Bytes of the longest row of a round or participation; the JSON of an id has at most 3074."""
+_MOST_FACTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +86,7 @@ class Row:
     Attributes:
         round: number of the round, from 0.
         state: SHA-256, in hex, of the state file after the round.
+        model: hash of the released parameters, see ``model_hash``; None in an unsigned ledger.
         clip_norm: clip norm of the round.
         received: number of updates received.
         counted: number of updates that entered the sum.
@@ -64,6 +96,7 @@ class Row:
 
     round: int
     state: str
+    model: str | None
     clip_norm: float
     received: int
     counted: int
@@ -71,118 +104,177 @@ class Row:
     chain: str
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the run's signing key signed last.
+
+    Attributes:
+        rounds: number of committed rounds.
+        chain: chain value of the last row, or ``genesis``.
+        facts: SHA-256, in hex, of all facts.
+        signature: Ed25519 signature of ``signed_message``, in hex.
+    """
+
+    rounds: int
+    chain: str
+    facts: str
+    signature: str
+
+
 class Ledger:
     """The open ledger of one run; every change is on the disk when its call returns.
 
+    Args:
+        path: the file.
+        read_only: read it once, as it is now, and write nothing, not even beside it.
+
     Attributes:
         facts: values that were recorded about the run, by name.
+        head: what was signed last; None in an unsigned ledger, which has none.
+        signer: key that signs every change; None refuses changes, unless the ledger is unsigned.
 
     Raises:
         ConfigError: there is no ledger, or it is damaged, changed or of another schema.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        if not path.is_file():
-            raise ConfigError(f"{path.parent} holds no run: {path.name} is missing.")
         self._path = path
-        self._clients: dict[int, list[ClientId]] = {}
-        # An interrupted commit leaves a journal; reading then rolls it back, which is a write.
-        cut_off = path.with_name(path.name + "-journal").exists()
-        uri = f"{path.resolve().as_uri()}?mode={'ro' if read_only and not cut_off else 'rw'}"
-        try:
-            self._db = sqlite3.connect(uri, uri=True, isolation_level=None)
-            # EXTRA also flushes the directory after a commit.
-            self._db.execute("PRAGMA synchronous = EXTRA")
-            self.facts: dict[str, Any] = {
-                name: json.loads(value) for name, value in self._db.execute("SELECT * FROM run")
-            }
-        except (sqlite3.Error, ValueError, RecursionError) as error:
-            raise _damaged(path, error) from None
-        if (schema := self.facts.get("schema")) not in (SCHEMA, INTEGERS_ONLY):
-            raise ConfigError(
-                f"{path} has schema {schema!r}; this version reads {SCHEMA!r} and "
-                f"{INTEGERS_ONLY!r}."
-            )
-        self._check_facts()
+        self._db: sqlite3.Connection | None = None
+        self.signer: SigningKey | None = None
+        if read_only:
+            with snapshot(path, _ACCEPTED) as (db, schema):
+                self._load(db, schema)
+        else:
+            self._db, schema = open_database(path, _ACCEPTED)
+            try:
+                with reading(self._db, path):
+                    self._load(self._db, schema)
+            except BaseException:
+                self.close()
+                raise
+        self._check_facts(schema)
 
     @classmethod
-    def create(cls, path: Path, facts: Mapping[str, Any]) -> "Ledger":
+    def create(
+        cls, path: Path, facts: Mapping[str, Any], signer: SigningKey | None = None
+    ) -> "Ledger":
         """Write a ledger without rounds that holds ``facts``, which include "schema"; open it."""
-        scratch = path.with_name(path.name + ".part")
-        scratch.unlink(missing_ok=True)
-        db = sqlite3.connect(scratch, isolation_level=None)
-        scratch.chmod(0o600)
-        db.execute("PRAGMA synchronous = EXTRA")
-        db.executescript(f"BEGIN;{_TABLES}COMMIT;")
         said = {**facts, "genesis": genesis(facts)}
-        rows = [(name, json.dumps(value)) for name, value in said.items()]
-        db.executemany("INSERT INTO run VALUES (?, ?)", rows)
-        db.close()
-        scratch.replace(path)
-        return cls(path)
+        contents: dict[str, list[tuple[object, ...]]] = {
+            "run": [(name, json.dumps(value)) for name, value in said.items()]
+        }
+        if said["schema"] == SCHEMA:
+            head = _signed(said, 0, said["genesis"], facts_hash(said), _need(signer, path))
+            contents["head"] = [astuple(head)]
+        create_database(path, _ACCEPTED[said["schema"]], contents)
+        ledger = cls(path)
+        ledger.signer = signer
+        return ledger
 
-    def _check_facts(self) -> None:
+    def _load(self, db: sqlite3.Connection, schema: str) -> None:
+        """Read everything; the values may be of any kind."""
+        texts = db.execute("SELECT name, value FROM run LIMIT ?", (_MOST_FACTS,)).fetchall()
+        self.facts: dict[str, Any] = {name: _parsed(value) for name, value in texts}
+        usual = db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW)
+        try:
+            self._rows = _read_rows(db, signed=schema == SCHEMA)
+            self._clients = _clients_by_round(db)
+            self.head = _read_head(db) if schema == SCHEMA else None
+        finally:
+            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, usual)
+        self._facts_hash = facts_hash(self.facts) if self.head else ""
+        self._stale = False
+
+    def _check_facts(self, found: str) -> None:
         facts = self.facts
+        if (schema := facts.get("schema")) != found:
+            self._refuse(
+                f"has schema {schema!r} and the tables of {found!r}; this version reads "
+                f"{', '.join(map(repr, _ACCEPTED))}."
+            )
         named = isinstance(facts.get("run_id"), str) and _RUN_ID.fullmatch(facts["run_id"])
         seeded = "seed" in facts and (facts["seed"] is None or type(facts["seed"]) is int)
         if not named or not seeded or not isinstance(facts.get("plan"), dict):
-            raise ConfigError(f"{self._path} is damaged: run_id, seed or plan is missing or odd.")
+            self._refuse("is damaged: run_id, seed or plan is missing or odd.")
         if facts.get("genesis") != genesis(facts):
-            raise ConfigError(f"{self._path}: facts recorded when the run began were changed.")
+            self._refuse("was changed: facts recorded when the run began are others.")
+
+    def _refuse(self, said: str) -> NoReturn:
+        self.close()
+        raise ConfigError(f"{self._path} {said}")
+
+    @property
+    def signed(self) -> bool:
+        """Whether the ledger is of a schema whose head is signed."""
+        return self.head is not None
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        if self._db is not None:
+            self._db.close()
 
     def add_fact(self, name: str, value: Any) -> None:  # noqa: ANN401  any JSON
         """Record another fact about the run, as JSON."""
-        self._db.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, json.dumps(value)))
-        self.facts[name] = value
+        facts = {**self.facts, name: value}
+        found = facts_hash(facts) if self.signed else ""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, json.dumps(value)))
+            if self.head is not None:
+                self._sign(db, facts, self.head.rounds, self.head.chain, found)
+        self.facts, self._facts_hash = facts, found
 
     def rows(self) -> list[Row]:
-        """Return the committed rounds in order, after checking that they form one chain.
+        """Return the committed rounds in order, after checking that they form one signed chain.
 
         Raises:
-            ConfigError: a row was changed, dropped or moved, or the file is damaged.
+            ConfigError: a row was changed, dropped or moved, or the signature is not that of the
+                key that the ledger names.
         """
-        usual = self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW)
-        try:
-            with self._transaction("BEGIN"):  # one snapshot, even while the run continues
-                found = self._db.execute("SELECT * FROM rounds ORDER BY 1")
-                rows = [Row(*values) for values in found]
-                clients = self._clients_by_round()
-        except (sqlite3.Error, TypeError, ValueError) as error:
-            raise _damaged(self._path, error) from None
-        finally:
-            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, usual)
-        self._clients = dict(clients)
+        if self._stale and self._db is not None:
+            with reading(self._db, self._path):
+                self._load(self._db, self.facts["schema"])
+        with damage_said(self._path):
+            self._check_chain()
+            self._check_head()
+        return self._rows
+
+    def _check_chain(self) -> None:
         chain = genesis(self.facts)
-        for number, row in enumerate(rows):
-            chain = _link(chain, row, clients.pop(number, []))
-            if row.round != number or row.chain != chain:
+        for number, row in enumerate(self._rows):
+            clients = self._clients.get(number, [])
+            chain = _link(chain, row, clients)
+            if row.round != number or row.chain != chain or row.counted != len(clients):
                 raise ConfigError(
                     f"{self._path}: row {number} does not follow from the rows before it. The "
                     "ledger was changed after the fact, so no guarantee can be derived from it."
                 )
-        if clients:
+        if any(not 0 <= round_ < len(self._rows) for round_ in self._clients):
             raise ConfigError(
                 f"{self._path} names clients of rounds that were never committed: it was changed."
             )
-        return rows
 
-    def _clients_by_round(self) -> dict[int, list[ClientId]]:
-        """Return the ids of the clients in each round's sum, in the order of ``id_order``."""
-        found: dict[int, list[ClientId]] = {}
-        for column, round_ in self._db.execute("SELECT client, round FROM participations"):
-            found.setdefault(round_, []).append(_from_column(column))
-        for clients in found.values():
-            clients.sort(key=id_order)
-        return found
+    def _check_head(self) -> None:
+        head, facts = self.head, self.facts
+        if head is None:
+            return
+        last = self._rows[-1].chain if self._rows else facts["genesis"]
+        if (head.rounds, head.chain) != (len(self._rows), last):
+            raise ConfigError(
+                f"{self._path}: its signed head is of {head.rounds} rounds, but it holds "
+                f"{len(self._rows)} or others: it was changed after the fact."
+            )
+        if head.facts != self._facts_hash:
+            raise ConfigError(f"{self._path}: facts were changed after its head was signed.")
+        if not is_signed(facts["public_key"], signed_message(facts, head), head.signature):
+            raise ConfigError(
+                f"{self._path}: the signature of its head is not that of the run's key "
+                f"{facts['public_key'][:12]}: it was changed after the fact."
+            )
 
     def rounds_by_client(self) -> dict[ClientId, list[int]]:
         """Return each client's rounds, ascending, as of the last call of ``rows``."""
         found: dict[ClientId, list[int]] = {}
-        for round_, clients in sorted(self._clients.items()):
+        for round_, clients in self._clients.items():
             for client in clients:
                 found.setdefault(client, []).append(round_)
         return found
@@ -204,24 +296,36 @@ class Ledger:
             )
 
     def append(self, row: Row, clients: Sequence[ClientId]) -> None:
-        """Commit one round and its clients, which ``refuse`` let pass, in one transaction."""
-        with self._transaction():
-            self._db.execute(
-                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
-                astuple(row),
+        """Commit a signed round and its clients, which ``refuse`` let pass, in one transaction."""
+        values = [value for value in astuple(row) if value is not None]
+        with self._transaction() as db:
+            db.execute(f"INSERT INTO rounds VALUES ({', '.join('?' * len(values))})", values)
+            db.executemany(
+                "INSERT INTO participations (round, client) VALUES (?, ?)",
+                [(row.round, _to_column(client)) for client in clients],
             )
-            self._db.executemany(
-                "INSERT INTO participations VALUES (?, ?)",
-                [(_to_column(client), row.round) for client in clients],
-            )
+            if self.head is not None:
+                self._sign(db, self.facts, row.round + 1, row.chain, self._facts_hash)
+        self._stale = True
+
+    def _sign(
+        self, db: sqlite3.Connection, facts: Mapping[str, Any], rounds: int, chain: str, found: str
+    ) -> None:
+        head = _signed(facts, rounds, chain, found, _need(self.signer, self._path))
+        db.execute("UPDATE head SET rounds = ?, chain = ?, facts = ?, signature = ?", astuple(head))
+        self.head = head
 
     @contextmanager
-    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-        self._db.execute(begin)
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        if self._db is None:
+            raise ConfigError(f"{self._path} was opened to be read only.")
+        before = self.head
+        self._db.execute("BEGIN IMMEDIATE")
         try:
-            yield
+            yield self._db
             self._db.execute("COMMIT")
         except BaseException:
+            self.head = before
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
@@ -229,8 +333,18 @@ class Ledger:
 
 def genesis(facts: Mapping[str, Any]) -> str:
     """Return the hash that the first row is chained to, over all facts from the run's begin."""
-    said = {name: value for name, value in facts.items() if name not in _LATER}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return facts_hash({name: value for name, value in facts.items() if name not in _LATER})
+
+
+def facts_hash(facts: Mapping[str, Any]) -> str:
+    """Return the SHA-256, in hex, of facts as JSON with sorted names."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def signed_message(facts: Mapping[str, Any], head: Head) -> bytes:
+    """Return the bytes that a head's signature signs."""
+    said = [facts["schema"], facts["run_id"], head.rounds, head.chain, head.facts]
+    return b"privpart signed head|" + json.dumps(said).encode()
 
 
 def next_row(
@@ -242,13 +356,77 @@ def next_row(
     received: int,
     clients: Sequence[ClientId],
     summed: int = 0,
+    model: str | None = None,
 ) -> Row:
     """Return the next row of a chain whose head is ``before``.
 
-    ``clients`` must be in the order of ``id_order``.
+    ``clients`` must be in the order of ``id_order``; ``model`` is None for an unsigned ledger.
     """
-    row = Row(round_, state, clip_norm, received, len(clients), summed, "")
+    row = Row(round_, state, model, clip_norm, received, len(clients), summed, "")
     return replace(row, chain=_link(before, row, clients))
+
+
+def _signed(
+    facts: Mapping[str, Any], rounds: int, chain: str, found: str, signer: SigningKey
+) -> Head:
+    head = Head(rounds, chain, found, "")
+    return replace(head, signature=signer.sign(signed_message(facts, head)))
+
+
+def _need(signer: SigningKey | None, path: Path) -> SigningKey:
+    if signer is None:
+        raise ConfigError(
+            f"{path}: the run's signing key is missing, so nothing can be added to its ledger. "
+            "Restore the file signing-key, or begin a fork."
+        )
+    return signer
+
+
+def _parsed(text: str) -> Any:  # noqa: ANN401  any JSON
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} among its facts")
+
+    value = json.loads(text, parse_constant=refuse)
+    json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be printed
+    return value
+
+
+def _read_rows(db: sqlite3.Connection, *, signed: bool) -> list[Row]:
+    columns = f"round, state, {'model' if signed else 'NULL'}, clip_norm, received, counted, summed"
+    found = db.execute(
+        f"SELECT {columns}, chain FROM rounds ORDER BY round LIMIT ?", (2 * checks.MOST_ROUNDS,)
+    )
+    kinds = [int, str, str if signed else type(None), float, int, int, int, str]
+    rows = []
+    for values in found:
+        if list(map(type, values)) != kinds:
+            raise ValueError(f"row {values[0]!r} holds values of other kinds")
+        rows.append(Row(*values))
+    return rows
+
+
+def _read_head(db: sqlite3.Connection) -> Head:
+    ((rounds, chain, facts, signature),) = db.execute(
+        "SELECT rounds, chain, facts, signature FROM head LIMIT 2"
+    ).fetchall()
+    if type(rounds) is not int or {type(chain), type(facts), type(signature)} != {str}:
+        raise ValueError("its head holds values of other kinds")
+    return Head(rounds, chain, facts, signature)
+
+
+def _clients_by_round(db: sqlite3.Connection) -> dict[int, list[ClientId]]:
+    """Return the ids of the clients in each round's sum, in the order of ``id_order``."""
+    found: dict[int, list[ClientId]] = {}
+    rows = db.execute("SELECT round, client FROM participations ORDER BY round, client")
+    for round_, group in groupby(rows, itemgetter(0)):
+        columns = [column for _, column in group]
+        clients: list[ClientId] = columns
+        if set(map(type, columns)) != {int}:  # SQLite's order of integers is that of id_order
+            clients = sorted(map(_from_column, columns), key=id_order)
+        if type(round_) is not int or round_ in found or len(set(clients)) != len(clients):
+            raise ValueError(f"round {round_!r} names a client twice")
+        found[round_] = clients
+    return found
 
 
 def _to_column(client: ClientId) -> int | str:
@@ -277,9 +455,7 @@ def _from_column(column: object) -> ClientId:
 
 
 def _link(before: str, row: Row, clients: Sequence[ClientId]) -> str:
-    said = [before, *astuple(row)[:-1], *clients]
+    files = [row.state] if row.model is None else [row.state, row.model]
+    counts = [row.clip_norm, row.received, row.counted, row.summed]
+    said = [before, row.round, *files, *counts, *clients]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
-
-
-def _damaged(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"{path} is damaged, or not a ledger: {error}.")

@@ -5,6 +5,7 @@ import secrets
 import sqlite3
 import time
 import tracemalloc
+from contextlib import closing
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from privpart.cli.budget.epsilon import histories_of
 from privpart.engines.methods import client_generator
 from privpart.messages import id_order
 from privpart.run import folder as run_folder
-from privpart.run import ledger as run_ledger
 from privpart.run.fork import fork
 from privpart.run.ledger import Ledger, genesis, next_row
 from privpart.run.report import run_report
@@ -124,10 +124,11 @@ def test_the_ledger_gives_back_the_ids_that_it_was_given(tmp_path_factory, cohor
     found = again.rounds_by_client()
     assert found == expected
     assert {(type(client), client) for client in found} == {(type(c), c) for c in expected}
-    for kind, text in again._db.execute("SELECT typeof(client), client FROM participations"):
+    with closing(sqlite3.connect(path)) as db:
+        kept = db.execute("SELECT typeof(client), client FROM participations").fetchall()
+    for kind, text in kept:
         assert kind in ("integer", "text")
         assert json.loads(str(text)) in expected
-    again.close()
 
 
 def a_ledger(path, clients=(7, "ada")):
@@ -141,12 +142,8 @@ def a_ledger(path, clients=(7, "ada")):
 
 
 def read_error(path) -> str:
-    ledger = Ledger(path, read_only=True)
-    try:
-        with pytest.raises(ConfigError) as error:
-            ledger.rows()
-    finally:
-        ledger.close()
+    with pytest.raises(ConfigError) as error:
+        Ledger(path, read_only=True).rows()
     assert len(str(error.value)) < 400
     return str(error.value)
 
@@ -192,7 +189,7 @@ def test_an_id_that_the_ledger_never_writes_is_damage(tmp_path, column, change):
     with sqlite3.connect(path) as db:
         db.execute(change, (column,))
     db.close()
-    assert "is damaged, or not a ledger" in read_error(path)
+    assert "is damaged, or not from privpart" in read_error(path)
 
 
 def test_text_that_is_not_utf8_is_damage(tmp_path):
@@ -200,7 +197,7 @@ def test_text_that_is_not_utf8_is_damage(tmp_path):
     with sqlite3.connect(path) as db:
         db.execute("""UPDATE participations SET client = CAST(X'22FF22' AS TEXT)""")
     db.close()
-    assert "is damaged, or not a ledger" in read_error(path)
+    assert "is damaged, or not from privpart" in read_error(path)
 
 
 def test_a_huge_id_is_refused_without_being_read(tmp_path):
@@ -252,25 +249,10 @@ def test_the_chain_tells_a_number_from_a_string():
     assert len({chain(1), chain("1"), chain('"1"'), chain(1, 2), chain("1, 2"), chain()}) == 6
 
 
-OLD_TABLES = """
-CREATE TABLE run (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY, state TEXT NOT NULL, clip_norm REAL NOT NULL,
-    received INTEGER NOT NULL, counted INTEGER NOT NULL, summed INTEGER NOT NULL,
-    chain TEXT NOT NULL
-) STRICT;
-CREATE TABLE participations (
-    client INTEGER, round INTEGER REFERENCES rounds, PRIMARY KEY (client, round)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX participations_by_round ON participations (round);
-"""
-
-
 @pytest.fixture
 def old_run(tmp_path, monkeypatch):
     """A run of two rounds whose ledger is as the version before wrote it."""
     with monkeypatch.context() as patched:
-        patched.setattr(run_ledger, "_TABLES", OLD_TABLES)
         patched.setattr(run_folder, "SCHEMA", "privpart/ledger/2")
         with RunFolder.create(tmp_path / "old", plan(), facts={"delta": 1e-6}) as run:
             train(run, [[0, 9], [1, 8]])
@@ -284,7 +266,7 @@ def test_a_run_of_the_version_before_is_read_resumed_and_forked(old_run, tmp_pat
     found = run_report(old_run)
     assert (found.rounds, found.deviations, found.realised.max_participations) == (4, (), 2)
     with fork(old_run, tmp_path / "new", plan(), facts={"delta": 1e-6}) as run:
-        assert run.facts["schema"] == "privpart/ledger/3"
+        assert run.facts["schema"] == "privpart/ledger/4"
         assert train(run, [["ada", 2**64]])[0].counts.counted == 2
 
 

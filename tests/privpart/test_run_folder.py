@@ -26,6 +26,7 @@ from privpart import (
 from privpart.run import witness
 from privpart.run.files import decode_state
 from privpart.run.folder import StorageError
+from privpart.run.identity import SigningKey
 from privpart.run.ledger import Ledger, next_row
 
 DIM = 6
@@ -111,7 +112,7 @@ def test_participation_limits_survive_a_resumption(folder):
 
 def test_what_lies_in_the_folder(folder):
     names = {file.name for file in folder.iterdir()}
-    assert names == {"key", "ledger.sqlite", "lock", "state-000002.safetensors"}
+    assert names == {"key", "ledger.sqlite", "lock", "signing-key", "state-000002.safetensors"}
     assert folder.stat().st_mode & 0o077 == 0
     for name in names - {"lock"}:
         assert (folder / name).stat().st_mode & 0o077 == 0, name
@@ -168,8 +169,15 @@ def test_a_copy_that_went_another_way_is_refused(folder, tmp_path):
     with RunFolder.open(folder) as run:
         train(run, 3)
     ledger = Ledger(tmp_path / "twin" / "ledger.sqlite")
+    ledger.signer = SigningKey((tmp_path / "twin" / "signing-key").read_bytes())
     row = next_row(
-        ledger.rows()[-1].chain, round_=2, state="", clip_norm=0.5, received=0, clients=[]
+        ledger.rows()[-1].chain,
+        round_=2,
+        state="",
+        model="",
+        clip_norm=0.5,
+        received=0,
+        clients=[],
     )
     ledger.append(row, [])
     ledger.close()
@@ -259,9 +267,10 @@ def test_a_damaged_ledger_is_refused(folder, damage):
         "UPDATE rounds SET counted = 1 WHERE round = 0",
         "UPDATE rounds SET state = 'a' WHERE round = 1",
         "UPDATE participations SET client = 77 WHERE client = 0",
+        "UPDATE rounds SET model = 'a' WHERE round = 1",
         "DELETE FROM participations WHERE client = 3",
-        "INSERT INTO participations VALUES (5, 1)",
-        "INSERT INTO participations VALUES (5, 3)",
+        "INSERT INTO participations VALUES (1, 5)",
+        "INSERT INTO participations VALUES (3, 5)",
         "DELETE FROM rounds WHERE round = 0",
         "UPDATE run SET value = '9' WHERE name = 'seed'",
     ],
@@ -271,14 +280,14 @@ def test_a_ledger_that_was_changed_is_refused(folder, change):
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute(change)
     db.close()
-    assert re.search("does not follow|never committed|run began were changed", refusal(folder))
+    assert re.search("does not follow|never committed|run began are others", refusal(folder))
 
 
 def test_a_ledger_of_another_schema(folder):
     with sqlite3.connect(folder / "ledger.sqlite") as db:
         db.execute("""UPDATE run SET value = '"privpart/ledger/9"' WHERE name = 'schema'""")
     db.close()
-    assert "reads 'privpart/ledger/3' and 'privpart/ledger/2'" in refusal(folder)
+    assert "reads 'privpart/ledger/4', 'privpart/ledger/3'" in refusal(folder)
 
 
 def test_a_lost_key(folder):

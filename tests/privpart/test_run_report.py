@@ -14,6 +14,7 @@ from accounting import BinaryTree, ConfigError, Participation, PrivacyReport, gu
 from privpart import PrivacyPlan, RunFolder, Server, fit
 from privpart.cli.main import main
 from privpart.run.fork import fork
+from privpart.run.identity import SigningKey
 from privpart.run.ledger import Ledger, next_row
 from privpart.run.report import run_report, vouched
 
@@ -51,6 +52,16 @@ def folder(tmp_path):
     with RunFolder.create(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run:
         train(run, 5)
     return tmp_path / "run"
+
+
+def add_row(folder, *, clients, **row):
+    """Append what somebody's own server would write and sign, whatever the plan says."""
+    ledger = Ledger(folder / "ledger.sqlite")
+    ledger.signer = SigningKey((folder / "signing-key").read_bytes())
+    head = ledger.rows()[-1].chain
+    own = next_row(head, state="0" * 64, model="0" * 64, received=1, clients=clients, **row)
+    ledger.append(own, clients)
+    ledger.close()
 
 
 def statuses(report: PrivacyReport) -> dict[str, str]:
@@ -164,11 +175,7 @@ def test_an_adopted_run_says_so(folder, monkeypatch, tmp_path):
 )
 def test_a_run_that_left_its_plan_claims_nothing(folder, clients, sentence, realised):
     """Somebody's own server wrote a proper ledger, but did not keep the limits."""
-    ledger = Ledger(folder / "ledger.sqlite")
-    last = ledger.rows()[-1]
-    row = next_row(last.chain, round_=5, state="0" * 64, clip_norm=0.5, received=1, clients=clients)
-    ledger.append(row, clients)
-    ledger.close()
+    add_row(folder, round_=5, clip_norm=0.5, clients=clients)
     found = run_report(folder)
     assert sentence in found.deviations
     assert found.realised == realised
@@ -178,14 +185,9 @@ def test_a_run_that_left_its_plan_claims_nothing(folder, clients, sentence, real
 
 
 def test_rounds_beyond_the_plan_and_another_clip_norm(folder):
-    ledger = Ledger(folder / "ledger.sqlite")
     for round_ in (5, 6):
-        head = ledger.rows()[-1].chain
         clip = 0.5 if round_ == 5 else 0.7
-        someone = [20 + round_]
-        row = next_row(head, round_=round_, state="", clip_norm=clip, received=1, clients=someone)
-        ledger.append(row, someone)
-    ledger.close()
+        add_row(folder, round_=round_, clip_norm=clip, clients=[20 + round_])
     found = run_report(folder)
     assert "7 rounds, 6 planned" in found.deviations
     assert "round 6 was clipped to 0.7, planned 0.5" in found.deviations

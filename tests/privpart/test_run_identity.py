@@ -1,0 +1,183 @@
+"""A key, model, fact or file that is not the run's is refused by name, by whoever opens it."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from accounting import BinaryTree, ConfigError, Participation
+from privpart import PrivacyPlan, RunFolder, Server, fit
+from privpart.run.identity import SigningKey, model_hash
+from privpart.run.ledger import Ledger
+from privpart.run.report import run_report
+
+DIM = 8
+COHORTS = [[0, 1], [2, "ada"], [4, 5], [6, 7]]
+PLAN = PrivacyPlan(
+    mechanism=BinaryTree(4),
+    participation=Participation(4),
+    clip_norm=0.5,
+    noise_multiplier=1.0,
+    report_goal=2,
+)
+
+
+class Clients:
+    def run(self, task, start):
+        for client in task.clients:
+            yield task.update(client, torch.full_like(start, 0.1))
+
+
+def train(run: RunFolder, rounds: int) -> Server:
+    server = Server(run.plan, torch.zeros(DIM), source=run.source())
+    run.restore(server)
+    fit(server, Clients(), COHORTS[:rounds], commit=run.commit)
+    return server
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A secret run after two of its four rounds."""
+    with RunFolder.create(tmp_path / "run", PLAN, facts={"delta": 1e-6}) as run:
+        train(run, 2)
+    return tmp_path / "run"
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ConfigError) as error, RunFolder.open(folder) as run:
+        train(run, 4)
+    return str(error.value)
+
+
+def changed(folder: Path, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as db, db:
+        db.execute(statement, values)
+
+
+@pytest.mark.parametrize("name", ["key", "signing-key"])
+@pytest.mark.parametrize("other", [bytes(32), None, b"", bytes(33)], ids=repr)
+def test_a_key_that_is_not_the_runs_is_refused_by_name(folder, name, other):
+    """All zeros, one bit flipped, cut off, too long."""
+    kept = (folder / name).read_bytes()
+    (folder / name).write_bytes(bytes([kept[0] ^ 1]) + kept[1:] if other is None else other)
+    assert f"{folder / name} is not the key that this run was begun with" in refusal(folder)
+    (folder / name).write_bytes(kept)
+    with RunFolder.open(folder) as run:
+        assert train(run, 4).round == 4
+
+
+def test_the_first_facts_say_who_the_run_is(folder):
+    facts = Ledger(folder / "ledger.sqlite", read_only=True).facts
+    assert facts["key"].startswith("secret:")
+    assert facts["public_key"] == SigningKey((folder / "signing-key").read_bytes()).public_key
+    assert set(facts["versions"]) == {"privpart", "python", "torch", "numpy"}
+
+
+def test_a_row_names_the_released_model(folder):
+    with RunFolder.open(folder) as run:
+        released = train(run, 3).parameters
+    rows = Ledger(folder / "ledger.sqlite", read_only=True).rows()
+    assert rows[-1].model == model_hash(released)
+    assert len({row.model for row in rows}) == 3
+
+
+def test_a_complete_run_keeps_no_key(folder):
+    with RunFolder.open(folder) as run:
+        train(run, 4)
+    assert {"key", "signing-key"}.isdisjoint(contents(folder))
+    RunFolder.open(folder).close()
+
+
+def test_facts_are_signed(folder):
+    changed(folder, "INSERT INTO run VALUES ('adopted_at', '0')")
+    assert "facts were changed after its head was signed" in refusal(folder)
+
+
+def test_a_head_that_somebody_else_signed_is_refused(folder):
+    ledger = Ledger(folder / "ledger.sqlite")
+    ledger.signer = SigningKey(bytes(32))
+    ledger.add_fact("adopted_at", 0)
+    ledger.close()
+    assert "the signature of its head is not that of the run's key" in refusal(folder)
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i, '1' FROM n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE VIEW extra AS SELECT 1",
+        "CREATE TABLE extra (a)",
+        "CREATE TRIGGER t AFTER INSERT ON rounds BEGIN DELETE FROM rounds; END",
+        "CREATE INDEX extra ON rounds (state)",
+        "ALTER TABLE rounds ADD COLUMN extra INT AS (1)",
+        f"DROP TABLE run; CREATE VIEW run (name, value) AS {ENDLESS}",
+        f"DROP TABLE participations; CREATE VIEW participations (round, client) AS {ENDLESS}",
+    ],
+)
+def test_a_ledger_with_more_than_its_tables_is_refused(folder, statement):
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as db:
+        db.executescript(statement)
+    with pytest.raises(ConfigError, match="its tables are not those that it writes"):
+        run_report(folder)
+    assert "its tables are not those" in refusal(folder)
+
+
+def hot_journal(folder: Path) -> None:
+    """Leave ledger and journal as a crash in the middle of a commit does."""
+    path = folder / "ledger.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA cache_spill = 1")
+        db.execute("PRAGMA cache_size = 1")
+        db.execute("BEGIN")
+        db.executemany("INSERT INTO participations VALUES (2, ?)", [(i,) for i in range(100, 3000)])
+        db.execute("UPDATE rounds SET received = 7")
+        cut = (path.read_bytes(), path.with_name("ledger.sqlite-journal").read_bytes())
+        db.execute("ROLLBACK")
+    path.write_bytes(cut[0])
+    path.with_name("ledger.sqlite-journal").write_bytes(cut[1])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_commit_that_was_cut_off_is_read_without_a_write(folder):
+    hot_journal(folder)
+    before = contents(folder)
+    assert run_report(folder).rounds == 2
+    assert contents(folder) == before
+    with RunFolder.open(folder) as run:
+        assert train(run, 4).round == 4
+
+
+def test_a_journal_that_names_another_file_deletes_nothing(folder, tmp_path):
+    """SQLite would delete the file that such a journal names, once it is rolled back."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    hot_journal(folder)
+    name = str(victim).encode()
+    journal = folder / "ledger.sqlite-journal"
+    ending = (2).to_bytes(4, "big") + name + len(name).to_bytes(4, "big")
+    ending += sum(name).to_bytes(4, "big") + bytes.fromhex("d9d505f920a163d7")
+    journal.write_bytes(journal.read_bytes() + ending)
+    for opening in (run_report, RunFolder.open):
+        with pytest.raises(ConfigError, match="names another file"):
+            opening(folder)
+    assert victim.read_bytes() == b"precious"
+
+
+def test_an_early_end_erases_the_keys_and_keeps_the_model(folder):
+    with RunFolder.open(folder) as run:
+        server = train(run, 3)
+        run.end_early("enough")
+    assert sorted(contents(folder)) == ["closed-000003.safetensors", "ledger.sqlite", "lock"]
+    kept = Ledger(folder / "ledger.sqlite", read_only=True)
+    assert kept.rows()[-1].model == model_hash(server.parameters)
+    assert kept.facts["closed"]["rounds"] == 3
+    assert "was ended early, after 3 of 4 rounds" in refusal(folder)
+    assert json.dumps(run_report(folder).to_dict())
