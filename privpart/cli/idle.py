@@ -208,6 +208,24 @@ TABLE: Mapping[str, Options] = {
         idle=(Idle("plan", "part", _is("part", "trained"), "needs no plan"),),
     ),
     "report": Options(free="run delta vouch max_epsilon statement", idle=(_prose("form"),)),
+    "budget": Options(
+        free="population form",
+        idle=(
+            Idle(
+                "limit_epsilon raise_limit remove_limit",
+                "population",
+                _missing("population"),
+                "a limit is of one population",
+            ),
+            Idle(
+                "limit_epsilon raise_limit delta",
+                "remove_limit",
+                _given("remove_limit"),
+                "sets no limit",
+            ),
+            Idle("raise_limit", "limit_epsilon", _missing("limit_epsilon"), "nothing is raised"),
+        ),
+    ),
     "schedule": Options(free="plan every form"),
     "inspect": Options(free="run out rounds channels against form"),
     "costs": Options(

@@ -25,6 +25,7 @@ import typer
 from accounting import ConfigError
 from privpart.cli import audit, sweep
 from privpart.cli.budget import calibrate, epsilon, mechanisms
+from privpart.cli.budget_book import budget
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
 from privpart.cli.doctor import doctor
@@ -51,6 +52,7 @@ _COMMANDS = (
     doctor,
     train,
     report,
+    budget,
     export,
     schedule,
     inspect,
@@ -89,7 +91,7 @@ def main() -> None:
         app()
     except ConfigError as error:
         typer.echo(f"privpart: {_as_option(str(error))}", err=True)
-        sys.exit(2)
+        sys.exit(_EXCEEDED if type(error).__name__ == "BudgetExceededError" else 2)
     except RuntimeError as error:
         if "allocate memory" in str(error):  # torch's allocator raises no specific type
             _refuse_for_memory()
@@ -113,6 +115,7 @@ def _refuse_for_memory() -> NoReturn:
 # Errors whose message suffices without a traceback; by name, because their modules import torch.
 _EXPECTED_FAULTS = ("StorageError", "CohortTooSmallError", "CohortRefusedError", "WorkerError")
 _FAULT = 70
+_EXCEEDED = 3
 _OPTIONS = {
     name
     for command in (*_COMMANDS, sweep.run, audit.leakage.leakage, audit.defences.defences)

@@ -97,7 +97,10 @@ def print_run(found: "RunReport", form: Format) -> None:
 
 
 def _sentences(found: "RunReport") -> list[str]:
-    return [f"{line[0].upper()}{line[1:]}." for line in found.select or ()]
+    lines = list(found.select or ())
+    if found.together is not None:
+        lines.append(f"all that this machine released about these people: {found.together.says}")
+    return [f"{line[0].upper()}{line[1:]}." for line in lines]
 
 
 def _as_text(found: "RunReport") -> str:
@@ -110,13 +113,14 @@ def _as_text(found: "RunReport") -> str:
     state = "complete" if found.complete else f"{found.planned_rounds - found.rounds} to go"
     lines = [
         ("verdict", _VERDICTS[g.status]),
-        ("epsilon", up(g.epsilon, 5)),
+        ("epsilon", f"{up(g.epsilon, 5)}   (this run)"),
         ("delta", f"{g.delta:g}"),
         ("unit", f"{g.unit}, {g.adjacency} adjacency"),
         ("mechanism", f"{g.mechanism}, noise multiplier {up(g.noise_multiplier, 6)}"),
         ("planned", f"{found.planned_rounds} rounds, a {g.unit} in at most {g.max_participations}"),
         ("ledger", f"{found.rounds} rounds ({state}), {seen}"),
         ("mu", f"{up(g.mu, 5)}" + (" (an earlier run included)" if g.earlier_mu else "")),
+        *(() if found.together is None else [("all runs", found.together.says)]),
         ("cross-check", f"{g.cross_check.method} says {up(g.cross_check.epsilon, 5)}"),
         ("run, plan", f"{found.run_id[:12]}, {found.plan[:12]}"),
     ]

@@ -38,6 +38,7 @@ from privpart.model import PartialModel, refuse_batch_statistics
 from privpart.models import MODELS, Architecture, build_network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
+from privpart.run.budget_book import PUBLIC_DATA, refuse_population
 from privpart.select.key_spaces import shrunk
 from privpart.select.keys import Counts, KeyChooser
 from privpart.select.layout import Layout
@@ -48,7 +49,7 @@ from privpart.start_values import seed_bytes
 _LATER_OPTIONS = {
     "privacy.mechanism": ("normalize_columns", "fit", "objective", "file", "fingerprint"),
     "model": ("name", "factory", "weights", "keep", "local"),
-    "data": ("task", "clients", "options", "metric"),
+    "data": ("task", "clients", "options", "metric", "population"),
     "client": ("augment",),
 }
 """Options that plans of 0.1.0 did not have, by table."""
@@ -197,6 +198,10 @@ class Data(_Table):
     )
     metric: str | None = Field(
         default=None, description="own function from a module to a number, on public data"
+    )
+    population: str | None = Field(
+        default=None,
+        description="name of the people, who share one budget over all runs; None takes their ids",
     )
     directory: Path | None = None
     users: int | None = Field(
@@ -504,6 +509,7 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     if plan.data.task is not None:
         _refuse_task(plan.data)
     _refuse_users(plan.data)
+    _refuse_population(plan.data)
     _refuse_start(plan.model)
     if plan.model.name is not None:
         _refuse_network(plan.model)
@@ -659,6 +665,20 @@ def _refuse_users(data: "Data") -> None:
         users = checks.count("data.users", data.users, maximum=_MOST_USERS)
         if size > users:
             raise ConfigError(f"data.clients_per_round={size}: must be at most data.users={users}.")
+
+
+def _refuse_population(data: "Data") -> None:
+    if data.population is None:
+        return
+    try:
+        refuse_population(data.population)
+    except ConfigError as error:
+        raise ConfigError(f"data.{error}") from None
+    if data.population.startswith(PUBLIC_DATA):
+        raise ConfigError(
+            f"data.population={data.population!r}: {PUBLIC_DATA!r} is for the public data of "
+            "built-in tasks, which have such a name without being given one; choose another."
+        )
 
 
 def _refuse_network(model: "Model") -> None:

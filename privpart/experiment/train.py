@@ -32,6 +32,7 @@ from privpart.experiment.training import (
     Own,
     Training,
     population_hash,
+    population_name,
     refuse_short_cohorts,
     training,
 )
@@ -124,6 +125,7 @@ def train(
     Raises:
         ConfigError: a plan that is not valid, or that the module, clients, loss or metric do not
             fit.
+        BudgetExceededError: the run would pass the limit of its population (`privpart budget`).
         CohortTooSmallError, StorageError, WorkerError: nothing of the round was released; call
             again with ``resume=True``.
     """
@@ -221,6 +223,7 @@ def begin(
 
     Raises:
         ConfigError: see ``training``, ``RunFolder.create`` and ``fork``.
+        BudgetExceededError: the run would pass the limit of its population; nothing was created.
     """
     own = own or Own()
     if seed is not None and fork_of is not None:
@@ -253,6 +256,7 @@ def _facts(
     """Return what the ledger keeps of a run besides its privacy plan."""
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
+    facts["population_name"] = population_name(plan, setup.clients)
     if plan.data.task is None:
         facts["population"] = population_hash(setup.clients)
     if code is not None:
@@ -296,6 +300,7 @@ def resume_run(
         private = run.facts["seed"] is None
         setup = training(kept, own=own, options=replace(options, deterministic=not private))
         refuse_other_parts(run.facts, setup, out)
+        run.enter_book(population_name(kept, setup.clients))
         return run, setup
     except BaseException:
         run.close()

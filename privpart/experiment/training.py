@@ -36,11 +36,12 @@ from privpart.experiment.plan_file import Model, PlanFile, short_cohort
 from privpart.experiment.select_table import SelectChoice
 from privpart.experiment.task_data import plan_data
 from privpart.loop import Callback, RoundRecord, fit
-from privpart.messages import ClientId, client_id, may_take_part
+from privpart.messages import ClientId, client_id, id_order, may_take_part
 from privpart.model import PartialModel
 from privpart.noise.source import NoiseSource
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
+from privpart.run.budget_book import PUBLIC_DATA
 from privpart.select.disclosure import SeenByParty, seen_in
 from privpart.select.engine import SelectEngine, localize_tokens
 from privpart.select.key_spaces import shrunk
@@ -396,6 +397,23 @@ def population_hash(clients: Clients) -> str:
     for one in clients.ids:
         found.update(f"{client_id(one)!r}\n".encode())
     return found.hexdigest()[:20]
+
+
+def population_name(plan: PlanFile, clients: Clients) -> str:
+    """Return the name under which the budget book keeps what these people have spent.
+
+    It is the plan's own. Without one, a built-in task is one population however its examples are
+    dealt, and other clients are one if their ids are the same in any order. More or fewer ids are
+    another population: which of two contains the other is not inferred.
+    """
+    if plan.data.population is not None:
+        return plan.data.population
+    if plan.data.task is not None:
+        return PUBLIC_DATA + plan.data.task
+    found = hashlib.sha256()
+    for one in sorted(map(client_id, clients.ids), key=id_order):
+        found.update(f"{one!r}\n".encode())
+    return f"ids:{found.hexdigest()[:20]}"
 
 
 def _select_engine(

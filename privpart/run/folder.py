@@ -32,7 +32,7 @@ from accounting.checks import ConfigError
 from privpart.messages import id_order
 from privpart.noise.source import NoiseSource
 from privpart.plan import PrivacyPlan
-from privpart.run import witness
+from privpart.run import budget_book, witness
 from privpart.run.files import (
     encode_state,
     read_state,
@@ -116,6 +116,8 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder is not empty, or a fact has a reserved name.
+            BudgetExceededError: the fact "population_name" names people whose limit the run would
+                pass; nothing was created.
             StorageError: the folder cannot be written.
         """
         folder = Path(path)
@@ -127,7 +129,6 @@ class RunFolder:
         checks.count("seed", seed or 0, minimum=0)
         run_id = secrets.token_hex(16)
         key, signing = new_secret(), new_secret()
-        signer = SigningKey(signing)
         about = {
             "schema": SCHEMA,
             "run_id": run_id,
@@ -135,7 +136,7 @@ class RunFolder:
             "seed": seed,
             "noise": ON_GRID,
             "key": source_of(key, seed).identity,
-            "public_key": signer.public_key,
+            "public_key": SigningKey(signing).public_key,
             "versions": versions(),
         }
         if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
@@ -145,17 +146,35 @@ class RunFolder:
         if start is not None:
             about["start"] = hashlib.sha256(first).hexdigest()
         about = json.loads(json.dumps(about, allow_nan=False))  # as it will be read back
+        run = None
+        try:
+            with budget_book.charged(plan, about, folder):
+                run = cls._begin(folder, about, start=first, key=key, signing=signing)
+        except BaseException as error:
+            if run is not None:
+                run.close()
+            if isinstance(error, OSError):
+                raise StorageError(f"{folder} cannot be begun: {error}.") from None
+            raise
+        return run
+
+    @classmethod
+    def _begin(
+        cls, folder: Path, about: dict[str, Any], *, start: bytes, key: bytes, signing: bytes
+    ) -> Self:
+        """Write the files of a new run, and open it; ``start`` is empty if there is none."""
+        run_id, seed = about["run_id"], about["seed"]
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = locked(folder)
-            if start is not None:
-                write_durably(folder / _START, first)
+            if start:
+                write_durably(folder / _START, start)
             write_durably(folder / _SIGNING_KEY, signing)
             if seed is None:
                 write_durably(folder / _KEY, key)
                 # Before the ledger, so that every run that exists has a rollback guard.
                 witness.note(run_id, witness.Seen(0, genesis(about)))
-            ledger = Ledger.create(folder / _LEDGER, about, signer)
+            ledger = Ledger.create(folder / _LEDGER, about, SigningKey(signing))
         except (OSError, sqlite3.Error) as error:
             raise StorageError(f"{folder} cannot be written: {error}.") from None
         run = cls(folder, ledger, lock)
@@ -190,6 +209,7 @@ class RunFolder:
             run._refuse_other_noise()
             run._load_keys()
             run._refuse_older_copy(adopt)
+            run.enter_book()
             run._remove_leftovers()
             run._refuse_closed()
         except BaseException as error:
@@ -215,6 +235,22 @@ class RunFolder:
     def facts(self) -> dict[str, Any]:
         """The facts that the ledger keeps about the run."""
         return self._ledger.facts
+
+    def enter_book(self, population: str | None = None) -> None:
+        """Enter the run in this machine's budget book, unless it is there.
+
+        Args:
+            population: name of the people, for a run whose ledger does not have it.
+
+        Raises:
+            ConfigError: see ``budget_book.enter``.
+            StorageError: the book cannot be written.
+        """
+        facts, rounds = self.facts, self.rounds
+        try:
+            budget_book.enter(self.plan, facts, self.path, rounds=rounds, population=population)
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be resumed: {error}.") from None
 
     def source(self) -> NoiseSource:
         """Return the source of the run's noise, for its only ``Server``.
@@ -319,6 +355,7 @@ class RunFolder:
             closed = {"rounds": self.rounds, "state": kept, "reason": reason}
             self._ledger.add_fact("closed", closed)  # the point of no return
             self._remove_leftovers()
+            budget_book.note_closed(self.facts["run_id"], self.rounds)
         except (OSError, sqlite3.Error) as error:
             raise StorageError(f"{self.path} cannot be written: {error}.") from None
         finally:

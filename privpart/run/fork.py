@@ -21,7 +21,8 @@ def fork(
     The old run may be an older copy, or have lost its key. Its whole plan is charged, however much
     of it was run, so rounds that were run after the copy was taken are covered too. The new run's
     report adds that cost to its own, as mu^2, and repeats the old run's unchecked assumptions and
-    what was seen in the clear.
+    what was seen in the clear. It is about the population of the old run unless ``facts`` say
+    otherwise, and the budget book counts the old run there, too.
 
     Args:
         old: folder of the old run.
@@ -32,6 +33,7 @@ def fork(
     Raises:
         ConfigError: the old run was not private, left its plan, has another model, has no committed
             state, is damaged, or is open; or a fact has a reserved name.
+        BudgetExceededError: the new run would pass the limit of its population.
     """
     folder = Path(old)
     lock = locked(folder)
@@ -66,6 +68,9 @@ def fork(
             "or order of slices. Use the same table [model] and, if slices take turns, the same "
             "number of rounds and shared keys."
         )
+    population = said.get("population_name", ledger.facts.get("population_name"))
+    if population is not None:
+        about["population_name"] = population
     seen = merge_seen(ledger.facts.get("seen_in_clear"), said.get("seen_in_clear"))
     about = {**said, **about, "seen_in_clear": seen}
     return RunFolder.create(new, plan, facts=about, start=tensors["parameters"])

@@ -15,6 +15,7 @@ from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus
 from privpart.plan import PrivacyPlan
+from privpart.run.budget_book import Together, together
 from privpart.run.folder import ON_GRID
 from privpart.run.ledger import Ledger, Row
 from privpart.select.disclosure import SeenByParty, SelectReport
@@ -37,6 +38,8 @@ class RunReport:
         guarantee: the privacy report; its assumptions say what was enforced or verified.
         select: if clients select what they download, one line on the guarantee against recipients
             of the model and one on what is seen in the clear; else None.
+        together: what all runs on this machine told about the same people; None if nobody named
+            them.
     """
 
     run_id: str
@@ -48,6 +51,7 @@ class RunReport:
     deviations: tuple[str, ...]
     guarantee: PrivacyReport
     select: tuple[str, str] | None = None
+    together: Together | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values under a schema name, ready for JSON."""
@@ -61,6 +65,7 @@ class RunReport:
             "realised": None if self.realised is None else asdict(self.realised),
             "deviations": list(self.deviations),
             "guarantee": self.guarantee.to_dict(),
+            "together": None if self.together is None else asdict(self.together),
         }
         if self.select is not None:
             values |= dict(zip(("against_recipients", "seen_in_clear"), self.select, strict=True))
@@ -107,6 +112,7 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
         deviations=deviations,
         guarantee=report,
         select=select_lines(report, chosen, facts.get("seen_in_clear")),
+        together=together(facts, chosen),
     )
 
 

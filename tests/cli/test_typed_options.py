@@ -29,7 +29,7 @@ SAMPLES = {
     "out": "out", "against": "run", "train": "dense1.*", "jobs": "1", "data_dir": "folder",
     "model": "lenet", "data": "digits", "view": "full", "weights": "w.safetensors",
     "gradient": "g.safetensors", "attack": "dlg", "schedule": "full:1", "clip": "1",
-    "fail_on": "partial", "fork_of": "old", "seed": "1",
+    "fail_on": "partial", "fork_of": "old", "seed": "1", "limit_epsilon": "4",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
 TYPED = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
@@ -53,6 +53,7 @@ CASES = {
     "train": [[*PLANNED, "--out", "run"], RESUMED],
     "export": [["run", "--out", "m.safetensors"]],
     "report": [["run"]],
+    "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
     "schedule": [PLANNED],
     "inspect": [["run", "--out", "out"]],
     "costs": [["emnist_cnn"]],
@@ -86,6 +87,9 @@ SITUATIONS = {
     ("train", "fork_of"): [[*PLANNED, "--out", "run", "--fork-of", "old"]],
     ("export", "part"): [["run", "--out", "m.safetensors", "--part", "trained"]],
     ("report", "statement"): [["run", "--statement"]],
+    ("budget", "population"): [[]],
+    ("budget", "remove_limit"): [["mine", "--remove-limit"]],
+    ("budget", "limit_epsilon"): [["mine"]],
     ("costs", "plan"): [PLANNED],
     ("costs", "optimizer"): [["emnist_cnn", "--optimizer", "adam"]],
     ("freeze-search", "data"): [[]],

@@ -1,0 +1,750 @@
+"""Budget book: what every run on this machine costs the people that it trained on.
+
+A report is about one run, and a fork's report adds the runs that it came from. Nobody's exposure
+ends there: two forks of one run, or two runs of two plans, are seen by the same people's adversary.
+The book has an entry per run and population, in one file of the user's state directory, beside the
+rollback guard. All entries of a population compose: mu^2 adds.
+
+A run is charged when it is created, for its whole plan and alone; what it was forked from is
+an entry of its own. Entry and run come into being in one transaction, so two processes that begin
+at the same time cannot both pass a limit. A run that was closed before its first round costs
+nothing, because nobody saw a model of it. Every other one costs its whole plan, however early it
+ended: less would need a proof for each mechanism. A run whose members are sampled is charged as if
+they were not.
+
+A run with noise from a seed, or without noise, has no bound. It is listed and not added, because
+such runs are simulations; but the total of its population is then "not-private", unless the
+population is a built-in task's, whose data are public. A population with a limit refuses such runs.
+
+What the book cannot know: runs on other machines, other names for the same people, people in parts
+of two populations, runs that were made by hand without a name, and that the whole state directory
+was deleted or restored. A mark beside the file notices that the file alone was.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import sqlite3
+import unicodedata
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import reduce
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from accounting import Guarantee, checks, gaussian, guarantee
+from accounting.checks import ConfigError
+from accounting.report import up
+from privpart.plan import PrivacyPlan
+from privpart.run import witness
+from privpart.run.database import create_database, damage_said, open_database, snapshot
+from privpart.run.files import write_durably
+
+SCHEMA = "privpart/budget-book/1"
+PUBLIC_DATA = "task:"
+"""How the names of populations of built-in tasks begin. Nobody can type such a name in a plan."""
+Kind = Literal["private", "seeded", "no noise"]
+Status = Literal["holds", "not-private", "nothing released"]
+_FILE = "budget.sqlite"
+_MARK = "budget.json"
+_LOCK = "budget.lock"
+_TABLES = """
+CREATE TABLE book (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE entries (
+    number INTEGER PRIMARY KEY, population TEXT NOT NULL, run TEXT NOT NULL, kind TEXT NOT NULL,
+    mu REAL, delta REAL, parent TEXT, begun TEXT NOT NULL, rounds INTEGER, folder TEXT,
+    opened INTEGER, closed INTEGER
+) STRICT;
+CREATE UNIQUE INDEX entries_once ON entries (population, run);
+CREATE TABLE limits (
+    number INTEGER PRIMARY KEY, population TEXT NOT NULL, epsilon REAL, delta REAL,
+    since TEXT NOT NULL
+) STRICT;
+"""
+_RUN_ID = re.compile("[0-9a-f]{32}")
+_LONGEST_NAME = 100
+_COLUMNS = "population, run, kind, mu, delta, parent, begun, rounds, folder, opened, closed"
+"""Of an entry, in the order of ``Entry``."""
+_OF_THE_DISK = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+)
+_PATIENCE = 60.0
+"""Seconds to wait for another process that begins a run."""
+
+
+class BudgetExceededError(ConfigError):
+    """A run or fork would pass the limit of its population. Nothing was created."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run about one population.
+
+    Attributes:
+        population: name of the people.
+        run: random name of the run.
+        kind: "private", or why the run has no bound: "seeded" or "no noise".
+        mu: cost of the run alone; None if it has no bound.
+        delta: delta that the run was planned with, if any.
+        parent: run that it was forked from.
+        begun: when it was entered, in UTC.
+        rounds: planned rounds; None for a parent of which only the cost is known.
+        folder: where the run was when this machine last opened it.
+        opened: committed rounds when it was resumed last, if it was.
+        closed: rounds after which it was closed early; None if it was not.
+    """
+
+    population: str
+    run: str
+    kind: Kind
+    mu: float | None
+    delta: float | None
+    parent: str | None
+    begun: str
+    rounds: int | None
+    folder: str | None
+    opened: int | None
+    closed: int | None
+
+    def __post_init__(self) -> None:
+        refuse_population(self.population)
+        checks.choice("kind", self.kind, ("private", "seeded", "no noise"))
+        if not _RUN_ID.fullmatch(self.run) or (self.mu is None) != (self.kind != "private"):
+            raise ConfigError(f"run {self.run[:40]!r}: has an odd name, or an odd cost.")
+        if self.mu is not None:
+            Guarantee(self.mu)  # which refuses what is out of range
+        if self.delta is not None:
+            checks.probability("delta", self.delta)
+
+    @property
+    def counts(self) -> bool:
+        """Whether anybody may have seen a model of the run."""
+        return self.closed != 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry as plain values, ready for JSON, with how far the run is."""
+        done = self.released()
+        return asdict(self) | {"released": done, "status": self.status(done)}
+
+    def released(self) -> int | None:
+        """Return the committed rounds, as this machine's rollback guard knows; None if unknown."""
+        if self.closed is not None:
+            return self.closed
+        try:
+            seen = witness.last_seen(self.run)
+        except ConfigError:  # who continues the run is told
+            seen = None
+        if seen is None:
+            return self.opened
+        return max(seen.rounds, self.opened or 0)
+
+    def status(self, released: int | None) -> str:
+        """Return "closed", "complete", "running" or "unknown"."""
+        if self.closed is not None:
+            return "closed"
+        if released is None or self.rounds is None:
+            return "unknown"
+        return "complete" if released >= self.rounds else "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most that all runs about a population may cost together.
+
+    Args:
+        epsilon: > 0.
+        delta: in (0, 1).
+        since: when it was set, in UTC.
+    """
+
+    epsilon: float
+    delta: float
+    since: str = ""
+
+    def __post_init__(self) -> None:
+        checks.positive("limit_epsilon", self.epsilon)
+        checks.probability("delta", self.delta)
+
+    @property
+    def mu(self) -> float:
+        """The greatest mu within the limit, rounded down."""
+        return gaussian.mu(self.epsilon, self.delta)
+
+    def allows(self, cost: Guarantee) -> bool:
+        """Return whether a cost is within the limit."""
+        return cost.epsilon(self.delta) <= self.epsilon
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What one population has spent.
+
+    Attributes:
+        population: its name.
+        entries: the runs, in the order in which they were entered.
+        limit: the limit that holds now, if there is one.
+        history: every change of the limit, the oldest first; None removed it.
+    """
+
+    population: str
+    entries: tuple[Entry, ...]
+    limit: Limit | None
+    history: tuple[tuple[str, Limit | None], ...]
+
+    def total(self) -> Guarantee | None:
+        """Return the cost of all private runs together; None if there are none."""
+        return composed([e.mu for e in self.entries if e.counts and e.mu is not None])
+
+    @property
+    def unbounded(self) -> tuple[Entry, ...]:
+        """The runs without a bound, which are not in the total."""
+        return tuple(e for e in self.entries if e.counts and e.kind != "private")
+
+    @property
+    def status(self) -> Status:
+        """Whether the total bounds what all runs tell about one member of the population."""
+        if self.unbounded and not self.population.startswith(PUBLIC_DATA):
+            return "not-private"
+        return "nothing released" if self.total() is None else "holds"
+
+    @property
+    def passed(self) -> bool:
+        """Whether the private runs alone are above the limit."""
+        total = self.total()
+        return self.limit is not None and total is not None and not self.limit.allows(total)
+
+    def delta(self) -> float | None:
+        """Return the limit's delta, or the least of the runs', which gives the most epsilon."""
+        if self.limit is not None:
+            return self.limit.delta
+        return min((e.delta for e in self.entries if e.delta is not None), default=None)
+
+    def left(self) -> float | None:
+        """Return the mu that one more run may have, rounded down; None without a limit."""
+        if self.limit is None:
+            return None
+        most, total = self.limit.mu, self.total()
+        spent = 0.0 if total is None else total.mu
+        if not spent < most:
+            return 0.0
+        return math.sqrt(most - spent) * math.sqrt(most + spent) * (1 - 1e-12)
+
+    def to_dict(self, delta: float | None = None) -> dict[str, Any]:
+        """Return the account as plain values, ready for JSON; ``delta`` None takes ``delta()``."""
+        chosen, total = self.delta() if delta is None else delta, self.total()
+        return {
+            "population": self.population,
+            "status": self.status,
+            "mu": None if total is None else total.mu,
+            "epsilon": None if total is None or chosen is None else total.epsilon(chosen),
+            "delta": chosen,
+            "without_bound": len(self.unbounded),
+            "limit": None if self.limit is None else asdict(self.limit),
+            "mu_left": self.left(),
+            "passed": self.passed,
+            "runs": [entry.to_dict() for entry in self.entries],
+            "limits": [
+                {"since": since, "limit": None if limit is None else asdict(limit)}
+                for since, limit in self.history
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What all runs on this machine told about the people of one of them, for its report.
+
+    Attributes:
+        population: name of the people.
+        status: see ``Account``; "unknown" if this machine cannot tell.
+        runs: number of runs in the book, those without a bound included.
+        mu: cost of the private runs together; None if unknown.
+        epsilon: the same at the report's delta; None if unknown.
+        says: the sentence for people.
+    """
+
+    population: str
+    status: Status | Literal["unknown"]
+    runs: int
+    mu: float | None
+    epsilon: float | None
+    says: str
+
+
+def together(facts: Mapping[str, Any], delta: float) -> Together | None:
+    """Return what all runs about a run's people cost; None if nobody named them.
+
+    Args:
+        facts: facts of the run's ledger.
+        delta: in (0, 1).
+    """
+    name = facts.get("population_name")
+    try:
+        name = name or next(iter(populations_of(facts["run_id"])), None)
+        if name is None:
+            return None
+        kept = account(name)
+    except ConfigError as error:
+        return Together(name or "", "unknown", 0, None, None, f"unknown: {error}".rstrip("."))
+    if facts["run_id"] not in {e.run for e in kept.entries}:
+        said = f"unknown: this machine's budget book has no entry of this run about {name!r}"
+        return Together(name, "unknown", len(kept.entries), None, None, said)
+    total, others = kept.total(), len(kept.unbounded)
+    mu, epsilon = (None, None) if total is None else (total.mu, total.epsilon(delta))
+    said = f"{counted(len(kept.entries), 'run')} on this machine about {name!r}"
+    if epsilon is not None and mu is not None:
+        said = f"epsilon {up(epsilon, 5)}, mu {up(mu, 5)}: {said}"
+    if kept.status == "not-private":
+        said = f"NOT PRIVATE: {counted(others, 'run')} without secret noise. The others: {said}"
+    elif others:
+        said += f", of which {counted(others, 'simulation')} not added"
+    return Together(name, kept.status, len(kept.entries), mu, epsilon, said)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 run", "2 runs" and the like."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def composed(costs: "list[float]") -> Guarantee | None:
+    """Return the guarantee of runs of these mu together; None if there are none.
+
+    >>> composed([2 / 3, 2 / 3, 2 / 3]).mu  # a run and two forks of it
+    1.1547005383792521
+    """
+    return reduce(Guarantee.compose, map(Guarantee, costs)) if costs else None
+
+
+def refuse_population(name: str) -> str:
+    """Return the name of a population, after checking it.
+
+    Raises:
+        ConfigError: it is empty, too long, or not one line of printable characters in one form.
+    """
+    shown = name.isprintable() and unicodedata.is_normalized("NFC", name)
+    if not shown or name.strip() != name or not 0 < len(name) <= _LONGEST_NAME:
+        raise ConfigError(
+            f"population={name[:_LONGEST_NAME]!r}: must be 1 to {_LONGEST_NAME} printable "
+            'characters, without spaces around them, such as "keyboard-de".'
+        )
+    return name
+
+
+@contextmanager
+def charged(plan: PrivacyPlan, facts: Mapping[str, Any], folder: Path) -> Iterator[None]:
+    """Enter the run that the block creates; if the block fails, nothing is entered.
+
+    Nothing happens if ``facts`` name no population.
+
+    Raises:
+        BudgetExceededError: the run would pass the limit of its population.
+        ConfigError: the book is lost, damaged, foreign, or busy.
+        OSError: the disk refused.
+    """
+    if facts.get("population_name") is None:
+        yield
+        return
+    entry = _entry_of(plan, facts, facts["population_name"], folder)
+    with _writing() as db:
+        with _faults(_path()):
+            before = _account(db, entry.population)
+            new = [*_missing_parent(facts, entry, before), entry]
+            _refuse_beyond_limit(before, new)
+            _insert(db, new)
+        yield
+
+
+def enter(
+    plan: PrivacyPlan,
+    facts: Mapping[str, Any],
+    folder: Path,
+    *,
+    rounds: int,
+    population: str | None = None,
+) -> None:
+    """Enter a run that is opened, unless it is in the book; note where its folder is.
+
+    A run comes without an entry from another machine or an earlier version, or from a crash while
+    it was created. If it has released rounds, it is entered whatever the limit says.
+
+    Args:
+        plan: plan of the run.
+        facts: facts of its ledger.
+        folder: its folder.
+        rounds: its committed rounds.
+        population: name of the people, if ``facts`` do not have it.
+
+    Raises:
+        BudgetExceededError: the run has rounds to go, and would pass the limit.
+        ConfigError: this machine has closed the run, or the book is lost, damaged, foreign or busy.
+        OSError: the disk refused.
+    """
+    name = facts.get("population_name", population)
+    if name is None:
+        return
+    closed = None if facts.get("closed") is None else rounds
+    known = {e.run: e for e in account(name).entries}.get(facts["run_id"])
+    if known is None:
+        _enter_late(plan, facts, folder, name, rounds)
+        return
+    if known.closed is not None and closed is None:
+        raise ConfigError(
+            f"{folder}: this run was closed after {known.closed} rounds, and this is an older copy "
+            "of it. A closed run is not continued. Begin a new run."
+        )
+    now = (_shown(folder), rounds, closed)
+    if (known.folder, known.opened, known.closed) != now:
+        with _writing() as db, _faults(_path()):
+            change = "UPDATE entries SET folder = ?, opened = ?, closed = ? WHERE run = ?"
+            db.execute(change, (*now, known.run))
+
+
+def _enter_late(
+    plan: PrivacyPlan, facts: Mapping[str, Any], folder: Path, name: str, rounds: int
+) -> None:
+    entry = replace(_entry_of(plan, facts, name, folder), opened=rounds)
+    if facts.get("closed") is not None:
+        entry = replace(entry, closed=rounds)
+    exceeded: BudgetExceededError | None = None
+    with _writing() as db, _faults(_path()):
+        before = _account(db, name)
+        new = [*_missing_parent(facts, entry, before), entry]
+        try:
+            _refuse_beyond_limit(before, new)
+        except BudgetExceededError as error:
+            exceeded = error if rounds < plan.rounds and entry.closed is None else None
+        if exceeded is None or rounds:
+            _insert(db, new)
+    if exceeded is not None:
+        raise exceeded
+
+
+def note_closed(run: str, rounds: int) -> None:
+    """Note that a run was closed after ``rounds`` rounds; one without rounds costs nothing.
+
+    Raises:
+        ConfigError: the book is lost, damaged, foreign, or busy.
+        OSError: the disk refused.
+    """
+    if populations_of(run):
+        with _writing() as db, _faults(_path()):
+            db.execute("UPDATE entries SET closed = ? WHERE run = ?", (rounds, run))
+
+
+def accounts() -> list[Account]:
+    """Return what every population has spent, by name.
+
+    Raises:
+        ConfigError: the book is lost, damaged or foreign.
+    """
+    with _reading() as db:
+        if db is None:
+            return []
+        named = "SELECT population FROM entries UNION SELECT population FROM limits ORDER BY 1"
+        return [_account(db, name) for (name,) in db.execute(named).fetchall()]
+
+
+def account(population: str) -> Account:
+    """Return what a population has spent, which is nothing if the book does not have it.
+
+    Raises:
+        ConfigError: the book is lost, damaged or foreign.
+    """
+    with _reading() as db:
+        return Account(population, (), None, ()) if db is None else _account(db, population)
+
+
+def populations_of(run: str) -> list[str]:
+    """Return the populations under which a run is entered; more than one for a run with forks.
+
+    Raises:
+        ConfigError: the book is lost, damaged or foreign.
+    """
+    with _reading() as db:
+        if db is None:
+            return []
+        found = db.execute("SELECT population FROM entries WHERE run = ? ORDER BY 1", (run,))
+        return [name for (name,) in found]
+
+
+def set_limit(population: str, limit: Limit | None, *, looser: bool = False) -> Account:
+    """Set or remove the limit of a population; return its account.
+
+    Args:
+        population: name of the people; there need not be a run about them yet.
+        limit: the limit; None removes the one that holds.
+        looser: allows a limit that is above the one that holds.
+
+    Raises:
+        ConfigError: the limit is above the one that holds and ``looser`` is not given, there is
+            none to remove, or the book is lost, damaged, foreign or busy.
+        OSError: the disk refused.
+    """
+    refuse_population(population)
+    with _writing() as db, _faults(_path()):
+        old = _account(db, population).limit
+        if limit is None and old is None:
+            raise ConfigError(f"population {population!r} has no limit to remove.")
+        if limit is not None and old is not None and limit.mu > old.mu and not looser:
+            raise ConfigError(
+                f"limit_epsilon={limit.epsilon:g}: with delta={limit.delta:g} it is above the "
+                f"limit of {population!r}, epsilon {old.epsilon:g} with delta={old.delta:g}. To "
+                "raise it, add --raise-limit; the book keeps the old one."
+            )
+        values = (None, None) if limit is None else (float(limit.epsilon), float(limit.delta))
+        db.execute(
+            "INSERT INTO limits (population, epsilon, delta, since) VALUES (?, ?, ?, ?)",
+            (population, *values, _now()),
+        )
+        return _account(db, population)
+
+
+def _entry_of(plan: PrivacyPlan, facts: Mapping[str, Any], name: str, folder: Path) -> Entry:
+    kind: Kind = "private"
+    if facts["seed"] is not None:
+        kind = "seeded"
+    elif plan.noise_multiplier == 0:
+        kind = "no noise"
+    mu = None
+    if kind == "private":  # not plan.guarantee(), which may count on members being sampled
+        z = plan.noise_multiplier
+        mu = guarantee(plan.mechanism, plan.participation, noise_multiplier=z).mu
+    return Entry(
+        population=name,
+        run=facts["run_id"],
+        kind=kind,
+        mu=mu,
+        delta=facts.get("delta"),
+        parent=facts.get("fork_of"),
+        begun=_now(),
+        rounds=plan.rounds,
+        folder=_shown(folder),
+        opened=None,
+        closed=None,
+    )
+
+
+def _missing_parent(facts: Mapping[str, Any], entry: Entry, before: Account) -> list[Entry]:
+    """Return an entry for the run that another was forked from, if the population has none.
+
+    The parent may be of another machine or an earlier version, or about people of another name. Its
+    ancestors' cost cannot be told from its own and stays in it.
+    """
+    parent, mu = facts.get("fork_of"), facts.get("earlier_mu")
+    if parent is None or mu is None or parent in {e.run for e in before.entries}:
+        return []
+    return [
+        replace(
+            entry,
+            run=parent,
+            kind="private",
+            mu=float(mu),
+            delta=None,
+            parent=None,
+            rounds=None,
+            folder=None,
+            opened=None,
+            closed=None,
+        )
+    ]
+
+
+def _refuse_beyond_limit(before: Account, new: list[Entry]) -> None:
+    limit, name = before.limit, before.population
+    if limit is None:
+        return
+    said = f"the limit of population {name!r}, epsilon {limit.epsilon:g} with delta={limit.delta:g}"
+    if new[-1].kind != "private":
+        raise BudgetExceededError(
+            f"a run with noise from a seed, or without noise, has no bound and would pass {said}. "
+            "Simulate on data of nobody, under a population of another name."
+        )
+    after = Account(name, (*before.entries, *new), limit, ()).total()
+    if after is None or limit.allows(after):
+        return
+    spent, alone = before.total(), composed([e.mu for e in new if e.mu is not None])
+    raise BudgetExceededError(
+        f"this run would pass {said}: the runs so far have spent "
+        f"{_epsilon(spent, limit.delta)}, this one costs {_epsilon(alone, limit.delta)}, and "
+        f"together they cost {_epsilon(after, limit.delta)}. Plan more noise or fewer rounds, or "
+        f"see `privpart budget`."
+    )
+
+
+def _epsilon(cost: Guarantee | None, delta: float) -> str:
+    return "0" if cost is None else f"{cost.epsilon(delta):.4g}"
+
+
+def _insert(db: sqlite3.Connection, entries: list[Entry]) -> None:
+    for entry in entries:
+        values = tuple(asdict(entry).values())
+        db.execute(
+            f"INSERT INTO entries ({_COLUMNS}) VALUES (?{', ?' * (len(values) - 1)})", values
+        )
+
+
+def _account(db: sqlite3.Connection, population: str) -> Account:
+    order, named = "WHERE population = ? ORDER BY number", (population,)
+    found = db.execute(f"SELECT {_COLUMNS} FROM entries {order}", named).fetchall()
+    rows = db.execute(f"SELECT since, epsilon, delta FROM limits {order}", named).fetchall()
+    try:
+        entries = tuple(Entry(*row) for row in found)
+        history = tuple(
+            (since, None if epsilon is None else Limit(epsilon, delta, since))
+            for since, epsilon, delta in rows
+        )
+    except ConfigError as error:
+        raise ConfigError(f"the budget book {_path()} is damaged: {error}") from None
+    return Account(population, entries, history[-1][1] if history else None, history)
+
+
+@contextmanager
+def _reading() -> Iterator[sqlite3.Connection | None]:
+    """Yield the book, or None if this machine has none yet."""
+    path, mark = _path(), _mark()
+    if not os.path.lexists(path):
+        _refuse_loss(path, mark)
+        yield None
+        return
+    with snapshot(path, {SCHEMA: _TABLES}) as (db, _):
+        _refuse_foreign(_about(db), path, mark)
+        yield db
+
+
+@contextmanager
+def _writing() -> Iterator[sqlite3.Connection]:
+    """Yield the book in a transaction, which is committed durably if the block succeeds."""
+    directory = witness.directory()
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _locked(directory):
+        path, mark = directory / _FILE, _mark()
+        if not os.path.lexists(path):
+            _refuse_loss(path, mark)
+            about = {"id": secrets.token_hex(16), "changes": 0, "digest": _digest([], [])}
+            create_database(path, _TABLES, {"book": [*about.items()]})
+        db, _ = open_database(path, {SCHEMA: _TABLES})
+        with closing(db):
+            with _faults(path):
+                db.execute("BEGIN IMMEDIATE")
+                before = _about(db)
+                _refuse_foreign(before, path, mark)
+            yield db
+            with _faults(path):
+                about = before | {"changes": before["changes"] + 1, "digest": _digest_of(db)}
+                db.executemany("UPDATE book SET value = ?2 WHERE name = ?1", [*about.items()])
+                db.execute("COMMIT")
+        write_durably(directory / _MARK, json.dumps(about).encode())
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    lock = FileLock(directory / _LOCK)
+    try:
+        lock.acquire(timeout=_PATIENCE)
+    except Timeout:
+        raise ConfigError(
+            f"the budget book in {directory} is in use: another process has been beginning a run "
+            f"for {_PATIENCE:g} seconds. Try again."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _faults(path: Path) -> Iterator[None]:
+    """Turn errors of the disk into ``OSError``, and those of a damaged book into a sentence."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_DISK:
+            raise OSError(f"the budget book {path} cannot be written: {error}") from None
+        with damage_said(path):
+            raise
+
+
+def _about(db: sqlite3.Connection) -> dict[str, Any]:
+    """Return what the book says about itself, after checking that nothing in it is damaged."""
+    about = dict(db.execute("SELECT name, value FROM book"))
+    about = {"id": str(about["id"]), "changes": int(about["changes"]), "digest": about["digest"]}
+    if about["digest"] != _digest_of(db):
+        raise ValueError("its entries or limits were changed")
+    return about
+
+
+def _digest_of(db: sqlite3.Connection) -> str:
+    entries, limits = (
+        db.execute(f"SELECT * FROM {table} ORDER BY number").fetchall()
+        for table in ("entries", "limits")
+    )
+    return _digest(entries, limits)
+
+
+def _digest(entries: list[Any], limits: list[Any]) -> str:
+    return hashlib.sha256(json.dumps([entries, limits]).encode()).hexdigest()
+
+
+def _mark() -> dict[str, Any] | None:
+    """Return which book this machine has, and after how many changes; None if it has none."""
+    path = witness.directory() / _MARK
+    try:
+        values = json.loads(path.read_text())
+        return {"id": str(values["id"]), "changes": int(values["changes"])}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"the mark of the budget book, {path}, cannot be read: {error}. Restore it from a "
+            "backup, or remove it to take the book as it is."
+        ) from None
+
+
+def _refuse_loss(path: Path, mark: Mapping[str, Any] | None) -> None:
+    if mark is not None:
+        raise ConfigError(
+            f"the budget book {path} is lost: {path.with_name(_MARK)} tells of {mark['changes']} "
+            "changes. Restore it from a backup. To begin an empty one, which leaves out what was "
+            "spent, remove that file as well."
+        )
+
+
+def _refuse_foreign(about: Mapping[str, Any], path: Path, mark: Mapping[str, Any] | None) -> None:
+    """Check that the book is the one that this machine wrote last."""
+    if mark is None:
+        return
+    if mark["id"] != about["id"]:
+        raise ConfigError(
+            f"the budget book {path} is another machine's or another user's. Restore this one's; "
+            f"to take over the other as it is, remove {path.with_name(_MARK)}."
+        )
+    if mark["changes"] > about["changes"]:
+        raise ConfigError(
+            f"the budget book {path} is an older copy: it has {about['changes']} changes of "
+            f"{mark['changes']}, so runs are missing. Restore the newest copy."
+        )
+
+
+def _path() -> Path:
+    return witness.directory() / _FILE
+
+
+def _shown(folder: Path) -> str:
+    """Return the path of a folder as text, whatever bytes it has."""
+    return os.fsencode(folder.resolve()).decode("utf-8", "backslashreplace")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

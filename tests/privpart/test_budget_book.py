@@ -1,0 +1,549 @@
+"""The budget book adds up all runs about the same people, and refuses what passes their limit."""
+
+import csv
+import io
+import json
+import math
+import os
+import shutil
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import privpart as package
+from accounting import ConfigError, Guarantee, Independent, Participation
+from privpart import PrivacyPlan, RunFolder, Server, fit
+from privpart.experiment.plan_file import validated
+from privpart.experiment.training import population_name
+from privpart.run import budget_book as book
+from privpart.run.fork import fork
+from privpart.run.report import run_report
+
+DIM = 2
+FACTS = {"delta": 1e-6, "population_name": "keyboard-de"}
+PLAN = PrivacyPlan(
+    mechanism=Independent(3),
+    participation=Participation(3),
+    clip_norm=1.0,
+    noise_multiplier=1.5,  # mu = 1 / 1.5
+    report_goal=2,
+)
+MU = PLAN.guarantee().mu
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch) -> Path:
+    """A machine of its own for every test."""
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+class Clients:
+    def run(self, task, start):
+        for client in task.clients:
+            yield task.update(client, torch.full_like(start, 0.1))
+
+
+def train(run: RunFolder, rounds: int) -> None:
+    server = Server(run.plan, torch.zeros(DIM), source=run.source())
+    run.restore(server)
+    fit(server, Clients(), [[2 * r, 2 * r + 1] for r in range(rounds)], commit=run.commit)
+
+
+def begin(folder: Path, *, rounds: int = 0, plan=PLAN, seed=None, **facts) -> Path:
+    with RunFolder.create(folder, plan, seed=seed, facts=FACTS | facts) as run:
+        if rounds:
+            train(run, rounds)
+    return folder
+
+
+def spent(name: str = "keyboard-de") -> float:
+    total = book.account(name).total()
+    return 0.0 if total is None else total.mu
+
+
+def limited(runs: float, delta: float = 1e-6) -> None:
+    """Set a limit that this many runs of ``PLAN`` fit."""
+    epsilon = Guarantee(MU * math.sqrt(runs)).epsilon(delta)
+    book.set_limit("keyboard-de", book.Limit(epsilon, delta), looser=True)
+
+
+@pytest.fixture
+def family(tmp_path) -> list[Path]:
+    """A run after 2 of 3 rounds, and two forks of it."""
+    parent, forks = begin(tmp_path / "parent", rounds=2), [tmp_path / "a", tmp_path / "b"]
+    for one in forks:
+        fork(parent, one, PLAN, facts={"delta": 1e-6}).close()
+    return [parent, *forks]
+
+
+def test_a_run_and_two_forks_cost_what_all_three_cost(family, privpart):
+    """Each report for itself says .943, .943 and .667; all that was released costs 1.155."""
+    reports = [run_report(folder) for folder in family]
+    alone = [round(report.guarantee.mu, 3) for report in reports]
+    assert alone == [0.667, 0.943, 0.943]
+    for report in reports:
+        assert report.together.mu == pytest.approx(math.sqrt(3) * MU, rel=1e-12)
+        assert report.together.mu >= math.sqrt(3) * MU
+        assert report.together.epsilon == Guarantee(report.together.mu).epsilon(1e-6)
+        assert report.to_dict()["together"]["runs"] == 3
+    told = privpart("report", str(family[1]))
+    assert "(this run)" in told.stdout
+    assert "mu 1.1548: 3 runs on this machine about 'keyboard-de'" in told.stdout
+    prose = privpart("report", str(family[1]), "--statement").stdout
+    assert "All that this machine released about these people: epsilon" in prose
+    parent, *forks = book.account("keyboard-de").entries
+    assert [one.parent for one in forks] == [parent.run] * 2
+    assert [one.mu for one in (parent, *forks)] == [MU] * 3
+
+
+def test_two_runs_of_two_plans_meet_and_other_people_do_not(tmp_path):
+    begin(tmp_path / "one")
+    begin(tmp_path / "two", plan=replace(PLAN, noise_multiplier=1.0))
+    begin(tmp_path / "other", population_name="keyboard-fr")
+    assert spent() == pytest.approx(math.hypot(MU, 1.0))
+    assert spent("keyboard-fr") == MU
+    with RunFolder.create(tmp_path / "nobody", PLAN, facts={"delta": 1e-6}):
+        assert run_report(tmp_path / "nobody").together is None
+    assert [own.population for own in book.accounts()] == ["keyboard-de", "keyboard-fr"]
+
+
+def test_a_fork_about_people_of_another_name_brings_the_cost_of_its_parent(tmp_path):
+    parent = begin(tmp_path / "parent", rounds=1)
+    child = tmp_path / "child"
+    with fork(parent, child, PLAN, facts=FACTS | {"population_name": "de"}) as run:
+        train(run, 1)
+    fork(child, tmp_path / "third", PLAN, facts=FACTS | {"population_name": "de"}).close()
+    assert spent("de") == pytest.approx(math.sqrt(3) * MU)
+    assert run_report(child).guarantee.mu == pytest.approx(math.sqrt(2) * MU)
+    assert spent() == MU
+
+
+def test_a_limit_refuses_a_run_and_a_fork_before_anything_is_created(tmp_path, privpart):
+    parent = begin(tmp_path / "parent", rounds=1)
+    limited(1)
+    assert not book.account("keyboard-de").passed
+    for start in (
+        lambda: begin(tmp_path / "new"),
+        lambda: fork(parent, tmp_path / "new", PLAN, facts={"delta": 1e-6}),
+        lambda: begin(tmp_path / "new", seed=3),  # has no bound
+        lambda: begin(tmp_path / "new", plan=replace(PLAN, noise_multiplier=0.0)),
+    ):
+        with pytest.raises(book.BudgetExceededError, match="would pass the limit of population"):
+            start()
+        assert not (tmp_path / "new").exists()
+    assert len(book.account("keyboard-de").entries) == 1
+    limited(2)
+    begin(tmp_path / "new")
+    shown = privpart("budget", "keyboard-de")
+    assert shown.returncode == 0
+    limited(1)
+    assert privpart("budget").returncode == privpart("budget", "keyboard-de").returncode == 3
+
+
+def test_what_is_left_is_what_one_more_run_may_cost(tmp_path):
+    begin(tmp_path / "one")
+    limited(2.5)
+    left = book.account("keyboard-de").left()
+    assert left == pytest.approx(math.sqrt(1.5) * MU)
+    with pytest.raises(book.BudgetExceededError):
+        begin(tmp_path / "no", plan=replace(PLAN, noise_multiplier=1 / (left * (1 + 1e-6))))
+    begin(tmp_path / "two", plan=replace(PLAN, noise_multiplier=1 / (left * (1 - 1e-12))))
+    assert book.account("keyboard-de").left() < 1e-4
+
+
+def test_of_many_that_begin_at_once_only_those_within_the_limit_pass(tmp_path):
+    limited(2)
+
+    def start(number: int) -> bool:
+        try:
+            begin(tmp_path / str(number))
+        except book.BudgetExceededError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        passed = list(pool.map(start, range(6)))
+    assert sum(passed) == 2
+    assert [(tmp_path / str(i)).exists() for i in range(6)] == passed
+    assert spent() == pytest.approx(math.sqrt(2) * MU)
+
+
+def test_a_run_that_cannot_be_created_costs_nothing(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(package.run.folder.StorageError):
+        begin(tmp_path / "file" / "run")
+    assert spent() == 0
+
+
+def test_a_crash_before_the_book_is_written_leaves_a_run_that_is_entered_later(
+    tmp_path, monkeypatch
+):
+    whole = RunFolder._begin.__func__
+
+    def killed(cls, *arguments, **secrets):
+        whole(cls, *arguments, **secrets).close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "_begin", classmethod(killed))
+        with pytest.raises(KeyboardInterrupt):
+            begin(tmp_path / "run")
+    assert spent() == 0
+    RunFolder.open(tmp_path / "run").close()
+    assert spent() == MU
+
+
+def test_an_adopted_run_is_entered_and_stays_within_the_limit(tmp_path, state, monkeypatch):
+    fresh, begun, done = (begin(tmp_path / str(n), rounds=n) for n in (0, 1, 3))
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
+    assert "no entry of this run" in run_report(begun).together.says
+    assert run_report(begun).together.status == "unknown"
+    limited(0.5)
+    for folder in (fresh, begun):
+        with pytest.raises(book.BudgetExceededError):
+            RunFolder.open(folder, adopt=True)
+    assert spent() == MU  # the models of the second one were released, within the limit or not
+    RunFolder.open(done, adopt=True).close()
+    assert spent() == pytest.approx(math.sqrt(2) * MU)
+    RunFolder.open(begun).close()  # what is charged already is not charged again
+    limited(9)
+    RunFolder.open(fresh).close()
+    assert spent() == pytest.approx(math.sqrt(3) * MU)
+    rows = {e.run: e.to_dict() for e in book.account("keyboard-de").entries}
+    assert sorted((r["released"], r["status"]) for r in rows.values()) == [
+        (0, "running"),
+        (1, "running"),
+        (3, "complete"),
+    ]
+
+
+def test_a_run_of_an_earlier_version_is_entered_under_the_name_that_its_plan_has(tmp_path):
+    with RunFolder.create(tmp_path / "old", PLAN, facts={"delta": 1e-6}) as run:
+        train(run, 1)
+        run.enter_book("keyboard-de")
+        run.enter_book("keyboard-de")
+    assert spent() == run_report(tmp_path / "old").together.mu == MU
+
+
+def test_a_moved_run_is_shown_where_it_is(tmp_path):
+    folder = begin(tmp_path / "here")
+    folder.rename(tmp_path / "there\udcff")
+    RunFolder.open(tmp_path / "there\udcff").close()
+    assert book.account("keyboard-de").entries[0].folder.endswith("there\\xff")
+    assert spent() == MU
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_closed_run_costs_nothing_only_if_nobody_saw_a_model(tmp_path, state, rounds):
+    folder = begin(tmp_path / "run", rounds=rounds)
+    shutil.copytree(folder, tmp_path / "copy")
+    RunFolder.open(folder).end_early()
+    assert spent() == (MU if rounds else 0)
+    assert book.account("keyboard-de").entries[0].to_dict()["status"] == "closed"
+    with pytest.raises(ConfigError, match=f"was closed after {rounds} rounds"):
+        RunFolder.open(tmp_path / "copy")  # which still has the key
+    (state / "budget.json").unlink()
+    (state / "budget.sqlite").unlink()
+    with pytest.raises(ConfigError, match="ended early"):
+        RunFolder.open(folder)
+    assert [(e.closed, e.counts) for e in book.account("keyboard-de").entries] == [
+        (rounds, rounds > 0)
+    ]
+
+
+def test_a_simulation_is_listed_and_not_added(tmp_path, privpart):
+    begin(tmp_path / "run")
+    begin(tmp_path / "seeded", seed=3)
+    begin(tmp_path / "loud", plan=replace(PLAN, noise_multiplier=0.0))
+    found = book.account("keyboard-de")
+    assert (found.status, found.total().mu, len(found.unbounded)) == ("not-private", MU, 2)
+    assert "NOT PRIVATE: 2 runs without secret noise" in run_report(tmp_path / "run").together.says
+    assert "NOT PRIVATE: 2 runs" in privpart("budget", "keyboard-de").stdout
+    begin(tmp_path / "public", seed=3, population_name="task:digits")
+    assert book.account("task:digits").status == "nothing released"
+    begin(tmp_path / "task", population_name="task:digits")
+    assert book.account("task:digits").status == "holds"
+    assert "1 simulation not added" in run_report(tmp_path / "task").together.says
+
+
+def test_limits_are_raised_and_removed_only_on_purpose(privpart):
+    def budget(*typed: str):
+        return privpart("budget", "de", *typed)
+
+    assert (
+        "no run names the population 'de' yet"
+        in budget("--limit-epsilon", "4", "--delta", "1e-6").stderr
+    )
+    higher = budget("--limit-epsilon", "5", "--delta", "1e-6")
+    assert (higher.returncode, higher.stdout) == (2, "")
+    assert "--limit-epsilon 5: with delta=1e-06 it is above the limit" in higher.stderr
+    assert budget("--limit-epsilon", "4", "--delta", "1e-5").returncode == 2  # higher as well
+    assert budget("--limit-epsilon", "3.5", "--delta", "1e-6").returncode == 0
+    assert budget("--limit-epsilon", "5", "--delta", "1e-6", "--raise-limit").returncode == 0
+    assert budget("--limit-epsilon", "5").returncode == 2
+    assert budget("--limit-epsilon", "nan", "--delta", "1e-6").returncode == 2
+    assert budget("--remove-limit").returncode == 0
+    assert budget("--remove-limit").returncode == 2
+    kept = [limit and limit.epsilon for _, limit in book.account("de").history]
+    assert kept == [4, 3.5, 5, None]
+    assert "epsilon 3.5 with delta 1e-06, since" in budget().stdout
+
+
+def test_the_command_lists_populations_and_runs(family, privpart):
+    limited(4)
+    found = json.loads(privpart("budget", "--format", "json").stdout)
+    assert found["schema"] == "privpart/budget/1"
+    (own,) = found["populations"]
+    assert (own["population"], own["status"], len(own["runs"])) == ("keyboard-de", "holds", 3)
+    assert own["epsilon"] == Guarantee(own["mu"]).epsilon(1e-6)
+    assert own["mu_left"] == pytest.approx(MU)
+    assert own["runs"][0] | {"begun": "", "run": ""} == {
+        "population": "keyboard-de",
+        "run": "",
+        "kind": "private",
+        "mu": MU,
+        "delta": 1e-6,
+        "parent": None,
+        "begun": "",
+        "rounds": 3,
+        "folder": str(family[0]),
+        "opened": None,
+        "closed": None,
+        "released": 2,
+        "status": "running",
+    }
+    table = privpart("budget")
+    assert "keyboard-de" in table.stdout
+    assert "runs on other machines" in table.stdout
+    one = privpart("budget", "keyboard-de").stdout
+    assert "2 of 3" in one
+    assert "together       mu 1.155" in one
+    wider = privpart("budget", "keyboard-de", "--delta", "1e-3", "--format", "json")
+    assert json.loads(wider.stdout)["populations"][0]["epsilon"] < own["epsilon"]
+    rows = list(csv.DictReader(io.StringIO(privpart("budget", "--format", "csv").stdout)))
+    assert (rows[0]["runs"], rows[0]["limit_delta"]) == ("3", "1e-06")
+    runs = privpart("budget", "keyboard-de", "--format", "csv").stdout
+    assert len(runs.splitlines()) == 4
+    unknown = privpart("budget", "keyboard-ed")
+    assert unknown.returncode == 2
+    assert "The nearest is 'keyboard-de'" in unknown.stderr
+
+
+def test_an_empty_book_is_said_and_not_made(state, privpart):
+    told = privpart("budget")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "No run on this machine has named a population yet" in told.stdout
+    assert json.loads(privpart("budget", "--format", "json").stdout)["populations"] == []
+    assert not state.exists()
+
+
+def answers(folder: Path) -> str:
+    """What the book says, through every way to ask it."""
+    try:
+        return repr(book.accounts())
+    except ConfigError as error:
+        told = run_report(folder).together
+        assert (told.status, told.mu) == ("unknown", None)
+        with pytest.raises(ConfigError):
+            begin(folder.with_name("more"))
+        assert not folder.with_name("more").exists()
+        return f"refused: {error}"
+
+
+@pytest.fixture
+def kept(tmp_path, state):
+    """A run in a book, and the book."""
+    folder = begin(tmp_path / "run")
+    limited(5)
+    return folder, state / "budget.sqlite"
+
+
+def test_a_book_that_is_lost_or_older_or_foreign_is_never_a_silent_zero(kept, tmp_path, state):
+    folder, path = kept
+    older = path.read_bytes()
+    begin(tmp_path / "second")
+    newest = path.read_bytes()
+    path.write_bytes(older)
+    assert "is an older copy" in answers(folder)
+    path.unlink()
+    assert "is lost" in answers(folder)
+    assert "is lost" in run_report(folder).together.says
+    with pytest.raises(ConfigError, match="is lost"):
+        RunFolder.open(folder)
+    path.mkdir()
+    assert "is missing" in answers(folder)
+    path.rmdir()
+    os.mkfifo(path)
+    assert "is missing" in answers(folder)
+    path.unlink()
+    (tmp_path / "elsewhere").write_bytes(newest)
+    path.symlink_to(tmp_path / "elsewhere")
+    assert "is missing" in answers(folder)
+    path.unlink()
+    path.write_bytes(newest)
+    assert "keyboard-de" in answers(folder)
+    (state / "budget.json").write_text('{"id": "another", "changes": 1}')
+    assert "another machine's" in answers(folder)
+    (state / "budget.json").write_text("[" * 100_000)
+    assert "cannot be read" in answers(folder)
+    (state / "budget.json").unlink()
+    assert "keyboard-de" in answers(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TABLE entries; CREATE VIEW entries AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL "
+        "SELECT i + 1 FROM n) SELECT i AS number, 'x' AS population FROM n",
+        "CREATE TRIGGER t AFTER INSERT ON entries BEGIN DELETE FROM entries; END",
+        "CREATE TABLE more (x)",
+        "DROP TABLE limits",
+        "UPDATE book SET value = 'x' WHERE name = 'changes'",
+        "DELETE FROM book",
+        "UPDATE entries SET mu = -1",
+        "UPDATE entries SET mu = 9e999",
+        "UPDATE entries SET mu = NULL",
+        "UPDATE entries SET kind = 'free'",
+        "UPDATE entries SET run = 'x'",
+        "UPDATE limits SET epsilon = 9e999",
+    ],
+)
+def test_a_book_that_was_changed_by_hand_is_one_sentence(kept, change):
+    folder, path = kept
+    with sqlite3.connect(path) as db:
+        db.executescript(change)
+    db.close()
+    assert answers(folder).startswith("refused: ")
+
+
+def flipped(kept, step: int) -> dict[str, int]:
+    """Flip a bit of every ``step``th byte of the book; count what comes of it."""
+    _, path = kept
+    whole, right = path.read_bytes(), repr(book.accounts())
+    count = {"refused": 0, "same": 0, "other": 0}
+    for place in range(0, len(whole), step):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            said = repr(book.accounts())
+        except ConfigError:
+            count["refused"] += 1
+            continue
+        count["same" if said == right else "other"] += 1
+    path.write_bytes(whole)
+    return count
+
+
+def test_a_flipped_bit_is_no_traceback(kept):
+    count = flipped(kept, 97)
+    assert count["refused"] > 5
+    assert not count["other"]
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_is_a_traceback(kept):
+    assert not flipped(kept, 1)["other"]
+
+
+TABLES = {
+    "schema": "privpart/plan/1",
+    "privacy": {
+        "rounds": 2, "clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5,
+        "mechanism": {"name": "independent"},
+    },
+    "model": {},
+    "data": {"clients_per_round": 2},
+    "client": {"learning_rate": 0.1, "batch_size": 2},
+    "server": {},
+}  # fmt: skip
+
+
+def tables(**data) -> dict:
+    return TABLES | {"data": TABLES["data"] | data}
+
+
+class People:
+    def __init__(self, *ids):
+        self.ids = ids
+
+    def examples(self, client):
+        return torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
+
+
+def test_runs_about_the_same_people_meet_without_a_name():
+    own = validated(tables(), in_python=True)
+    name = population_name(own, People(1, 2, "x"))
+    assert name.startswith("ids:")
+    assert name == population_name(own, People("x", 2, 1))
+    assert name != population_name(own, People(1, 2, "x", 3))
+    assert name != population_name(own, People("1", 2, "x"))
+    named = validated(tables(population="keyboard-de"), in_python=True)
+    assert population_name(named, People(1)) == "keyboard-de"
+    digits = validated(tables(task="digits", users=30), in_python=True)
+    assert population_name(digits, People(1)) == "task:digits"
+    assert named.hash != own.hash
+
+
+@pytest.mark.parametrize("name", ["", " x", "x" * 101, "a\nb", "\u202eab", "e\u0301", "task:x"])
+def test_names_that_nobody_could_tell_apart_are_refused(name):
+    with pytest.raises(ConfigError, match=r"data\.population="):
+        validated(tables(population=name), in_python=True)
+
+
+DIGITS = """
+schema = "privpart/plan/1"
+[privacy]
+rounds = 1
+clip_norm = 1.0
+noise_multiplier = 1.5
+delta = 1e-6
+mechanism = { name = "independent" }
+[model]
+name = "small_cnn"
+sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
+train = ["dense2.*"]
+seed = 7
+[data]
+task = "digits"
+users = 1437
+clients_per_round = 2
+population = "keyboard-de"
+[client]
+learning_rate = 0.1
+[server]
+learning_rate = 0.3
+"""
+
+
+def test_train_charges_and_refuses_on_the_command_line_and_from_python(tmp_path, privpart):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(DIGITS)
+    limited(1)
+    command = ["train", "--plan", str(plan), "--out"]
+    first = privpart(*command, str(tmp_path / "one"), "--format", "json")
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["together"] == {
+        "population": "keyboard-de",
+        "status": "holds",
+        "runs": 1,
+        "mu": MU,
+        "epsilon": Guarantee(MU).epsilon(1e-6),
+        "says": "epsilon 3.0977, mu 0.66667: 1 run on this machine about 'keyboard-de'",
+    }
+    fork_of = ["--fork-of", str(tmp_path / "one")]
+    for line in ([], fork_of, ["--seed", "1"]):
+        refused = privpart(*command, str(tmp_path / "two"), *line)
+        assert (refused.returncode, refused.stdout) == (3, "")
+        assert "would pass the limit of population 'keyboard-de'" in refused.stderr
+    with pytest.raises(book.BudgetExceededError):
+        package.train(plan=plan, out=tmp_path / "two", progress=False)
+    assert not (tmp_path / "two").exists()
+    again = privpart("train", "--resume", "--out", str(tmp_path / "one"))
+    assert again.returncode == 0, again.stderr
+    assert spent() == MU
