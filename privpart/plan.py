@@ -34,7 +34,7 @@ from accounting import (
     mechanism_from_dict,
 )
 from accounting.checks import ConfigError
-from accounting.report import NoiseOrigin
+from accounting.report import NoiseOrigin, Unit
 from privpart.clip import at_least_tiny
 
 Order = Literal["sequential", "reverse", "random"]
@@ -169,6 +169,7 @@ class PrivacyPlan:
         *,
         noise_source: NoiseOrigin = "unstated",
         earlier: Guarantee | None = None,
+        unit: Unit = "client",
     ) -> PrivacyReport:
         """Return the guarantee at ``delta`` in (0, 1) and the assumptions that it rests on.
 
@@ -177,6 +178,7 @@ class PrivacyPlan:
             noise_source: "seeded" if the noise came from a ``SeededSource``, which is not private.
                 ``Server.report`` fills this in.
             earlier: guarantee of an earlier run on the same clients, to be added.
+            unit: what takes part, "client" or "example".
         """
         return PrivacyReport.of(
             self.mechanism,
@@ -185,6 +187,7 @@ class PrivacyPlan:
             delta=delta,
             noise_source=noise_source,
             earlier=earlier,
+            unit=unit,
         )
 
 

@@ -20,16 +20,16 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 from filelock import FileLock, Timeout
 from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.messages import id_order
+from privpart.messages import ClientId, id_order
 from privpart.noise.source import NoiseSource
 from privpart.plan import PrivacyPlan
 from privpart.run import budget_book, witness
@@ -49,7 +49,7 @@ from privpart.run.identity import (
     versions,
 )
 from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
-from privpart.server import RoundCounts, Server
+from privpart.server import RoundCounts
 
 _RESERVED = ("start", "genesis", "adopted_at", "closed")
 ON_GRID = "integers on a public grid"
@@ -63,6 +63,57 @@ _START = "start.safetensors"
 
 class StorageError(RuntimeError):
     """A round could not be saved. None of it was released, and no saved round was lost."""
+
+
+class Committed(Protocol):
+    """What a run folder keeps after each round: a ``Server``, or a loop's steps on examples."""
+
+    @property
+    def plan_hash(self) -> str:
+        """Hash of the plan."""
+        ...
+
+    @property
+    def last_clip_norm(self) -> float:
+        """Clip norm of the last round."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """Rounds done."""
+        ...
+
+    @property
+    def source(self) -> NoiseSource:
+        """Source of the noise."""
+        ...
+
+    @property
+    def cohort(self) -> Sequence[ClientId]:
+        """Who took part in the last round."""
+        ...
+
+    @property
+    def parameters(self) -> Tensor:
+        """The released parameters, shape (d,)."""
+        ...
+
+    def load_start(self, start: Tensor) -> None:
+        """Begin with these parameters."""
+        ...
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return everything that the next round needs, as tensors and values ready for JSON."""
+        ...
+
+    def load_state_dict(
+        self,
+        tensors: dict[str, Tensor],
+        values: dict[str, Any],
+        participations: dict[ClientId, list[int]],
+    ) -> None:
+        """Continue where ``state_dict`` was taken."""
+        ...
 
 
 class RunFolder:
@@ -361,7 +412,7 @@ class RunFolder:
         finally:
             self.close()
 
-    def restore(self, server: Server) -> None:
+    def restore(self, server: Committed) -> None:
         """Load the state after the last committed round into a new server of the same plan.
 
         Raises:
@@ -378,7 +429,7 @@ class RunFolder:
         tensors, values = read_state(self._state_path(self.rounds), self._state_hash)
         server.load_state_dict(tensors, values, self._ledger.rounds_by_client())
 
-    def commit(self, server: Server, counts: RoundCounts) -> None:
+    def commit(self, server: Committed, counts: RoundCounts) -> None:
         """Make the round that ``server`` just ran durable; nobody may see its model before.
 
         Raises:
@@ -405,7 +456,7 @@ class RunFolder:
                 "writable, free some space, and resume."
             ) from None
 
-    def _commit(self, server: Server, counts: RoundCounts) -> None:
+    def _commit(self, server: Committed, counts: RoundCounts) -> None:
         state = write_state(self._state_path(server.round), *server.state_dict())
         clients = sorted(server.cohort, key=id_order)
         row = next_row(

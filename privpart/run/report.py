@@ -100,6 +100,7 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
         chosen,
         noise_source="os" if facts["seed"] is None else "seeded",
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
+        unit=facts.get("unit", "client"),
     )
     report = _with_evidence(report, rows, facts, deviations)
     return RunReport(

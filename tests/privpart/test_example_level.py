@@ -7,11 +7,11 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from accounting import BinaryTree, ConfigError, guarantee
-from accounting.participation import FixedOrder
+from accounting import BinaryTree, ConfigError, Participation, guarantee
 from privpart import SeededSource
 from privpart.example_level import FTRLEngine
 from privpart.noise.stream import NoiseStream
+from privpart.run.report import run_report
 
 # torch's, of Opacus's hooks: the input of the first layer needs no gradient
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
@@ -69,7 +69,7 @@ def test_the_noise_of_the_steps_is_the_accountants(mechanism):
     for p in module.parameters():
         p.requires_grad_(True)
     noised = train(module, optimizer, loader)
-    own = optimizer._noise.mechanism
+    own = optimizer.noise.mechanism
     dim = noised.shape[1]
     bits = optimizer._grid.bits
     stream = NoiseStream(own, dim=dim, stddev=2.0**bits, source=SeededSource(7))
@@ -78,7 +78,7 @@ def test_the_noise_of_the_steps_is_the_accountants(mechanism):
     sums = noised - drawn
     assert (sums.norm(dim=1) <= BATCH * CLIP).all()
     report = engine.report(1e-5)
-    order = FixedOrder(STEPS, EPOCHS, 3)
+    order = Participation(STEPS, EPOCHS, 3)
     assert report.mu == guarantee(own, order, noise_multiplier=1.0).mu
     assert (report.unit, report.status) == ("example", "not-private")
 
@@ -267,3 +267,73 @@ def test_what_cannot_be_private_is_refused_before_anything_is_drawn():
         private(mechanism="oak")
     with pytest.raises(ConfigError, match="is for 5 rounds"):
         private(mechanism=BinaryTree(5))
+
+
+def in_folder(folder, *, resume=False, seed=7, **options):
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 3))
+    for p, q in zip(module.parameters(), net().parameters(), strict=True):
+        p.data = q.data
+    adam = torch.optim.Adam(module.parameters(), lr=0.1)
+    slower = torch.optim.lr_scheduler.StepLR(adam, 2, gamma=0.5)
+    more = {"out": folder, "resume": resume, "scheduler": slower, "delta": 1e-5} | options
+    return slower, *private(module, optimizer=adam, seed=seed, **more)
+
+
+def train_some(made, steps):
+    _, engine, module, optimizer, loader = made
+    for _ in range(engine.epochs_left):
+        for batch in loader:
+            step(module, optimizer, batch)
+            steps -= 1
+            if not steps:
+                return
+
+
+@pytest.mark.parametrize("mechanism", ["blt", "independent"])
+def test_a_run_that_is_resumed_ends_as_an_undisturbed_one(tmp_path, mechanism):
+    torch.set_rng_state(torch.Generator().manual_seed(5).get_state())
+    whole = in_folder(tmp_path / "whole", mechanism=mechanism)
+    train_some(whole, STEPS)
+    whole[1].close()
+    torch.set_rng_state(torch.Generator().manual_seed(5).get_state())
+    for steps in (2, 3, STEPS):
+        made = in_folder(tmp_path / "parts", resume=True, mechanism=mechanism)
+        train_some(made, steps)
+        made[1].close()
+    for p, q in zip(whole[2].parameters(), made[2].parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert made[0].get_last_lr() == whole[0].get_last_lr()
+    assert made[1].epochs_left == 0
+
+
+def test_a_scheduler_is_stepped_by_the_optimizer_alone(tmp_path):
+    made = in_folder(tmp_path / "run", scheduler_every="epoch")
+    train_some(made, 4)
+    assert made[0].last_epoch == 1
+    made[0].step()
+    with pytest.raises(ConfigError, match=r"Leave out scheduler.step"):
+        train_some(made, 1)
+    made[1].close()
+
+
+def test_the_report_of_a_run_is_the_engines(tmp_path):
+    made = in_folder(tmp_path / "run", seed=None)
+    train_some(made, STEPS)
+    made[1].close()
+    found = run_report(tmp_path / "run")
+    assert (found.complete, found.deviations) == (True, ())
+    assert found.guarantee.unit == "example"
+    assert found.guarantee.epsilon == made[1].epsilon(1e-5)
+    assert (found.realised.max_participations, found.realised.min_separation) == (EPOCHS, 3)
+    assert found.guarantee.status == "conditional"
+
+
+def test_another_module_or_plan_is_not_resumed(tmp_path):
+    made = in_folder(tmp_path / "run")
+    train_some(made, 1)
+    made[1].close()
+    for other in ({"order_seed": 1}, {"max_grad_norm": 1.0}, {"seed": 8}):
+        with pytest.raises(ConfigError, match="begun with another plan, module, data or seed"):
+            in_folder(tmp_path / "run", resume=True, **other)
+    with pytest.raises(ConfigError, match="is not empty"):
+        in_folder(tmp_path / "run")
