@@ -12,8 +12,10 @@ The loop and its callbacks are one file, because a callback is read beside the r
 """
 
 import csv
+import io
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,6 +130,10 @@ class CohortRefusedError(CohortTooSmallError):
     Nothing was released, no noise was spent and the server has not changed. To go on would divide
     the model as if all had come. The sentence says why they were refused.
     """
+
+
+class MetricsError(RuntimeError):
+    """What is shown of a round could not be written. The round itself is committed."""
 
 
 def _missing(counts: RoundCounts, not_asked: Mapping[Reason, int]) -> str:
@@ -356,12 +362,15 @@ class MetricsFiles:
 
     Args:
         folder: must exist.
+
+    Raises:
+        MetricsError: here and at each round: a file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         if not (folder / CSV).exists():
-            (folder / CSV).write_text(",".join(FIELDS) + "\n", encoding="utf-8")
+            _append(folder / CSV, ",".join(FIELDS) + "\n")
 
     def __call__(self, record: RoundRecord) -> None:
         """Append one round's line to both files."""
@@ -370,10 +379,23 @@ class MetricsFiles:
             "round": record.round,
             "metric": metric if metric is not None and math.isfinite(metric) else None,
         }
-        with (self._folder / JSON_LINES).open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(row, allow_nan=False) + "\n")
-        with (self._folder / CSV).open("a", encoding="utf-8", newline="") as table:
-            csv.DictWriter(table, FIELDS, lineterminator="\n").writerow(row)
+        _append(self._folder / JSON_LINES, json.dumps(row, allow_nan=False) + "\n")
+        line = io.StringIO()
+        csv.DictWriter(line, FIELDS, lineterminator="\n").writerow(row)
+        _append(self._folder / CSV, line.getvalue())
+
+
+def _append(path: Path, text: str, mode: int = 0o666) -> None:
+    """Append to a file, which is neither a link nor a pipe; create it with ``mode``, less umask."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(path, flags, mode), "a", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except OSError as error:
+        raise MetricsError(
+            f"{path} cannot be written: {error}. Rounds that were released are committed: mend "
+            "this, for instance by freeing some space, and resume."
+        ) from None
 
 
 HEALTH_LINES = "health.jsonl"
@@ -388,6 +410,9 @@ class HealthFile:
 
     Args:
         folder: must exist.
+
+    Raises:
+        MetricsError: here and at each round: the file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -421,8 +446,7 @@ class HealthFile:
         )
 
     def _append(self, row: dict[str, object]) -> None:
-        with self._path.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(row, allow_nan=False) + "\n")
+        _append(self._path, json.dumps(row, allow_nan=False) + "\n", 0o600)
 
 
 class ProgressBar:

@@ -100,9 +100,7 @@ def _installation() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding("processors", f"{cores}; torch uses {torch.get_num_threads()} threads")
     yield Finding("accelerator", "CUDA" if torch.cuda.is_available() else "none; the CPU is used")
-    from privpart.run.witness import VARIABLE, directory
-
-    yield _writable("rollback guard", directory(), f"; set {VARIABLE} to another folder")
+    yield _guard()
     yield _writable("this folder", Path(), "; runs need --out elsewhere", "note")
 
 
@@ -121,6 +119,20 @@ def _writable(
     except OSError as error:
         return Finding(check, f"{folder} cannot be written: {error.strerror}{advice}", status)
     return Finding(check, f"{folder.resolve()} can be written")
+
+
+def _guard() -> Finding:
+    """Return whether the rollback guards are this user's own."""
+    from privpart.run.files import refuse_shared
+    from privpart.run.witness import VARIABLE, directory
+
+    try:
+        refuse_shared(directory())
+    except FileNotFoundError:
+        pass
+    except (ConfigError, OSError) as error:
+        return Finding("rollback guard", str(error), "fault")
+    return _writable("rollback guard", directory(), f"; set {VARIABLE} to another folder")
 
 
 def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:

@@ -201,8 +201,10 @@ TABLE: Mapping[str, Options] = {
             Idle("fork_of seed", "resume", _given("resume"), "the run has its start and its noise"),
             Idle("seed", "fork_of", _given("fork_of"), "a fork of a private run has a secret key"),
             Idle("adopt", "resume", _missing("resume"), "there is no run to adopt"),
+            Idle("worker_timeout", "workers", _is("workers", 1), "one process has no workers"),
         ),
     ),
+    "close": Options(free="run yes adopt"),
     "export": Options(
         free="run out part",
         idle=(Idle("plan", "part", _is("part", "trained"), "needs no plan"),),

@@ -4,13 +4,19 @@
     2    bad input                     7    an optional extra is missing (reserved)
     3    budget exceeded               70   a fault of the machine, for instance a full disk
     4    audit threshold passed        130  interrupted; the run can be resumed
-    5    the guarantee of a run does not hold, although it kept to its plan
+    5    the guarantee of a run does not hold, although it kept to its plan; or its folder, or a
+         file given with it, is not what the run made
 
-Standard output carries only the result; progress, warnings and errors go to standard error.
+Standard output carries only the result; progress, warnings and errors go to standard error. The
+first Ctrl-C ends a command as soon as it has tidied up, the second one at once.
 """
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from inspect import signature
 from typing import Annotated, NoReturn
@@ -26,6 +32,7 @@ from accounting import ConfigError
 from privpart.cli import audit, sweep
 from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.budget_book import budget
+from privpart.cli.close import close
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
 from privpart.cli.doctor import doctor
@@ -37,6 +44,7 @@ from privpart.cli.inspect import inspect
 from privpart.cli.report import report
 from privpart.cli.schedule import schedule
 from privpart.cli.train import train
+from privpart.cli.verify import verify
 from privpart.cli.verify_gradients import verify_gradients
 
 app = typer.Typer(
@@ -51,7 +59,9 @@ _COMMANDS = (
     init,
     doctor,
     train,
+    close,
     report,
+    verify,
     budget,
     export,
     schedule,
@@ -88,7 +98,8 @@ def _options(
 def main() -> None:
     """Run the command line; print expected errors as one sentence, with the exit codes above."""
     try:
-        app()
+        with _second_interrupt_ends():
+            app()
     except ConfigError as error:
         typer.echo(f"privpart: {_as_option(str(error))}", err=True)
         sys.exit(_EXCEEDED if type(error).__name__ == "BudgetExceededError" else 2)
@@ -103,6 +114,26 @@ def main() -> None:
         _refuse_for_memory()
 
 
+@contextmanager
+def _second_interrupt_ends() -> Iterator[None]:
+    """Let the system end this process at a second Ctrl-C, whatever it is doing then."""
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup ignores it
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def first(*_: object) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is first:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _refuse_for_memory() -> NoReturn:
     typer.echo(
         "privpart: not enough memory. Use fewer rounds (a tree needs little memory) or a smaller "
@@ -113,7 +144,13 @@ def _refuse_for_memory() -> NoReturn:
 
 
 # Errors whose message suffices without a traceback; by name, because their modules import torch.
-_EXPECTED_FAULTS = ("StorageError", "CohortTooSmallError", "CohortRefusedError", "WorkerError")
+_EXPECTED_FAULTS = (
+    "StorageError",
+    "MetricsError",
+    "CohortTooSmallError",
+    "CohortRefusedError",
+    "WorkerError",
+)
 _FAULT = 70
 _EXCEEDED = 3
 _OPTIONS = {

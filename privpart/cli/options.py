@@ -1,9 +1,12 @@
 """Options that several commands share."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from accounting import ConfigError
 
 
 class MethodName(StrEnum):
@@ -48,3 +51,22 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Form of the resu
 MaxEpsilon = Annotated[
     float | None, typer.Option(help="Exit with 3 if epsilon is above this; for CI.")
 ]
+PublicKey = Annotated[
+    str | None,
+    typer.Option(
+        help="Public key that you know the run by, in hex, or a file whose first line is that; not "
+        "taken from the folder.",
+        show_default=False,
+    ),
+]
+
+
+def public_key_of_file(typed: str | None) -> str | None:
+    """Return the key that was typed, or the first line of the file that was named."""
+    if typed is None or not Path(typed).is_file():
+        return typed
+    try:
+        with Path(typed).open("rb") as file:
+            return file.read(2**16).decode().strip().partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"public_key={typed}: cannot be read: {error}.") from None

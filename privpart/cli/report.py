@@ -41,6 +41,7 @@ def report(
             "The report says so."
         ),
     ] = None,
+    public_key: options.PublicKey = None,
     max_epsilon: options.MaxEpsilon = None,
     statement: Annotated[
         bool, typer.Option("--statement", help="Print the report as prose.")
@@ -50,12 +51,13 @@ def report(
     """Report the guarantee of a run and whether it holds, from the run's ledger.
 
     Works while the run continues. Exit code 6 if the run left its plan, 5 if its guarantee does not
-    hold for another reason, 3 above --max-epsilon.
+    hold for another reason, or a file of the run is not what its ledger names, 3 above
+    --max-epsilon.
     """
     from privpart.run.report import run_report, vouched
 
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
-    found = run_report(run, delta=delta)
+    found = run_report(run, delta=delta, public_key=options.public_key_of_file(public_key))
     for code in vouch or ():
         found = vouched(found, code)
     if statement:
@@ -64,7 +66,7 @@ def report(
         print_run(found, form)
     if found.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)
-    if found.guarantee.status == "does-not-hold":
+    if found.guarantee.status == "does-not-hold" or found.wrong:
         raise typer.Exit(_UNSOUND)
     if limit is not None:
         _within(found.guarantee, limit)
@@ -98,19 +100,25 @@ def print_run(found: "RunReport", form: Format) -> None:
 
 def _sentences(found: "RunReport") -> list[str]:
     lines = list(found.select or ())
-    if found.together is not None:
-        lines.append(f"all that this machine released about these people: {found.together.says}")
+    if found.all_runs is not None:
+        lines.append(f"all that this machine released about these people: {found.all_runs.says}")
     return [f"{line[0].upper()}{line[1:]}." for line in lines]
 
 
-def _as_text(found: "RunReport") -> str:
-    g, real = found.guarantee, found.realised
-    seen = "no client took part yet"
+def _realised(found: "RunReport") -> str:
+    state = "complete" if found.complete else f"{found.planned_rounds - found.rounds} to go"
+    if found.closed:
+        state = f"closed after {found.rounds} of {found.planned_rounds} rounds"
+    seen, real = "no client took part yet", found.realised
     if real is not None:
         seen = f"a client in at most {real.max_participations}"
         if real.max_participations > 1:
             seen += f", {real.min_separation} or more apart"
-    state = "complete" if found.complete else f"{found.planned_rounds - found.rounds} to go"
+    return f"{found.rounds} rounds ({state}), {seen}"
+
+
+def _as_text(found: "RunReport") -> str:
+    g = found.guarantee
     lines = [
         ("verdict", _VERDICTS[g.status]),
         ("epsilon", f"{up(g.epsilon, 5)}   (this run)"),
@@ -118,13 +126,20 @@ def _as_text(found: "RunReport") -> str:
         ("unit", f"{g.unit}, {g.adjacency} adjacency"),
         ("mechanism", f"{g.mechanism}, noise multiplier {up(g.noise_multiplier, 6)}"),
         ("planned", f"{found.planned_rounds} rounds, a {g.unit} in at most {g.max_participations}"),
-        ("ledger", f"{found.rounds} rounds ({state}), {seen}"),
+        ("ledger", _realised(found)),
         ("mu", f"{up(g.mu, 5)}" + (" (an earlier run included)" if g.earlier_mu else "")),
-        *(() if found.together is None else [("all runs", found.together.says)]),
+        *(() if found.all_runs is None else [("all runs", found.all_runs.says)]),
         ("cross-check", f"{g.cross_check.method} says {up(g.cross_check.epsilon, 5)}"),
-        ("run, plan", f"{found.run_id[:12]}, {found.plan[:12]}"),
+        ("run, plan", f"{found.run_id}, {found.plan[:12]}"),
+        ("signed by", found.public_key or "nobody: begun by an earlier version"),
+        ("head", f"{found.head} after {found.rounds} rounds"),
     ]
     text = [f"  {name:<12} {value}" for name, value in lines]
+    if found.wrong:
+        text += ["", "  Wrong"]
+    for check in found.wrong:
+        said = f"{check.what}: {check.says}"
+        text.append(fill(said, _WIDTH, initial_indent="  - ", subsequent_indent="    "))
     if found.select is not None:
         text += ["", *(fill(line, _WIDTH, initial_indent="  ") for line in found.select)]
     for status, title in (

@@ -87,6 +87,15 @@ def train(
             rich_help_panel=_ENGINE,
         ),
     ] = str(_DEFAULTS.device),
+    worker_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a process of --workers that does not answer is taken to hang "
+            "and ends the round, which can be resumed; it answers after each chunk of up to 128 "
+            "clients. By default 15 minutes, then 50 times the time of the slowest client so far.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = _DEFAULTS.worker_timeout,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write evaluations for TensorBoard.")
     ] = False,
@@ -110,7 +119,12 @@ def train(
     """
     checks.count("evaluate_every", evaluate_every)
     engine = EngineOptions(
-        workers=workers, batching=batching, precision=precision, device=device, health=health
+        workers=workers,
+        batching=batching,
+        precision=precision,
+        device=device,
+        health=health,
+        worker_timeout=worker_timeout,
     )
 
     def about(chosen: "PlanFile") -> None:

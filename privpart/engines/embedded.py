@@ -309,6 +309,7 @@ class EmbeddedEngine:
                 features=computation.features,
                 largest=self._chunk_size,
                 sums=self._use_ghost_sum,
+                timeout=self.options.worker_timeout,
             )
         pool = self._pool
         try:

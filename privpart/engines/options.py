@@ -48,6 +48,9 @@ class EngineOptions:
             masks differ.
         health: measure each client's loss, and the norm of its update before clipping, see
             ``ClientHealth``. Neither is for release.
+        worker_timeout: seconds after which a worker process that does not answer is taken to hang,
+            which ends the round. It answers after each chunk of up to 128 clients. None allows 15
+            minutes at first; then a minute, or 50 times as long per client as the slowest so far.
 
     Raises:
         ConfigError: a value that is not allowed, or options that contradict each other.
@@ -61,6 +64,7 @@ class EngineOptions:
     sums: bool = False
     device: "str | torch.device" = "cpu"
     health: bool = False
+    worker_timeout: float | None = None
 
     def __post_init__(self) -> None:
         checks.count("workers", self.workers)
@@ -72,6 +76,13 @@ class EngineOptions:
             raise ConfigError(
                 "batching=vmap: bfloat16 computes one client after another; use auto or loop."
             )
+        if self.worker_timeout is not None:
+            checks.positive("worker_timeout", self.worker_timeout)
+            if self.workers == 1:
+                raise ConfigError(
+                    f"worker_timeout={self.worker_timeout:g}: one process has no workers to wait "
+                    "for; leave it out, or set workers."
+                )
         if not self.on_cpu and self.workers > 1:
             raise ConfigError(f"device={self.device}: one process drives it; use workers=1.")
 
@@ -134,7 +145,7 @@ class EngineOptions:
         if selects and self.health:
             raise ConfigError("health=True: clients that select are not measured; leave it out.")
         if selects or local.objective == "moon" or local_parts:
-            self._refuse_all_but_float32_on_cpu()
+            self._refuse_all_but_one_process_in_float32_on_cpu()
         if self.batching == "vmap":
             plain = local.objective == "fedavg" and local.loss == "cross_entropy"
             if selects or groups_take_turns or not plain:
@@ -154,8 +165,13 @@ class EngineOptions:
                 "by name other than model; leave it out."
             )
 
-    def _refuse_all_but_float32_on_cpu(self) -> None:
+    def _refuse_all_but_one_process_in_float32_on_cpu(self) -> None:
         clients = "clients that select, train with the objective moon, or keep a local part,"
+        if self.worker_timeout is not None:
+            raise ConfigError(
+                f"worker_timeout={self.worker_timeout:g}: {clients} run in one process; leave it "
+                "out."
+            )
         if self.precision != "float32":
             raise ConfigError(
                 f"precision={self.precision}: {clients} compute in float32; leave it out."

@@ -4,19 +4,32 @@ Each process is spawned, runs on one thread and builds its model once. Examples,
 part, features of a frozen prefix and results are in shared memory; only the ids of the clients to
 compute travel through a pipe. Results are returned in the order of the chunks, whichever worker
 finishes first.
+
+A worker that does not answer for long is taken to hang and ends the round: by default, when it has
+taken ``_PATIENCE`` times as long for each client as the slowest client so far. A worker ends when
+the process that started it ends, however that ends, also in the middle of a computation.
+
+The pool, the loop of a worker, and how a population travels between them are one file, because each
+reads what the other wrote.
 """
 
 import ctypes
 import io
+import os
 import pickle
 import signal
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import escape
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -34,6 +47,19 @@ from privpart.model import PartialModel
 
 _SLOTS = 3
 """Chunks that a worker may have computed or queued, so that it does not wait for a busy server."""
+_START = 300.0
+"""Seconds to start and to import torch."""
+_FIRST_ANSWER = 900.0
+"""Seconds for a chunk while no pace is known."""
+_LEAST_PATIENCE = 60.0
+_PATIENCE = 50
+_LOOK = 1.0
+"""Seconds between looks at the clock; longer ones do not count, as if the machine had slept."""
+_SMALL_MESSAGE = 2**14
+"""Bytes of which ``_SLOTS`` messages fit into the buffer of a pipe, so that sending never waits."""
+_END = 5.0
+"""Seconds to wait for a killed process, which may be stuck in the kernel."""
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 _Seen = list[tuple[float | None, float]]
@@ -52,6 +78,9 @@ class _Worker:
     pipe: Connection
     results: Tensor  # (slots, clients, d)
     totals: Tensor  # (slots, d), float64; of ghost sums
+    queued: deque[int] = field(default_factory=deque)  # clients in each chunk without an answer
+    silent: float = 0.0  # seconds that the engine has waited since the last answer
+    started: bool = False
 
 
 class Workers:
@@ -66,6 +95,8 @@ class Workers:
         features: outputs of the frozen prefix, if the clients train only the layers behind it.
         largest: most clients in a chunk of ``updates``.
         sums: whether ``sums`` will be called.
+        timeout: seconds without an answer after which a worker that has started is taken to hang,
+            > 0; None follows the pace of the clients so far.
 
     Attributes:
         open: whether answers of a round are still to be read; the next round would take them for
@@ -85,6 +116,7 @@ class Workers:
         features: Features | None,
         largest: int,
         sums: bool = False,
+        timeout: float | None = None,
     ) -> None:
         context = get_context("spawn")
         module = deepcopy(model.module)
@@ -93,6 +125,8 @@ class Workers:
             parameter.data = parameter.data.clone()
             parameter.grad = None
         self._model = model
+        self._timeout = timeout
+        self._pace = 0.0  # most seconds per client of a chunk; 0 before the first answer
         self.open = False
         groups = model.groups
         self._start = share(torch.empty(model.dim))
@@ -102,18 +136,23 @@ class Workers:
             for _ in range(count):
                 here, there = context.Pipe()
                 settings = (data_seed, features)
+                in_main = threading.current_thread() is threading.main_thread()
                 results = share(torch.empty(_SLOTS, largest, model.dim))
                 totals = share(torch.empty(_SLOTS * sums, model.dim, dtype=torch.float64))
                 process = context.Process(
                     target=_serve,
                     args=(there, module, groups, shared, settings, self._start, results, totals),
+                    kwargs={"started_by_main_thread": in_main},
                     daemon=True,
                 )
-                process.start()
-                there.close()
                 self._workers.append(_Worker(process, here, results, totals))
-        except (AttributeError, TypeError, ValueError) as error:  # what pickle raises
+                with _no_interrupts():
+                    process.start()
+                there.close()
+        except BaseException as error:
             self.close()
+            if not isinstance(error, AttributeError | TypeError | ValueError):  # pickle's
+                raise
             raise ConfigError(
                 f"workers={count}: the model cannot be sent to another process ({error}). Define "
                 "its classes in a module of their own, or use workers=1."
@@ -186,7 +225,8 @@ class Workers:
                 while True:
                     while todo and free:
                         (following, clients), (worker, slot) = todo.popleft(), free.popleft()
-                        self._send(worker, (following, slot, task, clients, local, method, watches))
+                        work = (following, slot, task, clients, local, method, watches)
+                        self._send(worker, work, len(clients))
                     if number in done:
                         break
                     done |= self._finished()
@@ -201,17 +241,25 @@ class Workers:
             raise
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, also those that hang or were stopped."""
         for worker in self._workers:
             worker.pipe.close()
-            worker.process.terminate()
+            if worker.process.pid is not None:
+                worker.process.kill()
         for worker in self._workers:
-            worker.process.join()
+            if worker.process.pid is not None:
+                worker.process.join(_END)
         self._workers = []
 
-    def _send(self, number: int, work: tuple[Any, ...]) -> None:
+    def _send(self, number: int, work: tuple[Any, ...], clients: int) -> None:
+        worker = self._workers[number]
+        if not worker.queued:
+            worker.silent = 0.0
+        worker.queued.append(clients)
         try:
-            self._workers[number].pipe.send(work)
+            message = ForkingPickler.dumps(work)
+            with self._killed_if_it_does_not_read(worker, len(message)):
+                worker.pipe.send_bytes(message)
         except OSError:
             raise self._died(number) from None
         except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
@@ -221,29 +269,87 @@ class Workers:
             ) from None
 
     def _finished(self) -> dict[int, _Answer]:
-        """Wait until a worker answers; return its answers by chunk."""
+        """Wait until a worker answers, or has started; return the answers by chunk."""
         owners = {w.pipe: n for n, w in enumerate(self._workers)}
         deaths = {w.process.sentinel: n for n, w in enumerate(self._workers)}
-        ready = wait([*owners, *deaths])
+        while not (ready := self._wait([*owners, *deaths])):
+            self._refuse_silence()
         found: dict[int, _Answer] = {}
         for number in (owners[pipe] for pipe in ready if pipe in owners):
             try:
                 answer = self._workers[number].pipe.recv()
             except (EOFError, OSError):
                 raise self._died(number) from None
+            if answer is None:
+                self._workers[number].started = True
+                self._workers[number].silent = 0.0
+                continue
             if isinstance(answer, str):
                 raise WorkerError(f"worker {number}: {answer} Nothing of this round was released.")
             if isinstance(answer, ConfigError):
                 raise answer
-            chunk, slot, count, seen = answer
+            chunk, slot, count, seen, seconds = answer
+            self._note_answer(self._workers[number], seconds)
             found[chunk] = (number, slot, count, seen)
-        if not found:
+        if not any(pipe in owners for pipe in ready):
             raise self._died(next(deaths[sentinel] for sentinel in ready))
         return found
 
+    def _wait(self, ends: Sequence[Connection | int]) -> Sequence[object]:
+        """Wait for a while; count the time for each worker that owes an answer."""
+        began = time.monotonic()
+        ready = wait(ends, _LOOK)
+        # this process may have been stopped in between, and its workers too
+        waited = min(time.monotonic() - began, 2 * _LOOK)
+        for worker in self._workers:
+            if worker.queued:
+                worker.silent += waited
+        return ready
+
+    def _note_answer(self, worker: _Worker, seconds: float) -> None:
+        worker.silent = 0.0
+        self._pace = max(self._pace, seconds / worker.queued.popleft())
+
+    def _patience(self, worker: _Worker, clients: int) -> float:
+        """Return how many seconds a worker may take for a number of clients."""
+        if not worker.started:
+            return _START
+        if self._timeout is not None:
+            return self._timeout
+        if not self._pace:
+            return _FIRST_ANSWER
+        return max(_LEAST_PATIENCE, _PATIENCE * self._pace * clients)
+
+    def _refuse_silence(self) -> None:
+        for number, worker in enumerate(self._workers):
+            if not worker.queued:
+                continue
+            most = self._patience(worker, worker.queued[0])
+            if worker.silent > most:
+                raise WorkerError(
+                    f"worker {number} has not answered for {most:.4g} seconds and is taken to "
+                    "hang. Nothing of this round was released: run it again, or resume a run "
+                    "folder with --resume. If its clients only take long, set --worker-timeout "
+                    "(worker_timeout) higher."
+                )
+
+    @contextmanager
+    def _killed_if_it_does_not_read(self, worker: _Worker, length: int) -> Iterator[None]:
+        """Bound the time of sending a message that may not fit into the pipe."""
+        if length <= _SMALL_MESSAGE:
+            yield
+            return
+        guard = threading.Timer(self._patience(worker, sum(worker.queued)), worker.process.kill)
+        guard.daemon = True
+        guard.start()
+        try:
+            yield
+        finally:
+            guard.cancel()
+
     def _died(self, number: int) -> WorkerError:
         process = self._workers[number].process
-        process.join(5)
+        process.join(_END)
         return WorkerError(
             f"worker {number} {_cause(process.exitcode)}. Nothing of this round was released: run "
             "it again, or resume a run folder with --resume."
@@ -273,7 +379,7 @@ _MOST_SHARED = 100
 class _Packed:
     """A population pickled once for all processes, its tensors in shared memory."""
 
-    pickled: bytes
+    pickled: Tensor  # bytes; in shared memory, so that starting a process sends little
     large: list[Tensor]
     small: Tensor  # the bytes of all other tensors, one after the other
 
@@ -321,7 +427,7 @@ class _Pickler(pickle.Pickler):
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, packed: _Packed) -> None:
-        super().__init__(io.BytesIO(packed.pickled))
+        super().__init__(io.BytesIO(packed.pickled.numpy().tobytes()))
         self._packed = packed
 
     def persistent_load(self, place: tuple[Any, ...]) -> Tensor:
@@ -348,7 +454,8 @@ def _packed(clients: Clients, workers: int) -> _Packed:
             f"workers={workers}: the clients cannot be sent to another process ({error}). Define "
             "their classes at the top level of a module, or use workers=1."
         ) from None
-    return _Packed(stream.getvalue(), pickler.large, pickler.small())
+    pickled = share(torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8))
+    return _Packed(pickled, pickler.large, pickler.small())
 
 
 def _tell(watch: Watch | None, seen: _Seen) -> None:
@@ -386,9 +493,12 @@ def _serve(
     start: Tensor,
     results: Tensor,
     totals: Tensor,
+    *,
+    started_by_main_thread: bool,
 ) -> None:
     """Compute chunks until the engine closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the process that owns the run handles it
+    _end_with_the_parent(started_by_main_thread=started_by_main_thread)
     torch.set_num_threads(1)
     keep_freed_memory()
     # PartialModel takes patterns, and a name may contain brackets
@@ -401,6 +511,7 @@ def _serve(
         model = parts[1] if parts is not None else model
     population = clients if isinstance(clients, Users) else clients.unpacked()
     computation: LocalComputation | None = None
+    pipe.send(None)  # it has started
     while True:
         try:
             number, slot, task, chunk, local, method, watches = pipe.recv()
@@ -414,18 +525,50 @@ def _serve(
                 model, population, local=local, data_seed=data_seed, features=features
             )
         computation.local = local
+        began = time.monotonic()
         try:
             seen: _Seen = []
             watch = partial(_note, seen) if watches else None
             dim = model.active_dim(task.active)
             places = totals[slot] if method.ghost_sum else results[slot, :, :dim]
             count = _compute(computation, task, chunk, start, method, places, watch)
-            answer: Any = (number, slot, count, seen)
+            answer: Any = (number, slot, count, seen, time.monotonic() - began)
         except ConfigError as error:
             answer = ConfigError(str(error))
         except Exception as error:  # the engine must learn of it, whatever it is
             answer = f"{type(error).__name__}: {error}, while it computed clients {chunk}."
         pipe.send(answer)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach; in this process, it waits for the block's end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_the_parent(*, started_by_main_thread: bool) -> None:
+    """Kill this process when the one that started it has ended, in whatever way.
+
+    A thread watches the parent. Linux does it too, for a process that is stopped or never leaves a
+    function written in C; but it would also do it when the thread that started this process ends.
+    """
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
+    if started_by_main_thread:
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        except (AttributeError, OSError):
+            return  # no Linux
+
+
+def _die_with(parent: int) -> None:
+    wait([parent])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)

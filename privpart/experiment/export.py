@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
+from privpart.run.evidence import Evidence, gather
 from privpart.run.files import read_state
-from privpart.run.folder import state_name
+from privpart.run.folder import newest_state, newest_state_hash
 from privpart.run.ledger import Ledger
-from privpart.run.report import run_report
+from privpart.run.report import report_of
 
 if TYPE_CHECKING:
     from privpart.experiment.training import Training
@@ -43,7 +44,8 @@ def released_parameters(folder: str | Path) -> tuple[Tensor, dict[str, Any]]:
         raise ConfigError(
             f"{path}: no round is committed, so nothing was released that could be exported."
         )
-    tensors, _ = read_state(path / state_name(len(rows)), rows[-1].state)
+    newest = path / newest_state(ledger.facts, len(rows))
+    tensors, _ = read_state(newest, newest_state_hash(ledger.facts, rows))
     return tensors["parameters"], ledger.facts
 
 
@@ -100,22 +102,29 @@ def export(
     return path
 
 
-def privacy_metadata(folder: str | Path, part: str) -> dict[str, str]:
-    """Return what a file says about its guarantee, as strings by name."""
-    ledger = Ledger(Path(folder) / "ledger.sqlite", read_only=True)
-    facts = ledger.facts
-    rounds = len(ledger.rows())
-    ledger.close()
+def privacy_metadata(
+    folder: str | Path, part: str, *, evidence: Evidence | None = None
+) -> dict[str, str]:
+    """Return what a file says about its run and guarantee, as strings by name.
+
+    ``evidence`` is what ``gather`` found in the folder, if that was done already.
+    """
+    path = Path(folder)
+    shown = gather(path) if evidence is None else evidence
+    facts, rows = shown.facts, shown.rows
     found = {
         "format": "pt",
         "privpart.part": part,
         "privpart.run_id": facts["run_id"],
-        "privpart.rounds": f"{rounds} of {PrivacyPlan.from_dict(facts['plan']).rounds}",
+        "privpart.rounds": f"{len(rows)} of {PrivacyPlan.from_dict(facts['plan']).rounds}",
+        "privpart.head": rows[-1].chain if rows else facts["genesis"],
     }
+    if shown.head is not None:
+        found["privpart.public_key"] = facts["public_key"]
     if not facts["plan"]["noise_multiplier"]:
         said = "no noise was added, so there is no guarantee"
         return found | {"privpart.statement": said, "privpart.status": "no-guarantee"}
-    report = run_report(folder)
+    report = report_of(shown, path)
     guarantee = report.guarantee
     found |= {
         "privpart.statement": guarantee.statement(),

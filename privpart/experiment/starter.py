@@ -47,6 +47,9 @@ options = { images_each = 6 }   # its keyword arguments
 metric = "./task.py:metric"     # from the module to a number, on public data
 clients_per_round = 25
 seed = 0                        # who takes part when
+#
+# Who they are, by a name: all runs about them share a budget, see `privpart budget`.
+# population = "example"
 
 [client]
 learning_rate = 0.5

@@ -39,8 +39,9 @@ from privpart.experiment.training import (
 from privpart.grid import refuse_noise
 from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
 from privpart.run.files import write_durably
-from privpart.run.folder import RunFolder, holds_a_run
+from privpart.run.folder import RunFolder, StorageError, holds_a_run
 from privpart.run.fork import fork
+from privpart.run.identity import tensor_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import RunReport, run_report
 from privpart.server import Server
@@ -128,6 +129,7 @@ def train(
         BudgetExceededError: the run would pass the limit of its population (`privpart budget`).
         CohortTooSmallError, StorageError, WorkerError: nothing of the round was released; call
             again with ``resume=True``.
+        MetricsError: a file of metrics could not be written; the round is committed.
     """
     given = Own(module, clients, loss, augment, metric)
     _refuse_other_types(given, out)
@@ -246,8 +248,19 @@ def begin(
     else:
         run = fork(fork_of, out, promised, facts=facts)
     if text is not None:
-        write_durably(out / PLAN, text.encode())  # for people; the ledger's copy counts
+        _write_plan(run, text)
     return run, setup
+
+
+def _write_plan(run: RunFolder, text: str) -> None:
+    """Write the plan for people; the ledger's copy counts."""
+    try:
+        write_durably(run.path / PLAN, text.encode())
+    except OSError as error:
+        run.close()
+        raise StorageError(
+            f"{run.path / PLAN} cannot be written: {error}. The run has begun: resume it."
+        ) from None
 
 
 def _facts(
@@ -266,7 +279,18 @@ def _facts(
     if plan.select is None:
         views = setup.model.views(setup.model.flat)
         facts["parameters"] = [[name, list(view.shape)] for name, view in views.items()]
+        facts["frozen"] = _frozen(setup)
     return facts
+
+
+def _frozen(setup: Training) -> dict[str, str]:
+    """Return the hash of each tensor of the network that training leaves as it is, by name."""
+    trained = setup.model.flat.untyped_storage().data_ptr()
+    return {
+        name: tensor_hash(tensor)
+        for name, tensor in setup.model.module.state_dict().items()
+        if tensor.untyped_storage().data_ptr() != trained
+    }
 
 
 def resume_run(

@@ -10,8 +10,10 @@ it resumes a run, and the state keeps the salts of the rounds that were committe
 has one salt for good, so that a resumed simulation ends as an undisturbed one.
 """
 
+import ctypes
 import hashlib
 import os
+import resource
 import secrets
 from typing import NoReturn, Protocol
 
@@ -20,6 +22,7 @@ from accounting.checks import ConfigError
 from privpart.noise.ziggurat import Draws
 
 SALT_BYTES = 16
+_PR_SET_DUMPABLE = 4  # of prctl(2)
 
 
 class NoiseSource(Protocol):
@@ -56,6 +59,10 @@ class SecretSource:
             and never for two runs: the same key under the same salt repeats the same noise, and the
             difference of the two releases has none. To resume with the same draws, keep the key
             yourself; the source never shows it, and refuses to be copied or pickled.
+
+    The first one turns off core dumps of this process for good, in which the key would lie. On
+    Linux, other processes of the same user can then not read its memory either. Python and OpenSSL
+    copy keys, so the key is in memory until the process ends, and may be in swap.
     """
 
     private = True
@@ -64,6 +71,7 @@ class SecretSource:
         key = secrets.token_bytes(32) if key is None else key
         if not isinstance(key, bytes) or len(key) != 32:
             raise ConfigError("key: must be 32 bytes; leave it out to draw them from the system.")
+        _forbid_core_dumps()
         self._key = key
         self._process = os.getpid()
         self._claimed: set[int] = set()
@@ -143,6 +151,17 @@ class SeededSource:
 
     def __repr__(self) -> str:
         return f"SeededSource({self.seed})"
+
+
+def _forbid_core_dumps() -> None:
+    """Let the system write no core dump of this process, and on Linux nobody trace it."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+    try:
+        # the limit does not bind a system that pipes core dumps to a program
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    except (AttributeError, OSError):
+        return  # no Linux
 
 
 def _draws(key: bytes, stream: int, salt: bytes) -> Draws:

@@ -19,6 +19,9 @@ population is a built-in task's, whose data are public. A population with a limi
 What the book cannot know: runs on other machines, other names for the same people, people in parts
 of two populations, runs that were made by hand without a name, and that the whole state directory
 was deleted or restored. A mark beside the file notices that the file alone was.
+
+What an entry costs and how it is kept are one file, because a run is refused, entered and created
+in one transaction.
 """
 
 import hashlib
@@ -45,7 +48,7 @@ from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
 from privpart.run.database import create_database, damage_said, open_database, snapshot
-from privpart.run.files import write_durably
+from privpart.run.files import make_private, read_small, refuse_odd, refuse_shared, write_durably
 
 SCHEMA = "privpart/budget-book/1"
 PUBLIC_DATA = "task:"
@@ -69,7 +72,9 @@ CREATE TABLE limits (
 ) STRICT;
 """
 _RUN_ID = re.compile("[0-9a-f]{32}")
-_LONGEST_NAME = 100
+_LONGEST = 100
+"""Characters of a name."""
+_LONGEST_MARK = 4096
 _COLUMNS = "population, run, kind, mu, delta, parent, begun, rounds, folder, opened, closed"
 """Of an entry, in the order of ``Entry``."""
 _OF_THE_DISK = (
@@ -261,7 +266,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class AllRuns:
     """What all runs on this machine told about the people of one of them, for its report.
 
     Attributes:
@@ -281,7 +286,7 @@ class Together:
     says: str
 
 
-def together(facts: Mapping[str, Any], delta: float) -> Together | None:
+def all_runs(facts: Mapping[str, Any], delta: float) -> AllRuns | None:
     """Return what all runs about a run's people cost; None if nobody named them.
 
     Args:
@@ -293,12 +298,13 @@ def together(facts: Mapping[str, Any], delta: float) -> Together | None:
         name = name or next(iter(populations_of(facts["run_id"])), None)
         if name is None:
             return None
-        kept = account(name)
+        kept = account(refuse_population(name))
     except ConfigError as error:
-        return Together(name or "", "unknown", 0, None, None, f"unknown: {error}".rstrip("."))
+        said = f"unknown: {error}".rstrip(".")
+        return AllRuns(str(name or "")[:_LONGEST], "unknown", 0, None, None, said)
     if facts["run_id"] not in {e.run for e in kept.entries}:
         said = f"unknown: this machine's budget book has no entry of this run about {name!r}"
-        return Together(name, "unknown", len(kept.entries), None, None, said)
+        return AllRuns(name, "unknown", len(kept.entries), None, None, said)
     total, others = kept.total(), len(kept.unbounded)
     mu, epsilon = (None, None) if total is None else (total.mu, total.epsilon(delta))
     said = f"{counted(len(kept.entries), 'run')} on this machine about {name!r}"
@@ -308,7 +314,7 @@ def together(facts: Mapping[str, Any], delta: float) -> Together | None:
         said = f"NOT PRIVATE: {counted(others, 'run')} without secret noise. The others: {said}"
     elif others:
         said += f", of which {counted(others, 'simulation')} not added"
-    return Together(name, kept.status, len(kept.entries), mu, epsilon, said)
+    return AllRuns(name, kept.status, len(kept.entries), mu, epsilon, said)
 
 
 def counted(number: int, noun: str) -> str:
@@ -325,16 +331,16 @@ def composed(costs: "list[float]") -> Guarantee | None:
     return reduce(Guarantee.compose, map(Guarantee, costs)) if costs else None
 
 
-def refuse_population(name: str) -> str:
+def refuse_population(name: object) -> str:
     """Return the name of a population, after checking it.
 
     Raises:
         ConfigError: it is empty, too long, or not one line of printable characters in one form.
     """
-    shown = name.isprintable() and unicodedata.is_normalized("NFC", name)
-    if not shown or name.strip() != name or not 0 < len(name) <= _LONGEST_NAME:
+    alike = isinstance(name, str) and name.isprintable() and unicodedata.is_normalized("NFC", name)
+    if not isinstance(name, str) or not alike or not 0 < len(name.strip()) == len(name) <= _LONGEST:
         raise ConfigError(
-            f"population={name[:_LONGEST_NAME]!r}: must be 1 to {_LONGEST_NAME} printable "
+            f"population={str(name)[:_LONGEST]!r}: must be 1 to {_LONGEST} printable "
             'characters, without spaces around them, such as "keyboard-de".'
         )
     return name
@@ -392,6 +398,7 @@ def enter(
     name = facts.get("population_name", population)
     if name is None:
         return
+    refuse_population(name)
     closed = None if facts.get("closed") is None else rounds
     known = {e.run: e for e in account(name).entries}.get(facts["run_id"])
     if known is None:
@@ -541,8 +548,10 @@ def _missing_parent(facts: Mapping[str, Any], entry: Entry, before: Account) -> 
     ancestors' cost cannot be told from its own and stays in it.
     """
     parent, mu = facts.get("fork_of"), facts.get("earlier_mu")
-    if parent is None or mu is None or parent in {e.run for e in before.entries}:
+    if parent is None or parent in {e.run for e in before.entries}:
         return []
+    if not isinstance(parent, str) or not isinstance(mu, int | float):
+        raise ConfigError(f"run {entry.run}: its ledger does not say what its parent cost.")
     return [
         replace(
             entry,
@@ -616,6 +625,7 @@ def _reading() -> Iterator[sqlite3.Connection | None]:
         _refuse_loss(path, mark)
         yield None
         return
+    refuse_odd(path)
     with snapshot(path, {SCHEMA: _TABLES}) as (db, _):
         _refuse_foreign(_about(db), path, mark)
         yield db
@@ -625,13 +635,14 @@ def _reading() -> Iterator[sqlite3.Connection | None]:
 def _writing() -> Iterator[sqlite3.Connection]:
     """Yield the book in a transaction, which is committed durably if the block succeeds."""
     directory = witness.directory()
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(directory)
     with _locked(directory):
         path, mark = directory / _FILE, _mark()
         if not os.path.lexists(path):
             _refuse_loss(path, mark)
             about = {"id": secrets.token_hex(16), "changes": 0, "digest": _digest([], [])}
             create_database(path, _TABLES, {"book": [*about.items()]})
+        refuse_odd(path)
         db, _ = open_database(path, {SCHEMA: _TABLES})
         with closing(db):
             with _faults(path):
@@ -701,10 +712,14 @@ def _mark() -> dict[str, Any] | None:
     """Return which book this machine has, and after how many changes; None if it has none."""
     path = witness.directory() / _MARK
     try:
-        values = json.loads(path.read_text())
+        refuse_shared(path.parent)
+        refuse_odd(path)
+        values = json.loads(read_small(path, _LONGEST_MARK))
         return {"id": str(values["id"]), "changes": int(values["changes"])}
     except FileNotFoundError:
         return None
+    except ConfigError:
+        raise
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"the mark of the budget book, {path}, cannot be read: {error}. Restore it from a "

@@ -1,4 +1,10 @@
-"""Durable files: written completely or not at all, and on the disk when the call returns.
+"""Files of runs: written completely or not at all, durable, private, and never through a link.
+
+A new file is created under a random name that did not exist before, readable by its owner from its
+first instant, and renamed when its bytes are on the disk. So whatever lies at the name that it gets
+(a link, a pipe, a file with a second name elsewhere) is replaced, and never written to. Whoever may
+write in the folder could still replace the file afterwards: folders that others can write in are
+refused. What is read must be a regular file, which a pipe that never answers is not.
 
 A state file holds tensors and plain values in one safetensors file; nothing in it is ever executed.
 """
@@ -6,9 +12,13 @@ A state file holds tensors and plain values in one safetensors file; nothing in 
 import hashlib
 import json
 import os
+import re
+import secrets
+import stat
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +34,108 @@ _DTYPES = {
     torch.int32: "I32",
     torch.int64: "I64",
 }
+_SCRATCH = re.compile(r"\.privpart-[0-9a-f]{32}\.part")
+"""Names of files that are not complete yet."""
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_BLOCK = 2**20
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder for its owner only if there is none; check the one that is there.
+
+    Its name is on the disk when the call returns, and so are those of the folders above it that
+    were created: otherwise a power failure could take away the folder with all that was flushed in
+    it. Also names that are there already are flushed, since a call that was cut off may have made
+    them.
+
+    Raises:
+        ConfigError: see ``refuse_shared``.
+        OSError: it cannot be created.
+    """
+    missing = [above for above in folder.parents if not above.exists()]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o700)  # whatever the umask is
+    refuse_shared(folder)
+    oldest = missing[-1].parent if missing else folder.parent
+    for made in (folder, *missing, oldest):
+        with suppress(PermissionError):  # a folder that may not be listed cannot be flushed
+            flush_directory(made.parent)
+
+
+def refuse_shared(folder: Path) -> None:
+    """Check that nobody else can replace what lies in a folder.
+
+    Raises:
+        ConfigError: the folder belongs to somebody else, or others can write in it.
+        OSError: there is no such folder.
+    """
+    about = folder.stat()
+    if about.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{folder} belongs to another user (number {about.st_uid}), who can replace every file "
+            "in it. Use a folder of your own, for instance a copy made by cp -r."
+        )
+    if about.st_mode & _BY_OTHERS:
+        raise ConfigError(
+            f"{folder} can be written by other users (mode {stat.S_IMODE(about.st_mode):o}), who "
+            f"could replace the key or the state. Run: chmod go-w {folder}, or use another folder."
+        )
+
+
+def tell_if_readable(folder: Path) -> None:
+    """Say on standard error if other users can look into a folder."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & 0o055:
+        sys.stderr.write(
+            f"privpart: warning: {folder} is open to other users (mode {mode:o}), and what lies in "
+            f"it is to be kept secret. Run: chmod go-rwx {folder}\n"
+        )
+
+
+def refuse_planted(folder: Path) -> None:
+    """Check that a folder holds ordinary files and folders only.
+
+    Raises:
+        ConfigError: see ``refuse_odd``.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() or not path.is_dir():
+            refuse_odd(path)
+
+
+def refuse_odd(path: Path) -> None:
+    """Check that a path is a file of this user's under one name, or that nothing is there.
+
+    Raises:
+        ConfigError: it is a link, a folder, a pipe or a device; or a file that belongs to somebody
+            else, or has a second name, under which it would be changed too.
+    """
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(about.st_mode):
+        raise ConfigError(f"{path} is {_kind(about.st_mode)}, not a file. Remove it.")
+    if about.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path} belongs to another user (number {about.st_uid}), who can change it. Remove "
+            "it, or replace it by a copy of your own."
+        )
+    if about.st_nlink > 1:
+        raise ConfigError(
+            f"{path} has {about.st_nlink} names (hard links): what is written to it, or erased "
+            f"from it, changes under all of them. Replace it by a copy, or remove the others."
+        )
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
+    return kinds.get(stat.S_IFMT(mode), "a device or socket")
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -34,6 +146,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
     Raises:
         OSError: the disk refused; the old file stays.
+        ConfigError: the folder is not this user's own, see ``refuse_shared``.
     """
     with _replaced(path) as file:
         file.write(data)
@@ -41,18 +154,81 @@ def write_durably(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
-    scratch = path.with_name(path.name + ".part")
-    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    refuse_shared(path.parent)
+    scratch = path.with_name(f".privpart-{secrets.token_hex(16)}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(os.open(scratch, _CREATE, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask is
             yield file
             file.flush()
             os.fsync(file.fileno())
-    except OSError:
+        scratch.replace(path)
+    except BaseException:
         scratch.unlink(missing_ok=True)
         raise
-    scratch.replace(path)
     flush_directory(path.parent)
+
+
+def is_scratch(name: str) -> bool:
+    """Return whether only ``write_durably`` and ``write_state`` give files this name."""
+    return _SCRATCH.fullmatch(name) is not None
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """Return the content of a file of at most ``limit`` bytes.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file (a link is not), or is larger.
+    """
+    with opened(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(f"it is larger than {limit} bytes")
+    return data
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file for reading, and wait for nobody.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file; a link is not.
+    """
+    about = path.lstat()
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError(f"it is {_kind(about.st_mode)}, not a file")
+    with os.fdopen(os.open(path, _READ), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("it is not a file")
+        yield file
+
+
+def erase_durably(path: Path) -> None:
+    """Overwrite a file with zeros, flush it, and remove it, if it exists.
+
+    A file with a second name is removed under this one only. A disk that writes elsewhere than it
+    was told (flash memory, file systems that copy on write, snapshots, backups) may keep the old
+    bytes: against whoever gets the disk, only encryption of the whole disk helps.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    with suppress(FileNotFoundError):
+        about = path.lstat()
+        if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+            _overwrite(path)
+        remove_durably(path)
+
+
+def _overwrite(path: Path) -> None:
+    handle = os.open(path, _OVERWRITE)
+    try:
+        left = os.fstat(handle).st_size
+        while left > 0:
+            left -= os.write(handle, bytes(min(left, _BLOCK)))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def remove_durably(path: Path) -> None:
@@ -128,18 +304,29 @@ def read_state(path: Path, expected: str) -> tuple[dict[str, Tensor], dict[str, 
     """Return tensors and values of the state file whose SHA-256, in hex, is ``expected``.
 
     Raises:
-        ConfigError: the file is missing or unreadable, or its hash differs.
+        ConfigError: the file is missing, unreadable or larger than this machine's memory, or its
+            hash differs.
     """
+    digest = hashlib.sha256()
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        with opened(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) > _memory():
+                raise OSError(f"its {size} bytes do not fit into this machine's memory")
+            while block := file.read(_BLOCK):
+                digest.update(block)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
-    if found != expected:
+    if digest.hexdigest() != expected:
         raise ConfigError(
             f"{path} is not the state that the ledger names: it was changed, truncated, or "
             "restored from an older copy. Restore the newest copy, or begin a fork."
         )
     return decode_state(path)
+
+
+def _memory() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def decode_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -152,6 +339,6 @@ def decode_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             values = json.loads((file.metadata() or {})["values"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{path} is not a valid state file: {error}.") from None
     return tensors, values

@@ -13,11 +13,14 @@ the state; advance the rollback guard; remove the older state. The ledger row is
 point of no return. A crash before it leaves the old state, and the round is trained again: nothing
 of it was released, so its noise is still used only once. A crash after it leaves the new state. No
 file is ever unpickled.
+
+How a run begins, is resumed, commits and ends is one file: each finds what a crash left of another.
 """
 
 import hashlib
 import json
 import os
+import re
 import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -35,8 +38,15 @@ from privpart.plan import PrivacyPlan
 from privpart.run import budget_book, witness
 from privpart.run.files import (
     encode_state,
+    erase_durably,
+    is_scratch,
+    make_private,
+    read_small,
     read_state,
+    refuse_planted,
+    refuse_shared,
     remove_durably,
+    tell_if_readable,
     write_durably,
     write_state,
 )
@@ -48,7 +58,7 @@ from privpart.run.identity import (
     source_of,
     versions,
 )
-from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
+from privpart.run.ledger import SCHEMA, Ledger, Row, genesis, next_row
 from privpart.server import RoundCounts
 
 _RESERVED = ("start", "genesis", "adopted_at", "closed")
@@ -59,6 +69,8 @@ _SIGNING_KEY = "signing-key"
 _LEDGER = "ledger.sqlite"
 _LOCK = "lock"
 _START = "start.safetensors"
+_STATE = re.compile(r"(state|closed)-[0-9]{6,}\.safetensors(\.part)?")
+"""Also what earlier versions left of a state when they were killed while they wrote it."""
 
 
 class StorageError(RuntimeError):
@@ -166,7 +178,8 @@ class RunFolder:
             start: trainable part to begin with, shape (d,), if it is not the model's own.
 
         Raises:
-            ConfigError: the folder is not empty, or a fact has a reserved name.
+            ConfigError: the folder is not empty, or others can write in it; or a fact has a
+                reserved name.
             BudgetExceededError: the fact "population_name" names people whose limit the run would
                 pass; nothing was created.
             StorageError: the folder cannot be written.
@@ -202,8 +215,7 @@ class RunFolder:
             with budget_book.charged(plan, about, folder):
                 run = cls._begin(folder, about, start=first, key=key, signing=signing)
         except BaseException as error:
-            if run is not None:
-                run.close()
+            _let_go(run)
             if isinstance(error, OSError):
                 raise StorageError(f"{folder} cannot be begun: {error}.") from None
             raise
@@ -214,9 +226,10 @@ class RunFolder:
         cls, folder: Path, about: dict[str, Any], *, start: bytes, key: bytes, signing: bytes
     ) -> Self:
         """Write the files of a new run, and open it; ``start`` is empty if there is none."""
-        run_id, seed = about["run_id"], about["seed"]
+        run_id, seed, signer = about["run_id"], about["seed"], SigningKey(signing)
+        lock = run = None
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(folder)
             lock = locked(folder)
             if start:
                 write_durably(folder / _START, start)
@@ -225,11 +238,13 @@ class RunFolder:
                 write_durably(folder / _KEY, key)
                 # Before the ledger, so that every run that exists has a rollback guard.
                 witness.note(run_id, witness.Seen(0, genesis(about)))
-            ledger = Ledger.create(folder / _LEDGER, about, SigningKey(signing))
-        except (OSError, sqlite3.Error) as error:
-            raise StorageError(f"{folder} cannot be written: {error}.") from None
-        run = cls(folder, ledger, lock)
-        run._load_keys()
+            run = cls(folder, Ledger.create(folder / _LEDGER, about, signer), lock)
+            run._load_keys()
+        except BaseException as error:
+            _let_go(run or lock)
+            if isinstance(error, OSError | sqlite3.Error):
+                raise StorageError(f"{folder} cannot be written: {error}.") from None
+            raise
         return run
 
     @classmethod
@@ -244,7 +259,8 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds no run, or one that is damaged, changed, ended early or in
                 use by another process, has another key, or is an older copy of a run that has
-                advanced since.
+                advanced since; or others can write in it, or it holds links, pipes or files of
+                others.
             StorageError: the folder cannot be written.
         """
         folder = Path(path)
@@ -264,7 +280,7 @@ class RunFolder:
             run._remove_leftovers()
             run._refuse_closed()
         except BaseException as error:
-            lock.release() if run is None else run.close()
+            _let_go(run or lock)
             if isinstance(error, OSError | sqlite3.Error):
                 raise StorageError(f"{folder} cannot be written: {error}.") from None
             raise
@@ -357,7 +373,7 @@ class RunFolder:
 
     def _read_key(self, name: str) -> bytes | None:
         try:
-            secret = (self.path / name).read_bytes()
+            secret = read_small(self.path / name, 2**10)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -483,13 +499,12 @@ class RunFolder:
         Whoever had the noise key and the released models could compute what the noise hides.
         """
         keep = newest_state(self.facts, self.rounds)
-        for file in self.path.glob("*"):
-            is_state = file.name.startswith(("state-", "closed-"))
-            if (is_state and file.name != keep) or file.suffix == ".part":
+        for file in self.path.iterdir():
+            if is_scratch(file.name) or (_STATE.fullmatch(file.name) and file.name != keep):
                 remove_durably(file)
         if self._ended:
-            remove_durably(self.path / _KEY)
-            remove_durably(self.path / _SIGNING_KEY)
+            erase_durably(self.path / _KEY)
+            erase_durably(self.path / _SIGNING_KEY)
 
     def _refuse_other_noise(self) -> None:
         noise = self.facts.get("noise", "floating point")
@@ -524,6 +539,13 @@ def newest_state(facts: Mapping[str, Any], rounds: int) -> str:
     return closed_name(rounds) if "closed" in facts else state_name(rounds)
 
 
+def newest_state_hash(facts: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Return the hash that the ledger names for ``newest_state``, which exists after a round."""
+    if "closed" in facts:
+        return str(facts["closed"]["state"])
+    return rows[-1].state
+
+
 def closed_name(rounds: int) -> str:
     """Return the name of the file that holds the model of a run that was ended early."""
     return f"closed-{rounds:06d}.safetensors"
@@ -534,13 +556,25 @@ def state_name(rounds: int) -> str:
     return f"state-{rounds:06d}.safetensors"
 
 
+def _let_go(held: RunFolder | FileLock | None) -> None:
+    """Let other processes open what could not be opened here."""
+    if isinstance(held, RunFolder):
+        held.close()
+    elif held is not None:
+        held.release()
+
+
 def locked(folder: Path) -> FileLock:
     """Return a lock on the folder, held by this process until ``release``.
 
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process holds it; or others can write in the folder, or it holds links,
+            pipes or files of others.
     """
-    lock = FileLock(folder / _LOCK)
+    refuse_shared(folder)
+    refuse_planted(folder)
+    tell_if_readable(folder)
+    lock = FileLock(folder / _LOCK, mode=0o600)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -555,7 +589,5 @@ def holds_a_run(path: str | Path) -> bool:
 
 def _is_free(folder: Path) -> bool:
     """Return whether a folder is empty, apart from leftovers of a crash before a run began."""
-    return all(
-        f.name in (_KEY, _SIGNING_KEY, _LOCK, _START) or f.suffix == ".part"
-        for f in folder.iterdir()
-    )
+    own = (_KEY, _SIGNING_KEY, _LOCK, _START)
+    return all(file.name in own or is_scratch(file.name) for file in folder.iterdir())

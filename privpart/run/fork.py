@@ -7,7 +7,7 @@ from typing import Any
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
 from privpart.run.files import read_state
-from privpart.run.folder import RunFolder, locked, state_name
+from privpart.run.folder import RunFolder, locked, newest_state, newest_state_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 from privpart.select.disclosure import merge_seen
@@ -54,7 +54,8 @@ def fork(
         ledger.close()
         if not rows:
             raise ConfigError(f"{old} has no committed round to start from. Begin a new run.")
-        tensors, _ = read_state(folder / state_name(len(rows)), rows[-1].state)
+        newest = folder / newest_state(ledger.facts, len(rows))
+        tensors, _ = read_state(newest, newest_state_hash(ledger.facts, rows))
     finally:
         lock.release()
     open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]

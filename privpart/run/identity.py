@@ -81,6 +81,15 @@ def model_hash(parameters: Tensor) -> str:
     return hashlib.sha256(flat.astype("<f4", copy=False).data).hexdigest()
 
 
+def tensor_hash(tensor: Tensor) -> str:
+    """Return the SHA-256, in hex, of a tensor's type, shape and bytes."""
+    digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}|".encode())
+    if tensor.numel():
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def versions() -> dict[str, str]:
     """Return the versions of what computes a run."""
     try:

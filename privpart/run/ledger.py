@@ -152,7 +152,8 @@ class Ledger:
             except BaseException:
                 self.close()
                 raise
-        self._check_facts(schema)
+        with damage_said(path):
+            self._check_facts(schema)
 
     @classmethod
     def create(
@@ -196,6 +197,12 @@ class Ledger:
         seeded = "seed" in facts and (facts["seed"] is None or type(facts["seed"]) is int)
         if not named or not seeded or not isinstance(facts.get("plan"), dict):
             self._refuse("is damaged: run_id, seed or plan is missing or odd.")
+        odd = schema == SCHEMA and not _HASH.fullmatch(str(facts.get("public_key")))
+        if odd or type(self.planned_rounds) is not int:
+            self._refuse("is damaged: the public key or the plan's rounds are missing or odd.")
+        closed = facts.get("closed", {"rounds": 0, "state": None})
+        if type(closed["rounds"]) is not int or type(facts.get("adopted_at", 0)) is not int:
+            self._refuse("is damaged: how it was ended or adopted is odd.")
         if facts.get("genesis") != genesis(facts):
             self._refuse("was changed: facts recorded when the run began are others.")
 
@@ -207,6 +214,12 @@ class Ledger:
     def signed(self) -> bool:
         """Whether the ledger is of a schema whose head is signed."""
         return self.head is not None
+
+    @property
+    def planned_rounds(self) -> int:
+        """Number of rounds that the plan covers."""
+        rounds: int = self.facts["plan"].get("participation", {}).get("rounds", 0)
+        return rounds
 
     def close(self) -> None:
         """Close the file."""
@@ -230,49 +243,60 @@ class Ledger:
             ConfigError: a row was changed, dropped or moved, or the signature is not that of the
                 key that the ledger names.
         """
+        rows = self.committed()
+        if fault := self.chain_fault() or self.head_fault():
+            raise ConfigError(f"{self._path}: {fault}.")
+        return rows
+
+    def committed(self) -> list[Row]:
+        """Return the committed rounds as they are written, in order of their numbers."""
         if self._stale and self._db is not None:
             with reading(self._db, self._path):
                 self._load(self._db, self.facts["schema"])
-        with damage_said(self._path):
-            self._check_chain()
-            self._check_head()
         return self._rows
 
-    def _check_chain(self) -> None:
-        chain = genesis(self.facts)
+    def chain_fault(self) -> str | None:
+        """Return why the rows do not form one chain, or None if they do."""
+        chain = self.facts["genesis"]
         for number, row in enumerate(self._rows):
             clients = self._clients.get(number, [])
             chain = _link(chain, row, clients)
             if row.round != number or row.chain != chain or row.counted != len(clients):
-                raise ConfigError(
-                    f"{self._path}: row {number} does not follow from the rows before it. The "
-                    "ledger was changed after the fact, so no guarantee can be derived from it."
+                return (
+                    f"row {number} does not follow from the rows before it. The ledger was changed "
+                    "after the fact, so no guarantee can be derived from it"
                 )
         if any(not 0 <= round_ < len(self._rows) for round_ in self._clients):
-            raise ConfigError(
-                f"{self._path} names clients of rounds that were never committed: it was changed."
-            )
+            return "it names clients of rounds that were never committed: it was changed"
+        return None
 
-    def _check_head(self) -> None:
+    def head_fault(self) -> str | None:
+        """Return why the head is not that of these rows and facts, or None if it is.
+
+        The signature is compared with the key that the ledger itself names.
+        """
         head, facts = self.head, self.facts
         if head is None:
-            return
+            return None
         last = self._rows[-1].chain if self._rows else facts["genesis"]
         if (head.rounds, head.chain) != (len(self._rows), last):
-            raise ConfigError(
-                f"{self._path}: its signed head is of {head.rounds} rounds, but it holds "
-                f"{len(self._rows)} or others: it was changed after the fact."
+            return (
+                f"its signed head is of {head.rounds} rounds, but it holds {len(self._rows)} or "
+                "others: it was changed after the fact"
             )
+        if (closed := facts.get("closed")) is not None and closed["rounds"] != head.rounds:
+            return f"it was ended after {closed['rounds']} rounds, but holds {head.rounds}"
         if head.facts != self._facts_hash:
-            raise ConfigError(f"{self._path}: facts were changed after its head was signed.")
+            return "facts were changed after its head was signed"
         if not is_signed(facts["public_key"], signed_message(facts, head), head.signature):
-            raise ConfigError(
-                f"{self._path}: the signature of its head is not that of the run's key "
-                f"{facts['public_key'][:12]}: it was changed after the fact."
+            return (
+                f"the signature of its head is not that of the run's key {facts['public_key']}: it "
+                "was changed after the fact"
             )
+        return None
 
     def rounds_by_client(self) -> dict[ClientId, list[int]]:
-        """Return each client's rounds, ascending, as of the last call of ``rows``."""
+        """Return each client's rounds, ascending, as of the last call of ``committed``."""
         found: dict[ClientId, list[int]] = {}
         for round_, clients in self._clients.items():
             for client in clients:

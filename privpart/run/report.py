@@ -15,9 +15,11 @@ from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus
 from privpart.plan import PrivacyPlan
-from privpart.run.budget_book import Together, together
+from privpart.run.budget_book import AllRuns, all_runs
+from privpart.run.database import damage_said
+from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.folder import ON_GRID
-from privpart.run.ledger import Ledger, Row
+from privpart.run.ledger import Row
 from privpart.select.disclosure import SeenByParty, SelectReport
 
 SCHEMA = "privpart/run/1"
@@ -36,9 +38,13 @@ class RunReport:
         realised: worst participation in the ledger; None before the first round.
         deviations: ways in which the run left its plan; empty if it kept to it.
         guarantee: the privacy report; its assumptions say what was enforced or verified.
+        closed: whether the run was ended early; it then covers ``rounds`` of the planned ones.
+        public_key: key that signed the ledger, in hex; None in a ledger of an earlier schema.
+        head: chain value of the last row, which the key signed.
+        checks: what was checked of the folder, on this machine, when the report was written.
         select: if clients select what they download, one line on the guarantee against recipients
             of the model and one on what is seen in the clear; else None.
-        together: what all runs on this machine told about the same people; None if nobody named
+        all_runs: what all runs on this machine told about the same people; None if nobody named
             them.
     """
 
@@ -50,8 +56,17 @@ class RunReport:
     realised: Participation | None
     deviations: tuple[str, ...]
     guarantee: PrivacyReport
+    closed: bool
+    public_key: str | None
+    head: str
+    checks: tuple[Check, ...]
     select: tuple[str, str] | None = None
-    together: Together | None = None
+    all_runs: AllRuns | None = None
+
+    @property
+    def wrong(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.status == "wrong")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values under a schema name, ready for JSON."""
@@ -65,35 +80,52 @@ class RunReport:
             "realised": None if self.realised is None else asdict(self.realised),
             "deviations": list(self.deviations),
             "guarantee": self.guarantee.to_dict(),
-            "together": None if self.together is None else asdict(self.together),
+            "all_runs": None if self.all_runs is None else asdict(self.all_runs),
+            "closed": self.closed,
+            "public_key": self.public_key,
+            "head": self.head,
+            "checks": [asdict(check) for check in self.checks],
         }
         if self.select is not None:
             values |= dict(zip(("against_recipients", "seen_in_clear"), self.select, strict=True))
         return values
 
 
-def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
+def run_report(
+    path: str | Path, *, delta: float | None = None, public_key: str | None = None
+) -> RunReport:
     """Derive the guarantee of the run in a folder, which is only read and may still be running.
 
     Args:
         path: the run folder.
         delta: in (0, 1); None takes the delta that the run was planned with.
+        public_key: key that the run is known by, in hex, from anywhere but the folder.
 
     Raises:
-        ConfigError: there is no run, its ledger is changed or damaged, delta is missing, or the
-            plan adds no noise.
+        ConfigError: there is no run, its ledger is changed, damaged or signed by another key, delta
+            is missing, or the plan adds no noise.
     """
-    ledger = Ledger(Path(path) / "ledger.sqlite", read_only=True)
-    try:
-        rows, histories = ledger.rows(), ledger.rounds_by_client()
-    finally:
-        ledger.close()
-    facts = ledger.facts
+    return report_of(gather(path, public_key), Path(path), delta=delta)
+
+
+def report_of(evidence: Evidence, path: Path, *, delta: float | None = None) -> RunReport:
+    """Derive the guarantee from evidence that was gathered; errors are those of ``run_report``."""
+    ledger = path / "ledger.sqlite"
+    for what in ("chain", "signature"):
+        if evidence.status(what) == "wrong":
+            raise ConfigError(f"{ledger}: {evidence.line(what).says}.")
+    with damage_said(ledger):
+        return _derived(evidence, delta)
+
+
+def _derived(evidence: Evidence, delta: float | None) -> RunReport:
+    rows, facts = evidence.rows, evidence.facts
     plan = PrivacyPlan.from_dict(facts["plan"])
     chosen = facts.get("delta") if delta is None else delta
     if chosen is None:
         raise ConfigError("delta is missing: this run was planned without one. Pass it (--delta).")
     length = max(plan.rounds, len(rows))
+    histories = evidence.histories
     realised = Participation.from_log(length, histories) if histories else None
     deviations = _deviations(plan, rows, realised)
     report = _claimed(plan, realised if deviations else None).report(
@@ -102,7 +134,7 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
         unit=facts.get("unit", "client"),
     )
-    report = _with_evidence(report, rows, facts, deviations)
+    report = _with_evidence(report, evidence, deviations)
     return RunReport(
         run_id=facts["run_id"],
         plan=plan.hash,
@@ -112,8 +144,12 @@ def run_report(path: str | Path, *, delta: float | None = None) -> RunReport:
         realised=realised,
         deviations=deviations,
         guarantee=report,
+        closed="closed" in facts,
+        public_key=facts.get("public_key"),
+        head=rows[-1].chain if rows else facts["genesis"],
+        checks=evidence.checks,
         select=select_lines(report, chosen, facts.get("seen_in_clear")),
-        together=together(facts, chosen),
+        all_runs=all_runs(facts, chosen),
     )
 
 
@@ -202,40 +238,65 @@ def _floating_point(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[Assumpt
 
 
 def _with_evidence(
-    report: PrivacyReport, rows: Sequence[Row], facts: dict[str, Any], deviations: tuple[str, ...]
+    report: PrivacyReport, evidence: Evidence, deviations: tuple[str, ...]
 ) -> PrivacyReport:
-    """Return the report with what the run's own code enforced and what its ledger shows."""
-    adopted = facts.get("adopted_at")
-    secret = facts["seed"] is None
-    evidence: dict[str, tuple[AssumptionStatus, str]] = {
-        "floating-point": _floating_point(rows, facts),
+    """Return the report with what the run's own code enforced and what its ledger shows.
+
+    A word is never stronger than what was checked now: what the code enforced is known only of a
+    run whose rounds this machine's rollback guard saw; of any other run, its ledger asserts it.
+    """
+    rows, facts = evidence.rows, evidence.facts
+    said: dict[str, tuple[AssumptionStatus, str]] = {
+        "floating-point": _floating_point(rows, dict(facts)),
         "participation": ("verified", f"ledger of {len(rows)} rounds in one chain, by client id"),
         "clipping": ("enforced", _clipping(rows)),
         "divisor": ("enforced", "the server divides by the plan's report_goal"),
     }
-    if secret and adopted is None:
-        evidence["noise"] = (
-            "enforced",
-            "key from the operating system; each round committed before its release; no older "
-            "copy of the run was continued on this machine",
-        )
-    elif secret:
-        evidence["noise"] = (
-            "asserted",
-            f"the run was adopted after {adopted} rounds; nothing shows that its original stopped",
-        )
+    if facts["seed"] is None:
+        said["noise"] = _noise(evidence)
+    said = {code: _as_strong_as(evidence, code, *words) for code, words in said.items()}
     for old in facts.get("inherited", ()):
         if old["code"] not in {a.code for a in report.assumptions}:
             report = replace(report, assumptions=(*report.assumptions, Assumption(**old)))
-        said = f"asserted of the run that this one was forked from. {old['evidence']}".strip()
-        evidence[old["code"]] = ("asserted", said)
+        why = f"asserted of the run that this one was forked from. {old['evidence']}".strip()
+        said[old["code"]] = ("asserted", why)
     if deviations:
-        evidence["participation"] = ("violated", "; ".join(deviations))
+        said["participation"] = ("violated", "; ".join(deviations))
     known = {a.code for a in report.assumptions}
-    for code, (status, why) in evidence.items():
+    for code, (status, why) in said.items():
         if code in known:
             report = report.with_status(code, status, why)
     return report
+
+
+def _noise(evidence: Evidence) -> tuple[AssumptionStatus, str]:
+    adopted = evidence.facts.get("adopted_at")
+    if adopted is not None:
+        why = f"the run was adopted after {adopted} rounds; nothing shows that its original stopped"
+        return "asserted", why
+    if evidence.head is None:
+        return "asserted", "the ledger, of an earlier version, is not signed and names no key"
+    for what in ("rollback guard", "state", "key"):
+        if evidence.status(what) != "verified":
+            return "asserted", f"{what}: {evidence.line(what).says}"
+    return (
+        "enforced",
+        "key from the operating system, with the hash that the ledger names, or erased; each round "
+        "committed before its release; no older copy of the run was continued on this machine",
+    )
+
+
+def _as_strong_as(
+    evidence: Evidence, code: str, status: AssumptionStatus, why: str
+) -> tuple[AssumptionStatus, str]:
+    """Return a status no stronger than whose words the ledger holds."""
+    if status not in ("enforced", "verified") or evidence.origin == "here":
+        return status, why
+    if evidence.origin == "signed":
+        if code == "participation":
+            return status, f"{why}, signed by the key that you gave"
+        return "asserted", f"says the holder of the key that you gave: {why}"
+    return "asserted", f"says the folder, which this machine did not see being made: {why}"
 
 
 def vouched(found: RunReport, code: str) -> RunReport:

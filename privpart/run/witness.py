@@ -18,9 +18,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from accounting.checks import ConfigError
-from privpart.run.files import write_durably
+from privpart.run.files import make_private, read_small, refuse_odd, refuse_shared, write_durably
 
 VARIABLE = "PRIVPART_STATE_DIR"
+_LONGEST = 4096
+"""Bytes of the longest record; ours have about 100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +52,40 @@ def last_seen(run_id: str) -> Seen | None:
     """Return this machine's record of a run, or None if it has none.
 
     Raises:
-        ConfigError: the record cannot be read.
+        ConfigError: the record is damaged, or others can change it.
     """
     path = _path(run_id)
     try:
-        values = json.loads(path.read_text())
-        return Seen(int(values["rounds"]), str(values["chain"]))
+        refuse_shared(path.parent)
+        refuse_odd(path)
+        return _seen(json.loads(read_small(path, _LONGEST)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"the rollback guard {path} cannot be read: {error}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"the rollback guard {path} cannot be read: {error}. Restore it; or, if you know that "
+            "no newer copy of the run exists, remove it and adopt the run (--adopt)."
+        ) from None
+
+
+def _seen(values: object) -> Seen:
+    rounds = values.get("rounds") if isinstance(values, dict) else None
+    chain = values.get("chain") if isinstance(values, dict) else None
+    if type(rounds) is not int or rounds < 0 or not isinstance(chain, str):
+        raise ValueError("it is not a record of rounds and chain")
+    return Seen(rounds, chain)
 
 
 def hold(run_id: str) -> FileLock:
     """Return a lock on a run, across all copies of its folder, held until ``release``.
 
     Raises:
-        ConfigError: the run is open in another process, or as another copy.
+        ConfigError: the run is open in another process, or as another copy; or others can write in
+            the guard's directory.
     """
-    directory().mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = FileLock(directory() / f"{run_id}.lock")
+    make_private(directory())
+    refuse_odd(path := directory() / f"{run_id}.lock")
+    lock = FileLock(path, mode=0o600)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -107,7 +123,8 @@ def knows(run_id: str, chains: Sequence[str], folder: Path) -> bool:
 def note(run_id: str, seen: Seen) -> None:
     """Record durably how far a run has advanced."""
     path = _path(run_id)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.parent.is_dir():
+        make_private(path.parent)
     write_durably(path, json.dumps({"rounds": seen.rounds, "chain": seen.chain}).encode())
 
 

@@ -29,7 +29,8 @@ SAMPLES = {
     "out": "out", "against": "run", "train": "dense1.*", "jobs": "1", "data_dir": "folder",
     "model": "lenet", "data": "digits", "view": "full", "weights": "w.safetensors",
     "gradient": "g.safetensors", "attack": "dlg", "schedule": "full:1", "clip": "1",
-    "fail_on": "partial", "fork_of": "old", "seed": "1", "limit_epsilon": "4",
+    "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
+    "limit_epsilon": "4",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
 TYPED = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
@@ -50,7 +51,8 @@ CASES = {
     "mechanisms": [["--rounds", "64", "--delta", "1e-6"]],
     "init": [["mine"]],
     "doctor": [PLANNED],
-    "train": [[*PLANNED, "--out", "run"], RESUMED],
+    "train": [[*PLANNED, "--out", "run"], RESUMED, [*RESUMED, "--workers", "2"]],
+    "close": [["run"]],
     "export": [["run", "--out", "m.safetensors"]],
     "report": [["run"]],
     "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
@@ -85,6 +87,7 @@ SITUATIONS = {
     ("doctor", "plan"): [[]],
     ("train", "resume"): [RESUMED, [*PLANNED, "--out", "run"]],
     ("train", "fork_of"): [[*PLANNED, "--out", "run", "--fork-of", "old"]],
+    ("train", "workers"): [RESUMED],
     ("export", "part"): [["run", "--out", "m.safetensors", "--part", "trained"]],
     ("report", "statement"): [["run", "--statement"]],
     ("budget", "population"): [[]],

@@ -22,6 +22,7 @@ from privpart.experiment.training import population_name
 from privpart.run import budget_book as book
 from privpart.run.fork import fork
 from privpart.run.report import run_report
+from privpart.run.verify import check_run
 
 DIM = 2
 FACTS = {"delta": 1e-6, "population_name": "keyboard-de"}
@@ -87,10 +88,10 @@ def test_a_run_and_two_forks_cost_what_all_three_cost(family, privpart):
     alone = [round(report.guarantee.mu, 3) for report in reports]
     assert alone == [0.667, 0.943, 0.943]
     for report in reports:
-        assert report.together.mu == pytest.approx(math.sqrt(3) * MU, rel=1e-12)
-        assert report.together.mu >= math.sqrt(3) * MU
-        assert report.together.epsilon == Guarantee(report.together.mu).epsilon(1e-6)
-        assert report.to_dict()["together"]["runs"] == 3
+        assert report.all_runs.mu == pytest.approx(math.sqrt(3) * MU, rel=1e-12)
+        assert report.all_runs.mu >= math.sqrt(3) * MU
+        assert report.all_runs.epsilon == Guarantee(report.all_runs.mu).epsilon(1e-6)
+        assert report.to_dict()["all_runs"]["runs"] == 3
     told = privpart("report", str(family[1]))
     assert "(this run)" in told.stdout
     assert "mu 1.1548: 3 runs on this machine about 'keyboard-de'" in told.stdout
@@ -108,7 +109,7 @@ def test_two_runs_of_two_plans_meet_and_other_people_do_not(tmp_path):
     assert spent() == pytest.approx(math.hypot(MU, 1.0))
     assert spent("keyboard-fr") == MU
     with RunFolder.create(tmp_path / "nobody", PLAN, facts={"delta": 1e-6}):
-        assert run_report(tmp_path / "nobody").together is None
+        assert run_report(tmp_path / "nobody").all_runs is None
     assert [own.population for own in book.accounts()] == ["keyboard-de", "keyboard-fr"]
 
 
@@ -201,8 +202,9 @@ def test_a_crash_before_the_book_is_written_leaves_a_run_that_is_entered_later(
 def test_an_adopted_run_is_entered_and_stays_within_the_limit(tmp_path, state, monkeypatch):
     fresh, begun, done = (begin(tmp_path / str(n), rounds=n) for n in (0, 1, 3))
     monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
-    assert "no entry of this run" in run_report(begun).together.says
-    assert run_report(begun).together.status == "unknown"
+    assert "no entry of this run" in run_report(begun).all_runs.says
+    assert run_report(begun).all_runs.status == "unknown"
+    assert book_line(begun).status == "asserted"
     limited(0.5)
     for folder in (fresh, begun):
         with pytest.raises(book.BudgetExceededError):
@@ -222,12 +224,33 @@ def test_an_adopted_run_is_entered_and_stays_within_the_limit(tmp_path, state, m
     ]
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"population_name": 3},
+        {"population_name": ["x"]},
+        {"population_name": "a\x1b[2J"},
+        {"delta": "0.1"},
+        {"fork_of": "0" * 32},
+        {"fork_of": 7, "earlier_mu": 1.0},
+        {"fork_of": "x", "earlier_mu": 1.0},
+        {"fork_of": "0" * 32, "earlier_mu": -1.0},
+        {"fork_of": "0" * 32, "earlier_mu": "1"},
+    ],
+)
+def test_facts_of_a_stranger_are_refused_and_enter_nothing(tmp_path, facts):
+    with pytest.raises(ConfigError):
+        begin(tmp_path / "run", **facts)
+    assert book.accounts() == []
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_of_an_earlier_version_is_entered_under_the_name_that_its_plan_has(tmp_path):
     with RunFolder.create(tmp_path / "old", PLAN, facts={"delta": 1e-6}) as run:
         train(run, 1)
         run.enter_book("keyboard-de")
         run.enter_book("keyboard-de")
-    assert spent() == run_report(tmp_path / "old").together.mu == MU
+    assert spent() == run_report(tmp_path / "old").all_runs.mu == MU
 
 
 def test_a_moved_run_is_shown_where_it_is(tmp_path):
@@ -262,13 +285,13 @@ def test_a_simulation_is_listed_and_not_added(tmp_path, privpart):
     begin(tmp_path / "loud", plan=replace(PLAN, noise_multiplier=0.0))
     found = book.account("keyboard-de")
     assert (found.status, found.total().mu, len(found.unbounded)) == ("not-private", MU, 2)
-    assert "NOT PRIVATE: 2 runs without secret noise" in run_report(tmp_path / "run").together.says
+    assert "NOT PRIVATE: 2 runs without secret noise" in run_report(tmp_path / "run").all_runs.says
     assert "NOT PRIVATE: 2 runs" in privpart("budget", "keyboard-de").stdout
     begin(tmp_path / "public", seed=3, population_name="task:digits")
     assert book.account("task:digits").status == "nothing released"
     begin(tmp_path / "task", population_name="task:digits")
     assert book.account("task:digits").status == "holds"
-    assert "1 simulation not added" in run_report(tmp_path / "task").together.says
+    assert "1 simulation not added" in run_report(tmp_path / "task").all_runs.says
 
 
 def test_limits_are_raised_and_removed_only_on_purpose(privpart):
@@ -347,7 +370,7 @@ def answers(folder: Path) -> str:
     try:
         return repr(book.accounts())
     except ConfigError as error:
-        told = run_report(folder).together
+        told = run_report(folder).all_runs
         assert (told.status, told.mu) == ("unknown", None)
         with pytest.raises(ConfigError):
             begin(folder.with_name("more"))
@@ -358,9 +381,13 @@ def answers(folder: Path) -> str:
 @pytest.fixture
 def kept(tmp_path, state):
     """A run in a book, and the book."""
-    folder = begin(tmp_path / "run")
+    folder = begin(tmp_path / "run", rounds=1)
     limited(5)
     return folder, state / "budget.sqlite"
+
+
+def book_line(folder: Path):
+    return next(line for line in check_run(folder) if line.what == "budget book")
 
 
 def test_a_book_that_is_lost_or_older_or_foreign_is_never_a_silent_zero(kept, tmp_path, state):
@@ -368,22 +395,24 @@ def test_a_book_that_is_lost_or_older_or_foreign_is_never_a_silent_zero(kept, tm
     older = path.read_bytes()
     begin(tmp_path / "second")
     newest = path.read_bytes()
+    assert book_line(folder).status == "verified"
     path.write_bytes(older)
     assert "is an older copy" in answers(folder)
+    assert book_line(folder).status == "wrong"
     path.unlink()
     assert "is lost" in answers(folder)
-    assert "is lost" in run_report(folder).together.says
+    assert "is lost" in run_report(folder).all_runs.says
     with pytest.raises(ConfigError, match="is lost"):
         RunFolder.open(folder)
     path.mkdir()
-    assert "is missing" in answers(folder)
+    assert "is a folder, not a file" in answers(folder)
     path.rmdir()
     os.mkfifo(path)
-    assert "is missing" in answers(folder)
+    assert "is a pipe, not a file" in answers(folder)
     path.unlink()
     (tmp_path / "elsewhere").write_bytes(newest)
     path.symlink_to(tmp_path / "elsewhere")
-    assert "is missing" in answers(folder)
+    assert "is a link, not a file" in answers(folder)
     path.unlink()
     path.write_bytes(newest)
     assert "keyboard-de" in answers(folder)
@@ -528,7 +557,7 @@ def test_train_charges_and_refuses_on_the_command_line_and_from_python(tmp_path,
     command = ["train", "--plan", str(plan), "--out"]
     first = privpart(*command, str(tmp_path / "one"), "--format", "json")
     assert first.returncode == 0, first.stderr
-    assert json.loads(first.stdout)["together"] == {
+    assert json.loads(first.stdout)["all_runs"] == {
         "population": "keyboard-de",
         "status": "holds",
         "runs": 1,
@@ -536,14 +565,10 @@ def test_train_charges_and_refuses_on_the_command_line_and_from_python(tmp_path,
         "epsilon": Guarantee(MU).epsilon(1e-6),
         "says": "epsilon 3.0977, mu 0.66667: 1 run on this machine about 'keyboard-de'",
     }
-    fork_of = ["--fork-of", str(tmp_path / "one")]
-    for line in ([], fork_of, ["--seed", "1"]):
-        refused = privpart(*command, str(tmp_path / "two"), *line)
-        assert (refused.returncode, refused.stdout) == (3, "")
-        assert "would pass the limit of population 'keyboard-de'" in refused.stderr
+    refused = privpart(*command, str(tmp_path / "two"), "--fork-of", str(tmp_path / "one"))
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert "would pass the limit of population 'keyboard-de'" in refused.stderr
     with pytest.raises(book.BudgetExceededError):
         package.train(plan=plan, out=tmp_path / "two", progress=False)
     assert not (tmp_path / "two").exists()
-    again = privpart("train", "--resume", "--out", str(tmp_path / "one"))
-    assert again.returncode == 0, again.stderr
     assert spent() == MU

@@ -370,7 +370,7 @@ def test_a_disk_that_refuses_loses_nothing(folder, monkeypatch, number):
     real = os.open
 
     def refuses(path, flags, *rest):
-        if flags & os.O_WRONLY and "state-" in str(path):
+        if flags & os.O_EXCL and ".privpart-" in str(path):
             raise OSError(number, os.strerror(number))
         return real(path, flags, *rest)
 

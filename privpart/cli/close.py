@@ -1,0 +1,77 @@
+"""``privpart close``: end a run before its last planned round, for good."""
+
+import sys
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from accounting import ConfigError
+
+if TYPE_CHECKING:
+    from privpart.run.folder import RunFolder
+
+_WIDTH = 96
+
+
+def close(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; needed in scripts.")] = False,
+    adopt: Annotated[
+        bool,
+        typer.Option(
+            "--adopt",
+            help="End a run that this machine has never seen. You vouch that the original will "
+            "never be continued.",
+        ),
+    ] = False,
+) -> None:
+    """End a run early: erase its keys and its noise, and keep the model of the last round.
+
+    As long as a run can be resumed, its folder holds the noise key, with which the noise can be
+    removed from every released model. A complete run has erased it; this command does it for a run
+    that will not be completed. It cannot be undone.
+
+    Example: privpart close run
+    """
+    from privpart.run.folder import RunFolder
+
+    with RunFolder.open(run, adopt=adopt) as opened:
+        if opened.rounds < opened.plan.rounds and not yes:
+            _ask(opened)
+        opened.end_early()
+    typer.echo("\n".join(fill(said, _WIDTH) for said in _done(opened)))
+
+
+def _ask(run: "RunFolder") -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "yes: the run could not be resumed afterwards, and nobody is here to ask. Pass --yes."
+        )
+    typer.confirm(
+        f"End {run.path} after {run.rounds} of {run.plan.rounds} rounds, for good?",
+        abort=True,
+        err=True,
+    )
+
+
+def _done(run: "RunFolder") -> list[str]:
+    """Return what was done, and what the report then covers."""
+    path, rounds, planned = run.path, run.rounds, run.plan.rounds
+    secrets = (
+        "The noise key and the signing key" if run.facts["seed"] is None else "The signing key"
+    )
+    said = [
+        f"{path}: ended after {rounds} of {planned} rounds; it cannot be resumed.",
+        f"{secrets} and the noise state are erased. The keys were overwritten first; a disk of "
+        "flash memory, a file system that copies on write, a snapshot or a backup may keep them.",
+    ]
+    if not rounds:
+        return [*said, "No model was released, so nobody has seen anything of this run."]
+    return [
+        *said,
+        f"The model after round {rounds} stays, and can be exported. `privpart report {path}` "
+        f"covers the {rounds} released rounds by the guarantee of all {planned} planned rounds: "
+        "ending early does not lower epsilon.",
+    ]

@@ -1,0 +1,68 @@
+"""``privpart verify``: every claim of a run folder, checked again by anybody who has it."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from privpart.cli import options
+
+if TYPE_CHECKING:
+    from privpart.run.evidence import Check
+
+_SCHEMA = "privpart/verify/1"
+_WRONG = 5
+_LEFT_ITS_PLAN = 6
+_WIDTH = 96
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="File that 'privpart export' wrote, full or trained; compared with the newest "
+            "round.",
+            show_default=False,
+        ),
+    ] = None,
+    public_key: options.PublicKey = None,
+    form: Annotated[
+        Literal["table", "json"], typer.Option("--format", help="Form of the result.")
+    ] = "table",
+) -> None:
+    """Check a run's signature, chain, files, plan and guarantee, and say what each rests on.
+
+    Imports none of the plan's code and writes nothing. Exit code 5 if something is wrong, 6 if the
+    run left its plan.
+
+    Example: privpart verify run model.safetensors --public-key key.txt
+    """
+    from privpart.run.verify import check_run, left_its_plan
+
+    key = options.public_key_of_file(public_key)
+    checks = check_run(run, model=model, public_key=key)
+    wrong = any(check.status == "wrong" for check in checks)
+    if form == "json":
+        said = {"schema": _SCHEMA, "wrong": wrong, "checks": [asdict(check) for check in checks]}
+        typer.echo(json.dumps(said, indent=2))
+    else:
+        typer.echo(_as_text(checks))
+    if wrong:
+        raise typer.Exit(_LEFT_ITS_PLAN if left_its_plan(checks) else _WRONG)
+
+
+def _as_text(checks: "tuple[Check, ...]") -> str:
+    return "\n".join(
+        fill(
+            f"{check.status:<9} {check.what}: {check.says}",
+            _WIDTH,
+            initial_indent="  ",
+            subsequent_indent=" " * 12,
+            break_long_words=False,
+        )
+        for check in checks
+    )

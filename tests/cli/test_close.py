@@ -1,0 +1,101 @@
+"""``privpart close``: what it erases, what it keeps, and what can be done afterwards."""
+
+import io
+import json
+import sys
+
+import pytest
+import torch
+
+from accounting import BinaryTree, Participation
+from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
+
+PLAN = PrivacyPlan(
+    mechanism=BinaryTree(4),
+    participation=Participation(4),
+    clip_norm=0.5,
+    noise_multiplier=1.0,
+    report_goal=2,
+)
+
+
+class Clients:
+    def run(self, task, start):
+        for client in task.clients:
+            yield task.update(client, torch.ones_like(start))
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Begin a run, and train a number of its four rounds."""
+
+    def begin(rounds, seed=None):
+        with RunFolder.create(tmp_path / "run", PLAN, seed=seed, facts={"delta": 1e-5}) as run:
+            server = Server(PLAN, torch.zeros(3), source=run.source(), optimizer=ServerOptimizer())
+            cohorts = [[0, 1], [2, 3], [4, 5], [6, 7]][:rounds]
+            fit(server, Clients(), cohorts, commit=run.commit)
+        return tmp_path / "run"
+
+    return begin
+
+
+def test_a_closed_run_has_no_key_and_no_noise_and_still_a_report(begun, privpart):
+    run = begun(2)
+    before = json.loads(privpart("report", str(run), "--format", "json").stdout)
+    with (run / "key").open("rb") as key, (run / "signing-key").open("rb") as signing:
+        done = privpart("close", str(run), "--yes")
+        assert key.read() == signing.read() == bytes(32)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "ended after 2 of 4 rounds; it cannot be resumed" in said
+    assert "covers the 2 released rounds by the guarantee of all 4 planned rounds" in said
+    names = {file.name for file in run.iterdir()}
+    assert names == {"ledger.sqlite", "lock", "closed-000002.safetensors"}
+    after = json.loads(privpart("report", str(run), "--format", "json").stdout)
+    assert after["guarantee"]["epsilon"] == before["guarantee"]["epsilon"]
+    for command in (["train", "--resume", "--out", str(run)], ["close", str(run), "--yes"]):
+        again = privpart(*command)
+        assert again.returncode == 2
+        assert "ended early, after 2 of 4 rounds" in " ".join(again.stderr.split())
+
+
+def test_nothing_is_closed_unless_somebody_says_so(begun, privpart, monkeypatch):
+    run = begun(0)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    refused = privpart("close", str(run))
+    assert refused.returncode == 2
+    assert "Pass --yes" in refused.stderr
+    for answer, status in (("n\n", 1), ("y\n", 0)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        assert (run / "key").exists()
+        told = privpart("close", str(run))
+        assert told.returncode == status, told.stderr
+        assert "End" in told.stderr
+    assert "No model was released" in told.stdout
+    assert not (run / "key").exists()
+
+
+def test_a_complete_or_unknown_run_is_not_closed(begun, privpart, monkeypatch, tmp_path):
+    run = begun(4)
+    told = privpart("close", str(run), "--yes")
+    assert told.returncode == 2
+    assert "is complete, and its keys are erased already" in " ".join(told.stderr.split())
+    assert privpart("close", str(tmp_path), "--yes").returncode == 2
+
+
+def test_a_run_of_another_machine_is_closed_after_adoption(begun, privpart, monkeypatch, tmp_path):
+    run = begun(1)
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
+    told = privpart("close", str(run), "--yes")
+    assert told.returncode == 2
+    assert "--adopt" in told.stderr
+    assert (run / "key").exists()
+    assert privpart("close", str(run), "--yes", "--adopt").returncode == 0
+    assert not (run / "key").exists()
+
+
+def test_closing_a_simulation_says_what_there_was_to_erase(begun, privpart):
+    told = privpart("close", str(begun(1, seed=3)), "--yes")
+    assert told.returncode == 0, told.stderr
+    assert "The signing key and the noise state are erased" in " ".join(told.stdout.split())

@@ -1,0 +1,472 @@
+"""Run by test_fault_sweep.py: a fault at every system call of a run on disk, then the run resumed.
+
+    kill    before every call: the disk as it stands there, every byte written so far
+    power   before every call: what a disk may keep when the power fails there (see ``disk``)
+    errors  every call refused or cut short by the kernel, in a process of its own
+
+One traced run gives every kill and every power failure: its calls build the model of a disk, which
+is compared with the real folder at each call. After each fault the run is opened, resumed to its
+end and compared with an undisturbed one. Prints one JSON object with what was counted.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from disk import Disk, Tree, put, read
+from syscalls import Call, Kill, Refuse, Shorten, traced
+
+from accounting import BinaryTree, Grouped, Participation
+from accounting.checks import ConfigError
+from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
+from privpart.noise.source import SecretSource
+from privpart.run.files import decode_state
+from privpart.run.folder import StorageError, holds_a_run
+from privpart.run.report import run_report
+from privpart.run.witness import VARIABLE
+
+ROUNDS, DIM = 3, 8
+PLAN = PrivacyPlan(
+    mechanism=BinaryTree(ROUNDS, estimator="online"),
+    participation=Participation(ROUNDS, 2, 2),
+    clip_norm=4.0,
+    noise_multiplier=1.0,
+    report_goal=2,
+)
+SIZES = (5, 3)
+GROUPED = Grouped([(0, 1), (0,), (1,)], [BinaryTree(2, estimator="online")] * 2, SIZES)
+COHORTS = [[0, 1], [2, 3], [0, 1]]
+CHANGES = ("open", "write", "truncate", "sync", "rename", "unlink", "link", "mkdir", "rmdir")
+ROOT = "/disk"
+MOST_SAID = 20
+_RANDOM = re.compile("[0-9a-f]{32}")
+Event = dict[str, Any]
+Say = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A run to disturb.
+
+    Attributes:
+        seed: of the noise; None is a secret key, whose clients answer differently at each attempt.
+        groups: whether two groups of parameters take turns.
+        closed_after: rounds after which the run is ended early; None runs all.
+        released_first: the defect that clients are sent a model before it is committed.
+        one_salt: the defect that every attempt of a round draws the same noise.
+    """
+
+    seed: int | None = None
+    groups: bool = False
+    closed_after: int | None = None
+    released_first: bool = False
+    one_salt: bool = False
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        return replace(PLAN, mechanism=GROUPED) if self.groups else PLAN
+
+
+SCENARIOS = {
+    "seeded": Scenario(seed=7),
+    "seeded groups": Scenario(seed=7, groups=True),
+    "secret": Scenario(),
+    "closed": Scenario(closed_after=1),
+    "released first": Scenario(released_first=True),
+    "one salt": Scenario(one_salt=True),
+}
+
+
+class Clients:
+    """Send updates, and say what each round's clients are sent, which is when it is released."""
+
+    def __init__(self, scenario: Scenario, say: Say) -> None:
+        self.scenario, self.say = scenario, say
+        self.sum = torch.zeros(DIM)
+
+    def run(self, task, start):
+        self.say("sent", round=task.round, model=start.tolist())
+        self.sum = torch.zeros(DIM)
+        parts = [] if task.active is None else task.active
+        chosen = torch.cat([torch.tensor([not parts or g in parts] * SIZES[g]) for g in (0, 1)])
+        for client in task.clients:
+            seed = 10 * task.round + client
+            if self.scenario.seed is None:
+                seed = int.from_bytes(os.getrandom(7), "big")
+            # far from each other, so that no two sums are equal, and shorter than the clip norm
+            update = torch.randn(DIM, generator=torch.Generator().manual_seed(seed)) / 4
+            self.sum += torch.where(chosen, update, 0)
+            yield task.update(client, update[chosen])
+
+
+class EnoughError(Exception):
+    """All rounds that were asked for are committed."""
+
+
+def train(
+    base: Path, scenario: Scenario, say: Say, *, rounds: int = ROUNDS, again: bool = False
+) -> None:
+    """Begin or resume the run under ``base`` and run so many of its rounds, saying each step.
+
+    To end a run early counts as one more round.
+
+    ``again`` commits a second time, in the same process, what could not be saved at first.
+    """
+    os.environ[VARIABLE] = str(base / "disk" / "state")
+    folder = base / "disk" / "run"
+    if holds_a_run(folder):
+        try:
+            run = RunFolder.open(folder)
+        except ConfigError as error:
+            if scenario.closed_after is None or "ended early" not in str(error):
+                raise
+            say("closed")
+            return
+        say("opened", rounds=run.rounds)
+    else:
+        run = RunFolder.create(folder, scenario.plan, seed=scenario.seed)
+        say("created")
+    with run:
+        if not rounds:
+            return
+        source = run.source()
+        if scenario.one_salt:
+            source.salt = lambda: bytes(16)
+        settings = ServerOptimizer() if scenario.seed is None else ServerOptimizer(kind="adam")
+        server = Server(scenario.plan, torch.zeros(DIM), source=source, optimizer=settings)
+        run.restore(server)
+        before = [server.parameters.clone()]
+        clients = Clients(scenario, say)
+        begun = server.round
+        last = min(begun + rounds, scenario.closed_after or ROUNDS)
+
+        def commit(server, counts):
+            model = server.parameters
+            noise = (model - before[0]) * PLAN.report_goal - clients.sum
+            say("drawn", round=server.round - 1, noise=noise.tolist(), sum=clients.sum.tolist())
+            before[0] = model.clone()
+            if scenario.released_first:
+                say("sent", round=server.round, model=model.tolist())
+            try:
+                run.commit(server, counts)
+            except StorageError as error:
+                if not again:
+                    raise
+                say("fault", error="StorageError", text=str(error))
+                run.commit(server, counts)
+            say("committed", rounds=server.round)
+            if server.round == last:
+                raise EnoughError
+
+        if begun < last:
+            with suppress(EnoughError):
+                fit(server, clients, COHORTS, commit=commit)
+        if server.round == scenario.closed_after and server.round < begun + rounds:
+            run.end_early("enough")
+            say("closed")
+
+
+def told(base: Path, scenario: Scenario, rounds: int = ROUNDS, *, again: bool = False) -> None:
+    """Train in a process that may be ended; its events go to a file, faults are among them."""
+    handle = os.open(base / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def say(what: str, **values: object) -> None:
+        os.write(handle, json.dumps({"what": what, **values}).encode() + b"\n")
+
+    try:
+        train(base, scenario, say, rounds=rounds, again=again)
+    except (StorageError, ConfigError) as error:
+        say("fault", error=type(error).__name__, text=str(error))
+
+
+@dataclass
+class End:
+    """What a run ended with."""
+
+    events: list[Event]
+    model: str = ""
+    names: list[str] = field(default_factory=list)
+    report: str = ""
+    error: str = ""
+
+
+def finished(base: Path, scenario: Scenario, rounds: int = ROUNDS) -> End:
+    """Open or begin the run, run so many rounds, and say what it ended with."""
+    events: list[Event] = []
+
+    def say(what: str, **values: object) -> None:
+        events.append({"what": what, **values})
+
+    try:
+        train(base, scenario, say, rounds=rounds)
+        if rounds < ROUNDS:
+            return End(events)
+        folder = base / "disk" / "run"
+        state = newest(folder)
+        decode_state(state)
+        report = run_report(folder, delta=1e-6)
+        names = sorted(path.name for path in folder.iterdir())
+        digest = hashlib.sha256(state.read_bytes()).hexdigest()
+        return End(events, digest, names, f"{report.complete} {report.guarantee.mu}")
+    except Exception as error:  # whatever it is, it is counted
+        text = str(error).replace(str(base), "")
+        return End(events, error=f"{type(error).__name__}: {text}")
+
+
+def newest(folder: Path) -> Path:
+    """Return the file with the last model; there must be only one."""
+    (found,) = folder.glob("*-0*.safetensors")
+    return found
+
+
+def wrong(before: list[Event], left: Tree, end: End, whole: End, scenario: Scenario) -> str:
+    """Return what is wrong with a history: a run, the fault, what it left, and the resumed run."""
+    if end.error:
+        return end.error
+    said = {event["what"] for event in before}
+    opened = next((event["rounds"] for event in end.events if event["what"] == "opened"), None)
+    committed = max((e["rounds"] for e in before if e["what"] == "committed"), default=0)
+    if end.events[0]["what"] == "closed":
+        opened = scenario.closed_after
+    elif "closed" in said:
+        return "a run that was ended early is open again"
+    if opened is None and "created" in said:
+        return "a run that was created is lost"
+    if (opened or 0) < committed:
+        return f"{committed} rounds were committed, {opened} are left"
+    ended = committed == ROUNDS or "closed" in said
+    if ended and (keys := [path for path in left if path.endswith("key")]):
+        return f"a run that has ended has {keys}"
+    if end.names != whole.names:
+        return f"the folder holds {end.names}, that of an undisturbed run {whole.names}"
+    if end.report != whole.report:
+        return f"report: {end.report}, not {whole.report}"
+    if scenario.seed is not None and end.model != whole.model:
+        return "the model differs from that of an undisturbed run"
+    return two_sums(before + end.events)
+
+
+def two_sums(events: list[Event]) -> str:
+    """Return whether a round was released twice, or a noise was drawn under two sums."""
+    models: dict[int, list] = {}
+    for event in events:
+        if event["what"] == "sent":
+            models.setdefault(event["round"], event["model"])
+            if models[event["round"]] != event["model"]:
+                return f"two models of round {event['round'] - 1} were released"
+    drawn = [e for e in events if e["what"] == "drawn"]
+    for i, one in enumerate(drawn):
+        for other in drawn[:i]:
+            same = np.allclose(one["noise"], other["noise"], atol=1e-3)
+            if same and not np.allclose(one["sum"], other["sum"], atol=1e-3):
+                return f"one noise under two sums in round {one['round']}"
+    return ""
+
+
+class Sweep:
+    """Tries what a fault left, each distinct state once, and counts."""
+
+    def __init__(self, scenario: Scenario, scratch: Path) -> None:
+        self.scenario, self.scratch = scenario, scratch
+        self.tried: dict[bytes, End] = {}
+        self.ends: dict[bytes, End] = {}
+        self.counts: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.whole = finished(self._new(), scenario)
+        if self.whole.error:
+            raise RuntimeError(self.whole.error)
+
+    def _new(self) -> Path:
+        base = self.scratch / str(len(list(self.scratch.iterdir())))
+        (base / "disk").mkdir(parents=True, mode=0o700)
+        return base
+
+    def stages(self) -> list[Tree]:
+        """Return what lies there before the run is created, then after it and after each round."""
+        base = self._new()
+        found = [read(base / "disk", ROOT)]
+        for rounds in (0, *[1] * ROUNDS):
+            finished(base, self.scenario, rounds)
+            found.append(read(base / "disk", ROOT))
+        return found
+
+    def after(self, kind: str, where: str, events: list[Event], left: Tree, root: str) -> None:
+        """Resume from what a fault left, and judge the whole history."""
+        self.counts[kind] += 1
+        key = _digest(left)
+        if key not in self.tried:
+            self.counts["distinct states"] += 1
+            with TemporaryDirectory(dir=self.scratch) as place:
+                put(left, root, Path(place) / "disk")
+                self.tried[key] = self._resumed(Path(place))
+        self.judge(kind, where, events, left, self.tried[key])
+
+    def _resumed(self, base: Path) -> End:
+        """Open the run, and bring it to its end unless one that was opened as it was brought there.
+
+        Many states are one as soon as the run is opened: what was left half done is removed.
+        """
+        opened = finished(base, self.scenario, 0)
+        if opened.error:
+            return opened
+        left = read(base / "disk", ROOT)
+        if opened.events[0]["what"] == "created":  # a new run, whose name and key are random
+            left = {_RANDOM.sub("*", path): None for path in left}
+        key = _digest(left)
+        if key not in self.ends:
+            self.counts["distinct resumed"] += 1
+            self.ends[key] = finished(base, self.scenario)
+        return replace(self.ends[key], events=opened.events + self.ends[key].events)
+
+    def judge(self, kind: str, where: str, events: list, left: Tree, end: End) -> None:
+        """Note what is wrong with a history, if anything is."""
+        if fault := wrong(events, left, end, self.whole, self.scenario):
+            self.note(f"{kind}: {fault}", where)
+
+    def note(self, fault: str, where: str) -> None:
+        """Count a fault, and say where it was first seen."""
+        if fault not in self.faults and len(self.faults) < MOST_SAID:
+            sys.stderr.write(f"{fault} (first at: {where})\n")
+        self.faults[fault] += 1
+
+
+def _digest(tree: Tree) -> bytes:
+    digest = hashlib.sha256()
+    for path, content in sorted(tree.items()):
+        digest.update(f"{path}|{-1 if content is None else len(content)}|".encode())
+        digest.update(content or b"")
+    return digest.digest()
+
+
+def stopped(sweep: Sweep, effort: int) -> None:
+    """Kill before every call, and let the power fail there in at most ``effort`` ways."""
+    with TemporaryDirectory(dir=sweep.scratch) as place:
+        base = Path(place)
+        root = base / "disk"
+        root.mkdir(mode=0o700)
+        disk, rng = Disk(str(root)), np.random.default_rng(0)
+        states: list[tuple[str, str, list[Event], Tree]] = []
+        events: list[Event] = []
+
+        def look(where: str) -> None:
+            left = disk.now()
+            if left != read(root, str(root)):
+                raise RuntimeError(f"{where}: the model of the disk is not what lies there")
+            states.append(("kill", where, list(events), left))
+            if effort:
+                lost = disk.after_power_loss(effort, rng)
+                states.extend(("power loss", where, list(events), tree) for tree in lost)
+
+        def before(call: Call) -> None:
+            if call.path == str(base / "said") and call.name == "write":
+                events.append(json.loads(call.data))
+            elif call.path.startswith(str(root)) and call.name in CHANGES:
+                look(f"{call.name} {call.path.removeprefix(str(root))}")
+
+        if status := traced(lambda: told(base, sweep.scenario), before, disk.make):
+            raise RuntimeError(f"the traced run ended with {status}")
+        look("end")
+        for kind, where, said, left in states:
+            sweep.after(kind, where, said, left, str(root))
+
+
+class Once:
+    """Disturbs the call with a given number, and those after it if the fault lasts."""
+
+    def __init__(self, root: str, at: int, fault: str) -> None:
+        self.root, self.at, self.fault = root, at, fault
+        self.made, self.where = 0, ""
+
+    def __call__(self, call: Call) -> Refuse | Shorten | type[Kill] | None:
+        if not call.path.startswith(self.root) or call.name not in CHANGES:
+            return None
+        self.made += 1
+        if self.made == self.at:
+            self.where = f"{call.name} {call.path.removeprefix(self.root)}"
+            return self._first(call)
+        return self._later(call) if self.made > self.at else None
+
+    def _first(self, call: Call) -> Refuse | Shorten | type[Kill] | None:
+        if self.fault == "SIGKILL":
+            return Kill
+        if self.fault in ("short write", "full") and len(call.data) > 1:
+            return Shorten(len(call.data) // 2)
+        if self.fault == "short write":
+            return None
+        return Refuse(errno.EIO if self.fault.startswith("EIO") else errno.ENOSPC)
+
+    def _later(self, call: Call) -> Refuse | None:
+        if self.fault == "EIO from here on":
+            return Refuse(errno.EIO)
+        grows = call.name in ("write", "mkdir", "link") or call.flags & os.O_CREAT
+        return Refuse(errno.ENOSPC) if self.fault == "full" and grows else None
+
+
+FAULTS = ("EIO", "EIO from here on", "EIO, tried again", "full", "ENOSPC", "short write", "SIGKILL")
+
+
+def refused(sweep: Sweep, every: int) -> None:
+    """Disturb each call of each stage of a run, in a process of its own, and resume what it left.
+
+    Every ``every``-th pair of a call and a fault is tried.
+    """
+    pair = 0
+    for stage, start in enumerate(sweep.stages()):
+        calls = disturbed(sweep, start, stage, 0, "")[0]
+        sweep.counts["calls"] += calls
+        for at in range(1, calls + 1):
+            for fault in FAULTS:
+                pair += 1
+                if pair % every == 0:
+                    disturbed(sweep, start, stage, at, fault)
+
+
+def disturbed(sweep: Sweep, start: Tree, stage: int, at: int, fault: str) -> tuple[int, str]:
+    """Run one stage with one fault and judge it; return how many calls were made, and which hit."""
+    with TemporaryDirectory(dir=sweep.scratch) as place:
+        base = Path(place)
+        put(start, ROOT, base / "disk")
+        disturb = Once(str(base / "disk"), at, fault)
+        again = fault == "EIO, tried again"
+        status = traced(lambda: told(base, sweep.scenario, min(stage, 1), again=again), disturb)
+        said = [json.loads(line) for line in (base / "said").read_text().splitlines()]
+        where = f"stage {stage}, {disturb.where}"
+        if not fault:
+            return disturb.made, ""
+        if not disturb.where:
+            raise RuntimeError(f"stage {stage} made fewer than {at} calls")
+        if status not in (0, -9):
+            sweep.note(f"{fault}: the process ended with {status}", where)
+        sweep.after(fault, where, said, read(base / "disk", ROOT), ROOT)
+        return disturb.made, where
+
+
+def main(name: str, parts: list[str]) -> None:
+    torch.set_num_threads(1)
+    fast = Path("/dev/shm")  # noqa: S108  memory, where nothing waits for a real disk
+    with TemporaryDirectory(dir=fast if os.access(fast, os.W_OK) else None) as scratch:
+        sweep = Sweep(SCENARIOS[name], Path(scratch))
+        for part in parts:
+            what, _, effort = part.partition("=")
+            if what == "power":
+                stopped(sweep, int(effort))
+            elif what == "errors":
+                refused(sweep, int(effort))
+    said = dict(sweep.faults.most_common(MOST_SAID))
+    sys.stdout.write(json.dumps({"counts": sweep.counts, "faults": said}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
