@@ -8,29 +8,42 @@ is known before training, and so is epsilon, without any assumption about sampli
 A step sums per-example gradients, each rounded to whole numbers of the plan's public grid within
 the clip norm, and adds the mechanism's noise, which is correlated over all steps. So every batch
 that was dealt must become one step, in order. Whatever departs from that is refused.
+
+Loader, optimizer and run folder are one file: each refuses what the guarantee of another rests on.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NoReturn, cast, get_args
 
 import torch
 from opacus import GradSampleModule
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from opacus.layers.dp_rnn import DPRNNBase
 from opacus.optimizers import DPOptimizer
-from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from accounting import Mechanism, Participation, PrivacyReport, calibrate, checks
+from accounting import (
+    Independent,
+    Mechanism,
+    Participation,
+    PoissonSampling,
+    PrivacyReport,
+    calibrate,
+    checks,
+    dp_sgd,
+    guarantee,
+)
 from accounting.checks import ConfigError
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
-from privpart.clip import at_least_tiny
-from privpart.grid import Grid, noise_bits
+from accounting.report import up
+from privpart.grid import Grid, noise_bits, refuse_noise
 from privpart.messages import ClientId
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.noise.stream import NoiseStream
@@ -45,6 +58,8 @@ _SCHEMA = "privpart/example-level/1"
 class FixedPasses(Sampler[list[int]]):
     """Batches of the same public order in every pass; one pass is one epoch.
 
+    A pass that is begun again continues with the batch that has not become a step.
+
     Args:
         examples: number of examples, >= 1.
         batch_size: examples per batch, >= 1; the last batch of a pass may be smaller.
@@ -52,6 +67,7 @@ class FixedPasses(Sampler[list[int]]):
         seed: public seed of the order, >= 0.
 
     Attributes:
+        order: numbers of the examples in the order of every pass.
         batches: number of batches of a pass.
         done: number of batches that became a step.
     """
@@ -60,12 +76,15 @@ class FixedPasses(Sampler[list[int]]):
         examples = checks.count("examples", examples)
         size = checks.count("batch_size", batch_size)
         coins = torch.Generator().manual_seed(checks.count("order_seed", seed, minimum=0))
-        order = torch.randperm(examples, generator=coins).tolist()
-        self._batches = [order[i : i + size] for i in range(0, examples, size)]
+        self.order = torch.randperm(examples, generator=coins).tolist()
+        self._batches = [self.order[i : i + size] for i in range(0, examples, size)]
         self.batches = len(self._batches)
         self.epochs = checks.count("epochs", epochs)
         self.done = 0
         self._dealt = 0
+        self._summed = 0
+        self._pass = 0
+        self._reads_ahead = False
 
     @property
     def participation(self) -> Participation:
@@ -90,44 +109,95 @@ class FixedPasses(Sampler[list[int]]):
         Raises:
             ConfigError: all passes are done, or a batch that was dealt did not become a step.
         """
-        self._refuse_open_batch()
+        left = self._batches[self.done % self.batches :]
+        return iter(left) if self._reads_ahead else self.deal(iter(left))
+
+    def read_ahead(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Deal what a loader yields, which may ask for its batches before they are due."""
+        self._refuse_done()
+        self._reads_ahead = True
+        try:
+            return self.deal(begin())
+        finally:
+            self._reads_ahead = False
+
+    def deal(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of a pass, each after a step with the one before.
+
+        Raises:
+            ConfigError: see ``__iter__``.
+        """
+        self._refuse_done()
+        if self._summed:
+            raise ConfigError(
+                f"batch {self.done}: a part of it was added up, and no step followed. Take the "
+                "step before another pass over the loader. This run cannot continue."
+            )
+        self._dealt = self.done
+        self._pass += 1
+        return self._dealing(batches, self._pass)
+
+    def _dealing(self, batches: Iterator[Any], own: int) -> Iterator[Any]:
+        for batch in batches:
+            if self._pass != own:
+                raise ConfigError(
+                    "the loader: another pass over it was begun meanwhile. Iterate over it in one "
+                    "place at a time."
+                )
+            if self._dealt != self.done:
+                raise ConfigError(
+                    f"batch {self.done} was dealt, but no optimizer.step() followed: every example "
+                    "would move to another round than the guarantee assumes. Take one step per "
+                    "batch. BatchMemoryManager needs a loader with num_workers=0, since its own "
+                    "reads ahead. Begin the pass again: it continues with that batch."
+                )
+            self._dealt += 1
+            yield batch
+
+    def _refuse_done(self) -> None:
         if self.done >= self.batches * self.epochs:
             raise ConfigError(
                 f"all {self.epochs} epochs are done, and the guarantee covers no further one. Plan "
                 "more epochs from the start."
             )
-        for place in range(self.done % self.batches, self.batches):
-            self._refuse_open_batch()
-            self._dealt += 1
-            yield self._batches[place]
 
-    def _refuse_open_batch(self) -> None:
-        if self._dealt != self.done:
-            raise ConfigError(
-                f"batch {self.done} was dealt, but no optimizer.step() followed: every example "
-                "would move to another round than the guarantee assumes. Take one step per batch, "
-                "with num_workers=0 if another loader reads ahead. This run cannot continue."
-            )
-
-    def finish(self, examples: int) -> None:
-        """Count the batch that was dealt as done, after a backward pass of so many examples.
+    def add(self, examples: int) -> None:
+        """Count examples of the batch that was dealt, whose gradients were added up.
 
         Raises:
-            ConfigError: no batch was dealt, or it has another number of examples.
+            ConfigError: no batch was dealt.
         """
         if self._dealt != self.done + 1:
             raise ConfigError(
                 "optimizer.step(): the loader has dealt no batch for it. Take one step per batch "
                 "of the loader that make_private returned."
             )
+        self._summed += examples
+
+    def finish(self) -> None:
+        """Count the batch that was dealt as done.
+
+        Raises:
+            ConfigError: another number of examples than the batch has were added up.
+        """
         expected = len(self._batches[self.done % self.batches])
-        if examples != expected:
+        if self._summed != expected:
             raise ConfigError(
-                f"optimizer.step(): the per-example gradients are of {examples} examples, and the "
-                f"batch has {expected}. Call backward() once per batch, on all of it and nothing "
-                "else, and zero_grad() before it."
+                f"optimizer.step(): the per-example gradients are of {self._summed} examples, and "
+                f"the batch has {expected}. Call backward() once per batch, on all of it and "
+                "nothing else, and zero_grad() before it; the first dimension of every layer's "
+                "input is the example (see batch_first)."
             )
         self.done += 1
+        self._summed = 0
+
+
+class _Loader(DataLoader[Any]):
+    """A loader of fixed passes, whose worker processes may read ahead."""
+
+    def __iter__(self) -> Any:  # noqa: ANN401  torch's type is private
+        passes = cast("FixedPasses", self.batch_sampler)
+        return passes.read_ahead(super().__iter__)
 
 
 class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
@@ -168,24 +238,31 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self.trained = list(self.params)
         self._total = torch.zeros(noise.dim, dtype=torch.float64)
         self._drawn = torch.empty(noise.dim, dtype=noise.dtype)
-        self._examples = 0
         self._halted = ""
+        self._stepping = False
         self._folder: RunFolder | None = None
         self._steps: _Steps | None = None
         self._scheduler: _Scheduler | None = None
+        self._guard = optimizer.register_step_pre_hook(self._refuse_other_steps)
+        self._released: list[Tensor] = []
+        self._fixed: dict[str, tuple[Tensor, int]] = {}
 
     def begin(self, folder: RunFolder | None, steps: "_Steps", scheduler: "_Scheduler") -> None:
         """Commit every step to a run folder, if there is one; continue its run."""
         if folder is not None:
             folder.restore(steps)
         self._folder, self._steps, self._scheduler = folder, steps, scheduler
+        self._released = [p.detach().clone() for p in self.trained]
+        self._fixed = {name: (t, t._version) for name, t in _fixed(self._module, self.trained)}
 
     def step(self, closure: Any = None) -> Any:  # noqa: ANN401  torch's signature
         """Take one step with the noised sum; commit it, if the run has a folder.
 
+        If it raises, the parameters are those after the last step that did not.
+
         Raises:
             ConfigError: the step is not the one that the guarantee assumes.
-            StorageError: the disk refused; nobody may use the parameters. Resume the run.
+            StorageError: the disk refused. Resume the run.
         """
         if closure is not None:
             raise ConfigError("optimizer.step(closure): would compute gradients more than once.")
@@ -193,14 +270,43 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         if not self.pre_step():
             return None
         self._halted = f"step {done} was not committed."
-        found = self.original_optimizer.step()
+        try:
+            found = self._take()
+        except BaseException:
+            self._take_back()
+            raise
+        self._halted = ""
+        return found
+
+    def _take(self) -> Any:  # noqa: ANN401  what the user's optimiser returns
+        self._stepping = True
+        try:
+            found = self.original_optimizer.step()
+        finally:
+            self._stepping = False
         if self._scheduler is not None:
             self._scheduler.step(self.passes.done)
         if self._folder is not None and self._steps is not None:
             examples = len(self._steps.cohort)
             self._folder.commit(self._steps, RoundCounts(examples, examples, 0))
-        self._halted = ""
+        with torch.no_grad():
+            for kept, p in zip(self._released, self.trained, strict=True):
+                kept.copy_(p)
         return found
+
+    def _take_back(self) -> None:
+        """Return to the last parameters that were released: a resumed run takes the step again."""
+        with torch.no_grad():
+            for kept, p in zip(self._released, self.trained, strict=True):
+                p.copy_(kept)
+                p.grad = None
+
+    def _refuse_other_steps(self, *_: object) -> None:
+        if not self._stepping:
+            raise ConfigError(
+                "the optimizer that was passed to make_private: its step() would use gradients "
+                "without noise. Call step() of the one that make_private returned."
+            )
 
     def pre_step(self, closure: Any = None) -> bool:  # noqa: ANN401  Opacus's signature
         """Sum the clipped gradients, and unless the step is to be skipped, release them noised.
@@ -210,22 +316,22 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         """
         if self._halted:
             raise ConfigError(f"this run has stopped: {self._halted} Begin it again.")
+        self._halted = "a step was interrupted."
         try:
             self._refuse_changes()
-            self._examples += self._add_up()
+            self.passes.add(self._add_up())
             if self._check_skip_next_step():
                 self._is_last_step_skipped = True
+                self._halted = ""
                 return False
-            self.passes.finish(self._examples)
+            self.passes.finish()
         except Exception as error:
             self._halted = str(error)
             raise
-        self._halted = "a step was interrupted after its noise was drawn."
         self._release(self.noise.next(out=self._drawn))
         if self.step_hook:
             self.step_hook(self)
         self._is_last_step_skipped = False
-        self._examples = 0
         self._halted = ""
         return True
 
@@ -244,65 +350,94 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 "optimizer: has other parameters than make_private was given. Add or freeze "
                 "parameters before it."
             )
-        for name, layer in self._module.named_modules():
-            if isinstance(layer, _BatchNorm) and layer.training:
+        _refuse_batch_statistics(self._module)
+        self._refuse_changed_model()
+
+    def _refuse_changed_model(self) -> None:
+        """Check that nothing but this optimizer changed what leaves with the model."""
+        for kept, p in zip(self._released, self.trained, strict=True):
+            if not _equal(kept, p):
+                self._refuse_changed(next(n for n, q in _named(self._module) if q is p))
+        fixed = dict(_fixed(self._module, self.trained))
+        for name in sorted(fixed.keys() | self._fixed.keys()):
+            before, found = self._fixed.get(name), fixed.get(name)
+            if before is None or found is not before[0] or found._version != before[1]:
+                self._refuse_changed(name)
+            elif found.requires_grad:
                 raise ConfigError(
-                    f"layer {name!r} is a {type(layer).__name__} in training mode, which mixes the "
-                    "examples of a batch. Call .eval() on it after module.train(), or replace it: "
-                    "privpart.models.replace_batch_norm(module)."
+                    f"{name}: requires a gradient now, and no noise covers it. Set requires_grad "
+                    "before make_private."
                 )
+
+    def _refuse_changed(self, name: str) -> NoReturn:
+        raise ConfigError(
+            f"{name}: was changed, replaced or moved by something else than optimizer.step(), such "
+            "as another optimizer or a layer with running statistics, and no noise covers that. "
+            "Change or move parameters and buffers before make_private."
+        )
 
     def _add_up(self) -> int:
         """Add the clipped gradients to the sum, as integers; return the number of examples."""
-        if not self.passes.done and not self._examples:
-            self._refuse_other_gradients()
         samples = [_per_example(p) for p in self.trained]
-        counts = {len(sample) for sample in samples}
+        counts = {len(sample) for sample in samples if sample is not None}
         if len(counts) != 1:
             raise ConfigError(
                 f"backward(): some parameters have per-example gradients of {min(counts)} "
                 f"examples, others of {max(counts)}. Every parameter that trains must be used once "
                 "for each example."
+                if counts
+                else _NO_GRADIENT
             )
+        examples = counts.pop()
+        first = not self.passes.done and not self._is_last_step_skipped
+        self._refuse_other_gradients(samples, first=first)
         factors = self._factors(samples)
         start = 0
-        for sample in samples:
-            part = _sum(sample.reshape(len(sample), -1), factors)
-            self._total[start : start + len(part)] += part.cpu()
-            start += len(part)
+        for p, sample in zip(self.trained, samples, strict=True):
+            if sample is not None:
+                self._total[start : start + p.numel()] += _sum(sample, factors).cpu()
+            start += p.numel()
         for p in self.trained:
             p.grad_sample = None
-        return counts.pop()
+        return examples
 
-    def _refuse_other_gradients(self) -> None:
+    def _refuse_other_gradients(self, samples: Sequence[Tensor | None], *, first: bool) -> None:
         """Check in the first step that the module's own examples are all of the gradient."""
-        for p in self.trained:
-            sample = getattr(p, "grad_sample", None)
-            if p.grad is None or not isinstance(sample, Tensor):
+        for p, sample in zip(self.trained, samples, strict=True):
+            if sample is None:
+                if first or (p.grad is not None and bool(p.grad.any())):
+                    raise ConfigError(_NO_GRADIENT)
                 continue
-            mean = sample.sum(0) / (len(sample) if self.loss_reduction == "mean" else 1)
-            longest = sample.reshape(len(sample), -1).norm(dim=1).max()
-            if bool((p.grad - mean).norm() > 1e-2 * longest + 1e-6):
-                name = next(n for n, q in self._module.named_parameters() if q is p)
+            if not first or p.grad is None or not len(sample):
+                continue
+            found = p.grad.to_dense() if p.grad.is_sparse else p.grad
+            mean = torch.zeros_like(sample[0])
+            parts = p.grad_sample if isinstance(p.grad_sample, list) else [sample]
+            for part in torch.split(sample, [len(some) for some in parts]):
+                mean += part.sum(0) / (len(part) if self.loss_reduction == "mean" else 1)
+            longest = torch.linalg.vector_norm(sample, dim=1).max()
+            if bool((found.reshape(-1) - mean).norm() > 1e-2 * longest + 1e-6):
+                name = next(n for n, q in _named(self._module) if q is p)
                 raise ConfigError(
-                    f"{name.removeprefix('_module.')}: its gradient is not the mean of its "
-                    "per-example gradients: it was used outside its layer, in a penalty for "
-                    "instance, or loss_reduction is not the loss's, or its per-example gradients "
-                    "are wrong (see privpart verify-gradients)."
+                    f"{name}: its gradient is not the mean of its per-example gradients. It was "
+                    "used outside its layer, in a penalty for instance; or its gradient was "
+                    "changed before the step, by clip_grad_norm_ or a GradScaler for instance; or "
+                    "its per-example gradients are wrong (see privpart verify-gradients)."
                 )
 
-    def _factors(self, samples: Sequence[Tensor]) -> Tensor:
-        """Return by how much each example's gradient is multiplied, shape (B,); zeros stay zeros.
+    def _factors(self, samples: list[Tensor | None]) -> Tensor:
+        """Return by how much each example's gradient is multiplied, shape (B,).
 
-        A gradient that is not finite is set to zeros.
+        A gradient that is not finite is set to zeros in ``samples``.
         """
-        squares = torch.zeros(len(samples[0]), dtype=torch.float64, device=samples[0].device)
-        for sample in samples:
-            squares += _squared_norms(sample.reshape(len(sample), -1))
-        if not bool((finite := torch.isfinite(squares)).all()):
-            for sample in samples:
-                sample[~finite] = 0
-            squares[~finite] = 0
+        used = [_squared_norms(sample) for sample in samples if sample is not None]
+        squares = torch.stack(used).sum(0)
+        finite = torch.isfinite(squares)
+        if not bool(finite.all()):
+            for i, sample in enumerate(samples):
+                if sample is not None:
+                    samples[i] = torch.where(finite[:, None], sample, 0.0)
+            squares = torch.where(finite, squares, 0.0)
         norms = squares.sqrt() * (1 + _ROUNDING * _COLUMNS)
         most = self._grid.sum_clip_norm(self.max_grad_norm) * (1 - _FLOAT_SUM)
         return torch.where(norms > most, most / norms, 1.0)
@@ -330,8 +465,8 @@ class _GhostModule(GradSampleModuleFastGradientClipping):  # type: ignore[misc]
         unclipped: whether a backward pass has not been clipped.
     """
 
-    def __init__(self, module: nn.Module, *, clip_norm: float, loss_reduction: str) -> None:
-        super().__init__(module, max_grad_norm=clip_norm, loss_reduction=loss_reduction)
+    def __init__(self, module: nn.Module, *, clip_norm: float, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(module, max_grad_norm=clip_norm, **options)
         self.examples = 0
         self.unclipped = False
 
@@ -347,15 +482,83 @@ class _GhostModule(GradSampleModuleFastGradientClipping):  # type: ignore[misc]
         Raises:
             ConfigError: a gradient is not finite; it cannot be left out of a sum.
         """
-        norms = self.get_norm_sample()
+        norms = self.get_norm_sample().float()
         if not bool(torch.isfinite(norms).all()):
             raise ConfigError(
                 "backward(): the gradient of an example is not finite, and ghost clipping cannot "
                 "leave it out. Use grad_sample_mode='hooks', which counts it as zeros."
             )
-        self.examples += len(norms)
-        self.unclipped = False
         return torch.clamp(self.max_grad_norm / (norms * (1 + 1e-4) + 1e-30), max=1.0)
+
+
+class _GhostLoss:
+    """The loss of a batch, which can only be looked at and differentiated, once per step.
+
+    Opacus's can be added to other terms, whose gradients nothing would clip.
+    """
+
+    def __init__(self, module: _GhostModule, parameters: list[nn.Parameter], each: Tensor) -> None:
+        self._module, self._parameters, self._each = module, parameters, each
+
+    def detach(self) -> Tensor:
+        """Return the loss without its graph."""
+        found = self._each.detach()
+        return found.mean() if self._module.loss_reduction == "mean" else found.sum()
+
+    def item(self) -> float:
+        """Return the loss."""
+        return float(self.detach())
+
+    def backward(self) -> None:
+        """Add the clipped gradients of the batch's examples to the parameters' gradients.
+
+        Raises:
+            ConfigError: called before in this step, or the losses are not one for each example.
+        """
+        module, each = self._module, self._each
+        if module.examples:
+            raise ConfigError(
+                "backward(): was called before in this step. With ghost clipping call it once per "
+                "optimizer.step(); BatchMemoryManager trains on parts of a batch."
+            )
+        whole = each.mean() if module.loss_reduction == "mean" else each.sum()
+        torch.autograd.backward(whole, retain_graph=True)
+        for p in self._parameters:
+            p.grad = None
+        factors = module.get_clipping_coef()
+        if factors.shape != each.shape:
+            raise ConfigError(
+                f"criterion: gave {len(each)} losses for {len(factors)} examples. Its "
+                "reduction='none' must give a row for each example."
+            )
+        module.disable_hooks()
+        try:
+            torch.autograd.backward((factors.to(each.device) * each).sum())
+        finally:
+            module.enable_hooks()
+        module.examples, module.unclipped = len(factors), False
+
+
+class _GhostCriterion:
+    """The user's loss module, which gives losses that clip."""
+
+    def __init__(self, module: _GhostModule, parameters: list[nn.Parameter], own: Any) -> None:  # noqa: ANN401
+        if getattr(own, "reduction", None) != module.loss_reduction:
+            raise ConfigError(
+                f"criterion: needs reduction={module.loss_reduction!r}, as loss_reduction says, "
+                "and must give a loss for each example with reduction='none'."
+            )
+        self._module, self._parameters, self._own = module, parameters, own
+
+    def __call__(self, *arguments: Any, **options: Any) -> _GhostLoss:  # noqa: ANN401
+        before, self._own.reduction = self._own.reduction, "none"
+        try:
+            found = self._own(*arguments, **options)
+        finally:
+            self._own.reduction = before
+        rows = found.reshape(len(found), -1)
+        each = rows.mean(1) if before == "mean" else rows.sum(1)
+        return _GhostLoss(self._module, self._parameters, each)
 
 
 class _GhostOptimizer(FTRLOptimizer):
@@ -371,7 +574,8 @@ class _GhostOptimizer(FTRLOptimizer):
         start = 0
         for p in self.trained:
             if p.grad is not None:
-                self._total[start : start + p.numel()] += p.grad.reshape(-1).double().cpu()
+                own = p.grad.to_dense() if p.grad.is_sparse else p.grad
+                self._total[start : start + p.numel()] += own.reshape(-1).double().cpu()
             start += p.numel()
         if not bool(torch.isfinite(self._total).all()):
             raise ConfigError("optimizer.step(): the sum of the gradients is not finite.")
@@ -379,27 +583,66 @@ class _GhostOptimizer(FTRLOptimizer):
         return examples
 
 
-def _per_example(parameter: nn.Parameter) -> Tensor:
-    """Return a parameter's per-example gradients, shape (B, ...), of one or more backward passes.
+_NO_GRADIENT = (
+    "optimizer.step(): a parameter has no per-example gradient. Call backward() on the loss of a "
+    "batch first, without torch.compile; freeze parameters that the loss does not use "
+    "(requires_grad=False)."
+)
 
-    Raises:
-        ConfigError: there are none.
+
+def _per_example(parameter: nn.Parameter) -> Tensor | None:
+    """Return a parameter's per-example gradients, shape (B, d), of one or more backward passes.
+
+    None if there are none.
     """
     found = getattr(parameter, "grad_sample", None)
     if isinstance(found, list) and found:
-        return torch.cat(found)
+        found = torch.cat(found)
     if not isinstance(found, Tensor):
+        return None
+    if found.shape[1:] != parameter.shape:
         raise ConfigError(
-            "optimizer.step(): a parameter has no per-example gradient. Call backward() on the "
-            "loss of a batch first; freeze parameters that the loss does not use "
-            "(requires_grad=False)."
+            f"backward(): per-example gradients of shape {list(found.shape[1:])} for a parameter "
+            f"of shape {list(parameter.shape)}."
         )
-    return found
+    return found.detach().reshape(len(found), parameter.numel()).to(parameter.dtype)
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of a module that Opacus wrapped, by the user's names."""
+    return ((name.removeprefix("_module."), p) for name, p in module.named_parameters())
+
+
+def _fixed(module: nn.Module, trained: Sequence[nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
+    """Yield what does not train: the other parameters, and all buffers."""
+    own = {id(p) for p in trained}
+    yield from ((name, p) for name, p in _named(module) if id(p) not in own)
+    yield from ((name.removeprefix("_module."), b) for name, b in module.named_buffers())
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are the same; a value that is not a number equals itself."""
+    if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+        return False
+    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _refuse_batch_statistics(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+            raise ConfigError(
+                f"layer {name.removeprefix('_module.')!r} is a {type(layer).__name__} in training "
+                "mode, or without running statistics, which mixes the examples of a batch. Call "
+                ".eval() on it after module.train(), or replace it: "
+                "privpart.models.replace_batch_norm(module)."
+            )
 
 
 _ROUNDING = 2.0**-24
 _COLUMNS = 4096
 _ROWS = 64
+_LEAST, _MOST = 1e-6, 1e6
+"""Clip norms between which lengths neither underflow nor overflow in float32."""
 _FLOAT_SUM = 4 * _ROWS**2 * _ROUNDING
 """How much shorter a gradient must be for what floating point adds to it.
 
@@ -415,20 +658,30 @@ are touched. Their sums are added in float64, and rounded to integers, for which
 def _squared_norms(flat: Tensor) -> Tensor:
     """Return squared norms of the rows, shape (B,), to a relative error of ``_COLUMNS`` u.
 
-    Of columns in blocks, in float32: float64 takes ten times as long.
+    Of columns in blocks, in float32: float64 takes ten times as long. Squares that underflow change
+    a norm by 2^-63 sqrt(d) at most, which is nothing beside ``_LEAST`` and the error above.
     """
     whole = flat.shape[1] // _COLUMNS * _COLUMNS
-    blocks = flat[:, :whole].reshape(len(flat), -1, _COLUMNS)
-    parts = [torch.linalg.vector_norm(blocks, dim=2), flat[:, whole:].norm(dim=1, keepdim=True)]
+    blocks = flat[:, :whole].reshape(len(flat), whole // _COLUMNS, _COLUMNS)
+    rest = torch.linalg.vector_norm(flat[:, whole:], dim=1, keepdim=True)
+    parts = [torch.linalg.vector_norm(blocks, dim=2), rest]
     return torch.cat(parts, dim=1).double().square().sum(1)
 
 
 def _sum(flat: Tensor, factors: Tensor) -> Tensor:
-    """Return the sum of the rows times their factors, float64, on the error of ``_FLOAT_SUM``."""
+    """Return the sum of the rows times their factors, float64, on the error of ``_FLOAT_SUM``.
+
+    By numpy, or without a product of matrices: torch's may round to 10 bits or 7, as its settings
+    say.
+    """
     total = torch.zeros(flat.shape[1], dtype=torch.float64, device=flat.device)
     factors = factors.to(flat.dtype)
     for start in range(0, len(flat), _ROWS):
-        total += factors[start : start + _ROWS] @ flat[start : start + _ROWS]
+        some, own = flat[start : start + _ROWS], factors[start : start + _ROWS]
+        if flat.is_cpu:
+            total += torch.from_numpy(own.numpy() @ some.numpy())
+        else:
+            total += (own[:, None] * some).sum(0)
     return total
 
 
@@ -458,6 +711,11 @@ class _Steps:
         return self._optimizer.noise.source
 
     @property
+    def _device(self) -> torch.device:
+        first: Tensor = self._optimizer.trained[0]
+        return first.device
+
+    @property
     def cohort(self) -> tuple[int, ...]:
         return tuple(self._optimizer.passes.batch(self.round - 1))
 
@@ -471,7 +729,10 @@ class _Steps:
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         noise = self._optimizer.noise.state_dict()
         original = self._optimizer.original_optimizer
+        _refuse_unkept(original)
         tensors = {"parameters": self.parameters, "random": torch.get_rng_state().to(torch.int32)}
+        if self._device.type == "cuda":
+            tensors["random_device"] = torch.cuda.get_rng_state(self._device).to(torch.int32)
         tensors |= {f"optimizer.{k}": t for k, t in optimizer_tensors(original).items()}
         if "state" in noise:
             tensors["noise"] = noise.pop("state")
@@ -499,6 +760,8 @@ class _Steps:
         parameters, random = own.pop("parameters"), own.pop("random")
         if parameters.shape != self.parameters.shape:
             raise ConfigError("the state is of another module.")
+        if (coins := own.pop("random_device", None)) is not None and self._device.type == "cuda":
+            torch.cuda.set_rng_state(coins.to(torch.uint8), self._device)
         noise = dict(values["noise"])
         if (state := own.pop("noise", None)) is not None:
             noise["state"] = state
@@ -517,6 +780,16 @@ class _Steps:
         self._scheduler.load_state_dict(values["scheduler"])
         torch.set_rng_state(random.to(torch.uint8))
         self._optimizer.passes.resume(values["round"])
+
+
+def _refuse_unkept(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state_dict()["state"].values():
+        for name, value in state.items():
+            if value is not None and not isinstance(value, Tensor):
+                raise ConfigError(
+                    f"optimizer: keeps {name!r} as a {type(value).__name__}, and a run folder only "
+                    "tensors, so a resumed run would differ. Use another optimizer, or no folder."
+                )
 
 
 class _Scheduler:
@@ -595,6 +868,7 @@ class FTRLEngine:
         grad_sample_mode: GradSampleMode = "hooks",
         criterion: nn.Module | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
+        batch_first: bool = True,
         order_seed: int = 0,
         out: str | Path | None = None,
         resume: bool = False,
@@ -614,7 +888,7 @@ class FTRLEngine:
             dataset: map-style; its length is public.
             batch_size: examples per step, >= 1, and the public divisor of the sum.
             epochs: passes over the examples, >= 1.
-            max_grad_norm: clip norm of one example's gradient, > 0.
+            max_grad_norm: clip norm of one example's gradient, 1e-6 to 1e6.
             noise_multiplier: standard deviation of one i.i.d. coordinate that enters the mechanism
                 / clip norm, > 0; or pass ``target_epsilon``.
             target_epsilon: least noise for this epsilon at ``delta``.
@@ -624,6 +898,8 @@ class FTRLEngine:
                 less memory and a second backward pass.
             criterion: loss module, for "ghost" only.
             loss_reduction: of the loss, "mean" or "sum" over the batch.
+            batch_first: whether the first dimension of the layers' inputs is the example, not the
+                second.
             order_seed: public seed of the order of the examples, >= 0.
             out: folder of the run; every step is committed to it before ``optimizer.step()``
                 returns. None keeps nothing.
@@ -632,100 +908,76 @@ class FTRLEngine:
             scheduler: of the optimizer's learning rates; ``optimizer.step()`` steps it, not the
                 loop.
             scheduler_every: when: after each "step", or after the last step of each "epoch".
-            loader: further options of ``DataLoader``, such as ``collate_fn``.
+            loader: further options of ``DataLoader``, such as ``collate_fn`` or ``num_workers``.
 
         Raises:
             ConfigError: a value out of range, or a module or optimizer that cannot be private.
         """
         if self._plan is not None:
             raise ConfigError("make_private was called before: its noise is for one run only.")
-        if out is None and (resume or population is not None):
-            raise ConfigError("resume, population: are about a run in a folder; pass out.")
-        checks.choice("scheduler_every", scheduler_every, ("step", "epoch"))
-        checks.choice("grad_sample_mode", grad_sample_mode, get_args(GradSampleMode))
-        if (grad_sample_mode == "ghost") != (criterion is not None):
-            raise ConfigError("criterion: needed for grad_sample_mode='ghost', and only for it.")
-        if not isinstance(dataset, Sized):
-            raise ConfigError("dataset: has no length; passes of a fixed order need one.")
-        passes = FixedPasses(len(dataset), batch_size, epochs, order_seed)
-        clip_norm = at_least_tiny(max_grad_norm)
+        _refuse_folder_options(out, scheduler, scheduler_every, resume or population is not None)
+        _refuse_loss_options(grad_sample_mode, loss_reduction, criterion)
+        passes = FixedPasses(_length(dataset, loader), batch_size, epochs, order_seed)
+        if not _LEAST <= checks.positive("max_grad_norm", max_grad_norm) <= _MOST:
+            raise ConfigError(
+                f"max_grad_norm={max_grad_norm:g}: must be {_LEAST:g} to {_MOST:g}. Scale the loss."
+            )
         own = _mechanism(mechanism, passes.participation)
         z = _noise(own, passes.participation, noise_multiplier, target_epsilon, delta)
         trained = _trained(module, optimizer)
-        dim = sum(p.numel() for p in trained)
+        refuse_noise(z, sum(p.numel() for p in trained))
+        about = len(passes.order), order_seed, grad_sample_mode, loss_reduction
         plan = PrivacyPlan(
             mechanism=own,
             participation=passes.participation,
-            clip_norm=clip_norm,
+            clip_norm=float(max_grad_norm),
             noise_multiplier=z,
             report_goal=batch_size,
-            context=_context(module, len(dataset), order_seed, grad_sample_mode, loss_reduction),
+            context=_context(module, trained, *about),
         )
-        self._passes = passes
-        source = self._source(plan, module, out, resume=resume, delta=delta, population=population)
-        bits = noise_bits(z, dim)
-        stream = NoiseStream(own, dim=dim, stddev=2.0**bits, source=source)
-        charge = (dim * own.rounds) ** 0.5 * stream.filter_error(epochs * 2.0**bits / z)
-        grid = Grid.of(bits, z, dim, filter_charge=charge)
-        ghost = grad_sample_mode == "ghost"
-        wrapped = (
-            _GhostModule(
-                module,
-                clip_norm=grid.sum_clip_norm(clip_norm),
-                loss_reduction=loss_reduction,
-            )
-            if ghost
-            else GradSampleModule(module, loss_reduction=loss_reduction)
-        )
-        private = (_GhostOptimizer if ghost else FTRLOptimizer)(
-            optimizer,
-            wrapped,
-            passes,
-            stream,
-            grid,
-            max_grad_norm=clip_norm,
-            batch_size=batch_size,
-            loss_reduction=loss_reduction,
-        )
-        self._plan = plan
-        steps = _Scheduler(scheduler, 1 if scheduler_every == "step" else passes.batches)
-        private.begin(self._folder, _Steps(plan, private, steps), steps)
+        names = {id(p): name for name, p in module.named_parameters()}
+        facts: dict[str, Any] = {"delta": delta, "unit": "example", "mode": grad_sample_mode}
+        facts["parameters"] = [[names[id(p)], list(p.shape)] for p in trained]
+        if population is not None:
+            facts["population_name"] = population
         # a generator of its own: a loader draws from torch's as often as it is begun
         loader = {"generator": torch.Generator().manual_seed(0)} | loader
-        made = wrapped, private, DataLoader(dataset, batch_sampler=passes, **loader)
-        if criterion is None:
-            return made
-        return *made, DPLossFastGradientClipping(wrapped, private, criterion, loss_reduction)
+        dealt = _Loader(dataset, batch_sampler=passes, **loader)
+        steps = _Scheduler(scheduler, 1 if scheduler_every == "step" else passes.batches)
+        wrapped = _wrapped(module, plan, grad_sample_mode, loss_reduction, batch_first)
+        try:
+            clips = None if criterion is None else _GhostCriterion(wrapped, trained, criterion)
+            source = self._source(plan, out, facts, resume=resume)
+            private = _private(optimizer, wrapped, passes, plan, source)
+            private.begin(self._folder, _Steps(plan, private, steps), steps)
+        except BaseException:
+            wrapped.cleanup()
+            self.close()
+            raise
+        made = wrapped, private, dealt
+        self._plan, self._passes = plan, passes
+        return made if clips is None else (*made, clips)
 
     def _source(
-        self,
-        plan: PrivacyPlan,
-        module: nn.Module,
-        out: str | Path | None,
-        *,
-        resume: bool,
-        delta: float | None,
-        population: str | None,
+        self, plan: PrivacyPlan, out: str | Path | None, facts: dict[str, Any], *, resume: bool
     ) -> NoiseSource:
         """Return the source of the noise, of the run in ``out`` if there is one."""
         if out is None:
             return SecretSource() if self._seed is None else SeededSource(self._seed)
-        if resume and holds_a_run(out):
-            self._folder = RunFolder.open(out)
-            if self._folder.plan.hash != plan.hash or self._folder.facts["seed"] != self._seed:
-                self._folder.close()
-                raise ConfigError(
-                    f"{out}: was begun with another plan, module, data or seed. Pass the same as "
-                    "then."
-                )
+        if not resume or not holds_a_run(out):
+            self._folder = RunFolder.create(out, plan, seed=self._seed, facts=facts)
             return self._folder.source()
-        facts: dict[str, Any] = {"delta": delta, "unit": "example"}
-        facts["parameters"] = [
-            [name, list(p.shape)] for name, p in module.named_parameters() if p.requires_grad
-        ]
-        if population is not None:
-            facts["population_name"] = population
-        self._folder = RunFolder.create(out, plan, seed=self._seed, facts=facts)
+        self._folder = RunFolder.open(out)
+        if self._folder.plan.hash != plan.hash or self._folder.facts["seed"] != self._seed:
+            raise ConfigError(
+                f"{out}: was begun with another plan, module, data or seed. Pass the same as then."
+            )
+        for name in ("delta", "population_name"):
+            if self._folder.facts.get(name) != facts.get(name):
+                raise ConfigError(
+                    f"{name.removesuffix('_name')}={facts.get(name)!r}: the run in {out} was begun "
+                    f"with {self._folder.facts.get(name)!r}. Pass the same as then."
+                )
         return self._folder.source()
 
     @property
@@ -739,10 +991,28 @@ class FTRLEngine:
         return self.report(delta).epsilon
 
     def report(self, delta: float) -> PrivacyReport:
-        """Return the guarantee of the whole run at ``delta`` in (0, 1), and its assumptions."""
+        """Return the guarantee of the whole run at ``delta`` in (0, 1), and its assumptions.
+
+        Nothing in it was checked: ``privpart report`` says of a run in a folder what was.
+        """
         plan, _ = self._of_run()
         return plan.report(
             delta, noise_source="os" if self._seed is None else "seeded", unit="example"
+        )
+
+    def privacy_statement(self, delta: float) -> str:
+        """Return the report at ``delta`` in (0, 1) in plain English, with every condition."""
+        return self.report(delta).statement()
+
+    def comparison(self, delta: float) -> "Comparison":
+        """Return what DP-SGD costs at ``delta`` in (0, 1), with the same noise, batch and steps."""
+        plan, passes = self._of_run()
+        z, order = plan.noise_multiplier, passes.participation
+        sampling = PoissonSampling(min(plan.report_goal, len(passes.order)), len(passes.order))
+        amplified = dp_sgd(noise_multiplier=z, sampling=sampling, steps=order.rounds)
+        alone = guarantee(Independent(order.rounds), order, noise_multiplier=z)
+        return Comparison(
+            delta, z, self.epsilon(delta), amplified.epsilon(delta), alone.epsilon(delta)
         )
 
     def close(self) -> None:
@@ -756,15 +1026,123 @@ class FTRLEngine:
         return self._plan, self._passes
 
 
-def _context(module: nn.Module, *about: object) -> str:
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Epsilon of a run, and of DP-SGD with the same noise multiplier, batch and number of steps.
+
+    Equal noise multipliers are not equal accuracy: DP-SGD's noise is independent in each step,
+    while correlated noise cancels over the steps.
+
+    Attributes:
+        delta: of all three.
+        noise_multiplier: of all three.
+        epsilon: of the run, under zero-out adjacency.
+        poisson: of DP-SGD if each step sampled each example on its own, in secret, under
+            add-or-remove adjacency.
+        fixed_passes: of DP-SGD in the run's own passes, where nothing amplifies.
+    """
+
+    delta: float
+    noise_multiplier: float
+    epsilon: float
+    poisson: float
+    fixed_passes: float
+
+    def __str__(self) -> str:
+        """Return three lines."""
+        return (
+            f"epsilon {up(self.epsilon)} at delta {self.delta:g}: this run\n"
+            f"epsilon {up(self.poisson)}: DP-SGD with this noise and hidden Poisson samples\n"
+            f"epsilon {up(self.fixed_passes)}: DP-SGD with this noise, in passes as here"
+        )
+
+
+def _refuse_folder_options(
+    out: str | Path | None, scheduler: LRScheduler | None, every: str, of_folder: bool
+) -> None:
+    if out is None and of_folder:
+        raise ConfigError("resume, population: are about a run in a folder; pass out.")
+    checks.choice("scheduler_every", every, ("step", "epoch"))
+    if scheduler is None and every != "step":
+        raise ConfigError("scheduler_every: is about a scheduler; pass one, or leave it out.")
+
+
+def _refuse_loss_options(mode: str, loss_reduction: str, criterion: nn.Module | None) -> None:
+    checks.choice("grad_sample_mode", mode, get_args(GradSampleMode))
+    checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+    if (mode == "ghost") != (criterion is not None):
+        raise ConfigError("criterion: needed for grad_sample_mode='ghost', and only for it.")
+
+
+def _length(dataset: Dataset[Any], loader: dict[str, Any]) -> int:
+    if not isinstance(dataset, Sized):
+        raise ConfigError("dataset: has no length; passes of a fixed order need one.")
+    of_order = {"batch_sampler", "drop_last", "sampler", "shuffle"}
+    if taken := sorted(loader.keys() & of_order):
+        raise ConfigError(f"{', '.join(taken)}: the order of the examples is fixed; leave out.")
+    return len(dataset)
+
+
+def _wrapped(
+    module: nn.Module, plan: PrivacyPlan, mode: str, loss_reduction: str, batch_first: bool
+) -> Any:  # noqa: ANN401  Opacus is untyped
+    """Return the module with Opacus's hooks.
+
+    Raises:
+        ConfigError: it has them already, or Opacus does not take it.
+    """
+    options: dict[str, Any] = {"loss_reduction": loss_reduction, "batch_first": batch_first}
+    try:
+        if mode == "ghost":
+            return _GhostModule(module, clip_norm=plan.clip_norm, **options)
+        return GradSampleModule(module, **options)
+    except (NotImplementedError, ValueError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"module: Opacus does not take it: {said}. A module that was made private before is "
+            "not made private again; see opacus.validators.ModuleValidator.fix for layers."
+        ) from None
+
+
+def _private(
+    optimizer: torch.optim.Optimizer,
+    wrapped: Any,  # noqa: ANN401  Opacus is untyped
+    passes: FixedPasses,
+    plan: PrivacyPlan,
+    source: NoiseSource,
+) -> FTRLOptimizer:
+    """Return the private optimiser, with the noise of the plan and the grid that it is on."""
+    dim = sum(
+        p.numel() for group in optimizer.param_groups for p in group["params"] if p.requires_grad
+    )
+    z, own = plan.noise_multiplier, plan.mechanism
+    bits = noise_bits(z, dim)
+    stream = NoiseStream(own, dim=dim, stddev=2.0**bits, source=source)
+    charge = (dim * own.rounds) ** 0.5 * stream.filter_error(passes.epochs * 2.0**bits / z)
+    grid = Grid.of(bits, z, dim, filter_charge=charge)
+    kind = FTRLOptimizer
+    if isinstance(wrapped, _GhostModule):
+        kind, wrapped.max_grad_norm = _GhostOptimizer, grid.sum_clip_norm(plan.clip_norm)
+    return kind(
+        optimizer,
+        wrapped,
+        passes,
+        stream,
+        grid,
+        max_grad_norm=plan.clip_norm,
+        batch_size=plan.report_goal,
+        loss_reduction=wrapped.loss_reduction,
+    )
+
+
+def _context(module: nn.Module, trained: Sequence[nn.Parameter], *about: object) -> str:
     """Return a hash of all that was fixed beforehand: frozen part, order and the loss's form."""
     digest = hashlib.sha256(json.dumps(["privpart examples", *about]).encode())
-    frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
-    for name, tensor in [*frozen, *module.named_buffers()]:
+    for name, tensor in _fixed(module, trained):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    shapes = [[n, list(p.shape)] for n, p in module.named_parameters() if p.requires_grad]
-    digest.update(json.dumps(shapes).encode())
+    names = {id(p): name for name, p in module.named_parameters()}
+    digest.update(json.dumps([[names[id(p)], list(p.shape)] for p in trained]).encode())
     return digest.hexdigest()
 
 
@@ -798,14 +1176,20 @@ def _noise(
 
 
 def _trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Return the parameters that train, after checking that the optimizer has just these."""
-    named = {n: p for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    """Return the parameters that train, in the optimizer's order, after checking both."""
+    _refuse_unsupported(module, optimizer)
+    named = {n: p for n, p in _of_layers(module) if p.requires_grad}
     seen: dict[int, str] = {}
     for name, p in named.items():
         if (other := seen.setdefault(id(p), name)) != name:
             raise ConfigError(
                 f"{other} and {name} are one tensor: per-example gradients of tied parameters are "
                 "wrong in Opacus. Freeze it, or untie the two."
+            )
+        if p.dtype is not torch.float32:
+            raise ConfigError(
+                f"{name}: is {p.dtype}; train in float32 (module.float()), whose rounding the clip "
+                "norm allows for. torch.autocast may still compute in less."
             )
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     if held != set(seen):
@@ -815,6 +1199,31 @@ def _trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Par
             f"train, and has {extra} of no such parameter. Give it exactly those with "
             "requires_grad."
         )
-    if not seen:
+    if not any(p.numel() for p in named.values()):
         raise ConfigError("module: no parameter trains (requires_grad).")
+    if len({p.device for p in named.values()}) > 1:
+        raise ConfigError("module: its parameters are on several devices; use one.")
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _of_layers(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield parameters by every name, without the second names that Opacus's DPLSTM gives."""
+    for prefix, layer in module.named_modules():
+        if not isinstance(layer, DPRNNBase):
+            for name, p in layer.named_parameters(recurse=False, remove_duplicate=False):
+                yield f"{prefix}.{name}".removeprefix("."), p
+
+
+def _refuse_unsupported(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(module, torch._dynamo.OptimizedModule):
+        raise ConfigError(
+            "module: is compiled (torch.compile), and Opacus's hooks do not run in compiled code. "
+            "Pass the module itself."
+        )
+    if isinstance(optimizer, DPOptimizer):
+        raise ConfigError("optimizer: is private already. Pass the one that it was made from.")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError("optimizer: LBFGS computes gradients more than once per step.")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise ConfigError("torch.distributed: is in use; DP-FTRL on examples runs in one process.")
+    _refuse_batch_statistics(module)

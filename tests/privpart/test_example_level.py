@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -148,6 +149,24 @@ def test_ghost_clipping_gives_the_same_steps():
         optimizer.step()
 
 
+def test_a_ghost_loss_can_only_be_differentiated_once():
+    _, module, optimizer, loader, criterion = private(
+        grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss()
+    )
+    x, y = next(iter(loader))
+    loss = criterion(module(x), y)
+    with torch.no_grad():
+        assert torch.allclose(loss.detach(), nn.functional.cross_entropy(module(x), y))
+    with pytest.raises(TypeError):
+        loss + sum(p.square().sum() for p in module.parameters())  # nothing would clip it
+    loss.backward()
+    with pytest.raises(ConfigError, match="was called before in this step"):
+        criterion(module(x), y).backward()
+    optimizer.step()
+    with pytest.raises(ConfigError, match="needs reduction='mean'"):
+        private(grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss(reduction="sum"))
+
+
 def test_a_penalty_on_the_weights_is_not_dropped_in_silence():
     _, module, optimizer, loader = private()
     x, y = next(iter(loader))
@@ -219,7 +238,6 @@ def another_parameter(module, optimizer, loader):
 @pytest.mark.parametrize(
     ("mistake", "said"),
     [
-        (skip_a_batch, r"was dealt, but no optimizer.step\(\) followed"),
         (step_twice, "has dealt no batch for it"),
         (one_epoch_more, "all 3 epochs are done"),
         (backward_twice, "are of 8 examples, and the batch has 4"),
@@ -238,13 +256,233 @@ def test_what_departs_from_the_guarantee_is_refused_and_ends_the_run(mistake, sa
         train(module, optimizer, loader, 1)
 
 
+def test_a_batch_that_was_not_trained_on_comes_again():
+    expected = train(*private()[1:])
+    engine, module, optimizer, loader = private()
+    next(iter(loader))  # a look at the data
+    with pytest.raises(ConfigError, match=r"was dealt, but no optimizer.step\(\) followed"):
+        skip_a_batch(module, optimizer, loader)
+    assert optimizer.passes.done == 1
+    for _ in range(engine.epochs_left):
+        for batch in loader:
+            step(module, optimizer, batch)
+    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    assert torch.equal(last, expected[-1])
+
+
+def test_worker_processes_read_ahead():
+    expected = train(*private()[1:])
+    made = private(num_workers=1, persistent_workers=True)[1:]
+    assert torch.equal(train(*made), expected)
+    _, module, optimizer, loader = private(num_workers=1)
+    small = BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer)
+    with small as parts, pytest.raises(ConfigError, match="needs a loader with num_workers=0"):
+        train(module, optimizer, parts)
+    assert optimizer.passes.done == 0
+
+
+def test_one_pass_at_a_time():
+    _, module, optimizer, loader = private()
+    one, other = iter(loader), iter(loader)
+    step(module, optimizer, next(other))
+    with pytest.raises(ConfigError, match="another pass over it was begun meanwhile"):
+        next(one)
+
+
+def the_optimizer_itself(module, optimizer, batch):
+    nn.functional.cross_entropy(module(batch[0]), batch[1]).backward()
+    optimizer.original_optimizer.step()
+
+
+def another_optimizer(module, optimizer, batch):
+    other = torch.optim.SGD(module.parameters(), lr=1.0)
+    nn.functional.cross_entropy(module(batch[0]), batch[1]).backward()
+    other.step()
+    optimizer.step()
+
+
+def thaw(module, optimizer, batch):
+    module._module[0].requires_grad_(True)
+    step(module, optimizer, batch)
+
+
+def change_what_is_frozen(module, optimizer, batch):
+    with torch.no_grad():
+        module._module[0].weight += batch[0].mean()
+    step(module, optimizer, batch)
+
+
+def change_the_mode(module, optimizer, batch):
+    nn.functional.cross_entropy(module(batch[0]), batch[1]).backward()
+    nn.utils.clip_grad_norm_(module.parameters(), 1e-3)
+    optimizer.step()
+
+
+def with_a_closure(module, optimizer, batch):
+    optimizer.step(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (the_optimizer_itself, "would use gradients without noise"),
+        (another_optimizer, "2.weight: was changed, replaced or moved by something else"),
+        (thaw, "0.bias: requires a gradient now"),
+        (change_what_is_frozen, "0.weight: was changed, replaced or moved by something else"),
+        (change_the_mode, "changed before the step, by clip_grad_norm_"),
+        (with_a_closure, "would compute gradients more than once"),
+    ],
+)
+def test_nothing_but_noised_gradients_reaches_the_model(mistake, said):
+    own = net()
+    own[0].requires_grad_(False)
+    _, module, optimizer, loader = private(own)
+    with pytest.raises(ConfigError, match=said):
+        mistake(module, optimizer, next(iter(loader)))
+    assert optimizer.passes.done == 0
+
+
+def test_running_statistics_do_not_leave_with_the_model():
+    rows = nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()
+    _, module, optimizer, loader = private(nn.Sequential(nn.Sequential(*rows), net()))
+    with pytest.raises(ConfigError, match=r"0.1.running_mean: was changed"):
+        step(module, optimizer, next(iter(loader)))
+    norm = nn.BatchNorm1d(5, affine=False, track_running_stats=False).eval()
+    with pytest.raises(ConfigError, match="without running statistics, which mixes"):
+        private(nn.Sequential(norm, net()))
+
+
+class Breaks(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
+        raise RuntimeError("a fault")
+
+
+def test_a_step_that_fails_is_taken_back_and_stays_refused():
+    module = net()
+    _, wrapped, optimizer, loader = private(module, optimizer=Breaks(module.parameters(), lr=1.0))
+    with pytest.raises(RuntimeError, match="a fault"):
+        step(wrapped, optimizer, next(iter(loader)))
+    for p, q in zip(module.parameters(), net().parameters(), strict=True):
+        assert torch.equal(p, q)
+    with pytest.raises(ConfigError, match="this run has stopped: step 0 was not committed"):
+        train(wrapped, optimizer, loader)
+
+
+def test_an_interrupt_while_gradients_are_added_up_ends_the_run(monkeypatch):
+    _, module, optimizer, loader = private()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    batch = next(iter(loader))
+    with monkeypatch.context() as patched:
+        patched.setattr("privpart.example_level._sum", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            step(module, optimizer, batch)
+    with pytest.raises(ConfigError, match="a step was interrupted"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e25])
+def test_lengths_that_float32_cannot_square(scale):
+    """A gradient that underflows is short; one that overflows counts as zeros."""
+    noised = train(*private(dataset=data(scale=scale))[1:], epochs=1)
+    same = train(*private(dataset=data(scale=0.0))[1:], epochs=1)
+    assert torch.isfinite(noised).all()
+    assert ((noised - same).norm(dim=1) <= 2 * BATCH * CLIP).all()
+    with pytest.raises(ConfigError, match="must be 1e-06 to 1e"):
+        private(max_grad_norm=1e-9)
+
+
+class Sometimes(nn.Module):
+    """Tokens, attention, recurrence, and a layer that one batch does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.norm = nn.Embedding(7, 6), nn.GroupNorm(2, 6)
+        self.look = DPMultiheadAttention(6, 2, batch_first=True)
+        self.recur = DPLSTM(6, 4, batch_first=True)
+        self.extra, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.uses = 0
+
+    def forward(self, x):
+        self.uses += 1
+        x = self.norm(self.tokens(x).transpose(1, 2)).transpose(1, 2)
+        x = self.recur(self.look(x, x, x)[0])[0][:, -1]
+        x = self.extra(x) if self.uses != 2 else x
+        return self.out(x)
+
+
+def test_layers_of_every_kind_and_one_that_a_batch_does_not_use():
+    module = Sometimes()
+    some = torch.Generator().manual_seed(3)
+    tokens = torch.randint(7, (EXAMPLES, 5), generator=some)
+    labels = torch.randint(3, (EXAMPLES,), generator=some)
+    made = private(module, TensorDataset(tokens, labels))
+    noised = train(*made[1:], epochs=2)
+    assert torch.isfinite(noised).all()
+    assert made[2].passes.done == 6
+
+
+def test_other_number_types_and_compiled_modules_are_refused():
+    with pytest.raises(ConfigError, match=r"0.weight: is torch.bfloat16; train in float32"):
+        private(net().bfloat16())
+    with pytest.raises(ConfigError, match="is compiled"):
+        private(torch.compile(net(), backend="eager"))
+    module = net()
+    with pytest.raises(ConfigError, match="LBFGS"):
+        private(module, optimizer=torch.optim.LBFGS(module.parameters()))
+    engine, wrapped, optimizer, _ = private(module)
+    with pytest.raises(ConfigError, match="was called before"):
+        engine.make_private(
+            module=module,
+            optimizer=optimizer,
+            dataset=data(),
+            batch_size=1,
+            epochs=1,
+            max_grad_norm=1.0,
+            noise_multiplier=1.0,
+        )
+    for again in (module, wrapped):
+        with pytest.raises(ConfigError, match="Opacus does not take it"):
+            private(again)
+    with pytest.raises(ConfigError, match="shuffle: the order of the examples is fixed"):
+        private(shuffle=True)
+
+
+def test_autocast_computes_in_less_and_clips_in_float32():
+    expected = train(*private(dataset=data(scale=40.0))[1:], epochs=1)[0]
+    _, module, optimizer, loader = private(dataset=data(scale=40.0))
+    x, y = next(iter(loader))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = nn.functional.cross_entropy(module(x), y)
+    loss.backward()
+    optimizer.step()
+    found = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    assert 0 < (found - expected).norm() < 0.05 * BATCH * CLIP
+
+
+def test_what_is_refused_leaves_the_module_and_no_run_behind(tmp_path):
+    module = net()
+    for wrong in (
+        {"noise_multiplier": 1e9},
+        {"num_workers": -1},
+        {"delta": 2.0, "target_epsilon": 1.0, "noise_multiplier": None},
+    ):
+        with pytest.raises((ConfigError, ValueError)):
+            private(module, out=tmp_path / "run", **wrong)
+    assert not (tmp_path / "run").exists()
+    private(module, out=tmp_path / "run")[0].close()
+
+
 def test_batch_statistics_are_refused():
     module = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
     module[1].eval()
     _, wrapped, optimizer, loader = private(module)
     batch = next(iter(loader))
     wrapped.train()
-    with pytest.raises(ConfigError, match="training mode, which mixes the examples"):
+    with pytest.raises(ConfigError, match="in training mode, or without running"):
         step(wrapped, optimizer, batch)
 
 
