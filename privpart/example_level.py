@@ -904,7 +904,8 @@ class FTRLEngine:
             out: folder of the run; every step is committed to it before ``optimizer.step()``
                 returns. None keeps nothing.
             resume: continue the run in ``out`` if it has begun, with the same arguments.
-            population: name of the people in the budget book; needs ``out``.
+            population: name of the people in the budget book, where " (examples)" is added to it:
+                costs of examples and of clients do not add up; needs ``out``.
             scheduler: of the optimizer's learning rates; ``optimizer.step()`` steps it, not the
                 loop.
             scheduler_every: when: after each "step", or after the last step of each "epoch".
@@ -939,7 +940,7 @@ class FTRLEngine:
         facts: dict[str, Any] = {"delta": delta, "unit": "example", "mode": grad_sample_mode}
         facts["parameters"] = [[names[id(p)], list(p.shape)] for p in trained]
         if population is not None:
-            facts["population_name"] = population
+            facts["population_name"] = f"{population} (examples)"
         # a generator of its own: a loader draws from torch's as often as it is begun
         loader = {"generator": torch.Generator().manual_seed(0)} | loader
         dealt = _Loader(dataset, batch_sampler=passes, **loader)

@@ -1,15 +1,20 @@
 """Example-level DP-FTRL: what ran is what was accounted for, and departures are refused."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.utils.batch_memory_manager import BatchMemoryManager
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
 
-from accounting import BinaryTree, ConfigError, Participation, guarantee
+from accounting import BinaryTree, ConfigError, Independent, Participation, guarantee
 from privpart import SeededSource
+from privpart.cli.main import app
 from privpart.example_level import FTRLEngine
 from privpart.noise.stream import NoiseStream
 from privpart.run.report import run_report
@@ -564,6 +569,70 @@ def test_the_report_of_a_run_is_the_engines(tmp_path):
     assert found.guarantee.epsilon == made[1].epsilon(1e-5)
     assert (found.realised.max_participations, found.realised.min_separation) == (EPOCHS, 3)
     assert found.guarantee.status == "conditional"
+    open_ones = {a.code for a in found.guarantee.assumptions if a.status == "asserted"}
+    assert open_ones == {"choices", "gradients", "loop", "data"}
+    said = found.guarantee.statement()
+    assert not re.search(r"server|client|cohort", said)
+    shown = made[1].privacy_statement(1e-5)
+    assert "one example's gradients and with zeros" in shown
+    assert "trains sees every example" in shown
+
+
+def test_the_report_of_ghost_clipping_says_what_floating_point_adds(tmp_path):
+    module = net()
+    made = private(
+        module,
+        seed=None,
+        out=tmp_path / "run",
+        delta=1e-5,
+        epochs=1,
+        grad_sample_mode="ghost",
+        criterion=nn.CrossEntropyLoss(),
+    )
+    x, y = next(iter(made[3]))
+    made[4](made[1](x), y).backward()
+    made[2].step()
+    made[0].close()
+    found = run_report(tmp_path / "run")
+    open_ones = {a.code for a in found.guarantee.assumptions if a.status == "asserted"}
+    assert open_ones == {"choices", "gradients", "loop", "data", "clipping", "floating-point"}
+    assert not found.deviations
+
+
+def test_the_commands_about_runs_take_one_on_examples(tmp_path):
+    run, out = tmp_path / "run", tmp_path / "trained.safetensors"
+    made = in_folder(run, seed=None, population="digits")
+    train_some(made, 2)
+    made[1].close()
+    call = CliRunner().invoke
+    shown = call(app, ["report", str(run)])
+    assert "9 rounds, an example in at most 3" in shown.stdout
+    assert call(app, ["export", str(run), "--out", str(out), "--part", "trained"]).exit_code == 0
+    weights = load_file(out)
+    assert all(torch.equal(weights[n], p) for n, p in made[2]._module.named_parameters())
+    verified = call(app, ["verify", str(run), str(out)])
+    assert verified.exit_code == 0, verified.stdout
+    assert "wrong" not in verified.stdout
+    assert "digits (examples)" in call(app, ["budget"]).stdout
+    for command in (["export", str(run), "--out", "x"], ["train", "--out", str(run), "--resume"]):
+        with pytest.raises(ConfigError, match="is a run of FTRLEngine on examples"):
+            call(app, command, catch_exceptions=False)
+    with pytest.raises(ConfigError, match="population='other"):
+        in_folder(run, seed=None, population="other", resume=True)
+    assert call(app, ["close", str(run), "--yes"]).exit_code == 0
+    with pytest.raises(ConfigError, match="ended early, after 2 of 9 rounds"):
+        in_folder(run, seed=None, population="digits", resume=True)
+
+
+def test_a_comparison_with_dp_sgd():
+    engine = private(dataset=data())[0]
+    found = engine.comparison(1e-5)
+    order = Participation(STEPS, EPOCHS, 3)
+    alone = guarantee(Independent(STEPS), order, noise_multiplier=1.0)
+    assert found.epsilon == engine.epsilon(1e-5)
+    assert found.fixed_passes == alone.epsilon(1e-5)
+    assert found.poisson < found.fixed_passes < found.epsilon
+    assert "DP-SGD with this noise and hidden Poisson samples" in str(found)
 
 
 def test_another_module_or_plan_is_not_resumed(tmp_path):
