@@ -27,7 +27,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 
 from accounting import (
     Independent,
@@ -857,10 +857,11 @@ class FTRLEngine:
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        dataset: Dataset[Any],
-        batch_size: int,
         epochs: int,
         max_grad_norm: float,
+        data_loader: DataLoader[Any] | None = None,
+        dataset: Dataset[Any] | None = None,
+        batch_size: int | None = None,
         noise_multiplier: float | None = None,
         target_epsilon: float | None = None,
         delta: float | None = None,
@@ -885,10 +886,12 @@ class FTRLEngine:
         Args:
             module: any network that Opacus takes; parameters with ``requires_grad`` train.
             optimizer: any ``torch.optim`` optimiser of exactly these parameters.
-            dataset: map-style; its length is public.
-            batch_size: examples per step, >= 1, and the public divisor of the sum.
             epochs: passes over the examples, >= 1.
             max_grad_norm: clip norm of one example's gradient, 1e-6 to 1e6.
+            data_loader: gives data set, batch size and its other options; it must not shuffle. Or
+                pass the next two.
+            dataset: map-style; its length is public.
+            batch_size: examples per step, >= 1, and the public divisor of the sum.
             noise_multiplier: standard deviation of one i.i.d. coordinate that enters the mechanism
                 / clip norm, > 0; or pass ``target_epsilon``.
             target_epsilon: least noise for this epsilon at ``delta``.
@@ -918,7 +921,8 @@ class FTRLEngine:
             raise ConfigError("make_private was called before: its noise is for one run only.")
         _refuse_folder_options(out, scheduler, scheduler_every, resume or population is not None)
         _refuse_loss_options(grad_sample_mode, loss_reduction, criterion)
-        passes = FixedPasses(_length(dataset, loader), batch_size, epochs, order_seed)
+        dataset, size, loader = _data(data_loader, dataset, batch_size, loader)
+        passes = FixedPasses(_length(dataset, loader), size, epochs, order_seed)
         if not _LEAST <= checks.positive("max_grad_norm", max_grad_norm) <= _MOST:
             raise ConfigError(
                 f"max_grad_norm={max_grad_norm:g}: must be {_LEAST:g} to {_MOST:g}. Scale the loss."
@@ -933,7 +937,7 @@ class FTRLEngine:
             participation=passes.participation,
             clip_norm=float(max_grad_norm),
             noise_multiplier=z,
-            report_goal=batch_size,
+            report_goal=size,
             context=_context(module, trained, *about),
         )
         names = {id(p): name for name, p in module.named_parameters()}
@@ -958,6 +962,16 @@ class FTRLEngine:
         made = wrapped, private, dealt
         self._plan, self._passes = plan, passes
         return made if clips is None else (*made, clips)
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        target_epsilon: float,
+        target_delta: float,
+        **options: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Return what ``make_private`` returns, from the arguments that Opacus's method has."""
+        return self.make_private(target_epsilon=target_epsilon, delta=target_delta, **options)
 
     def _source(
         self, plan: PrivacyPlan, out: str | Path | None, facts: dict[str, Any], *, resume: bool
@@ -990,6 +1004,10 @@ class FTRLEngine:
     def epsilon(self, delta: float) -> float:
         """Return epsilon of the whole run at ``delta`` in (0, 1), before or after training."""
         return self.report(delta).epsilon
+
+    def get_epsilon(self, delta: float) -> float:
+        """Return ``epsilon``, under the name that Opacus's engine has for it."""
+        return self.epsilon(delta)
 
     def report(self, delta: float) -> PrivacyReport:
         """Return the guarantee of the whole run at ``delta`` in (0, 1), and its assumptions.
@@ -1073,6 +1091,37 @@ def _refuse_loss_options(mode: str, loss_reduction: str, criterion: nn.Module | 
     checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
     if (mode == "ghost") != (criterion is not None):
         raise ConfigError("criterion: needed for grad_sample_mode='ghost', and only for it.")
+
+
+def _data(
+    given: DataLoader[Any] | None,
+    dataset: Dataset[Any] | None,
+    batch_size: int | None,
+    options: dict[str, Any],
+) -> tuple[Dataset[Any], int, dict[str, Any]]:
+    """Return data set, batch size and the loader's other options, from either way to say them."""
+    if given is None:
+        if dataset is None or batch_size is None:
+            raise ConfigError("pass data_loader, or dataset and batch_size.")
+        return dataset, batch_size, options
+    if dataset is not None or batch_size is not None or options:
+        names = ", ".join(["dataset, batch_size", *options])
+        raise ConfigError(f"{names}: the data_loader has these already; leave them out.")
+    if isinstance(given.dataset, IterableDataset):
+        raise ConfigError(
+            "data_loader: its data set has no length or numbers; use a map-style one."
+        )
+    if given.batch_size is None or not isinstance(given.sampler, SequentialSampler):
+        raise ConfigError(
+            "data_loader: shuffles, or has a sampler of its own. The passes have one fixed order, "
+            "which order_seed shuffles once: make it with batch_size alone."
+        )
+    if given.drop_last:
+        raise ConfigError("data_loader: drop_last=True leaves examples out; make it without.")
+    names = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn")
+    names += ("multiprocessing_context", "prefetch_factor", "persistent_workers", "generator")
+    own = {name: getattr(given, name) for name in names}
+    return given.dataset, given.batch_size, {n: v for n, v in own.items() if v is not None}
 
 
 def _length(dataset: Dataset[Any], loader: dict[str, Any]) -> int:

@@ -430,6 +430,29 @@ def test_layers_of_every_kind_and_one_that_a_batch_does_not_use():
     assert made[2].passes.done == 6
 
 
+def test_a_loader_says_what_it_deals_and_may_not_shuffle():
+    def made(**options):
+        module, engine = net(), FTRLEngine(seed=7)
+        sgd = torch.optim.SGD(module.parameters(), lr=1.0)
+        chosen = {"module": module, "optimizer": sgd, "epochs": EPOCHS, "max_grad_norm": CLIP}
+        private = engine.make_private_with_epsilon
+        return engine, *private(target_epsilon=8.0, target_delta=1e-5, **chosen, **options)
+
+    engine, *rest = made(data_loader=DataLoader(data(), batch_size=BATCH))
+    assert torch.equal(train(*rest), train(*made(dataset=data(), batch_size=BATCH)[1:]))
+    assert engine.get_epsilon(1e-5) == engine.epsilon(1e-5) == pytest.approx(8.0, abs=1e-3)
+    for wrong, said in (
+        (DataLoader(data(), batch_size=BATCH, shuffle=True), "data_loader: shuffles"),
+        (DataLoader(data(), batch_size=BATCH, drop_last=True), "leaves examples out"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            made(data_loader=wrong)
+    with pytest.raises(ConfigError, match="has these already"):
+        made(data_loader=DataLoader(data(), batch_size=BATCH), batch_size=BATCH)
+    with pytest.raises(ConfigError, match="pass data_loader, or dataset and batch_size"):
+        made()
+
+
 def test_other_number_types_and_compiled_modules_are_refused():
     with pytest.raises(ConfigError, match=r"0.weight: is torch.bfloat16; train in float32"):
         private(net().bfloat16())
