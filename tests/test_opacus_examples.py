@@ -56,7 +56,9 @@ def test_opacus_own_example_becomes_private_by_dp_ftrl_with_two_lines():
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's and Opacus's, of both engines
-@pytest.mark.parametrize("name", ["mnist_cnn.py", "mnist_cnn_dp_sgd.py"])
+@pytest.mark.parametrize(
+    "name", ["mnist_cnn.py", pytest.param("mnist_cnn_dp_sgd.py", marks=pytest.mark.slow)]
+)
 def test_both_train_at_the_same_epsilon(name):
     right, epsilon = runpy.run_path(str(FOLDER / name))["main"](["--epochs", "1"])
     assert epsilon == pytest.approx(8.0, abs=0.02)
