@@ -9,7 +9,8 @@ trains on three other seeds, and is tested on the 10,000 test images.
     python benchmarks/example_level.py table results.csv
     python benchmarks/example_level.py cost
 
-``accuracy`` appends a row per run, and skips runs whose row is there.
+``accuracy`` appends a row per run, and skips runs whose row is there. ``cost`` adds opake's BLT
+where it is installed (``pip install "opake[dpftrl]"``).
 """
 
 import argparse
@@ -20,6 +21,7 @@ import time
 import warnings
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -242,9 +244,11 @@ def cost(turns: int = 9) -> None:
         torch.randn(2048, 1, 28, 28, generator=some), torch.randint(10, (2048,), generator=some)
     )
     ratios = defaultdict(list)
+    others = ("opake's BLT",) if find_spec("opake") else ()
     for _ in range(turns):
         own = {arm: _step_seconds(arm, data) for arm in (*ARMS[2:], "Opacus DP-SGD")}
-        for arm in ARMS[2:]:
+        own |= {arm: _opake_seconds(data) for arm in others}
+        for arm in (*ARMS[2:], *others):
             ratios[arm].append(own[arm] / own["Opacus DP-SGD"])
     print(json.dumps(machine(), indent=1))
     for arm, found in ratios.items():
@@ -284,6 +288,42 @@ def _step_seconds(arm: str, data: TensorDataset) -> float:
         optimizer.zero_grad()
         nn.functional.cross_entropy(wrapped(x), y).backward()
         optimizer.step()
+    return (time.process_time() - began) / (len(loader) - 1)
+
+
+def _opake_seconds(data: TensorDataset) -> float:
+    """Return the same for opake's functional BLT, of as many buffers as it chooses."""
+    from opake.dpftrl.noise import blt_strategy, mf_gaussian_noise
+    from opake.dpsgd.clipping import clipped_grad
+    from opake.random import key
+
+    module = cnn(0)
+    weights = {name: p.detach().clone() for name, p in module.named_parameters()}
+
+    def loss(own, x, y):
+        out = torch.func.functional_call(module, own, (x,))
+        return nn.functional.cross_entropy(out, y)
+
+    gradients, clips = clipped_grad(
+        loss, clipping_norm=CLIP, batch_argnums=(1, 2), normalize_by=256
+    )
+    noise, drawn = mf_gaussian_noise(
+        weights,
+        blt_strategy(),
+        n_steps=24,
+        min_sep=8,
+        max_participations=3,
+        noise_multiplier=2.0,
+        key=key(0),
+    )
+    loader = DataLoader(data, batch_size=256)
+    for number, (x, y) in enumerate(loader):
+        if number == 1:
+            began = time.process_time()
+        summed, clips = gradients(weights, x, y, state=clips)
+        noised, drawn = noise(summed, drawn)
+        for name, p in weights.items():
+            p.sub_(noised.pytree[name], alpha=0.1)
     return (time.process_time() - began) / (len(loader) - 1)
 
 

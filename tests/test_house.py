@@ -55,6 +55,7 @@ WALLS = {
     "privpart.measure.step": "hides a process of its own",
     "privpart.noise.executor": "the arithmetic of the noise, kept apart",
     "privpart.run.fork": "an idea of its own: a run begun from another",
+    "privpart.run.verify": "public: every claim of a run, for a stranger",
     "privpart.run.witness": "the rollback guard, outside the run folder",
     "privpart.select.histogram": "public: a noised count of keys",
     "privpart.select.private_retrieval": "a protocol of its own, measured alone",

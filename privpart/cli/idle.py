@@ -209,7 +209,10 @@ TABLE: Mapping[str, Options] = {
         free="run out part",
         idle=(Idle("plan", "part", _is("part", "trained"), "needs no plan"),),
     ),
-    "report": Options(free="run delta vouch max_epsilon statement", idle=(_prose("form"),)),
+    "report": Options(
+        free="run delta vouch public_key max_epsilon statement", idle=(_prose("form"),)
+    ),
+    "verify": Options(free="run model public_key form"),
     "budget": Options(
         free="population form",
         idle=(

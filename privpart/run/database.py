@@ -15,7 +15,7 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -39,6 +39,21 @@ _HANDLED = (
     sqlite3.Error,
 )
 """What reading values of any kind may raise; a programming error of ours is found by the tests."""
+
+
+_OF_THE_MACHINE = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+)
+"""Errors of SQLite that say nothing about the file."""
+_PATIENCE = 60.0
+"""Seconds to wait for a reader of a large ledger, or for a commit."""
 
 
 def create_database(
@@ -72,23 +87,27 @@ def snapshot(path: Path, accepted: Mapping[str, str]) -> Iterator[tuple[sqlite3.
         ConfigError: the file is not a database of ours, or is damaged; also for any error that a
             value in it causes inside the ``with`` statement.
     """
-    with TemporaryDirectory(prefix="privpart-") as scratch, damage_said(path):
-        refuse_odd_files(path)
-        try:
-            db, version = _opened(path, accepted, "ro")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
-                raise
-            db, version = _opened(_copy(path, Path(scratch)), accepted, "rw")
-        with closing(db), reading(db, path):
+    try:
+        with ExitStack() as stack:
+            with damage_said(path):
+                refuse_odd_files(path)
+                db, version = _opened_to_read(path, accepted, stack)
+            stack.enter_context(closing(db))
+            stack.enter_context(reading(db, path))
             db.execute("PRAGMA query_only = ON")
             yield db, version
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
 
 
 def open_database(path: Path, accepted: Mapping[str, str]) -> tuple[sqlite3.Connection, str]:
     """Return a connection that may write, and the version of the file; see ``snapshot``.
 
     Each commit is on the disk when it returns. What a crash left behind is rolled back.
+
+    Raises:
+        ConfigError: as for ``snapshot``.
+        OSError, sqlite3.Error: a fault of the machine, such as a full disk or a lock.
     """
     with damage_said(path):
         refuse_odd_files(path)
@@ -109,9 +128,9 @@ def damage_said(path: Path) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
     except _HANDLED as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_MACHINE:
+            raise
         said = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"{path} is damaged, or not from privpart: {said or type(error).__name__}."
@@ -125,10 +144,10 @@ def refuse_odd_files(path: Path) -> None:
         ConfigError: the file or its journal is a link, a pipe or too large, or it is not a database
             that rolls back by a journal, or the journal names another file.
     """
-    if not _is_file(path):
+    if not os.path.lexists(path):
         raise ConfigError(f"{path.parent} holds no run: {path.name} is missing.")
     for own in (path, journal := _beside(path, "-journal")):
-        if own.is_symlink() or (own.exists() and not _is_file(own)):
+        if os.path.lexists(own) and not stat.S_ISREG(own.lstat().st_mode):
             raise ConfigError(f"{own}: must be a file, not a link, pipe or folder. Remove it.")
         if own.exists() and own.stat().st_size > _LARGEST_FILE:
             raise ConfigError(f"{own}: has more than {_LARGEST_FILE:,} bytes.")
@@ -145,13 +164,6 @@ def refuse_odd_files(path: Path) -> None:
         )
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
@@ -164,6 +176,18 @@ def _ends_with(path: Path, end: bytes) -> bool:
         return file.read() == end
 
 
+def _opened_to_read(
+    path: Path, accepted: Mapping[str, str], stack: ExitStack
+) -> tuple[sqlite3.Connection, str]:
+    try:
+        return _opened(path, accepted, "ro")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+    scratch = stack.enter_context(TemporaryDirectory(prefix="privpart-"))
+    return _opened(_copy(path, Path(scratch)), accepted, "rw")
+
+
 def _copy(path: Path, folder: Path) -> Path:
     for suffix in ("-journal", ""):
         shutil.copyfile(_beside(path, suffix), folder / (path.name + suffix))
@@ -171,7 +195,9 @@ def _copy(path: Path, folder: Path) -> Path:
 
 
 def _opened(path: Path, accepted: Mapping[str, str], mode: str) -> tuple[sqlite3.Connection, str]:
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", _PATIENCE, uri=True, isolation_level=None
+    )
     try:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
         db.execute("PRAGMA trusted_schema = OFF")

@@ -24,6 +24,7 @@ import re
 import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self
 
@@ -333,10 +334,12 @@ class RunFolder:
                 "again."
             )
         self._source = self._kept_source
-        if self._source is None:
+        unsigned = self._ledger.signed and self._ledger.signer is None and not self._ended
+        if self._source is None or unsigned:
+            missing = self.path / (_SIGNING_KEY if unsigned else _KEY)
             raise ConfigError(
-                f"{self.path / _KEY} is missing, so the noise of this run cannot be continued. "
-                "Begin a fork: a run with a new key, and the cost of both."
+                f"{missing} is missing, so this run cannot be continued. Begin a fork: a run "
+                "with a new key, and the cost of both."
             )
         return self._source
 
@@ -473,13 +476,15 @@ class RunFolder:
             ) from None
 
     def _commit(self, server: Committed, counts: RoundCounts) -> None:
-        state = write_state(self._state_path(server.round), *server.state_dict())
+        with ThreadPoolExecutor(1) as other:  # hashing does not hold Python's lock
+            model = other.submit(model_hash, server.parameters)
+            state = write_state(self._state_path(server.round), *server.state_dict())
         clients = sorted(server.cohort, key=id_order)
         row = next_row(
             self._head,
             round_=self.rounds,
             state=state,
-            model=model_hash(server.parameters) if self._ledger.signed else None,
+            model=model.result() if self._ledger.signed else None,
             clip_norm=server.last_clip_norm,
             received=counts.received,
             clients=clients,

@@ -21,7 +21,7 @@ from privpart.run.evidence import Check, Evidence, Origin, file_hash, gather, pu
 from privpart.run.identity import model_hash, tensor_hash, versions
 from privpart.run.report import RunReport, report_of
 
-_GENESIS_DELTA = 0.5
+_ANY_DELTA = 0.5
 """For a run that was planned without delta: its mu does not depend on it."""
 
 
@@ -119,7 +119,7 @@ def _derived_again(path: Path, evidence: Evidence) -> Iterator[Check]:
         return
     delta = evidence.facts.get("delta")
     try:
-        report = report_of(evidence, path, delta=_GENESIS_DELTA if delta is None else delta)
+        report = report_of(evidence, path, delta=_ANY_DELTA if delta is None else delta)
     except ConfigError as error:
         yield Check(guarantee, "wrong", str(error).rstrip("."))
         return

@@ -31,6 +31,7 @@ SAMPLES = {
     "gradient": "g.safetensors", "attack": "dlg", "schedule": "full:1", "clip": "1",
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
     "limit_epsilon": "4",
+    "public_key": "0" * 64,
 }  # fmt: skip
 """Values of options that have no default, or a list."""
 TYPED = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4"]
@@ -56,6 +57,7 @@ CASES = {
     "export": [["run", "--out", "m.safetensors"]],
     "report": [["run"]],
     "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
+    "verify": [["run", "m.safetensors"]],
     "schedule": [PLANNED],
     "inspect": [["run", "--out", "out"]],
     "costs": [["emnist_cnn"]],

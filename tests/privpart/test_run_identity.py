@@ -1,8 +1,11 @@
 """A key, model, fact or file that is not the run's is refused by name, by whoever opens it."""
 
 import json
+import os
+import re
 import sqlite3
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,10 @@ import torch
 
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import PrivacyPlan, RunFolder, Server, fit
+from privpart.experiment.export import released_parameters
+from privpart.run.database import reading
+from privpart.run.folder import StorageError
+from privpart.run.fork import fork
 from privpart.run.identity import SigningKey, model_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
@@ -67,6 +74,22 @@ def test_a_key_that_is_not_the_runs_is_refused_by_name(folder, name, other):
     (folder / name).write_bytes(kept)
     with RunFolder.open(folder) as run:
         assert train(run, 4).round == 4
+
+
+@pytest.mark.parametrize("name", ["key", "signing-key"])
+def test_a_run_that_lost_a_key_is_refused_before_it_trains(folder, name):
+    (folder / name).unlink()
+    assert f"{folder / name} is missing, so this run cannot be continued" in refusal(folder)
+
+
+def test_a_ledger_that_is_locked_is_not_called_damaged(folder, monkeypatch):
+    monkeypatch.setattr("privpart.run.database._PATIENCE", 0.0)
+    with closing(sqlite3.connect(folder / "ledger.sqlite", isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ConfigError, match="cannot be read: database is locked"):
+            run_report(folder)
+        with pytest.raises(StorageError, match="database is locked"):
+            RunFolder.open(folder)
 
 
 def test_the_first_facts_say_who_the_run_is(folder):
@@ -181,3 +204,57 @@ def test_an_early_end_erases_the_keys_and_keeps_the_model(folder):
     assert kept.facts["closed"]["rounds"] == 3
     assert "was ended early, after 3 of 4 rounds" in refusal(folder)
     assert json.dumps(run_report(folder).to_dict())
+    assert torch.equal(released_parameters(folder)[0], server.parameters)
+    with fork(folder, folder.parent / "fork", PLAN, facts={"delta": 1e-6}) as again:
+        begun = Server(again.plan, torch.zeros(DIM), source=again.source())
+        again.restore(begun)
+    assert torch.equal(begun.parameters, server.parameters)
+
+
+def test_an_early_end_that_was_cut_off_is_completed_by_the_next_opening(folder, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "_remove_leftovers", lambda _: None)
+        run = RunFolder.open(folder)
+        run.end_early()
+    assert {"key", "signing-key"} <= contents(folder).keys()
+    assert "was ended early, after 2 of 4 rounds" in refusal(folder)
+    assert contents(folder).keys() == {"closed-000002.safetensors", "ledger.sqlite", "lock"}
+
+
+def test_a_query_that_never_ends_is_given_up(tmp_path):
+    """The bound on work, alone: the check of the tables would refuse such a view before."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        db.execute(f"CREATE VIEW run (name, value) AS {ENDLESS}")
+        (tmp_path / "file").write_bytes(b"")
+        with (
+            pytest.raises(ConfigError, match="interrupted"),
+            reading(db, tmp_path / "file"),
+        ):
+            db.execute("SELECT count(*) FROM run").fetchall()
+        assert db.execute("SELECT count(*) FROM (SELECT 1 FROM run LIMIT 9999)").fetchall()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *product(["ledger.sqlite", "ledger.sqlite-journal"], ["pipe", "link", "folder"]),
+        ("ledger.sqlite", "write-ahead log"),
+        ("ledger.sqlite", "nothing"),
+    ],
+)
+def test_a_ledger_that_is_not_an_ordinary_file_is_refused_at_once(folder, tmp_path, kind, name):
+    path = folder / name
+    data = (folder / "ledger.sqlite").read_bytes()
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        (tmp_path / "other").write_bytes(data)
+        path.symlink_to(tmp_path / "other")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "write-ahead log":
+        path.write_bytes(data[:18] + bytes([2, 2]) + data[20:])
+    with pytest.raises(ConfigError, match=r"is missing|must be a file|its first bytes"):
+        run_report(folder)
+    assert re.search("is missing|must be a file|its first bytes", refusal(folder))
