@@ -47,7 +47,8 @@ def close(
 def _ask(run: "RunFolder") -> None:
     if not sys.stdin.isatty():
         raise ConfigError(
-            "yes: the run could not be resumed afterwards, and nobody is here to ask. Pass --yes."
+            f"{run.path}: nobody is here to ask whether to end this run for good, so nothing was "
+            "done. Pass --yes."
         )
     typer.confirm(
         f"End {run.path} after {run.rounds} of {run.plan.rounds} rounds, for good?",

@@ -6,6 +6,7 @@ renamed or removed name in it may be there or not, whatever was synced of the fi
 lost: what was synced stays, and changes to one sector or name happen in their order.
 """
 
+import copy
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from syscalls import Call
 
 SECTOR = 512
+_FILES = itertools.count()
 Tree = dict[str, bytes | None]
 """Content by path; None is a folder."""
 
@@ -47,7 +49,13 @@ class Disk:
         self.pending: list[Change] = []
         self._durable_names = dict(self.names)
         self._durable: dict[int | str, bytes] = {}
-        self._files = itertools.count()
+
+    def copy(self) -> "Disk":
+        """Return a disk that goes its own way from here."""
+        other = copy.copy(self)
+        other.names, other.pending = dict(self.names), list(self.pending)
+        other._durable_names, other._durable = dict(self._durable_names), dict(self._durable)
+        return other
 
     def make(self, call: Call) -> None:
         """Add a call that succeeded."""
@@ -68,7 +76,7 @@ class Disk:
 
     def _open(self, call: Call) -> None:
         if call.path not in self.names and call.flags & os.O_CREAT:
-            self._name((call.path, next(self._files)))
+            self._name((call.path, next(_FILES)))
         elif call.flags & os.O_TRUNC:
             self.pending.append(Change(self.names[call.path], cut=True))
 

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -66,6 +67,7 @@ class Scenario:
         closed_after: rounds after which the run is ended early; None runs all.
         released_first: the defect that clients are sent a model before it is committed.
         one_salt: the defect that every attempt of a round draws the same noise.
+        unsynced: the defect that our own files and folders are not synced.
     """
 
     seed: int | None = None
@@ -73,6 +75,7 @@ class Scenario:
     closed_after: int | None = None
     released_first: bool = False
     one_salt: bool = False
+    unsynced: bool = False
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -86,6 +89,7 @@ SCENARIOS = {
     "closed": Scenario(closed_after=1),
     "released first": Scenario(released_first=True),
     "one salt": Scenario(one_salt=True),
+    "unsynced": Scenario(seed=7, unsynced=True),
 }
 
 
@@ -185,6 +189,8 @@ def told(base: Path, scenario: Scenario, rounds: int = ROUNDS, *, again: bool = 
     def say(what: str, **values: object) -> None:
         os.write(handle, json.dumps({"what": what, **values}).encode() + b"\n")
 
+    if scenario.unsynced:
+        os.fsync = lambda handle: None
     try:
         train(base, scenario, say, rounds=rounds, again=again)
     except (StorageError, ConfigError) as error:
@@ -282,20 +288,21 @@ class Sweep:
         self.scenario, self.scratch = scenario, scratch
         self.tried: dict[bytes, End] = {}
         self.ends: dict[bytes, End] = {}
+        self.rng = np.random.default_rng(0)
         self.counts: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
-        self.whole = finished(self._new(), scenario)
+        self.whole = finished(self.new(), scenario)
         if self.whole.error:
             raise RuntimeError(self.whole.error)
 
-    def _new(self) -> Path:
+    def new(self) -> Path:
         base = self.scratch / str(len(list(self.scratch.iterdir())))
         (base / "disk").mkdir(parents=True, mode=0o700)
         return base
 
     def stages(self) -> list[Tree]:
         """Return what lies there before the run is created, then after it and after each round."""
-        base = self._new()
+        base = self.new()
         found = [read(base / "disk", ROOT)]
         for rounds in (0, *[1] * ROUNDS):
             finished(base, self.scenario, rounds)
@@ -350,36 +357,62 @@ def _digest(tree: Tree) -> bytes:
     return digest.digest()
 
 
-def stopped(sweep: Sweep, effort: int) -> None:
-    """Kill before every call, and let the power fail there in at most ``effort`` ways."""
-    with TemporaryDirectory(dir=sweep.scratch) as place:
-        base = Path(place)
-        root = base / "disk"
-        root.mkdir(mode=0o700)
-        disk, rng = Disk(str(root)), np.random.default_rng(0)
-        states: list[tuple[str, str, list[Event], Tree]] = []
-        events: list[Event] = []
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a process may be stopped: before which call, what was said until then, and the disk."""
 
-        def look(where: str) -> None:
-            left = disk.now()
-            if left != read(root, str(root)):
-                raise RuntimeError(f"{where}: the model of the disk is not what lies there")
-            states.append(("kill", where, list(events), left))
-            if effort:
-                lost = disk.after_power_loss(effort, rng)
-                states.extend(("power loss", where, list(events), tree) for tree in lost)
+    where: str
+    events: list[Event]
+    disk: Disk
 
-        def before(call: Call) -> None:
-            if call.path == str(base / "said") and call.name == "write":
-                events.append(json.loads(call.data))
-            elif call.path.startswith(str(root)) and call.name in CHANGES:
-                look(f"{call.name} {call.path.removeprefix(str(root))}")
 
-        if status := traced(lambda: told(base, sweep.scenario), before, disk.make):
-            raise RuntimeError(f"the traced run ended with {status}")
-        look("end")
-        for kind, where, said, left in states:
-            sweep.after(kind, where, said, left, str(root))
+def followed(sweep: Sweep, base: Path, disk: Disk, events: list[Event]) -> list[Point]:
+    """Train in a traced process, from what lies there; return a point before each of its calls."""
+    points: list[Point] = []
+    root = base / "disk"
+
+    def look(where: str) -> None:
+        if disk.now() != read(root, str(root)):
+            raise RuntimeError(f"{where}: the model of the disk is not what lies there")
+        points.append(Point(where, list(events), disk.copy()))
+
+    def before(call: Call) -> None:
+        if call.path == str(base / "said") and call.name == "write":
+            events.append(json.loads(call.data))
+        elif call.path.startswith(str(root)) and call.name in CHANGES:
+            look(f"{call.name} {call.path.removeprefix(str(root))}")
+
+    if status := traced(lambda: told(base, sweep.scenario), before, disk.make):
+        raise RuntimeError(f"the traced run ended with {status}")
+    look("end")
+    return points
+
+
+def stopped(sweep: Sweep, effort: int, twice: int) -> None:
+    """Kill before every call, and let the power fail there in at most ``effort`` ways.
+
+    Every ``twice``-th of the killed runs is traced while it is resumed, and stopped again.
+    """
+    base = sweep.new()
+    root = base / "disk"
+    points = followed(sweep, base, Disk(str(root)), [])
+    for point in points:
+        judged(sweep, effort, point, "")
+    for point in points[::twice] if twice else ():
+        shutil.rmtree(root)
+        (base / "said").unlink()
+        put(point.disk.now(), str(root), root)
+        for again in followed(sweep, base, point.disk.copy(), list(point.events)):
+            judged(sweep, effort, again, " after a kill")
+
+
+def judged(sweep: Sweep, effort: int, point: Point, when: str) -> None:
+    """Resume from all that may be left at a point."""
+    root = point.disk.root
+    sweep.after("kill" + when, point.where, point.events, point.disk.now(), root)
+    if effort:
+        for left in point.disk.after_power_loss(effort, sweep.rng):
+            sweep.after("power loss" + when, point.where, point.events, left, root)
 
 
 class Once:
@@ -453,20 +486,24 @@ def disturbed(sweep: Sweep, start: Tree, stage: int, at: int, fault: str) -> tup
         return disturb.made, where
 
 
-def main(name: str, parts: list[str]) -> None:
+def main(tasks: list[str]) -> None:
+    """Do each task, such as "seeded:power=16:errors=30"."""
     torch.set_num_threads(1)
-    fast = Path("/dev/shm")  # noqa: S108  memory, where nothing waits for a real disk
-    with TemporaryDirectory(dir=fast if os.access(fast, os.W_OK) else None) as scratch:
-        sweep = Sweep(SCENARIOS[name], Path(scratch))
-        for part in parts:
-            what, _, effort = part.partition("=")
-            if what == "power":
-                stopped(sweep, int(effort))
-            elif what == "errors":
-                refused(sweep, int(effort))
-    said = dict(sweep.faults.most_common(MOST_SAID))
-    sys.stdout.write(json.dumps({"counts": sweep.counts, "faults": said}))
+    fast = Path("/dev/shm")  # memory, where nothing waits for a real disk
+    results = {}
+    for task in tasks:
+        name, *parts = task.split(":")
+        effort = {what: int(number) for what, _, number in (part.partition("=") for part in parts)}
+        with TemporaryDirectory(dir=fast if os.access(fast, os.W_OK) else None) as scratch:
+            sweep = Sweep(SCENARIOS[name], Path(scratch))
+            if "power" in effort:
+                stopped(sweep, effort["power"], effort.get("twice", 0))
+            if "errors" in effort:
+                refused(sweep, effort["errors"])
+        said = dict(sweep.faults.most_common(MOST_SAID))
+        results[name] = {"counts": sweep.counts, "faults": said}
+    sys.stdout.write(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])
