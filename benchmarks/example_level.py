@@ -301,8 +301,8 @@ def _opake_seconds(data: TensorDataset) -> float:
     weights = {name: p.detach().clone() for name, p in module.named_parameters()}
 
     def loss(own, x, y):
-        out = torch.func.functional_call(module, own, (x,))
-        return nn.functional.cross_entropy(out, y)
+        out = torch.func.functional_call(module, own, (x[None],))  # of one example
+        return nn.functional.cross_entropy(out, y[None])
 
     gradients, clips = clipped_grad(
         loss, clipping_norm=CLIP, batch_argnums=(1, 2), normalize_by=256

@@ -1093,6 +1093,19 @@ def _refuse_loss_options(mode: str, loss_reduction: str, criterion: nn.Module | 
         raise ConfigError("criterion: needed for grad_sample_mode='ghost', and only for it.")
 
 
+_OF_LOADER = (
+    "collate_fn",
+    "generator",
+    "multiprocessing_context",
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)
+
+
 def _data(
     given: DataLoader[Any] | None,
     dataset: Dataset[Any] | None,
@@ -1105,8 +1118,8 @@ def _data(
             raise ConfigError("pass data_loader, or dataset and batch_size.")
         return dataset, batch_size, options
     if dataset is not None or batch_size is not None or options:
-        names = ", ".join(["dataset, batch_size", *options])
-        raise ConfigError(f"{names}: the data_loader has these already; leave them out.")
+        typed = ", ".join(["dataset, batch_size", *options])
+        raise ConfigError(f"{typed}: the data_loader has these already; leave them out.")
     if isinstance(given.dataset, IterableDataset):
         raise ConfigError(
             "data_loader: its data set has no length or numbers; use a map-style one."
@@ -1118,9 +1131,7 @@ def _data(
         )
     if given.drop_last:
         raise ConfigError("data_loader: drop_last=True leaves examples out; make it without.")
-    names = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn")
-    names += ("multiprocessing_context", "prefetch_factor", "persistent_workers", "generator")
-    own = {name: getattr(given, name) for name in names}
+    own = {name: getattr(given, name) for name in _OF_LOADER}
     return given.dataset, given.batch_size, {n: v for n, v in own.items() if v is not None}
 
 
