@@ -243,7 +243,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._folder: RunFolder | None = None
         self._steps: _Steps | None = None
         self._scheduler: _Scheduler | None = None
-        self._guard = optimizer.register_step_pre_hook(self._refuse_other_steps)
+        self._checked = False
         self._released: list[Tensor] = []
         self._fixed: dict[str, tuple[Tensor, int]] = {}
 
@@ -252,6 +252,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         if folder is not None:
             folder.restore(steps)
         self._folder, self._steps, self._scheduler = folder, steps, scheduler
+        self.original_optimizer.register_step_pre_hook(self._refuse_other_steps)
         self._released = [p.detach().clone() for p in self.trained]
         self._fixed = {name: (t, t._version) for name, t in _fixed(self._module, self.trained)}
 
@@ -389,8 +390,8 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 else _NO_GRADIENT
             )
         examples = counts.pop()
-        first = not self.passes.done and not self._is_last_step_skipped
-        self._refuse_other_gradients(samples, first=first)
+        self._refuse_other_gradients(samples, first=not self._checked)
+        self._checked = True
         factors = self._factors(samples)
         start = 0
         for p, sample in zip(self.trained, samples, strict=True):
@@ -402,7 +403,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         return examples
 
     def _refuse_other_gradients(self, samples: Sequence[Tensor | None], *, first: bool) -> None:
-        """Check in the first step that the module's own examples are all of the gradient."""
+        """Check in the first step of a process that the module's own examples are all of the gradient."""
         for p, sample in zip(self.trained, samples, strict=True):
             if sample is None:
                 if first or (p.grad is not None and bool(p.grad.any())):
