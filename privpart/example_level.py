@@ -403,7 +403,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         return examples
 
     def _refuse_other_gradients(self, samples: Sequence[Tensor | None], *, first: bool) -> None:
-        """Check in the first step of a process that the module's own examples are all of the gradient."""
+        """Check in the first step of a process that its examples are all of the gradient."""
         for p, sample in zip(self.trained, samples, strict=True):
             if sample is None:
                 if first or (p.grad is not None and bool(p.grad.any())):
@@ -463,13 +463,17 @@ class _GhostModule(GradSampleModuleFastGradientClipping):  # type: ignore[misc]
 
     Attributes:
         examples: number of examples whose gradients were clipped since the last step.
+        summed: their clipped sum, by parameter.
         unclipped: whether a backward pass has not been clipped.
+        compared: whether the norms of a batch were compared with those of examples alone.
     """
 
     def __init__(self, module: nn.Module, *, clip_norm: float, **options: Any) -> None:  # noqa: ANN401
         super().__init__(module, max_grad_norm=clip_norm, **options)
         self.examples = 0
+        self.summed: list[Tensor | None] = []
         self.unclipped = False
+        self.compared = False
 
     def capture_backprops_hook(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
         """Note that gradients of an unclipped loss have been added."""
@@ -527,6 +531,8 @@ class _GhostLoss:
         for p in self._parameters:
             p.grad = None
         factors = module.get_clipping_coef()
+        if not module.compared:
+            self._compare(module.per_sample_gradient_norms)
         if factors.shape != each.shape:
             raise ConfigError(
                 f"criterion: gave {len(each)} losses for {len(factors)} examples. Its "
@@ -538,6 +544,29 @@ class _GhostLoss:
         finally:
             module.enable_hooks()
         module.examples, module.unclipped = len(factors), False
+        module.summed = [p.grad for p in self._parameters]
+        for p in self._parameters:
+            p.grad = None
+
+    def _compare(self, norms: Tensor) -> None:
+        """Check that the first and the last norm are those of the examples' own gradients."""
+        module = self._module
+        module.disable_hooks()
+        try:
+            for i in {0, len(self._each) - 1} if len(norms) == len(self._each) else ():
+                own = torch.autograd.grad(
+                    self._each[i], self._parameters, retain_graph=True, allow_unused=True
+                )
+                norm = torch.stack([g.norm() for g in own if g is not None]).norm()
+                if not bool((norm - norms[i]).abs() <= 1e-2 * norms.max() + 1e-6):
+                    raise ConfigError(
+                        f"backward(): the gradient of an example has norm {float(norm):g} alone "
+                        f"and {float(norms[i]):g} by Opacus in its batch. A parameter is used "
+                        "outside its layer, or examples are mixed (see privpart verify-gradients)."
+                    )
+        finally:
+            module.enable_hooks()
+        module.compared = True
 
 
 class _GhostCriterion:
@@ -567,15 +596,16 @@ class _GhostOptimizer(FTRLOptimizer):
 
     def _add_up(self) -> int:
         module = cast("_GhostModule", self._module)
-        if module.unclipped or not module.examples:
+        besides = any(p.grad is not None and bool(p.grad.any()) for p in self.trained)
+        if module.unclipped or besides or not module.examples:
             raise ConfigError(
                 "optimizer.step(): backward() was called on a loss that clips nothing. Use the "
                 "criterion that make_private returned, once per batch."
             )
         start = 0
-        for p in self.trained:
-            if p.grad is not None:
-                own = p.grad.to_dense() if p.grad.is_sparse else p.grad
+        for p, summed in zip(self.trained, module.summed, strict=True):
+            if summed is not None:
+                own = summed.to_dense() if summed.is_sparse else summed
                 self._total[start : start + p.numel()] += own.reshape(-1).double().cpu()
             start += p.numel()
         if not bool(torch.isfinite(self._total).all()):
@@ -1280,7 +1310,7 @@ def _refuse_unsupported(module: nn.Module, optimizer: torch.optim.Optimizer) -> 
     if isinstance(module, torch._dynamo.OptimizedModule):
         raise ConfigError(
             "module: is compiled (torch.compile), and Opacus's hooks do not run in compiled code. "
-            "Pass the module itself."
+            "Pass the module itself; the one that make_private returns may be compiled."
         )
     if isinstance(optimizer, DPOptimizer):
         raise ConfigError("optimizer: is private already. Pass the one that it was made from.")

@@ -172,6 +172,47 @@ def test_a_ghost_loss_can_only_be_differentiated_once():
         private(grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss(reduction="sum"))
 
 
+class Outside(nn.Module):
+    """A network that uses a weight outside its layer, where no hook sees it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.layer(x) + nn.functional.linear(x, self.layer.weight)
+
+
+def test_a_weight_that_is_used_outside_its_layer_is_refused():
+    _, module, optimizer, loader = private(Outside())
+    with pytest.raises(ConfigError, match="used outside its layer"):
+        step(module, optimizer, next(iter(loader)))
+    ghost = {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()}
+    _, module, optimizer, loader, criterion = private(Outside(), **ghost)
+    x, y = next(iter(loader))
+    with pytest.raises(ConfigError, match="used outside its layer, or examples are mixed"):
+        criterion(module(x), y).backward()
+    own = net()
+    _, module, optimizer, loader, criterion = private(own, **ghost)
+    x, y = next(iter(loader))
+    criterion(module(x), y).backward()
+    nn.functional.linear(x, own[0].weight).sum().backward()
+    with pytest.raises(ConfigError, match="clips nothing"):
+        optimizer.step()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_the_module_may_be_compiled_afterwards():
+    expected = train(*private()[1:], epochs=1)
+    _, module, optimizer, loader = private()
+    compiled = torch.compile(module, backend="eager")
+    for batch in loader:
+        step(compiled, optimizer, batch)
+    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    assert torch.allclose(last, expected[-1], atol=1e-5)
+
+
 def test_a_penalty_on_the_weights_is_not_dropped_in_silence():
     _, module, optimizer, loader = private()
     x, y = next(iter(loader))
