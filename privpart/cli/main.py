@@ -46,6 +46,7 @@ from privpart.cli.report import report
 from privpart.cli.schedule import schedule
 from privpart.cli.train import train
 from privpart.cli.verify import verify
+from privpart.cli.verify_gradients import verify_gradients
 
 app = typer.Typer(
     help="Differential privacy for partially trained models in federated learning.",
@@ -68,6 +69,7 @@ _COMMANDS = (
     inspect,
     costs,
     freeze_search,
+    verify_gradients,
     demo,
 )
 for _command in _COMMANDS:

@@ -111,11 +111,11 @@ def _realised(found: "RunReport") -> str:
     state = "complete" if found.complete else f"{found.planned_rounds - found.rounds} to go"
     if found.closed:
         state = f"closed after {found.rounds} of {found.planned_rounds} rounds"
-    seen, real = "no client took part yet", found.realised
+    seen, real = f"no {found.guarantee.unit} took part yet", found.realised
     if found.guarantee.sampling is not None:
         seen = "who took part is secret"
     if real is not None:
-        seen = f"a client in at most {real.max_participations}"
+        seen = f"{found.guarantee.a_unit} in at most {real.max_participations}"
         if real.max_participations > 1:
             seen += f", {real.min_separation} or more apart"
     return f"{found.rounds} rounds ({state}), {seen}"
@@ -129,7 +129,7 @@ def _as_text(found: "RunReport") -> str:
         ("delta", f"{g.delta:g}"),
         ("unit", f"{g.unit}, {g.adjacency} adjacency"),
         ("mechanism", f"{g.mechanism}, noise multiplier {up(g.noise_multiplier, 6)}"),
-        ("planned", f"{found.planned_rounds} rounds, a {g.unit} in at most {g.max_participations}"),
+        ("planned", f"{found.planned_rounds} rounds, {g.a_unit} in at most {g.max_participations}"),
         ("ledger", _realised(found)),
         ("mu", f"{up(g.mu, 5)}" + (" (an earlier run included)" if g.earlier_mu else "")),
         *(() if found.all_runs is None else [("all runs", found.all_runs.says)]),

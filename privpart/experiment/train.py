@@ -453,6 +453,12 @@ def kept_plan(facts: Mapping[str, Any], out: Path, plan: PlanFile | Path | None)
     Raises:
         ConfigError: the ledger holds no plan, or ``plan`` is another one.
     """
+    if facts.get("unit") == "example":
+        raise ConfigError(
+            f"{out}: is a run of FTRLEngine on examples, whose network only its own loop has. "
+            "Continue it there: make_private(..., out=..., resume=True); export its parameters "
+            "with --part trained, or from Python."
+        )
     name, folder = f"the plan of {out}", Path(facts.get("plan_folder", "."))
     if (tables := facts.get("plan_tables")) is not None:
         kept = validated(tables, name=name, folder=folder, in_python=True)

@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 from filelock import FileLock, Timeout
 from torch import Tensor
@@ -64,7 +64,7 @@ from privpart.run.identity import (
     versions,
 )
 from privpart.run.ledger import MOST_FACTS, SCHEMA, Ledger, Row, genesis, next_row
-from privpart.server import RoundCounts, Server
+from privpart.server import RoundCounts
 
 _RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked")
 ON_GRID = "integers on a public grid"
@@ -82,6 +82,57 @@ _STATE = re.compile(r"(state|closed)-[0-9]{6,}\.safetensors(\.part)?")
 
 class StorageError(RuntimeError):
     """A round could not be saved. None of it was released, and no saved round was lost."""
+
+
+class Committed(Protocol):
+    """What a run folder keeps after each round: a ``Server``, or a loop's steps on examples."""
+
+    @property
+    def plan_hash(self) -> str:
+        """Hash of the plan."""
+        ...
+
+    @property
+    def last_clip_norm(self) -> float:
+        """Clip norm of the last round."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """Rounds done."""
+        ...
+
+    @property
+    def source(self) -> NoiseSource:
+        """Source of the noise."""
+        ...
+
+    @property
+    def cohort(self) -> Sequence[ClientId]:
+        """Who took part in the last round."""
+        ...
+
+    @property
+    def parameters(self) -> Tensor:
+        """The released parameters, shape (d,)."""
+        ...
+
+    def load_start(self, start: Tensor) -> None:
+        """Begin with these parameters."""
+        ...
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return everything that the next round needs, as tensors and values ready for JSON."""
+        ...
+
+    def load_state_dict(
+        self,
+        tensors: dict[str, Tensor],
+        values: dict[str, Any],
+        participations: dict[ClientId, list[int]],
+    ) -> None:
+        """Continue where ``state_dict`` was taken."""
+        ...
 
 
 class RunFolder:
@@ -432,7 +483,7 @@ class RunFolder:
         finally:
             self.close()
 
-    def restore(self, server: Server) -> None:
+    def restore(self, server: Committed) -> None:
         """Load the state after the last committed round into a new server of the same plan.
 
         Raises:
@@ -449,7 +500,7 @@ class RunFolder:
         tensors, values = read_state(self._state_path(self.rounds), self._state_hash)
         server.load_state_dict(tensors, values, self._ledger.rounds_by_client())
 
-    def commit(self, server: Server, counts: RoundCounts) -> None:
+    def commit(self, server: Committed, counts: RoundCounts) -> None:
         """Make the round that ``server`` just ran durable; nobody may see its model before.
 
         Raises:
@@ -481,7 +532,7 @@ class RunFolder:
                 "free some space, and resume."
             ) from None
 
-    def _check_sample(self, server: Server) -> None:
+    def _check_sample(self, server: Committed) -> None:
         """Check that everybody who counted was drawn; in the last round, that a new draw agrees."""
         if self._sampled is None:
             raise ConfigError("sample(ids) was not called: this plan's cohorts come from it.")
@@ -507,7 +558,7 @@ class RunFolder:
             self._refuse_unsampled(self._sampled)  # drawn again for this round
             self._ledger.add_fact(CHECKED, self.plan.rounds)
 
-    def _commit(self, server: Server, counts: RoundCounts) -> None:
+    def _commit(self, server: Committed, counts: RoundCounts) -> None:
         tensors, values = server.state_dict()
         if self.plan.sampling is not None:
             self._commit_sample(values, last=server.round == self.plan.rounds)

@@ -140,11 +140,11 @@ def _participation(evidence: Evidence, report: RunReport) -> Check:
     if report.deviations:
         return Check("participation", "wrong", "; ".join(report.deviations))
     real = report.realised
-    said = "no client took part yet"
+    said = f"no {report.guarantee.unit} took part yet"
     if report.guarantee.sampling is not None:
         said = "who took part is secret; the limits that follow from the sampling were kept"
     if real is not None:
-        said = f"a client in at most {real.max_participations} rounds"
+        said = f"{report.guarantee.a_unit} in at most {real.max_participations} rounds"
         said += f", {real.min_separation} or more apart" if real.max_participations > 1 else ""
     known = evidence.origin != "unknown"
     return Check("participation", "verified" if known else "asserted", f"{said}, as planned")
