@@ -194,7 +194,7 @@ class MeasuringEngine(Engine, Protocol):
 
 @runtime_checkable
 class ChoosingEngine(Engine, Protocol):
-    """An engine that may compute clients together, so that one's rounding depends on others."""
+    """An engine that may be vectorized, so that one client's rounding depends on others."""
 
     @property
     def each_alone(self) -> bool:
@@ -234,7 +234,7 @@ def fit(
     Raises:
         ConfigError: more cohorts than planned rounds, a cohort with something that is not an id or
             with one client twice (both before the first round), cohorts that the plan's sampling
-            did not draw, an engine that would compute sampled clients together, or
+            did not draw, an engine that may be vectorized where clients are sampled, or
             ``evaluate_every`` is not a count.
         CohortTooSmallError: a round had too few well-formed updates.
         CohortRefusedError: most of a cohort was refused.

@@ -354,7 +354,8 @@ def _with_sampling(report: PrivacyReport, plan: PrivacyPlan, evidence: Evidence)
     if plan.sampling is None:
         return report
     rows, facts = evidence.rows, evidence.facts
-    drawn = "drawn from the run's secret key by the sampler that the accountant read"
+    key = "the run's secret key" if facts["seed"] is None else "a seed, which is no secret,"
+    drawn = f"drawn from {key} by the sampler that the accountant read"
     how: tuple[AssumptionStatus, str] = ("enforced", f"{drawn}; each commit checked it")
     if len(rows) >= plan.rounds:
         how = ("asserted", "nothing shows that everybody who counted was drawn")

@@ -481,4 +481,7 @@ def test_a_run_that_samples_is_neither_forked_nor_a_fork(tmp_path):
 def test_a_seeded_run_that_samples_is_not_private(tmp_path):
     with RunFolder.create(tmp_path / "run", plan(), seed=1, facts=FACTS) as run:
         train(run)
-    assert run_report(tmp_path / "run").guarantee.status == "not-private"
+    found = run_report(tmp_path / "run").guarantee
+    assert found.status == "not-private"
+    said = {a.code: a.evidence for a in found.assumptions}["poisson-sampling"]
+    assert "drawn from a seed, which is no secret," in said
