@@ -11,7 +11,7 @@ from accounting import PrivacyReport, checks
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, report_row
+from privpart.cli.output import as_csv, printable, report_row
 
 if TYPE_CHECKING:
     from privpart.run.report import RunReport
@@ -61,7 +61,7 @@ def report(
     for code in vouch or ():
         found = vouched(found, code)
     if statement:
-        typer.echo("\n\n".join([found.guarantee.statement(), *_sentences(found)]))
+        typer.echo(printable("\n\n".join([found.guarantee.statement(), *_sentences(found)])))
     else:
         print_run(found, form)
     if found.deviations:
@@ -93,9 +93,9 @@ def print_run(found: "RunReport", form: Format) -> None:
             as_csv([own | report_row(found.guarantee) | {"schema": own["schema"]}]), nl=False
         )
     else:
-        typer.echo(_as_text(found))
+        typer.echo(printable(_as_text(found)))
     for warning in found.guarantee.warnings:
-        typer.echo(f"privpart: warning: {warning}", err=True)
+        typer.echo(printable(f"privpart: warning: {warning}"), err=True)
 
 
 def _sentences(found: "RunReport") -> list[str]:

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.loop import Engine, MeasuringEngine, SummingEngine
+from privpart.loop import ChoosingEngine, Engine, MeasuringEngine, SummingEngine
 from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, RoundTask
 
 
@@ -77,6 +77,11 @@ class CanaryEngine:
             if client in asked:
                 update = self.canaries.update(client, task.round, task.clip_norm)
                 yield task.update(client, update)
+
+    @property
+    def each_alone(self) -> bool:
+        """Whether every bit of an update is a function of its client's own data."""
+        return not isinstance(self.engine, ChoosingEngine) or self.engine.each_alone
 
     def health(self) -> ClientHealth | None:
         """Return how the other clients of the last round trained; None if it is not measured."""

@@ -331,7 +331,8 @@ def _with_sampling(report: PrivacyReport, plan: PrivacyPlan, evidence: Evidence)
     said = dict.fromkeys(_SAMPLERS, how)
     said["public-constants"] = (
         "enforced",
-        "population, sampler and report_goal are in the plan, fixed before the first round",
+        "sampler and report_goal are in the plan, and the population's ids are in the ledger by "
+        "their hash, since before the first round",
     )
     said["hidden-sample"] = (
         "asserted",

@@ -146,24 +146,25 @@ def test_tensorboard_gets_own_metrics(project, privpart):
     assert list((out / "tensorboard").iterdir())
 
 
-def test_a_sweep_trains_own_code_in_processes(tmp_path, privpart):
-    write(tmp_path, "elsewhere_sweep")
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_sweep_trains_own_code_in_processes(jobs, tmp_path, privpart):
+    write(tmp_path, f"elsewhere_sweep_{jobs}")
     (tmp_path / "sweep.toml").write_text(
         'schema = "privpart/sweep/1"\nplan = "plan.toml"\nseeds = [1, 2]\n'
         "[grid]\n'client.learning_rate' = [0.1, 0.2]\n"
     )
-    arguments = ("sweep", str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "out"), "-j", "2")
+    arguments = ("sweep", str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "out"), "-j", jobs)
     done = privpart(*arguments, "--format", "json")
     assert done.returncode == 0, done.stderr
-    assert "imports ./elsewhere_sweep.py:metric (data.metric)" in done.stderr
+    assert f"imports ./elsewhere_sweep_{jobs}.py:metric (data.metric)" in done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert [row["seeds"] for row in rows] == [2, 2]
     assert all(row["failed"] == 0 and 0 < row["mean_metric"] < 1 for row in rows)
     again = privpart(*arguments)
     assert "0 to train" in again.stderr
     assert "imports" not in again.stderr
-    plan = write(tmp_path, "elsewhere_failing")
-    code = plan.with_name("elsewhere_failing.py")
+    plan = write(tmp_path, f"elsewhere_failing_{jobs}")
+    code = plan.with_name(f"elsewhere_failing_{jobs}.py")
     code.write_text(CODE.replace("def loss(module, batch):", "def loss(module):"))
     failed = privpart(*arguments)
     assert "4 to train" in failed.stderr
