@@ -140,7 +140,7 @@ def epsilon_below(mu: float, delta: float) -> float:
     return high * (1 - 1e-9)
 
 
-def error(confidence: float) -> float:
+def error_of(confidence: float) -> float:
     """Return the probability with which a bound may be wrong, above 0 and below 1."""
     return min(1 - checks.probability("confidence", confidence), math.nextafter(1.0, 0.0))
 
@@ -193,7 +193,7 @@ def one_run(
     """
     values, took_part = _scored(scores, present)
     delta = checks.probability("delta", delta)
-    alpha = error(confidence) / len(_shares(shares))
+    alpha = error_of(confidence) / len(_shares(shares))
     m = len(values)
     found = [_surest(values, took_part, share) for share in shares]
 
@@ -259,7 +259,7 @@ def one_run_gdp(
         share: of the canaries to guess about, in (0, 1]; fixed before the scores are seen.
     """
     values, took_part = _scored(scores, present)
-    alpha = error(confidence)
+    alpha = error_of(confidence)
     (share,) = _shares([share])
     guessed, right = _surest(values, took_part, share)
     m = len(values)
@@ -303,7 +303,7 @@ def guesses(
         confidence: in (0, 1).
     """
     values, took_part = _scored(scores, present)
-    alpha = error(confidence)
+    alpha = error_of(confidence)
     threshold = checks.nonnegative("claimed_mu", claimed_mu) / 2
     right = int(((values > threshold) == took_part).sum())
     low = float(stats.beta.ppf(alpha, right, len(values) - right + 1)) if right else 0.0
@@ -330,7 +330,7 @@ def clopper_pearson(
     """
     present_scores, absent_scores = _sides(scores, present)
     cuts = np.asarray(checks.reals("thresholds", thresholds))
-    each = error(confidence) / (2 * len(cuts))
+    each = error_of(confidence) / (2 * len(cuts))
     false_alarms = (absent_scores[:, None] > cuts).sum(0)
     misses = (present_scores[:, None] <= cuts).sum(0)
     a = _rate_at_most(false_alarms, len(absent_scores), each)
@@ -352,7 +352,7 @@ def pooled_t(
         delta: in (0, 1).
         confidence: in (0, 1).
     """
-    alpha = error(confidence)
+    alpha = error_of(confidence)
     difference, deviation, n1, n0 = _difference(scores, present)
     nu = n1 + n0 - 2
     highest = deviation * math.sqrt(nu / float(stats.chi2.ppf(alpha / 2, nu)))

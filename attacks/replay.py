@@ -32,7 +32,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.bounds import Bound, error, from_mu
+from attacks.bounds import Bound, error_of, from_mu
 
 Array = NDArray[np.float64]
 ASSUMPTION = "Gaussian noise; tested: the mechanism's correlations"
@@ -95,7 +95,7 @@ def paired(
         ConfigError: shapes that do not fit, values that are not finite, a covariance that is not
             positive definite, or a client that changes nothing.
     """
-    alpha = error(confidence)
+    alpha = error_of(confidence)
     root = _root(covariance)
     signal = math.sqrt(float(np.trace(_whitened_gram(root, difference, "difference")[0])))
     signal -= checks.nonnegative("rounding", rounding)

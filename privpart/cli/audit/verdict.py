@@ -165,7 +165,7 @@ def _of_scores(scored: Scored, delta: float, confidence: float) -> Sequence[Boun
 
 def _of_replay(replay: Replay, delta: float, confidence: float) -> Bound:
     """Return a replay's bound at another confidence."""
-    least = float(stats.chi2.ppf(bounds.error(confidence), replay.draws))
+    least = float(stats.chi2.ppf(bounds.error_of(confidence), replay.draws))
     highest = replay.sigma * math.sqrt(replay.draws / least) * (1 + 1e-9)
     mu = replay.signal / highest
     return bounds.from_mu(_REPLAY, ASSUMPTION, mu, delta=delta, confidence=confidence)
