@@ -50,12 +50,7 @@ def plan(tmp_path_factory) -> Path:
 def done(privpart_process, plan, tmp_path_factory):
     """A finished run, and what the command said."""
     out = tmp_path_factory.mktemp("runs") / "run"
-<<<<<<< HEAD
     os.environ["PRIVPART_STATE_DIR"] = str(out.parent / "state")
-=======
-    # the tests' own, or a report would be made on a machine that never saw the run
-    os.environ["PRIVPART_STATE_DIR"] = str(tmp_path_factory.getbasetemp() / "witnesses")
->>>>>>> r-ledger
     command = ["train", "--plan", str(plan), "--out", str(out), "--format", "json"]
     return out, privpart_process(*command)
 
