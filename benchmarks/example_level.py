@@ -24,14 +24,15 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
+from machine import machine
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
-from machine import machine
 from privpart.data.tasks.images import DEBIAN_FOLDER, fashion_mnist
 from privpart.example_level import FTRLEngine
 
@@ -85,7 +86,16 @@ class Numbers(Dataset[tuple[torch.Tensor]]):
         return (self._numbers[index],)
 
 
-def private(arm, module, optimizer, collate, size, *, epsilon, seed):
+def private(
+    arm: str,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    collate: Any,  # noqa: ANN401  of a DataLoader
+    size: int,
+    *,
+    epsilon: float,
+    seed: int,
+) -> Any:  # noqa: ANN401  three things
     """Return module, optimizer and loader of an arm."""
     if arm == ARMS[0]:
         loader = DataLoader(Numbers(size), batch_size=BATCH, collate_fn=collate)
@@ -113,7 +123,7 @@ def private(arm, module, optimizer, collate, size, *, epsilon, seed):
     )
 
 
-def accuracy(job):
+def accuracy(job: tuple) -> dict:
     """Train one arm once; return its row."""
     epsilon, arm, rate, momentum, seed, tested_on, device, folder = job
     warnings.simplefilter("ignore")
@@ -124,7 +134,7 @@ def accuracy(job):
     test = (x[held], y[held]) if tested_on == "held out" else (task.test_x, task.test_y)
     x, y = x[:-HELD_OUT], y[:-HELD_OUT]
 
-    def collate(numbers):
+    def collate(numbers: list[tuple[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
         rows = torch.cat([number for (number,) in numbers]).to(device)
         return x[rows], y[rows]
 
@@ -177,7 +187,7 @@ def run(path: Path, device: str, jobs: int, folder: Path) -> None:
     )
 
 
-def _run(settings, path, device, jobs, folder) -> None:
+def _run(settings: list[tuple], path: Path, device: str, jobs: int, folder: Path) -> None:
     done = {tuple(row[name] for name in FIELDS[:6]) for row in rows_of(path)}
     todo = [(*own, device, folder) for own in settings if own not in done]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -300,7 +310,7 @@ def _opake_seconds(data: TensorDataset) -> float:
     module = cnn(0)
     weights = {name: p.detach().clone() for name, p in module.named_parameters()}
 
-    def loss(own, x, y):
+    def loss(own: dict, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = torch.func.functional_call(module, own, (x[None],))  # of one example
         return nn.functional.cross_entropy(out, y[None])
 
