@@ -292,7 +292,7 @@ def _refuse_together(server: Server, engine: Engine) -> None:
         return
     if not engine.each_alone:
         raise ConfigError(
-            "engine: may compute clients vectorized, and the rounding of one would tell who else was "
+            "engine: may vectorize over clients, and the rounding of one would tell who else was "
             "sampled. Make it with deterministic=True."
         )
 
