@@ -29,6 +29,7 @@ from attacks.canaries import (
 )
 from attacks.cosine import cosine_tv
 from attacks.defences import DefencePoint, defences
+from attacks.explain import Explanation, explain
 from attacks.features import dense_then_invert
 from attacks.labels import infer_labels
 from attacks.load import from_arrays, gradients_of, read_update
@@ -45,6 +46,7 @@ __all__ = [
     "Bound",
     "Canaries",
     "DefencePoint",
+    "Explanation",
     "LeakageReport",
     "LeakageRow",
     "LocalSteps",
@@ -65,6 +67,7 @@ __all__ = [
     "dlg",
     "drifting_view",
     "estimate",
+    "explain",
     "feature_error",
     "from_arrays",
     "gradients_of",
