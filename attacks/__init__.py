@@ -32,7 +32,7 @@ from attacks.defences import DefencePoint, defences
 from attacks.explain import Explanation, explain
 from attacks.features import dense_then_invert
 from attacks.labels import infer_labels
-from attacks.load import from_arrays, gradients_of, read_update
+from attacks.load import change_of_weights, for_model, from_arrays, gradients_of, read_update
 from attacks.metrics import baselines, feature_error, match_batch, psnr, ssim, wilson
 from attacks.observation import Observation, observe
 from attacks.planted import PlantedCanaries, canary_clients
@@ -59,6 +59,7 @@ __all__ = [
     "View",
     "baselines",
     "canary_clients",
+    "change_of_weights",
     "clopper_pearson",
     "coins",
     "cosine_tv",
@@ -69,6 +70,7 @@ __all__ = [
     "estimate",
     "explain",
     "feature_error",
+    "for_model",
     "from_arrays",
     "gradients_of",
     "guesses",

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -187,6 +188,24 @@ def test_an_update_of_ones_own(privpart, tmp_path):
     assert "safe" not in other.stdout.replace("is not 'safe'", "")
     kept = json.loads((tmp_path / "other" / "report.json").read_text())
     assert (kept["verdict"], kept["rows"][0]["psnr_max"]) == ("void", None)
+
+
+def test_weights_before_and_after(privpart, tmp_path):
+    task, network = digits(), smooth_lenet(torch.Generator().manual_seed(5))
+    local = LocalSteps(learning_rate=0.1, steps=2)
+    seen = observe(network, task.test_x[:1], task.test_y[:1], local=local)
+    before = {name: value.double() for name, value in network.state_dict().items()}
+    after = {name: value + seen.update[name] for name, value in before.items()}
+    np.savez(tmp_path / "before.npz", *(value.numpy() for value in before.values()))
+    save_file(after, tmp_path / "after.safetensors")
+    command = ["audit", "leakage", *QUICK, "--view", "full", "--format", "json", "--out"]
+    command += [str(tmp_path / "out"), "--gradient", str(tmp_path / "after.safetensors")]
+    command += ["--before", str(tmp_path / "before.npz")]
+    refused = privpart(*command)
+    assert (refused.returncode, "say how the client trained" in refused.stderr) == (2, True)
+    done = privpart(*command, "--local-steps", "2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"][0]["verdict"] == "recovered"
 
 
 @pytest.mark.parametrize(
