@@ -14,7 +14,7 @@ from torch import Tensor, stack
 
 from accounting import Guarantee
 from accounting.checks import ConfigError
-from attacks.explain import Explanation
+from attacks.explain import EXPLAINED, Explanation
 from attacks.metrics import wilson
 from attacks.reconstruct import Reconstruction
 
@@ -290,6 +290,7 @@ class LeakageReport:
                 "recovered_db": RECOVERED_DB,
                 "gain_db": GAIN_DB,
                 "matched": MATCHED,
+                "explained": EXPLAINED,
             },
             "psnr": "-10 log10 MSE per image, data range 1, capped at 313.07 dB (float64)",
             "losses": list(self.losses),

@@ -14,6 +14,7 @@ from attacks import DefencePoint, LeakageReport, LeakageRow
 from privpart.cli.output import as_csv
 
 _WIDTH = 120
+_LABELS = 20  # width of the column of inferred labels
 _VERDICTS = (
     "Verdicts: 'ambiguous' is not 'safe' (another image matches the update, so the update alone "
     "does not determine the image; a prior may), and 'attack failed' says nothing about privacy."
@@ -35,7 +36,8 @@ _CSV = (
 
 def show(report: LeakageReport) -> None:
     """Print the report to standard output."""
-    console = Console(width=_WIDTH, highlight=False)
+    width = _WIDTH if report.labels_revealed else _WIDTH + _LABELS
+    console = Console(width=width, highlight=False)
     console.print(_baselines(report))
     console.print(_rows(report))
     if not report.void:
