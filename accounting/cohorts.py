@@ -63,7 +63,7 @@ class Estimate:
 
     def __post_init__(self) -> None:
         checks.count("draws", self.draws, minimum=10_000, maximum=10**9)
-        checks.count("draw_seed", self.seed, minimum=0)
+        checks.count("seed", self.seed, minimum=0)
 
 
 def sampled_guarantee(

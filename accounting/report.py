@@ -49,6 +49,13 @@ _NOT_COVERED = (
     "side channels, such as time, memory and traffic",
 )
 
+_NOT_COVERED_OF_EXAMPLES = (
+    *_NOT_COVERED[:3],
+    "losses, metrics and single gradients, which the training loop can see",
+    "a person of whom there are several examples, beyond each one of them",
+    "side channels, such as time, memory and traffic",
+)
+
 _REQUIRED_ASSUMPTIONS = {
     "participation",
     "clipping",
@@ -242,6 +249,7 @@ class PrivacyReport:
             cross_check=run.cross_check(delta, cross_check),
             unit=unit,
             adjacency="zero-out" if sampled is None else "add-or-remove",
+            **(_EXAMPLE_WORDS if unit == "example" else {}),
             formula=FORMULAS[method] if sampled is None else _amplified_by(sampled),
             version=_version(),
             population=population,
@@ -262,6 +270,11 @@ class PrivacyReport:
         if self.adjacency == "replace-one":
             adjacency = "replace-one"
         return Guarantee(self.mu, self.method, adjacency)
+
+    @property
+    def a_unit(self) -> str:
+        """The unit with its article."""
+        return f"an {self.unit}" if self.unit == "example" else f"a {self.unit}"
 
     @property
     def status(self) -> ReportStatus:
@@ -452,7 +465,18 @@ def _assumptions(
 ) -> tuple[Assumption, ...]:
     """Return the assumptions of a run without amplification, all still unchecked."""
     prefix = (_PREFIX_ONLY,) if mechanism.prefix_only else ()
-    return (*_common_assumptions(participation, unit), *prefix)
+    found = (*_common_assumptions(participation, unit), *prefix)
+    if unit != "example":
+        return found
+    own = (
+        replace(
+            a,
+            text=_TEXTS_OF_EXAMPLES.get(a.code, a.text),
+            consequence=a.consequence.replace("cohort", "batch"),
+        )
+        for a in found
+    )
+    return (*own, *_ASSUMPTIONS_OF_EXAMPLES)
 
 
 _PREFIX_ONLY = Assumption(
@@ -461,6 +485,45 @@ _PREFIX_ONLY = Assumption(
     "no tree node, no virtual round, no state of the noise",
     "asserted",
     'the sensitivity is that of release="nodes"',
+)
+
+
+_EXAMPLE_WORDS: dict[str, Any] = {
+    "trust_model": "central: whoever trains sees every example; others see the parameters after "
+    "each step",
+    "not_covered": _NOT_COVERED_OF_EXAMPLES,
+}
+_TEXTS_OF_EXAMPLES = {
+    "clipping": "each example's gradient is clipped to clip_norm over all trained parameters "
+    "jointly",
+    "divisor": "the noised sum is divided by a public constant, the batch size",
+    "release": "only the noised gradients are released, and what follows from them, such as the "
+    "parameters: no tree node, no state of the noise",
+    "floating-point": "sums of gradients and noise are integers on a public grid, the noise is a "
+    "Gaussian that was rounded exactly, and what floating point adds to a sum is taken from the "
+    "clip norm",
+}
+_ASSUMPTIONS_OF_EXAMPLES = (
+    Assumption(
+        "gradients",
+        "the gradient that is clipped as one example's depends on no other example: neither "
+        "network nor loss mixes the examples of a batch",
+        "asserted",
+        "clipping bounds nothing; privpart verify-gradients compares them with one by one",
+    ),
+    Assumption(
+        "loop",
+        "the training loop releases nothing but the parameters after a step, and takes nothing "
+        "from the examples but gradients",
+        "asserted",
+        "what it releases or takes besides is not covered by this epsilon",
+    ),
+    Assumption(
+        "data",
+        "the data set gives the same example under the same number in every pass",
+        "asserted",
+        "an example takes part more often, or nearer together, than stated",
+    ),
 )
 
 
@@ -552,21 +615,25 @@ def _write_statement(report: PrivacyReport) -> str:
 
 def _claim(report: PrivacyReport) -> str:
     neighbours = _NEIGHBOURS[report.adjacency].format(unit=report.unit)
+    stays = "cohort, schedule and divisor stay"
+    if report.unit == "example":
+        neighbours = neighbours.replace("updates", "gradients")
+        stays = "batches and divisor stay"
+    places = "steps" if report.unit == "example" else "rounds"
     k, b = report.max_participations, report.min_separation
-    often = "once" if k == 1 else f"at most {k} times, {b} or more rounds apart"
+    often = "once" if k == 1 else f"at most {k} times, {b} or more {places} apart"
     if report.fixed_order:
         often = f"once in each of {k} passes of {b} rounds in one fixed order"
-    stays = "while cohort, schedule and divisor stay"
     if report.sampling is not None:
         stays = (
-            "while population and divisor stay and everybody else is sampled alike; the members of "
+            "population and divisor stay and everybody else is sampled alike; the members of "
             f"each round are secret ({report.sampling['name']} sampling)"
         )
     return (
         f"The claim is (epsilon = {up(report.epsilon)}, delta = {up(report.delta)})-differential "
-        f"privacy. Unit: one {report.unit}, taking part {often} in {report.rounds} rounds. "
-        f"Adjacency: {report.adjacency}; the run is compared {neighbours}, "
-        f"{stays}. Trust model: {report.trust_model}."
+        f"privacy. Unit: one {report.unit}, taking part {often} in {report.rounds} {places}. "
+        f"Adjacency: {report.adjacency}; the run is compared {neighbours}, while {stays}. "
+        f"Trust model: {report.trust_model}."
     )
 
 

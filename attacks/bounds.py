@@ -7,15 +7,16 @@ and is a type of its own.
 All take the scores of m canaries and the coins that decided who took part. Scores are larger for
 those who did.
 
-    one_run          none              Steinke, Nasr and Jagielski 2023, Theorem 5.2
-    one_run_gdp      GDP               Mahloujifar, Melis and Chaudhuri 2024
-    guesses          GDP, independent  one guess per canary; below
-    clopper_pearson  GDP, independent  two rates at nine fixed thresholds (Nasr et al. 2023)
-    pooled_t         Gaussian scores   difference of means over an upper bound of the deviation
+    one_run          none                   Steinke, Nasr and Jagielski 2023, Theorem 5.2
+    one_run_gdp      GDP                    Mahloujifar, Melis and Chaudhuri 2024
+    guesses          GDP, independent       one guess per canary; below
+    clopper_pearson  GDP, independent       two rates at nine fixed thresholds (Nasr et al. 2023)
+    pooled_t         Gaussian, independent  difference of means over an upper bound of the deviation
 
 "GDP": the run is mu-GDP for some mu, as every run without amplification is said to be, so that a
-bound on mu is one on epsilon. "Independent": the score of a canary depends on the coins of the
-others in no way, as with orthogonal directions and Gaussian noise.
+bound on mu is one on epsilon. "Independent": given all coins, the scores are independent of each
+other, and each depends on the canary's own coin only, as with orthogonal directions and Gaussian
+noise. A server that now and then releases everything breaks it.
 
 ``guesses``. A mu-GDP pair of distributions is a randomised function of N(-mu/2, 1) and
 N(mu/2, 1) (Dong, Roth and Su 2022, Theorem 2.10), so that a fair coin is guessed right with
@@ -37,6 +38,7 @@ total above 1 refutes mu. Guesses may depend on each other in any way.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Decimal
 from statistics import NormalDist
 
 import numpy as np
@@ -51,7 +53,7 @@ Array = NDArray[np.float64]
 NONE = "none"
 GDP = "GDP"
 GDP_INDEPENDENT = "GDP, independent canaries"
-GAUSSIAN = "Gaussian scores"
+GAUSSIAN = "independent Gaussian scores"
 THRESHOLDS = tuple(np.linspace(-1.0, 3.0, 9).tolist())
 """Where scores are cut unless told otherwise: they are N(0, 1) for those who did not take part."""
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -61,8 +63,8 @@ SHARE = 0.15
 _NORMAL = NormalDist()
 _MOST = 128.0
 """Greatest epsilon, or mu, that is tried; no number of canaries proves more."""
-_LEAST_MU = 1e-6
-"""A bound below this is 0: floating point cannot tell its epsilon."""
+_LEAST_MU = 1e-3
+"""A bound below this is 0: floating point cannot tell its epsilon to nine digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +90,25 @@ class Bound:
     def __str__(self) -> str:
         """One line.
 
-        >>> print(Bound("pooled t", "Gaussian scores", 0.9, 3.87519, 1e-5, 0.95))
-        epsilon at least 3.875 at delta 1e-05 (pooled t, 95 %; assumes Gaussian scores)
+        >>> print(Bound("pooled t", "independent Gaussian scores", 0.9, 3.87519, 1e-5, 0.95))
+        epsilon at least 3.875 at delta 1e-05 (pooled t, 95 %; assumes independent Gaussian scores)
         """
         floor = math.floor(self.epsilon * 1000) / 1000
         assumed = "no assumption" if self.assumption == NONE else f"assumes {self.assumption}"
         return (
             f"epsilon at least {floor:.3f} at delta {self.delta:g} "
-            f"({self.method}, {100 * self.confidence:g} %; {assumed})"
+            f"({self.method}, {percent(self.confidence)}; {assumed})"
         )
+
+
+def percent(confidence: float) -> str:
+    """Return a confidence in percent, rounded down.
+
+    >>> percent(0.95), percent(1 - 1e-12)
+    ('95 %', '99.999999 %')
+    """
+    down = (100 * Decimal(repr(confidence))).quantize(Decimal("1e-6"), ROUND_FLOOR)
+    return f"{down.normalize():f} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +136,13 @@ def epsilon_below(mu: float, delta: float) -> float:
     if not checks.nonnegative("mu", mu) >= _LEAST_MU:
         return 0.0
     # The accountant's delta(epsilon) is high by a relative error far below this margin.
-    return Guarantee(mu).epsilon(min(delta * (1 + 1e-8), math.nextafter(1.0, 0.0)))
+    high = Guarantee(mu).epsilon(min(delta * (1 + 1e-8), math.nextafter(1.0, 0.0)))
+    return high * (1 - 1e-9)
+
+
+def error_of(confidence: float) -> float:
+    """Return the probability with which a bound may be wrong, above 0 and below 1."""
+    return min(1 - checks.probability("confidence", confidence), math.nextafter(1.0, 0.0))
 
 
 def from_mu(
@@ -175,7 +193,7 @@ def one_run(
     """
     values, took_part = _scored(scores, present)
     delta = checks.probability("delta", delta)
-    alpha = (1 - checks.probability("confidence", confidence)) / len(_shares(shares))
+    alpha = error_of(confidence) / len(_shares(shares))
     m = len(values)
     found = [_surest(values, took_part, share) for share in shares]
 
@@ -241,7 +259,7 @@ def one_run_gdp(
         share: of the canaries to guess about, in (0, 1]; fixed before the scores are seen.
     """
     values, took_part = _scored(scores, present)
-    alpha = 1 - checks.probability("confidence", confidence)
+    alpha = error_of(confidence)
     (share,) = _shares([share])
     guessed, right = _surest(values, took_part, share)
     m = len(values)
@@ -285,7 +303,7 @@ def guesses(
         confidence: in (0, 1).
     """
     values, took_part = _scored(scores, present)
-    alpha = 1 - checks.probability("confidence", confidence)
+    alpha = error_of(confidence)
     threshold = checks.nonnegative("claimed_mu", claimed_mu) / 2
     right = int(((values > threshold) == took_part).sum())
     low = float(stats.beta.ppf(alpha, right, len(values) - right + 1)) if right else 0.0
@@ -312,7 +330,7 @@ def clopper_pearson(
     """
     present_scores, absent_scores = _sides(scores, present)
     cuts = np.asarray(checks.reals("thresholds", thresholds))
-    each = (1 - checks.probability("confidence", confidence)) / (2 * len(cuts))
+    each = error_of(confidence) / (2 * len(cuts))
     false_alarms = (absent_scores[:, None] > cuts).sum(0)
     misses = (present_scores[:, None] <= cuts).sum(0)
     a = _rate_at_most(false_alarms, len(absent_scores), each)
@@ -334,12 +352,12 @@ def pooled_t(
         delta: in (0, 1).
         confidence: in (0, 1).
     """
-    alpha = 1 - checks.probability("confidence", confidence)
+    alpha = error_of(confidence)
     difference, deviation, n1, n0 = _difference(scores, present)
     nu = n1 + n0 - 2
     highest = deviation * math.sqrt(nu / float(stats.chi2.ppf(alpha / 2, nu)))
-    error = float(stats.t.ppf(1 - alpha / 2, nu)) * deviation * math.sqrt(1 / n1 + 1 / n0)
-    mu = (difference - error) / highest
+    wide = float(stats.t.isf(alpha / 2, nu)) * deviation * math.sqrt(1 / n1 + 1 / n0)
+    mu = (difference - wide) / highest
     return from_mu("pooled t", GAUSSIAN, mu, delta=delta, confidence=confidence)
 
 
@@ -354,10 +372,11 @@ def _difference(scores: ArrayLike, present: ArrayLike) -> tuple[float, float, in
     x, y = _sides(scores, present)
     if min(len(x), len(y)) < 2:
         raise ConfigError("present: at least two canaries must be present, and two absent.")
-    squares = float(((x - x.mean()) ** 2).sum() + ((y - y.mean()) ** 2).sum())
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        squares = float(((x - x.mean()) ** 2).sum() + ((y - y.mean()) ** 2).sum())
     deviation = math.sqrt(squares / (len(x) + len(y) - 2))
-    if not deviation > 0:
-        raise ConfigError("scores: do not vary at all, so they are not Gaussian.")
+    if not 0 < deviation < math.inf:
+        raise ConfigError("scores: vary too little or too much for floating point.")
     return float(x.mean() - y.mean()), deviation, len(x), len(y)
 
 

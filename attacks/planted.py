@@ -92,6 +92,7 @@ class PlantedCanaries:
     Attributes:
         present: which canaries take part, (count,).
         width: number of directions, spare ones included.
+        ids: of all canaries, absent ones included.
 
     Raises:
         ConfigError: a value out of range, or more canaries than parameters.
@@ -127,13 +128,13 @@ class PlantedCanaries:
         )
         self.width = self._parts[-1].columns.stop
         self.present = _coins(self.count, key) if present is None else present
-        self._ids = [f"canary-{j}" for j in range(self.count)]
-        self._numbers: dict[int | str, int] = {client: j for j, client in enumerate(self._ids)}
+        self.ids: Sequence[str] = [f"canary-{j}" for j in range(self.count)]
+        self._numbers: dict[int | str, int] = {client: j for j, client in enumerate(self.ids)}
 
     def clients(self, round_: int) -> Sequence[str]:
         """Return the ids of the canaries that take part in a round."""
         return [
-            self._ids[j]
+            self.ids[j]
             for part in self._parts
             if self._sign(part, round_)
             for j in range(part.first, part.first + part.count)
@@ -149,6 +150,11 @@ class PlantedCanaries:
         whole = part.canaries.update(j, _LENGTH * clip_norm)
         return self._active(whole if sign > 0 else -whole, round_)
 
+    def direction(self, number: int) -> Tensor:
+        """Return the direction of a canary, shape (d,), float32, of length 1."""
+        part, j = self._own(self.ids[number])
+        return part.canaries.update(j)
+
     def project(self, parameters: Tensor) -> Tensor:
         """Return the products of a vector (d,) with all directions: (width,), float64."""
         return torch.cat([part.canaries.project(parameters) for part in self._parts])
@@ -156,7 +162,7 @@ class PlantedCanaries:
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Return the rounds of each canary by its id: none if it is absent."""
         return {
-            self._ids[j]: tuple(part.rounds[t] for t in part.view.rounds) * bool(self.present[j])
+            self.ids[j]: tuple(part.rounds[t] for t in part.view.rounds) * bool(self.present[j])
             for part in self._parts
             for j in range(part.first, part.first + part.count)
         }

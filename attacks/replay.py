@@ -10,8 +10,13 @@ rounds' noise at unit draws (``attacks.canaries.round_covariance``),
 
     signal = |L^-1 difference|,        sigma <= sqrt(sum (L^-1 residual)^2 / chi2_quantile(alpha)),
 
-and mu >= signal / that, if the noise has the mechanism's correlations. These are tested: a lag of
-whitened noise that is correlated, a round with less noise than the others, a parameter without any.
+and mu >= signal / that, if the noise is Gaussian with the mechanism's correlations. Not that it is
+Gaussian, but these are tested: a lag of whitened noise that is correlated, a round with less noise
+than the others, a parameter without any, and noise of some parameters that repeats that of others.
+
+Releases are rounded to float32, differently in the two runs, which adds to the norm of a difference
+of many parameters. So the signal is the part along the client's own direction, to which rounding
+adds next to nothing, or the whole norm less what rounding may add.
 """
 
 import math
@@ -20,16 +25,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.fft import irfft, next_fast_len, rfft
 from scipy.linalg import cholesky, solve_triangular
 from scipy.special import fdtr, fdtrc
 from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.bounds import Bound, from_mu
+from attacks.bounds import Bound, error_of, from_mu
 
 Array = NDArray[np.float64]
-ASSUMPTION = "Gaussian noise with the mechanism's correlations (tested)"
+ASSUMPTION = "Gaussian noise; tested: the mechanism's correlations"
 _PART = 1 << 22
 """Values that are whitened at a time."""
 _FALSE_ALARM = 1e-6
@@ -41,7 +47,7 @@ class Replay:
     """What a paired replay measured; norms and deviations are in units of the clip norm.
 
     Attributes:
-        signal: mu times sigma of this client, exact.
+        signal: mu times sigma of this client, exact but for rounding, which does not add to it.
         sigma: root mean square of the whitened noise: an estimate of the noise multiplier.
         sigma_high: the deviation is below this, with the bound's confidence.
         draws: number of whitened noise values, rounds times parameters.
@@ -69,6 +75,8 @@ def paired(
     *,
     delta: float,
     confidence: float = 0.95,
+    along: Array | None = None,
+    rounding: float = 0.0,
 ) -> Replay:
     """Return what two runs of one server with the same noise show.
 
@@ -79,14 +87,21 @@ def paired(
         covariance: K, shape (T, T): covariance of the noise of the rounds' sums at unit draws.
         delta: in (0, 1).
         confidence: in (0, 1).
+        along: (T,): products of the difference with the client's direction, of length 1; None if
+            the difference is exact.
+        rounding: norm, at most, of what rounding adds to the whitened difference.
 
     Raises:
         ConfigError: shapes that do not fit, values that are not finite, a covariance that is not
             positive definite, or a client that changes nothing.
     """
-    alpha = 1 - checks.probability("confidence", confidence)
+    alpha = error_of(confidence)
     root = _root(covariance)
     signal = math.sqrt(float(np.trace(_whitened_gram(root, difference, "difference")[0])))
+    signal -= checks.nonnegative("rounding", rounding)
+    if along is not None:
+        own = np.asarray(along, dtype=np.float64)[:, None]
+        signal = max(signal, math.sqrt(float(np.trace(_whitened_gram(root, own, "along")[0]))))
     gram, quietest = _whitened_gram(root, residual, "residual")
     rounds, dim = residual.shape
     if tuple(difference.shape) != (rounds, dim):
@@ -114,7 +129,7 @@ def paired(
         draws=draws,
         lag=lag,
         correlation=correlation,
-        faults=tuple(_faults(gram, quietest, dim)),
+        faults=(*_faults(gram, quietest, dim), *_repeated(root, residual, squares)),
         bound=bound,
     )
 
@@ -169,7 +184,7 @@ def _faults(gram: Array, quietest: float, dim: int) -> list[str]:
     found = []
     squares = np.diag(gram)
     pairs = rounds * (rounds - 1) // 2
-    tests = max(1, pairs) + (rounds - 1) + rounds + 1
+    tests = max(1, pairs) + (rounds - 1) + rounds + 2
     alpha = _FALSE_ALARM / tests
     scale = np.sqrt(np.maximum(squares, 1e-300))
     correlations = gram / np.outer(scale, scale)
@@ -216,6 +231,8 @@ def _uneven(squares: Array, dim: int, alpha: float) -> list[str]:
 def _silent(squares: float, quietest: float, rounds: int, dim: int, alpha: float) -> list[str]:
     """Say that some parameter has too little noise in all rounds."""
     expected = squares / (rounds * dim)
+    if rounds == 1:  # a draw on a grid is 0 now and then
+        return []
     # Of d sums of squares over T rounds, the least; the estimate of sigma has an error far below.
     least = float(stats.chi2.ppf(alpha / dim, rounds)) * 0.5
     if dim < 2 or quietest / expected >= least:
@@ -223,4 +240,35 @@ def _silent(squares: float, quietest: float, rounds: int, dim: int, alpha: float
     return [
         f"A parameter has {math.sqrt(quietest / rounds / expected):.3g} times the usual noise over "
         "all rounds: noise is missing somewhere."
+    ]
+
+
+def _repeated(root: Array, residual: Tensor | Array, squares: float) -> list[str]:
+    """Say that some parameters have the noise of others, a constant distance apart.
+
+    So it is if layers draw from one seed each. The autocorrelation c at distance k is a quadratic
+    form of n = T (d - k) products with trace 0, squares of eigenvalues n / 2 in all and none above
+    1, so |c| > sqrt(2 n u) + 2 u has probability at most 2 exp(-u) (Laurent and Massart 2000).
+    """
+    rounds, dim = residual.shape
+    if dim < 2:
+        return []
+    spectrum = 0.0
+    length = next_fast_len(2 * dim - 1, real=True)
+    values = np.asarray(residual, dtype=np.float64)
+    for weights in np.linalg.inv(root):
+        spectrum = spectrum + np.abs(rfft(weights @ values, length)) ** 2
+    found = irfft(spectrum, length)[1:dim]
+    alpha = _FALSE_ALARM / (rounds * (rounds + 1) + 4)
+    u = math.log(4 * (dim - 1) / alpha)
+    products = rounds * (dim - np.arange(1.0, dim))
+    variance = squares / float(stats.chi2.ppf(alpha / 2, rounds * dim))
+    excess = np.abs(found) / variance - np.sqrt(2 * products * u) - 2 * u
+    k = int(excess.argmax())
+    if not excess[k] > 0:
+        return []
+    share = found[k] / squares
+    return [
+        f"Noise {k + 1} parameters apart has an autocorrelation of {share:.3g}: some parameters "
+        "have the noise of others."
     ]

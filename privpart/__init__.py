@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
     from privpart.engines.workers import WorkerError
+    from privpart.example_level import FTRLEngine
     from privpart.experiment.metric import Accuracy
     from privpart.experiment.train import Run, train
     from privpart.loop import (
@@ -39,6 +40,7 @@ _HOME = {
     "Constant": "start_values",
     "EmbeddedEngine": "engines.embedded",
     "Engine": "loop",
+    "FTRLEngine": "example_level",
     "Glorot": "start_values",
     "He": "start_values",
     "LocalTraining": "client",
@@ -74,6 +76,7 @@ __all__ = [
     "Constant",
     "EmbeddedEngine",
     "Engine",
+    "FTRLEngine",
     "Glorot",
     "He",
     "LocalTraining",

@@ -192,6 +192,16 @@ class MeasuringEngine(Engine, Protocol):
         ...
 
 
+@runtime_checkable
+class ChoosingEngine(Engine, Protocol):
+    """An engine that may be vectorized, so that one client's rounding depends on others."""
+
+    @property
+    def each_alone(self) -> bool:
+        """Whether every bit of an update is a function of its client's own data."""
+        ...
+
+
 def fit(
     server: Server,
     engine: Engine,
@@ -224,7 +234,8 @@ def fit(
     Raises:
         ConfigError: more cohorts than planned rounds, a cohort with something that is not an id or
             with one client twice (both before the first round), cohorts that the plan's sampling
-            did not draw, or ``evaluate_every`` is not a count.
+            did not draw, an engine that may be vectorized where clients are sampled, or
+            ``evaluate_every`` is not a count.
         CohortTooSmallError: a round had too few well-formed updates.
         CohortRefusedError: most of a cohort was refused.
     """
@@ -237,6 +248,7 @@ def fit(
     if len(cohorts) > server.plan.rounds:
         raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
     _refuse_other_cohorts(server, cohorts)
+    _refuse_together(server, engine)
     for number in range(server.round, len(cohorts)):
         _ids_of(number, cohorts[number])
     records = []
@@ -271,6 +283,17 @@ def _refuse_other_cohorts(server: Server, cohorts: Sequence[Sequence[ClientId]])
     if cohorts.source is not server.source or cohorts.plan_hash != server.plan_hash:
         raise ConfigError(
             "cohorts: were drawn for another plan, or from another key than this server's noise."
+        )
+
+
+def _refuse_together(server: Server, engine: Engine) -> None:
+    """Refuse an engine in which the rounding of sampled clients would tell who else was sampled."""
+    if server.plan.sampling is None or not isinstance(engine, ChoosingEngine):
+        return
+    if not engine.each_alone:
+        raise ConfigError(
+            "engine: may vectorize over clients, and the rounding of one would tell who else was "
+            "sampled. Make it with deterministic=True."
         )
 
 
@@ -353,7 +376,7 @@ def _run_round(
 
 def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
     asked = task.clients
-    if isinstance(engine, SummingEngine):
+    if isinstance(engine, SummingEngine) and server.plan.sampling is None:
         sums = engine.sums(task, server.parameters)
         if sums is not None:
             beside = engine.beside(task) if isinstance(engine, AccompaniedEngine) else ()

@@ -44,7 +44,7 @@ from accounting.cohorts import (
     sampling_from_dict,
     sampling_to_dict,
 )
-from accounting.report import NoiseOrigin
+from accounting.report import NoiseOrigin, Unit
 from privpart.clip import at_least_tiny
 
 Order = Literal["sequential", "reverse", "random"]
@@ -226,6 +226,7 @@ class PrivacyPlan:
         *,
         noise_source: NoiseOrigin = "unstated",
         earlier: Guarantee | None = None,
+        unit: Unit = "client",
     ) -> PrivacyReport:
         """Return the guarantee at ``delta`` in (0, 1) and the assumptions that it rests on.
 
@@ -234,6 +235,7 @@ class PrivacyPlan:
             noise_source: "seeded" if the noise came from a ``SeededSource``, which is not private.
                 ``Server.report`` fills this in.
             earlier: guarantee of an earlier run on the same clients, to be added.
+            unit: what takes part, "client" or "example".
         """
         return PrivacyReport.of(
             self.mechanism,
@@ -245,6 +247,7 @@ class PrivacyPlan:
             sampled=None
             if self.sampling is None
             else sampled_claim(self._sampled(self.sampling, self.noise_multiplier), delta),
+            unit=unit,
         )
 
 

@@ -224,6 +224,7 @@ class Server:
         Args:
             updates: objects of any kind, from any sender.
             sums: sums of updates that the operator's own code clipped; their clipping is trusted.
+                A plan that samples takes none.
             asked: ids of the clients that were asked. If they are given, a round in which most of
                 them were refused releases nothing: their updates are missing, while the model would
                 be divided as if they had come. Where the plan samples, nobody else is admitted, and
@@ -238,20 +239,11 @@ class Server:
             a round is released does not depend on the values in an update.
 
         Raises:
-            ConfigError: the server was halted, or all planned rounds are done.
+            ConfigError: the server was halted, all planned rounds are done, or sums were given
+                although the plan samples.
         """
-        self._check_running()
-        asked = frozenset(asked)
-        if self.round >= self.plan.rounds:
-            raise ConfigError(
-                f"all {self.plan.rounds} planned rounds are done, and the guarantee covers no "
-                "further one. Plan more rounds from the start."
-            )
-        if self._adding_up:
-            raise ConfigError(
-                f"round {self.round} is being run: its updates must not run another round, nor "
-                "may a second thread."
-            )
+        self._refuse_round(sums)
+        asked, sampled = frozenset(asked), self.plan.sampling is not None
         self._settings(self.round).set(self._optimizer)
         dim = sum(self._groups[group].numel() for group in self._active())
         bits = self._bit_noise is not None
@@ -259,7 +251,6 @@ class Server:
             self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
             self._gradient = torch.empty_like(self.parameters)
         total = self._total[:dim].zero_()
-        sampled = self.plan.sampling is not None
         found = RoundSum(
             self._task(()),
             total,
@@ -295,6 +286,24 @@ class Server:
         self._adapt(found.bits)
         self._halted = ""
         return counts
+
+    def _refuse_round(self, sums: Iterable[CohortSum]) -> None:
+        self._check_running()
+        if self.round >= self.plan.rounds:
+            raise ConfigError(
+                f"all {self.plan.rounds} planned rounds are done, and the guarantee covers no "
+                "further one. Plan more rounds from the start."
+            )
+        if self._adding_up:
+            raise ConfigError(
+                f"round {self.round} is being run: its updates must not run another round, nor "
+                "may a second thread."
+            )
+        if self.plan.sampling is not None and sums != ():
+            raise ConfigError(
+                "sums: this plan samples who takes part, so each update comes alone. The report "
+                "counts rounds with sums, and the rounding of a sum depends on who is in it."
+            )
 
     def signal_and_noise(self) -> tuple[float, float]:
         """Return the norms of the last round's sum and of its noise, after the public division.

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from privpart.cli.output import printable
+
 
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
@@ -39,5 +41,5 @@ def export(
     with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
         setup = None if part == "trained" else released_setup(run, plan=plan, tell=tell_of_code)
         written = files.export(run, out, part=part, setup=setup)
-    typer.echo(files.privacy_metadata(run, part)["privpart.statement"])
+    typer.echo(printable(files.privacy_metadata(run, part)["privpart.statement"]))
     typer.echo(f"privpart: wrote {written}", err=True)

@@ -266,6 +266,7 @@ TABLE: Mapping[str, Options] = {
             _MOMENTUM,
         ),
     ),
+    "verify-gradients": Options(free="target tolerance form"),
     "freeze-search": Options(free="data tolerance seeds jobs form", idle=(_DATA_DIR,)),
     "demo": Options(free="out data seed seeds jobs", idle=(_DATA_DIR,)),
     "sweep run": Options(free="file out jobs form"),

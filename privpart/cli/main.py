@@ -41,10 +41,12 @@ from privpart.cli.freeze_search import freeze_search
 from privpart.cli.idle import Command
 from privpart.cli.init import init
 from privpart.cli.inspect import inspect
+from privpart.cli.output import printable
 from privpart.cli.report import report
 from privpart.cli.schedule import schedule
 from privpart.cli.train import train
 from privpart.cli.verify import verify
+from privpart.cli.verify_gradients import verify_gradients
 
 app = typer.Typer(
     help="Differential privacy for partially trained models in federated learning.",
@@ -67,6 +69,7 @@ _COMMANDS = (
     inspect,
     costs,
     freeze_search,
+    verify_gradients,
     demo,
 )
 for _command in _COMMANDS:
@@ -99,7 +102,7 @@ def main() -> None:
         with _second_interrupt_ends():
             app()
     except ConfigError as error:
-        typer.echo(f"privpart: {_as_option(str(error))}", err=True)
+        typer.echo(printable(f"privpart: {_as_option(str(error))}"), err=True)
         sys.exit(_EXCEEDED if type(error).__name__ == "BudgetExceededError" else 2)
     except RuntimeError as error:
         if "allocate memory" in str(error):  # torch's allocator raises no specific type

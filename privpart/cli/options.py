@@ -63,10 +63,10 @@ PublicKey = Annotated[
 
 def public_key_of_file(typed: str | None) -> str | None:
     """Return the key that was typed, or the first line of the file that was named."""
-    if typed is None or not Path(typed).is_file():
-        return typed
     try:
+        if typed is None or not Path(typed).is_file():
+            return typed
         with Path(typed).open("rb") as file:
             return file.read(2**16).decode().strip().partition("\n")[0]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"public_key={typed}: cannot be read: {error}.") from None
+        raise ConfigError(f"public_key={str(typed)[:80]}: cannot be read: {error}.") from None

@@ -11,7 +11,7 @@ from accounting import PrivacyReport, checks
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, report_row
+from privpart.cli.output import as_csv, printable, report_row
 
 if TYPE_CHECKING:
     from privpart.run.report import RunReport
@@ -61,7 +61,7 @@ def report(
     for code in vouch or ():
         found = vouched(found, code)
     if statement:
-        typer.echo("\n\n".join([found.guarantee.statement(), *_sentences(found)]))
+        typer.echo(printable("\n\n".join([found.guarantee.statement(), *_sentences(found)])))
     else:
         print_run(found, form)
     if found.deviations:
@@ -93,9 +93,9 @@ def print_run(found: "RunReport", form: Format) -> None:
             as_csv([own | report_row(found.guarantee) | {"schema": own["schema"]}]), nl=False
         )
     else:
-        typer.echo(_as_text(found))
+        typer.echo(printable(_as_text(found)))
     for warning in found.guarantee.warnings:
-        typer.echo(f"privpart: warning: {warning}", err=True)
+        typer.echo(printable(f"privpart: warning: {warning}"), err=True)
 
 
 def _sentences(found: "RunReport") -> list[str]:
@@ -111,11 +111,11 @@ def _realised(found: "RunReport") -> str:
     state = "complete" if found.complete else f"{found.planned_rounds - found.rounds} to go"
     if found.closed:
         state = f"closed after {found.rounds} of {found.planned_rounds} rounds"
-    seen, real = "no client took part yet", found.realised
+    seen, real = f"no {found.guarantee.unit} took part yet", found.realised
     if found.guarantee.sampling is not None:
         seen = "who took part is secret"
     if real is not None:
-        seen = f"a client in at most {real.max_participations}"
+        seen = f"{found.guarantee.a_unit} in at most {real.max_participations}"
         if real.max_participations > 1:
             seen += f", {real.min_separation} or more apart"
     return f"{found.rounds} rounds ({state}), {seen}"
@@ -129,7 +129,7 @@ def _as_text(found: "RunReport") -> str:
         ("delta", f"{g.delta:g}"),
         ("unit", f"{g.unit}, {g.adjacency} adjacency"),
         ("mechanism", f"{g.mechanism}, noise multiplier {up(g.noise_multiplier, 6)}"),
-        ("planned", f"{found.planned_rounds} rounds, a {g.unit} in at most {g.max_participations}"),
+        ("planned", f"{found.planned_rounds} rounds, {g.a_unit} in at most {g.max_participations}"),
         ("ledger", _realised(found)),
         ("mu", f"{up(g.mu, 5)}" + (" (an earlier run included)" if g.earlier_mu else "")),
         *(() if found.all_runs is None else [("all runs", found.all_runs.says)]),

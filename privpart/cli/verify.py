@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from privpart.cli import options
+from privpart.cli.output import printable
 
 if TYPE_CHECKING:
     from privpart.run.evidence import Check
@@ -50,7 +51,7 @@ def verify(
         said = {"schema": _SCHEMA, "wrong": wrong, "checks": [asdict(check) for check in checks]}
         typer.echo(json.dumps(said, indent=2))
     else:
-        typer.echo(_as_text(checks))
+        typer.echo(printable(_as_text(checks)))
     if wrong:
         raise typer.Exit(_LEFT_ITS_PLAN if left_its_plan(checks) else _WRONG)
 

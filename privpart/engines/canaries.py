@@ -7,14 +7,14 @@ a secret coin, is up to whoever implements ``CanaryClients``; the audit compares
 of those that took part with those that did not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.loop import Engine, MeasuringEngine, SummingEngine
+from privpart.loop import ChoosingEngine, Engine, MeasuringEngine, SummingEngine
 from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, RoundTask
 
 
@@ -24,6 +24,11 @@ class CanaryClients(Protocol):
     @property
     def width(self) -> int:
         """Number of directions."""
+        ...
+
+    @property
+    def ids(self) -> Sequence[ClientId]:
+        """The ids of all canaries, those that are absent included."""
         ...
 
     def clients(self, round_: int) -> Sequence[ClientId]:
@@ -73,6 +78,11 @@ class CanaryEngine:
                 update = self.canaries.update(client, task.round, task.clip_norm)
                 yield task.update(client, update)
 
+    @property
+    def each_alone(self) -> bool:
+        """Whether every bit of an update is a function of its client's own data."""
+        return not isinstance(self.engine, ChoosingEngine) or self.engine.each_alone
+
     def health(self) -> ClientHealth | None:
         """Return how the other clients of the last round trained; None if it is not measured."""
         return self.engine.health() if isinstance(self.engine, MeasuringEngine) else None
@@ -90,11 +100,19 @@ def cohorts_with_canaries(
     Raises:
         ConfigError: a client of a cohort has the id of a canary.
     """
-    planted = [list(canaries.clients(round_)) for round_ in range(len(cohorts))]
-    ids = {client for round_ in planted for client in round_}
-    for cohort in cohorts:
-        if taken := [client for client in cohort if client in ids]:
-            raise ConfigError(
-                f"canaries: a client has the id {taken[0]!r}, which is a canary's. Rename it."
-            )
+    refuse_same_ids({client for cohort in cohorts for client in cohort}, canaries)
+    planted = [canaries.clients(round_) for round_ in range(len(cohorts))]
     return [[*cohort, *own] for cohort, own in zip(cohorts, planted, strict=True)]
+
+
+def refuse_same_ids(clients: Iterable[ClientId], canaries: CanaryClients) -> None:
+    """Check that no client has the id of a canary, whether the canary is present or absent.
+
+    Raises:
+        ConfigError: one has.
+    """
+    ids = set(canaries.ids)
+    if (taken := next((client for client in clients if client in ids), None)) is not None:
+        raise ConfigError(
+            f"canaries: a client has the id {taken!r}, which is a canary's. Rename it."
+        )

@@ -87,6 +87,11 @@ class DeviceClasses:
             if (found := self.engines[number].health()) is not None:
                 self._health.append(found)
 
+    @property
+    def each_alone(self) -> bool:
+        """Whether every bit of an update is a function of its client's own data."""
+        return all(engine.each_alone for engine in self.engines)
+
     def health(self) -> ClientHealth | None:
         """Return how the clients of the last round trained; None if no engine measures it.
 

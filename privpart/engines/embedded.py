@@ -133,6 +133,11 @@ class EmbeddedEngine:
         return self.local if isinstance(self.local, LocalTraining) else self.local(round_)
 
     @property
+    def each_alone(self) -> bool:
+        """Whether every bit of an update is a function of its client's own data."""
+        return self.options.deterministic
+
+    @property
     def users(self) -> Users:
         """The clients' data, where all of it is in memory.
 

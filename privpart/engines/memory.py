@@ -41,6 +41,7 @@ class ClientsWithMemory:
         self._report = report
         self._previous: dict[ClientId, Tensor] = {}
         self._own: dict[ClientId, Tensor] = {}
+        self._began = False
 
     @property
     def empty(self) -> bool:
@@ -56,7 +57,7 @@ class ClientsWithMemory:
     ) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, shape (c,), in the order of the task."""
         moon, keeps_part = local.objective == "moon", self._model.own.numel() > 0
-        if self.empty and task.round:
+        if task.round and not self._began:
             whose = "moon's clients" if moon else "clients"
             kept = ["the last models"] * moon + ["the local parts"] * keeps_part
             self._report(
@@ -64,6 +65,7 @@ class ClientsWithMemory:
                 f"{' and '.join(kept)} that they kept. From here on the run differs from an "
                 "uninterrupted one; its guarantee is the same"
             )
+        self._began = True
         now: dict[ClientId, Tensor] = {}
         parts: dict[ClientId, Tensor] = {}
         with unwritten(self._model):

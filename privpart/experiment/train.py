@@ -20,7 +20,7 @@ from accounting.checks import ConfigError
 from privpart.client import Loss
 from privpart.data.batches import Batch
 from privpart.data.clients import Clients
-from privpart.engines.canaries import CanaryClients
+from privpart.engines.canaries import CanaryClients, refuse_same_ids
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.options import EngineOptions
 from privpart.experiment import own_code
@@ -275,10 +275,22 @@ def begin(
     else:
         run = fork(fork_of, out, promised, facts=facts)
     if plan.canaries is not None:
-        write_canary_key(out, key)
+        _write_key(run, key)
     if text is not None:
         _write_plan(run, text)
     return run, setup
+
+
+def _write_key(run: RunFolder, key: bytes) -> None:
+    """Keep the key of the canaries, without which the run cannot be resumed."""
+    try:
+        write_canary_key(run.path, key)
+    except OSError as error:
+        run.close()
+        raise StorageError(
+            f"{run.path}: the key of the canaries cannot be written: {error}. No round was run: "
+            "remove the folder, and begin again."
+        ) from None
 
 
 def _write_plan(run: RunFolder, text: str) -> None:
@@ -339,6 +351,7 @@ def _planted(
         momentum=setup.plan.server.momentum,
         **table.model_dump(),
     )
+    refuse_same_ids(setup.clients.ids, made)
     return replace(setup, canaries=made)
 
 
@@ -440,6 +453,12 @@ def kept_plan(facts: Mapping[str, Any], out: Path, plan: PlanFile | Path | None)
     Raises:
         ConfigError: the ledger holds no plan, or ``plan`` is another one.
     """
+    if facts.get("unit") == "example":
+        raise ConfigError(
+            f"{out}: is a run of FTRLEngine on examples, whose network only its own loop has. "
+            "Continue it there: make_private(..., out=..., resume=True); export its parameters "
+            "with --part trained, or from Python."
+        )
     name, folder = f"the plan of {out}", Path(facts.get("plan_folder", "."))
     if (tables := facts.get("plan_tables")) is not None:
         kept = validated(tables, name=name, folder=folder, in_python=True)

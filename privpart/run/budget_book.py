@@ -77,6 +77,8 @@ _LONGEST = 100
 _LONGEST_MARK = 4096
 _COLUMNS = "population, run, kind, mu, delta, parent, begun, rounds, folder, opened, closed"
 """Of an entry, in the order of ``Entry``."""
+_ENTRIES = "entries NOT INDEXED"
+"""An index may answer in the place of its table, and the book's digest is of the tables."""
 _OF_THE_DISK = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
@@ -354,7 +356,8 @@ def charged(plan: PrivacyPlan, facts: Mapping[str, Any], folder: Path) -> Iterat
 
     Raises:
         BudgetExceededError: the run would pass the limit of its population.
-        ConfigError: the book is lost, damaged, foreign, or busy.
+        ConfigError: the name is new and almost that of a population in the book; or the book is
+            lost, damaged, foreign, or busy.
         OSError: the disk refused.
     """
     if facts.get("population_name") is None:
@@ -363,6 +366,7 @@ def charged(plan: PrivacyPlan, facts: Mapping[str, Any], folder: Path) -> Iterat
     entry = _entry_of(plan, facts, facts["population_name"], folder)
     with _writing() as db:
         with _faults(_path()):
+            _refuse_alike(db, entry.population)
             before = _account(db, entry.population)
             new = [*_missing_parent(facts, entry, before), entry]
             _refuse_beyond_limit(before, new)
@@ -392,7 +396,8 @@ def enter(
 
     Raises:
         BudgetExceededError: the run has rounds to go, and would pass the limit.
-        ConfigError: this machine has closed the run, or the book is lost, damaged, foreign or busy.
+        ConfigError: this machine has closed the run, or opened a newer copy of it; or the book is
+            lost, damaged, foreign or busy.
         OSError: the disk refused.
     """
     name = facts.get("population_name", population)
@@ -410,6 +415,12 @@ def enter(
             "of it. A closed run is not continued. Begin a new run."
         )
     now = (_shown(folder), rounds, closed)
+    if rounds < (known.opened or 0):  # the rollback guard may be lost, and this book kept
+        raise ConfigError(
+            f"{folder} is an older copy: it stands after {rounds} rounds, and the budget book has "
+            f"seen {known.opened}. Continuing would reuse the noise of released rounds, and ending "
+            "it early would take back what they cost. Restore the newest copy, or begin a fork."
+        )
     if (known.folder, known.opened, known.closed) != now:
         with _writing() as db, _faults(_path()):
             change = "UPDATE entries SET folder = ?, opened = ?, closed = ? WHERE run = ?"
@@ -457,8 +468,29 @@ def accounts() -> list[Account]:
     with _reading() as db:
         if db is None:
             return []
-        named = "SELECT population FROM entries UNION SELECT population FROM limits ORDER BY 1"
-        return [_account(db, name) for (name,) in db.execute(named).fetchall()]
+        return [_account(db, name) for name in _populations(db)]
+
+
+def _populations(db: sqlite3.Connection) -> list[str]:
+    named = f"SELECT population FROM {_ENTRIES} UNION SELECT population FROM limits ORDER BY 1"
+    return [name for (name,) in db.execute(named).fetchall()]
+
+
+def _refuse_alike(db: sqlite3.Connection, name: str) -> None:
+    """Check that a new name is not another spelling of one in the book."""
+    known = _populations(db)
+    alike = [other for other in known if _spoken(other) == _spoken(name)]
+    if alike and name not in known:
+        raise ConfigError(
+            f"population={name!r}: the budget book has {alike[0]!r}, which differs only in case, "
+            "spaces, hyphens or the like. Use that name for the same people; for others, a name "
+            "that nobody could take for it."
+        )
+
+
+def _spoken(name: str) -> str:
+    """Return a name without what is not heard when it is read out."""
+    return re.sub(r"[\s_-]+", "-", unicodedata.normalize("NFKC", name).casefold())
 
 
 def account(population: str) -> Account:
@@ -480,7 +512,7 @@ def populations_of(run: str) -> list[str]:
     with _reading() as db:
         if db is None:
             return []
-        found = db.execute("SELECT population FROM entries WHERE run = ? ORDER BY 1", (run,))
+        found = db.execute(f"SELECT population FROM {_ENTRIES} WHERE run = ? ORDER BY 1", (run,))
         return [name for (name,) in found]
 
 
@@ -494,11 +526,15 @@ def set_limit(population: str, limit: Limit | None, *, looser: bool = False) -> 
 
     Raises:
         ConfigError: the limit is above the one that holds and ``looser`` is not given, there is
-            none to remove, or the book is lost, damaged, foreign or busy.
+            none to remove, the name is almost that of a population in the book, or the book is
+            lost, damaged, foreign or busy.
         OSError: the disk refused.
     """
     refuse_population(population)
+    if limit is not None:
+        _refuse_beyond_figures(limit)
     with _writing() as db, _faults(_path()):
+        _refuse_alike(db, population)
         old = _account(db, population).limit
         if limit is None and old is None:
             raise ConfigError(f"population {population!r} has no limit to remove.")
@@ -514,6 +550,16 @@ def set_limit(population: str, limit: Limit | None, *, looser: bool = False) -> 
             (population, *values, _now()),
         )
         return _account(db, population)
+
+
+def _refuse_beyond_figures(limit: Limit) -> None:
+    """Check that what is left of a limit can be computed: every later command does."""
+    try:
+        Guarantee(limit.mu)
+    except ConfigError as error:
+        raise ConfigError(
+            f"limit_epsilon={limit.epsilon:g}: with delta={limit.delta:g}, {error}"
+        ) from None
 
 
 def _entry_of(plan: PrivacyPlan, facts: Mapping[str, Any], name: str, folder: Path) -> Entry:
@@ -604,7 +650,7 @@ def _insert(db: sqlite3.Connection, entries: list[Entry]) -> None:
 
 def _account(db: sqlite3.Connection, population: str) -> Account:
     order, named = "WHERE population = ? ORDER BY number", (population,)
-    found = db.execute(f"SELECT {_COLUMNS} FROM entries {order}", named).fetchall()
+    found = db.execute(f"SELECT {_COLUMNS} FROM {_ENTRIES} {order}", named).fetchall()
     rows = db.execute(f"SELECT since, epsilon, delta FROM limits {order}", named).fetchall()
     try:
         entries = tuple(Entry(*row) for row in found)
@@ -652,7 +698,8 @@ def _writing() -> Iterator[sqlite3.Connection]:
             yield db
             with _faults(path):
                 about = before | {"changes": before["changes"] + 1, "digest": _digest_of(db)}
-                db.executemany("UPDATE book SET value = ?2 WHERE name = ?1", [*about.items()])
+                changed = [(value, name) for name, value in about.items()]
+                db.executemany("UPDATE book SET value = ? WHERE name = ?", changed)
                 db.execute("COMMIT")
         write_durably(directory / _MARK, json.dumps(about).encode())
 

@@ -29,6 +29,8 @@ FACT = "canaries"
 _KEY = "canary-key"
 _RELEASES = "canary-releases"
 _KEY_BYTES = 32
+_MOST = 1e45
+"""Above the product of any model in float32 with a direction of length 1."""
 
 
 def new_canary_key(seed: int | None) -> bytes:
@@ -150,8 +152,8 @@ def read_releases(folder: Path, width: int, rounds: int) -> NDArray[np.float64]:
             f"need {size} bytes. It is damaged or of another run. Restore it."
         )
     rows = np.frombuffer(data, "<f8").reshape(rounds + 1, width).astype(np.float64)
-    if not np.isfinite(rows).all():
-        raise ConfigError(f"{folder / _RELEASES} holds values that are not finite. Restore it.")
+    if not (np.abs(rows) < _MOST).all():
+        raise ConfigError(f"{folder / _RELEASES} holds values that no model has. Restore it.")
     return rows
 
 
@@ -159,7 +161,10 @@ AUDIT = "audit"
 """Folder inside a run for what an audit found."""
 AUDIT_REPORT = "report.json"
 AUDIT_SCHEMA = "privpart/audit-epsilon/1"
-_MEASURED = re.compile(r"epsilon at least [0-9.]{1,20} \([A-Za-z -]{1,40}, [0-9.]{1,20} %\)")
+_MEASURED = re.compile(
+    r"epsilon at least [0-9.]{1,20} \([A-Za-z -]{1,40}, [0-9.]{1,20} %; assumes [A-Za-z, ]{1,60}\)"
+    r"(; VIOLATION)?"
+)
 _LONGEST_REPORT = 2**22
 
 

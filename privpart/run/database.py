@@ -185,7 +185,9 @@ def _opened_to_read(
         if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise
     scratch = stack.enter_context(TemporaryDirectory(prefix="privpart-"))
-    return _opened(_copy(path, Path(scratch)), accepted, "rw")
+    copy = _copy(path, Path(scratch))
+    refuse_odd_files(copy)  # whoever can write in the folder may have changed it since
+    return _opened(copy, accepted, "rw")
 
 
 def _copy(path: Path, folder: Path) -> Path:

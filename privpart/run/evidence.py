@@ -7,7 +7,8 @@ nothing confirms is "asserted".
 
 Whose words the ledger holds decides how far a report may go:
 
-    here      the rollback guard of this machine saw these rounds being committed
+    here      the rollback guard of this machine saw these rounds being committed; it did not see
+              those before an adoption, and nothing but a signature shows a round after its record
     signed    the head is signed by a public key that the reader had from elsewhere
     unknown   neither: whoever made the folder may have made all of it
 """
@@ -27,13 +28,14 @@ from accounting.checks import ConfigError
 from privpart.messages import ClientId
 from privpart.run import witness
 from privpart.run.database import damage_said
+from privpart.run.files import opened
 from privpart.run.folder import newest_state, newest_state_hash
 from privpart.run.identity import KEY_BYTES, SigningKey, model_hash, source_of
 from privpart.run.ledger import Head, Ledger, Row
 
 CheckStatus = Literal["verified", "asserted", "wrong"]
 Origin = Literal["here", "signed", "unknown"]
-_MOVING = ("state", "released model", "key", "signing key")
+_MOVING = ("state", "released model", "key", "signing key", "rollback guard")
 _LOOKS = 5
 """Times that files are read again because the run advanced while they were read."""
 
@@ -188,15 +190,12 @@ def _state_and_model(path: Path, facts: Mapping[str, Any], rows: list[Row]) -> t
 
 
 def file_hash(path: Path) -> str:
-    """Return the SHA-256, in hex, of a file; a pipe, link or device is refused, not waited for.
+    """Return the SHA-256, in hex, of a file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: see ``opened``.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{path.name} is not a file")
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -284,8 +283,12 @@ def _guard(ledger: Ledger, rows: list[Row]) -> Check:
     if chains[seen.rounds] != seen.chain:
         said = f"this machine saw another chain of the run, of {seen.rounds} rounds"
         return Check(what, "wrong", said)
-    if seen.rounds < len(rows) - 1:  # one round may have been committed just now
+    unnoted = 1 if ledger.signed else 0  # a round that the run signed may have been committed now
+    if seen.rounds < len(rows) - unnoted:
         said = f"this machine saw {seen.rounds} of the {len(rows)} rounds"
+        return Check(what, "asserted", said)
+    if (adopted := facts.get("adopted_at")) is not None:
+        said = f"the run was adopted after {adopted} rounds, which this machine need not have seen"
         return Check(what, "asserted", said)
     return Check(what, "verified", f"this machine saw the same {seen.rounds} rounds, and no more")
 

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -188,11 +189,12 @@ def read_small(path: Path, limit: int) -> bytes:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def opened(path: Path) -> Iterator[BufferedReader]:
     """Open a regular file for reading, and wait for nobody.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file; a link is not.
+        OSError: it cannot be read, is not a regular file (a link is not), or is larger than this
+            machine's memory, as a sparse file of no size on the disk can be.
     """
     about = path.lstat()
     if not stat.S_ISREG(about.st_mode):
@@ -200,6 +202,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     with os.fdopen(os.open(path, _READ), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("it is not a file")
+        if (size := os.fstat(file.fileno()).st_size) > _memory():
+            raise OSError(f"its {size} bytes do not fit into this machine's memory")
         yield file
 
 
@@ -310,8 +314,6 @@ def read_state(path: Path, expected: str) -> tuple[dict[str, Tensor], dict[str, 
     digest = hashlib.sha256()
     try:
         with opened(path) as file:
-            if (size := os.fstat(file.fileno()).st_size) > _memory():
-                raise OSError(f"its {size} bytes do not fit into this machine's memory")
             while block := file.read(_BLOCK):
                 digest.update(block)
     except OSError as error:

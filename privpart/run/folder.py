@@ -24,17 +24,18 @@ import os
 import re
 import secrets
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 from filelock import FileLock, Timeout
 from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.messages import id_order
+from privpart.messages import ClientId, id_order
 from privpart.noise.cohorts import SampledCohorts
 from privpart.noise.source import NoiseSource
 from privpart.plan import PrivacyPlan
@@ -62,8 +63,8 @@ from privpart.run.identity import (
     source_of,
     versions,
 )
-from privpart.run.ledger import SCHEMA, Ledger, Row, genesis, next_row
-from privpart.server import RoundCounts, Server
+from privpart.run.ledger import MOST_FACTS, SCHEMA, Ledger, Row, genesis, next_row
+from privpart.server import RoundCounts
 
 _RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked")
 ON_GRID = "integers on a public grid"
@@ -81,6 +82,57 @@ _STATE = re.compile(r"(state|closed)-[0-9]{6,}\.safetensors(\.part)?")
 
 class StorageError(RuntimeError):
     """A round could not be saved. None of it was released, and no saved round was lost."""
+
+
+class Committed(Protocol):
+    """What a run folder keeps after each round: a ``Server``, or a loop's steps on examples."""
+
+    @property
+    def plan_hash(self) -> str:
+        """Hash of the plan."""
+        ...
+
+    @property
+    def last_clip_norm(self) -> float:
+        """Clip norm of the last round."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """Rounds done."""
+        ...
+
+    @property
+    def source(self) -> NoiseSource:
+        """Source of the noise."""
+        ...
+
+    @property
+    def cohort(self) -> Sequence[ClientId]:
+        """Who took part in the last round."""
+        ...
+
+    @property
+    def parameters(self) -> Tensor:
+        """The released parameters, shape (d,)."""
+        ...
+
+    def load_start(self, start: Tensor) -> None:
+        """Begin with these parameters."""
+        ...
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return everything that the next round needs, as tensors and values ready for JSON."""
+        ...
+
+    def load_state_dict(
+        self,
+        tensors: dict[str, Tensor],
+        values: dict[str, Any],
+        participations: dict[ClientId, list[int]],
+    ) -> None:
+        """Continue where ``state_dict`` was taken."""
+        ...
 
 
 class RunFolder:
@@ -135,17 +187,13 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder is not empty, or others can write in it; or a fact has a
-                reserved name.
+                reserved name, or there are too many.
             BudgetExceededError: the fact "population_name" names people whose limit the run would
                 pass; nothing was created.
             StorageError: the folder cannot be written.
         """
         folder = Path(path)
-        if folder.exists() and not (folder.is_dir() and _is_free(folder)):
-            raise ConfigError(
-                f"{folder} is not empty: a run begins in a folder of its own. To resume the run in "
-                "it, open it (--resume)."
-            )
+        _refuse_used(folder)
         checks.count("seed", seed or 0, minimum=0)
         run_id = secrets.token_hex(16)
         key, signing = new_secret(), new_secret()
@@ -162,6 +210,9 @@ class RunFolder:
         if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
             raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
         about |= facts or {}
+        if len(about) + len(_RESERVED) > MOST_FACTS:
+            most = MOST_FACTS - len(_RESERVED) - len(about) + len(facts or {})
+            raise ConfigError(f"facts: are {len(facts or {})}; a ledger has room for {most}.")
         if plan.sampling is not None and not isinstance(about.get("population"), str):
             raise ConfigError(
                 "facts: population is missing: a run that samples fixes who may be drawn, and in "
@@ -192,6 +243,7 @@ class RunFolder:
         try:
             make_private(folder)
             lock = locked(folder)
+            _refuse_used(folder)  # by a process that began a run in it in the meantime
             if start:
                 write_durably(folder / _START, start)
             write_durably(folder / _SIGNING_KEY, signing)
@@ -333,12 +385,15 @@ class RunFolder:
 
     def _refuse_unsampled(self, drawn: SampledCohorts) -> None:
         """Check that everybody in the ledger was drawn for the round."""
+        came: defaultdict[int, list[ClientId]] = defaultdict(list)
         for client, rounds in self._ledger.rounds_by_client().items():
-            if any(drawn.not_sampled(round_, [client]) for round_ in rounds):
-                raise ConfigError(
-                    f"{self.path}: its ledger names clients that its sampling did not draw, so its "
-                    "epsilon does not hold and it is not continued."
-                )
+            for round_ in rounds:
+                came[round_].append(client)
+        if any(drawn.not_sampled(round_, clients) for round_, clients in came.items()):
+            raise ConfigError(
+                f"{self.path}: its ledger names clients that its sampling did not draw, so its "
+                "epsilon does not hold and it is not continued."
+            )
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:
@@ -428,7 +483,7 @@ class RunFolder:
         finally:
             self.close()
 
-    def restore(self, server: Server) -> None:
+    def restore(self, server: Committed) -> None:
         """Load the state after the last committed round into a new server of the same plan.
 
         Raises:
@@ -445,7 +500,7 @@ class RunFolder:
         tensors, values = read_state(self._state_path(self.rounds), self._state_hash)
         server.load_state_dict(tensors, values, self._ledger.rounds_by_client())
 
-    def commit(self, server: Server, counts: RoundCounts) -> None:
+    def commit(self, server: Committed, counts: RoundCounts) -> None:
         """Make the round that ``server`` just ran durable; nobody may see its model before.
 
         Raises:
@@ -468,15 +523,21 @@ class RunFolder:
         try:
             self._commit(server, counts)
         except (OSError, sqlite3.Error) as error:
+            what = "could not be saved"
+            if self.rounds == server.round:
+                what = "was saved, and then its commit could not be finished"
             raise StorageError(
-                f"round {server.round - 1} could not be saved in {self.path}: {error}. Nothing of "
-                f"it was released; the run stands after {self.rounds} rounds. Make the folder "
-                "writable, free some space, and resume."
+                f"round {server.round - 1} {what} in {self.path}: {error}. Nothing of it was "
+                f"released; the run stands after {self.rounds} rounds. Make the folder writable, "
+                "free some space, and resume."
             ) from None
 
-    def _check_sample(self, server: Server) -> None:
+    def _check_sample(self, server: Committed) -> None:
+        """Check that everybody who counted was drawn; in the last round, that a new draw agrees."""
         if self._sampled is None:
             raise ConfigError("sample(ids) was not called: this plan's cohorts come from it.")
+        if server.round == self.plan.rounds:
+            self._sampled = self._sampled.again()
         if self._sampled.not_sampled(self.rounds, server.cohort):
             raise ConfigError(
                 f"round {self.rounds}: a client counted that was not drawn for it. Nothing of it "
@@ -494,10 +555,10 @@ class RunFolder:
             values["blind"] = secrets.token_hex(32)
         if last and self._sampled is not None:
             self._ledger.rows()  # as they are on the disk
-            self._refuse_unsampled(self._sampled.again())
+            self._refuse_unsampled(self._sampled)  # drawn again for this round
             self._ledger.add_fact(CHECKED, self.plan.rounds)
 
-    def _commit(self, server: Server, counts: RoundCounts) -> None:
+    def _commit(self, server: Committed, counts: RoundCounts) -> None:
         tensors, values = server.state_dict()
         if self.plan.sampling is not None:
             self._commit_sample(values, last=server.round == self.plan.rounds)
@@ -615,6 +676,14 @@ def locked(folder: Path) -> FileLock:
 def holds_a_run(path: str | Path) -> bool:
     """Return whether a run was begun in this folder."""
     return (Path(path) / _LEDGER).exists()
+
+
+def _refuse_used(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and _is_free(folder)):
+        raise ConfigError(
+            f"{folder} is not empty: a run begins in a folder of its own. To resume the run in it, "
+            "open it (--resume)."
+        )
 
 
 def _is_free(folder: Path) -> bool:

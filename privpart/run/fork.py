@@ -68,6 +68,11 @@ def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:
     lock = locked(old)
     try:
         before = run_report(old, delta=0.5).guarantee  # for mu, which does not depend on delta
+        if before.unit != "client":
+            raise ConfigError(
+                f"{old} is a run on examples, whose cost is that of one example; a fork adds costs "
+                "of clients."
+            )
         if before.noise_source != "os":
             raise ConfigError(
                 f"{old} was not private: its noise is seeded, so its cost has no bound."

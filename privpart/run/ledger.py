@@ -76,7 +76,8 @@ _ACCEPTED = {
 _LARGER_NUMBER = re.compile("-?[1-9][0-9]{18,77}")
 _LONGEST_ROW = 2**16
 """Bytes of the longest row of a round or participation; the JSON of an id has at most 3074."""
-_MOST_FACTS = 100
+MOST_FACTS = 100
+"""Of a run, with those that are added after it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class Ledger:
 
     def _load(self, db: sqlite3.Connection, schema: str) -> None:
         """Read everything; the values may be of any kind."""
-        texts = db.execute("SELECT name, value FROM run LIMIT ?", (_MOST_FACTS,)).fetchall()
+        texts = db.execute("SELECT name, value FROM run LIMIT ?", (MOST_FACTS,)).fetchall()
         self.facts: dict[str, Any] = {name: _parsed(value) for name, value in texts}
         usual = db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW)
         try:

@@ -5,7 +5,7 @@ report computes figures for the participation that happened, and says that no gu
 limit that was not kept did not bind anybody.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from privpart.run.ledger import Row
 from privpart.select.disclosure import SeenByParty, SelectReport
 
 SCHEMA = "privpart/run/1"
+_Words = tuple[AssumptionStatus, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +134,13 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
     length = max(plan.rounds, len(rows))
     histories = evidence.histories
     realised = Participation.from_log(length, histories) if histories else None
-    deviations = _deviations(plan, rows, realised)
+    unit = facts.get("unit", "client")
+    deviations = _deviations(plan, rows, realised, unit)
     report = _claimed(plan, realised if deviations else None).report(
         chosen,
         noise_source="os" if facts["seed"] is None else "seeded",
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
+        unit=unit,
     )
     report = _with_evidence(report, evidence, deviations)
     report = _with_sampling(report, plan, evidence)
@@ -180,7 +183,7 @@ def select_lines(
 
 
 def _deviations(
-    plan: PrivacyPlan, rows: list[Row], realised: Participation | None
+    plan: PrivacyPlan, rows: list[Row], realised: Participation | None, unit: str
 ) -> tuple[str, ...]:
     found = []
     if len(rows) > plan.rounds:
@@ -189,10 +192,13 @@ def _deviations(
         limits = plan.participation
         k, b = realised.max_participations, realised.min_separation
         if k > limits.max_participations:
-            found.append(f"a client took part {k} times, {limits.max_participations} allowed")
+            found.append(
+                f"{'an' if unit == 'example' else 'a'} {unit} took part {k} times, "
+                f"{limits.max_participations} allowed"
+            )
         if k > 1 and b < limits.min_separation:
             found.append(
-                f"rounds of one client lie {b} apart, {limits.min_separation} is the least"
+                f"rounds of one {unit} lie {b} apart, {limits.min_separation} is the least"
             )
     if plan.adaptive_clipping is None:
         found += [
@@ -214,6 +220,34 @@ def _claimed(plan: PrivacyPlan, realised: Participation | None) -> PrivacyPlan:
     b = realised.min_separation if realised.max_participations > 1 else limits.min_separation
     widest = min(b, limits.min_separation)
     return replace(plan, participation=Participation(plan.rounds, k, widest))
+
+
+def _of_examples(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, _Words]:
+    """Return what the optimizer of a loop on examples enforced, in the words of ``_with_evidence``.
+
+    Ghost clipping sums in float32, inside backward passes, gradients that nobody clips again.
+    """
+    found: dict[str, _Words] = {
+        "participation": (
+            "verified",
+            f"ledger of {len(rows)} steps in one chain, by number of the example; the loader dealt "
+            "passes of one order",
+        ),
+        "divisor": ("enforced", "the optimizer divides by the plan's report_goal, the batch size"),
+    }
+    if facts.get("mode") != "hooks":
+        why = "ghost clipping: the factors come from Opacus's norms, and the sum from a backward "
+        return found | dict.fromkeys(
+            ("clipping", "floating-point"), ("asserted", f"{why}pass in floating point")
+        )
+    return found | {
+        "clipping": ("enforced", "the optimizer clips the gradient of every example by its norm"),
+        "floating-point": (
+            "enforced",
+            "the optimizer takes what float32 adds to a sum of 64 gradients from the clip norm, "
+            "rounds the sum to a public grid, and adds exactly rounded Gaussian noise",
+        ),
+    }
 
 
 def _clipping(rows: Sequence[Row]) -> str:
@@ -253,12 +287,14 @@ def _with_evidence(
     run whose rounds this machine's rollback guard saw; of any other run, its ledger asserts it.
     """
     rows, facts = evidence.rows, evidence.facts
-    said: dict[str, tuple[AssumptionStatus, str]] = {
+    said: dict[str, _Words] = {
         "floating-point": _floating_point(rows, dict(facts)),
         "participation": ("verified", f"ledger of {len(rows)} rounds in one chain, by client id"),
         "clipping": ("enforced", _clipping(rows)),
         "divisor": ("enforced", "the server divides by the plan's report_goal"),
     }
+    if facts.get("unit") == "example":
+        said = _of_examples(rows, facts)
     if facts["seed"] is None:
         said["noise"] = _noise(evidence)
     said = {code: _as_strong_as(evidence, code, *words) for code, words in said.items()}
@@ -318,7 +354,8 @@ def _with_sampling(report: PrivacyReport, plan: PrivacyPlan, evidence: Evidence)
     if plan.sampling is None:
         return report
     rows, facts = evidence.rows, evidence.facts
-    drawn = "drawn from the run's secret key by the sampler that the accountant read"
+    key = "the run's secret key" if facts["seed"] is None else "a seed, which is no secret,"
+    drawn = f"drawn from {key} by the sampler that the accountant read"
     how: tuple[AssumptionStatus, str] = ("enforced", f"{drawn}; each commit checked it")
     if len(rows) >= plan.rounds:
         how = ("asserted", "nothing shows that everybody who counted was drawn")
@@ -331,7 +368,8 @@ def _with_sampling(report: PrivacyReport, plan: PrivacyPlan, evidence: Evidence)
     said = dict.fromkeys(_SAMPLERS, how)
     said["public-constants"] = (
         "enforced",
-        "population, sampler and report_goal are in the plan, fixed before the first round",
+        "sampler and report_goal are in the plan, and the population's ids are in the ledger by "
+        "their hash, since before the first round",
     )
     said["hidden-sample"] = (
         "asserted",

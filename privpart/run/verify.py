@@ -18,6 +18,7 @@ from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import all_runs, counted
 from privpart.run.evidence import Check, Evidence, Origin, file_hash, gather, public_key_of
+from privpart.run.files import read_small
 from privpart.run.identity import model_hash, tensor_hash, versions
 from privpart.run.report import RunReport, report_of
 
@@ -84,10 +85,18 @@ def _plan(path: Path, evidence: Evidence) -> Check:
     if kept.context(facts.get("code")) != plan.context:
         return Check("plan", "wrong", "the plan file in the ledger is not that of its privacy plan")
     if text is not None and (copy := path / "plan.toml").exists():
-        if not copy.is_file() or copy.read_bytes() != text.encode():
+        if not _holds(copy, text.encode()):
             return Check("plan", "wrong", "plan.toml is not the text in the ledger, which counts")
         return Check("plan", "verified", f"{plan.hash}; plan.toml is the text in the ledger")
     return Check("plan", "verified", f"{plan.hash}; from the plan in the ledger")
+
+
+def _holds(file: Path, content: bytes) -> bool:
+    """Return whether a file has this content; no more of it is read than that."""
+    try:
+        return read_small(file, len(content)) == content
+    except OSError:
+        return False
 
 
 def _code(_: Path, evidence: Evidence) -> Check:
@@ -131,11 +140,11 @@ def _participation(evidence: Evidence, report: RunReport) -> Check:
     if report.deviations:
         return Check("participation", "wrong", "; ".join(report.deviations))
     real = report.realised
-    said = "no client took part yet"
+    said = f"no {report.guarantee.unit} took part yet"
     if report.guarantee.sampling is not None:
         said = "who took part is secret; the limits that follow from the sampling were kept"
     if real is not None:
-        said = f"a client in at most {real.max_participations} rounds"
+        said = f"{report.guarantee.a_unit} in at most {real.max_participations} rounds"
         said += f", {real.min_separation} or more apart" if real.max_participations > 1 else ""
     known = evidence.origin != "unknown"
     return Check("participation", "verified" if known else "asserted", f"{said}, as planned")
@@ -208,7 +217,12 @@ def _tensors(tensors: Mapping[str, Tensor], evidence: Evidence) -> Check:
         rest = f"its {len(others)} other tensors were not compared: the ledger does not name them"
         return Check(what, "asserted", f"{said}; {rest}")
     tied = {tensor_hash(tensors[name]) for name in trained}
-    odd = [n for n in others if tensor_hash(tensors[n]) not in (frozen.get(n), *tied)]
+    found_others = {name: tensor_hash(tensors[name]) for name in others}
+    odd = [
+        name  # tied to a trained one under another name, or else frozen
+        for name, own in found_others.items()
+        if (own != frozen[name] if name in frozen else own not in tied)
+    ]
     odd += sorted(frozen.keys() - others)
     if odd:
         return Check(what, "wrong", f"{odd[0]} is not the run's, nor are {len(odd) - 1} others")

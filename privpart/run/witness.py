@@ -37,15 +37,24 @@ def directory() -> Path:
     """Return the guard's directory: $PRIVPART_STATE_DIR, or privpart in the XDG state directory.
 
     Raises:
-        ConfigError: the variable is not set, and there is no home directory.
+        ConfigError: the variable is not set, and there is no home directory; or the directory would
+            be another one wherever a command is called, each with a book and guards of its own.
     """
-    if own := os.environ.get(VARIABLE):
-        return Path(own)
+    own = os.environ.get(VARIABLE)
+    found = Path(own) if own else _of_the_user() / "privpart"
+    if not found.is_absolute():
+        raise ConfigError(
+            f"the state directory {found}: must be an absolute path, because what was spent and "
+            f"released is kept in it. Set {VARIABLE} to one, such as {found.absolute()}."
+        )
+    return found
+
+
+def _of_the_user() -> Path:
     try:
-        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     except RuntimeError:
         raise ConfigError(f"there is no home directory. Set {VARIABLE} to a folder.") from None
-    return Path(base) / "privpart"
 
 
 def last_seen(run_id: str) -> Seen | None:

@@ -198,6 +198,15 @@ VALID = {
     ),
     "Toeplitz.sensitivity": (None, NOTHING),
     "Toeplitz.square_root": (accounting.Toeplitz.square_root, {"rounds": 8, "bands": 2}),
+    "Estimate": (accounting.Estimate, {"draws": 10_000, "seed": 1}),
+    "participation_of": (
+        lambda **numbers: accounting.participation_of(SAMPLING, **numbers),
+        {"rounds": 8},
+    ),
+    "sampled_guarantee": (
+        lambda **numbers: accounting.sampled_guarantee(Independent(8), SAMPLING, **numbers),
+        {"noise_multiplier": 2.0},
+    ),
     "amplified": (
         lambda **numbers: accounting.amplified(Independent(8), sampling=SAMPLING, **numbers),
         {"noise_multiplier": 1.0},
@@ -244,6 +253,7 @@ NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
 
 MAY_BE_ZERO = {
     ("PrunedTree.prefix_nodes", "step"), ("Realised", "epsilon"), ("EstimatedGuarantee", "seed"),
+    ("Estimate", "seed"),
     ("AllocatedGuarantee.delta", "epsilon"),
     ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
     ("PrivacyReport", "earlier_mu"), ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
@@ -377,7 +387,7 @@ ROUNDS = [
 
 
 def test_the_census_of_rounds_finds_them():
-    assert len(ROUNDS) == 18
+    assert len(ROUNDS) == 19
 
 
 @pytest.mark.parametrize(("name", "argument"), ROUNDS)

@@ -242,7 +242,10 @@ def test_statement_of_other_reports():
         Independent(100), Participation(100, 4, 25), noise_multiplier=3.0, delta=1e-6,
         unit="example", tuning_runs=1,
     ).statement()  # fmt: skip
-    assert "Unit: one example, taking part at most 4 times, 25 or more rounds apart" in text
+    assert "Unit: one example, taking part at most 4 times, 25 or more steps apart" in text
+    assert "one example's gradients and with zeros in their place, while batches and" in text
+    assert "neither network nor loss mixes the examples of a batch (gradients)" in text
+    assert "server" not in text
     assert "stated to be the only run" in text
     assert "A second accountant (quadrature) says" in text
     assert "was not stated" in make().statement()

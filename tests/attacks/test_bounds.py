@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
@@ -205,7 +206,7 @@ def test_several_runs_are_pooled():
 
 
 def test_epsilon_of_a_bound_is_rounded_down_and_close():
-    for mu in (1e-5, 0.01, 0.3, 1.0, 4.0, 30.0):
+    for mu in (0.002, 0.01, 0.3, 1.0, 4.0, 30.0):
         for delta in (1e-12, 1e-5, 0.4):
             high = Guarantee(mu).epsilon(delta)
             low = epsilon_below(mu, delta)
@@ -223,8 +224,9 @@ def test_an_estimate_is_not_a_bound():
     assert isinstance(found, PointEstimate)
     assert not isinstance(found, Bound)
     assert not hasattr(found, "confidence")
-    assert str(pooled_t(*scored(0.0, 50, np.random.default_rng(1)), delta=DELTA)).startswith(
-        "epsilon at least 0.000 at delta 1e-05 (pooled t, 95 %; assumes Gaussian scores)"
+    assert str(pooled_t(*scored(0.0, 50, np.random.default_rng(1)), delta=DELTA)) == (
+        "epsilon at least 0.000 at delta 1e-05 "
+        "(pooled t, 95 %; assumes independent Gaussian scores)"
     )
 
 
@@ -239,6 +241,36 @@ def test_scores_that_cannot_be_used_are_refused(bound):
         bound(good, present.astype(int), delta=DELTA)
     with pytest.raises(ConfigError, match="delta"):
         bound(good, present, delta=0.0)
+
+
+@pytest.mark.parametrize("confidence", [1e-17, 1 - 2.0**-53])
+@pytest.mark.parametrize("bound", GDP, ids=NAMES)
+def test_any_confidence_gives_a_finite_bound(bound, confidence):
+    found = bound(*scored(2.0, 200, np.random.default_rng(1)), delta=DELTA, confidence=confidence)
+    assert math.isfinite(found.epsilon)
+
+
+def test_a_confidence_is_printed_rounded_down():
+    said = str(from_mu("x", "y", 1.0, delta=DELTA, confidence=1 - 1e-12))
+    assert "99.999999 %" in said
+    assert "(x, 95 %;" in str(from_mu("x", "y", 1.0, delta=DELTA))
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-16])
+@pytest.mark.parametrize("mu", [1e-3, 1e-2])
+def test_epsilon_is_rounded_down_where_both_are_small(mu, delta):
+    epsilon = mpmath.mpf(epsilon_below(mu, delta))
+    with mpmath.workdps(60):
+        at = [-epsilon / mu + mu / 2, -epsilon / mu - mu / 2]
+        least = mpmath.ncdf(at[0]) - mpmath.exp(epsilon) * mpmath.ncdf(at[1])
+    assert least >= delta
+
+
+def test_scores_too_large_for_floating_point_are_refused_rather_than_a_number():
+    scores, present = scored(2.0, 200, np.random.default_rng(1))
+    for bound in (pooled_t, estimate):
+        with pytest.raises(ConfigError, match="too much"):
+            bound(1e200 * scores, present, delta=DELTA)
 
 
 def test_options_out_of_range_are_refused():

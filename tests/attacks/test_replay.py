@@ -68,6 +68,10 @@ def broken(kind: str) -> np.ndarray:
         return ROOT @ draws
     if kind == "independent":  # of the right variance on average, without the tree's correlations
         return np.random.default_rng(4).standard_normal((16, DIM)) * 1.4
+    if kind == "layers":  # the second layer draws from the seed of the first
+        draws = np.random.default_rng(4).standard_normal((16, DIM))
+        draws[:, 1000:2000] = draws[:, :1000]
+        return ROOT @ draws
     if kind == "selected":  # parameter 100 gets none
         residual[:, 100] = 0.0
     return residual
@@ -80,6 +84,7 @@ def broken(kind: str) -> np.ndarray:
         ("weak round", "round 5"),
         ("independent", "apart"),
         ("selected", "missing"),
+        ("layers", "1000 parameters apart"),
     ],
 )
 def test_noise_that_is_not_the_mechanisms_is_named(kind, says):
@@ -93,6 +98,33 @@ def test_parameters_may_be_read_in_parts(monkeypatch):
     parts = paired(torch.from_numpy(FIRST[:, :70]), noise(1)[:, :70], COVARIANCE, delta=DELTA)
     assert parts.bound.mu == pytest.approx(whole.bound.mu)
     assert parts.correlation == pytest.approx(whole.correlation)
+
+
+def test_rounding_of_the_releases_adds_nothing_to_the_signal():
+    """The two runs round differently at every parameter, by more in all than the client sends."""
+    error = np.random.default_rng(5).uniform(-0.03, 0.03, (16, DIM))
+    found = paired(
+        FIRST + error, noise(1), COVARIANCE, delta=DELTA, along=FIRST[:, 7],
+        rounding=3 * np.linalg.norm(error),
+    )  # fmt: skip
+    assert found.signal == pytest.approx(np.sqrt(5.0))
+    other = np.roll(9 * FIRST, 1, axis=1)  # what a fault sends another way still counts
+    found = paired(other, noise(1), COVARIANCE, delta=DELTA, along=other[:, 7], rounding=1.0)
+    assert found.signal == pytest.approx(9 * np.sqrt(5.0) - 1)
+
+
+def test_a_single_round_with_a_draw_of_zero_is_sound():
+    """On the server's grid one draw of a few million is 0."""
+    residual = np.random.default_rng(6).standard_normal((1, 1000))
+    residual[0, 3] = 0.0
+    client = np.eye(1000)[:1]
+    assert paired(client, residual, np.eye(1), delta=DELTA).faults == ()
+
+
+@pytest.mark.parametrize("confidence", [1e-17, 1 - 2.0**-53])
+def test_any_confidence_gives_a_finite_bound(confidence):
+    found = paired(FIRST[:, :9], noise(1)[:, :9], COVARIANCE, delta=DELTA, confidence=confidence)
+    assert np.isfinite(found.bound.epsilon)
 
 
 def test_what_cannot_be_replayed_is_refused():

@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 from faulty_servers import FAULTY
 
-from accounting import BinaryTree, BufferedToeplitz, ConfigError, Grouped, Participation
+from accounting import (
+    BinaryTree,
+    BufferedToeplitz,
+    ConfigError,
+    Grouped,
+    Independent,
+    Participation,
+)
 from attacks import bounds
-from privpart import PrivacyPlan, Server, ServerOptimizer
+from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer
 from privpart.cli.audit.replica import Replica, canary_scores, paired_replay
 from privpart.cli.audit.verdict import judged
-from privpart.run.canaries import measured_from_below
+from privpart.run.canaries import canary_key_hash, measured_from_below, write_canary_key
 from privpart.run.report import run_report
 
 PLAN = """
@@ -91,6 +98,17 @@ def test_canaries_find_large_faults(name):
     assert scored(plan(), dim=1200, count=300, server=FAULTY[name]).verdict == "VIOLATION"
 
 
+def test_the_sentence_has_its_assumption_and_the_verdict_and_no_bound_that_is_known_to_be_wrong():
+    found = scored(plan(), dim=1200, count=300, server=FAULTY["doubled clip"])
+    assert re.fullmatch(
+        r"epsilon at least [0-9.]+ \(guesses, 95 %; assumes GDP, independent canaries\); VIOLATION",
+        found.measured(),
+    )
+    found = replayed(plan(), 2000, FAULTY["noise reused"])
+    assert found.bounds == ()
+    assert found.measured() == "nothing: the noise is not the mechanism's; VIOLATION"
+
+
 MECHANISMS = {
     "tree": (RESTARTED, LIMITS, 20_000),
     "blt": (BufferedToeplitz(8, (0.9,), (0.3,)), Participation(8), 20_000),
@@ -115,6 +133,15 @@ def test_a_correct_server_is_consistent_and_the_replay_is_tight(name):
     assert audit.verdict == "consistent"
     assert 0.9 < audit.visible <= 1 + 1e-9
     assert audit.bounds[-1].epsilon > 0.3 * audit.epsilon
+
+
+def test_a_replay_of_a_long_run_with_much_noise_is_no_violation():
+    """Its models are so large that float32 adds more to the difference than the bound leaves."""
+    promised = plan(Independent(60), Participation(60), z=200.0)
+    optimizer = ServerOptimizer(momentum=0.99)
+    (found,) = paired_replay(Replica(promised, 3000, optimizer), seed=1, delta=1e-5, confidence=0.5)
+    assert found.signal <= 1
+    assert found.bound.mu > 0.98 * promised.guarantee().mu
 
 
 def wrong(seeds, confidence, methods):
@@ -216,6 +243,11 @@ def test_a_run_with_canaries_is_audited_and_its_report_says_so(privpart, plans, 
     (run / "audit" / "report.json").unlink()
     os.mkfifo(run / "audit" / "report.json")
     assert measured_from_below(run, report["run_id"]) is None  # and does not wait
+    rows = (run / "canary-releases").read_bytes()
+    (run / "canary-releases").write_bytes(rows[8:] + rows[:8])
+    told = privpart("audit", "epsilon", str(run))
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
+    assert "not that of the released model" in told.stderr
     (run / "canary-key").write_bytes(bytes(32))
     told = privpart("audit", "epsilon", str(run))
     assert (told.returncode, told.stderr.count("\n")) == (2, 1)
@@ -224,8 +256,23 @@ def test_a_run_with_canaries_is_audited_and_its_report_says_so(privpart, plans, 
     assert "is lost" in privpart("audit", "epsilon", str(run)).stderr
 
 
+def test_a_run_that_was_closed_is_refused_in_a_sentence_that_is_true(privpart, tmp_path):
+    run, key = tmp_path / "run", bytes(32)
+    facts = {"delta": 1e-5, "canaries": {"count": 60, "key": canary_key_hash(key)}}
+    with RunFolder.create(run, plan(), facts=facts) as opened:
+        write_canary_key(run, key)
+        opened.end_early()
+    told = privpart("audit", "epsilon", str(run))
+    assert told.returncode == 2
+    assert "was ended after 0 of 8 rounds" in told.stderr  # it cannot be resumed
+
+
 def test_a_replica_is_audited_without_touching_anything(privpart, plans, tmp_path):
     out = tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "precious").write_text("kept")
+    (out / "report.json").symlink_to(tmp_path / "precious")
+    os.mkfifo(out / "epsilon.png")
     told = privpart(
         "audit", "epsilon", "--plan", str(plans / "without.toml"), "--simulate", "--replay",
         "--count", "40", "--runs", "2", "--seed", "1", "--out", str(out), "--format", "json",
@@ -233,6 +280,8 @@ def test_a_replica_is_audited_without_touching_anything(privpart, plans, tmp_pat
     assert told.returncode == 0, told.stderr
     report = json.loads(told.stdout)
     assert report["canaries"]["count"] == 80
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert "(paired replay, 95 %; assumes Gaussian noise" in report["measured"]
     assert report["replays"][0]["signal"] > 1
     assert report["measured"].startswith("epsilon at least ")
     assert (report["seed"], report["replica"]) == (1, True)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,13 @@ from accounting import (
     PoissonSampling,
     Toeplitz,
     amplified,
+    dp_sgd,
 )
+from accounting.mechanisms.by_name import MechanismChoice, MechanismName
+from privpart.cli.budget.epsilon import epsilon
+from privpart.cli.budget.options import Limits
+from privpart.cli.budget.sampled import SamplingName
+from privpart.cli.options import Format, MethodName
 
 RUN = ["epsilon", "--delta", "1e-6", "--format", "json"]
 POISSON = ["--sampling", "poisson", "--expected-batch", "100", "--population", "1000"]
@@ -177,6 +184,24 @@ def test_calibrate_estimates_once(privpart):
     refused = privpart(*line, "--max-participations", "2")
     assert refused.returncode == 2
     assert "leave out --max-participations" in refused.stderr
+
+
+def test_values_are_what_the_command_got_not_the_text_in_its_context(capsys):
+    """Some versions of typer keep the text of a choice there, which is the name of none."""
+    context = SimpleNamespace(
+        params={"sampling": "poisson", "form": "json", "method": "rdp"},
+        get_parameter_source=lambda name: SimpleNamespace(name="COMMANDLINE"),
+    )
+    epsilon.__wrapped__(
+        context, rounds=16, noise_multiplier=4.0, delta=1e-5, sampling=SamplingName.POISSON,
+        expected_batch=9.0, population=90, method=MethodName.RDP, form=Format.JSON,
+        choice=MechanismChoice(name=MechanismName.INDEPENDENT), limits=Limits(None, None, False),
+    )  # fmt: skip
+    found = json.loads(capsys.readouterr().out)
+    expected = dp_sgd(
+        noise_multiplier=4.0, sampling=PoissonSampling(9, 90), steps=16, method="rdp"
+    )  # fmt: skip
+    assert (found["sampling"], found["epsilon"]) == ("poisson", expected.epsilon(1e-5))
 
 
 def test_a_restart_after_the_last_round_is_refused(privpart):

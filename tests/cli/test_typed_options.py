@@ -65,6 +65,7 @@ CASES = {
     "report": [["run"]],
     "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
     "verify": [["run", "m.safetensors"]],
+    "verify-gradients": [["./task.py:gradients"]],
     "schedule": [PLANNED],
     "inspect": [["run", "--out", "out"]],
     "costs": [["emnist_cnn"]],

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -473,6 +474,24 @@ def test_a_flipped_bit_is_no_traceback(kept):
     count = flipped(kept, 97)
     assert count["refused"] > 5
     assert not count["other"]
+
+
+def test_an_index_does_not_answer_in_the_place_of_its_table(kept):
+    _, path = kept
+    whole = path.read_bytes()
+    run = book.accounts()[0].entries[0].run.encode()
+    places = [found.end() - 1 for found in re.finditer(run, whole)]
+    assert len(places) == 2  # in the table, and in its index
+    answers = []
+    for place in places:
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        try:
+            answers.append(book.accounts()[0].entries[0].run.encode())
+        except ConfigError:
+            answers.append(b"refused")
+    assert sorted(answers) == sorted([b"refused", run])
 
 
 @pytest.mark.slow

@@ -98,6 +98,10 @@ def test_rows_that_are_lost_and_keys_of_others_are_refused(tmp_path, monkeypatch
     (out / "canary-releases").write_bytes(rows[:-8])
     with pytest.raises(ConfigError, match="damaged or of another run"):
         read_releases(out, COUNT, 4)
+    for value in (np.nan, np.inf, 1e200):  # whose square overflows
+        (out / "canary-releases").write_bytes(rows[:-8] + np.array(value, "<f8").tobytes())
+        with pytest.raises(ConfigError, match="no model has"):
+            read_releases(out, COUNT, 4)
     (out / "canary-releases").write_bytes(rows[: 8 * COUNT])
     with pytest.raises(ConfigError, match="1 of 4 committed rounds"):
         train(out, resume=True)
@@ -222,8 +226,35 @@ def test_a_client_with_the_id_of_a_canary_is_refused():
     canaries = PlantedCanaries(
         BinaryTree(4), Participation(4), dim=60, count=20, seed=1, key=bytes(32)
     )
+    absent = next(j for j, there in enumerate(canaries.present) if not there)
+    for taken in (canaries.clients(0)[0], f"canary-{absent}"):
+        with pytest.raises(ConfigError, match="which is a canary's"):
+            cohorts_with_canaries([[taken]] * 4, canaries)
+
+
+def test_a_population_with_the_id_of_a_canary_is_refused_before_the_run_begins(tmp_path):
+    x = torch.arange(64.0).reshape(16, 4) / 64
+    population = from_tensors((x, torch.arange(16) % 3), user=[f"canary-{i}" for i in range(16)])
     with pytest.raises(ConfigError, match="which is a canary's"):
-        cohorts_with_canaries([[canaries.clients(0)[0]]] * 4, canaries)
+        privpart.train(
+            network(), population, plan=PLAN, out=tmp_path / "run", canaries=canary_clients,
+            progress=False,
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_key_that_cannot_be_written_is_one_sentence_and_the_folder_is_let_go(
+    tmp_path, monkeypatch
+):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(canaries_of_run, "write_durably", full)
+        with pytest.raises(StorageError, match="key of the canaries"):
+            train(tmp_path / "run")
+    with pytest.raises(ConfigError, match="is lost"):  # not: in use by another process
+        train(tmp_path / "run", resume=True)
 
 
 def test_scores_of_groups_that_take_turns_are_those_of_the_accountant():

@@ -231,6 +231,11 @@ def test_an_engine_that_begins_late_says_that_memories_are_lost():
         late = EmbeddedEngine(network(), users, local=moon, **fields)
         list(late.run(one.task([0, 1]), one.parameters))
         assert said[-1].startswith("engine: begins with round 1, so moon's clients")
+        said.clear()  # a round without anybody is no round that was missed
+        idle = EmbeddedEngine(network(), users, local=moon, **fields)
+        list(idle.run(replace(one.task([]), round=0), one.parameters))
+        list(idle.run(one.task([0, 1]), one.parameters))
+        assert not any("begins with" in sentence for sentence in said)
     assert all(map(torch.equal, found[1], found[2]))
 
 

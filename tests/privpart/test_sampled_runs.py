@@ -29,6 +29,8 @@ from accounting import (
     participation_of,
 )
 from privpart import PrivacyPlan, RunFolder, SampledCohorts, SecretSource, SeededSource, Server, fit
+from privpart.engines.canaries import CanaryEngine
+from privpart.engines.device_classes import DeviceClasses
 from privpart.loop import CohortTooSmallError
 from privpart.messages import ClientUpdate
 from privpart.noise.cohorts import ids_hash
@@ -273,6 +275,41 @@ def test_cohorts_come_from_the_key_and_from_no_other():
         SampledCohorts(own, PEOPLE[:11], source)
 
 
+class Together(Clients):
+    """An engine that would hand over sums, and compute clients together."""
+
+    each_alone = False
+
+    def sums(self, task, start):
+        total = torch.full((3,), self.value * len(task.clients), dtype=torch.float64)
+        yield from [task.sum_of(task.clients, total, 0)] * bool(task.clients)
+
+
+def test_neither_sums_nor_clients_computed_together_are_taken(tmp_path):
+    own, source = plan(PoissonSampling(1, 12)), SecretSource()
+    server, cohorts = (
+        Server(own, torch.zeros(3), source=source),
+        SampledCohorts(own, PEOPLE, source),
+    )
+    with pytest.raises(ConfigError, match="deterministic=True"):
+        fit(server, Together(), cohorts)
+    task = server.task(PEOPLE)
+    with pytest.raises(ConfigError, match="each update comes alone"):
+        server.run_round((), sums=Together().sums(task, None), asked=PEOPLE)
+    alone = Together()
+    alone.each_alone = True
+    with RunFolder.create(tmp_path / "run", own, facts=FACTS) as run:
+        train(run, clients=alone)
+    for around in (CanaryEngine, DeviceClasses):
+        inside = around.__new__(around)
+        inside.engine, inside.engines = Together(), [Together()]
+        with pytest.raises(ConfigError, match="deterministic=True"):
+            fit(server, inside, cohorts)
+    rows = Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True).rows()
+    assert sum(row.counted for row in rows) == sum(map(len, members(tmp_path / "run").values()))
+    assert not any(row.summed for row in rows)  # a report counts rounds that have some
+
+
 # What a plan with sampling refuses
 
 
@@ -444,4 +481,7 @@ def test_a_run_that_samples_is_neither_forked_nor_a_fork(tmp_path):
 def test_a_seeded_run_that_samples_is_not_private(tmp_path):
     with RunFolder.create(tmp_path / "run", plan(), seed=1, facts=FACTS) as run:
         train(run)
-    assert run_report(tmp_path / "run").guarantee.status == "not-private"
+    found = run_report(tmp_path / "run").guarantee
+    assert found.status == "not-private"
+    said = {a.code: a.evidence for a in found.assumptions}["poisson-sampling"]
+    assert "drawn from a seed, which is no secret," in said

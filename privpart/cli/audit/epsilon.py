@@ -16,6 +16,10 @@ from privpart.cli.options import Format
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from collections.abc import Iterator
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from attacks.planted import PlantedCanaries
     from privpart.cli.audit.replica import Replica, Step
     from privpart.cli.audit.verdict import EpsilonAudit
     from privpart.experiment.plan_file import PlanFile
@@ -139,6 +143,11 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
     facts = ledger.facts
     key = read_canary_key(folder, facts)
     promised = PrivacyPlan.from_dict(facts["plan"])
+    if "closed" in facts:
+        raise ConfigError(
+            f"{folder}: was ended after {rounds} of {promised.rounds} rounds, and canaries are "
+            "scored over all rounds. Audit a replica of its plan (--plan FILE --simulate)."
+        )
     if rounds < promised.rounds:
         raise ConfigError(
             f"{folder}: {rounds} of {promised.rounds} rounds are done, and coins stay secret until "
@@ -163,8 +172,10 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
                 f"{folder}: {client} did not take part as its coin says, so the scores would be "
                 "wrong. Its update was refused, or the files are not those of this run."
             )
+    releases = read_releases(folder, planted.width, rounds)
+    _refuse_other_releases(folder, releases[-1], planted)
     seen = planted.seen(
-        read_releases(folder, planted.width, rounds),
+        releases,
         noise_multiplier=promised.update_noise_multiplier,
         clip_norm=promised.clip_norm,
         report_goal=promised.report_goal,
@@ -184,6 +195,24 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
         confidence=confidence,
         scored=Scored(seen.scores, planted.present, float(seen.mu.mean())),
     )
+
+
+def _refuse_other_releases(
+    folder: Path, last: "NDArray[np.float64]", planted: "PlantedCanaries"
+) -> None:
+    """Check the last row of products, the only one whose model is kept, against that model.
+
+    Raises:
+        ConfigError: it is another's.
+    """
+    from privpart.experiment.export import released_parameters
+
+    products = planted.project(released_parameters(folder)[0]).numpy()
+    if not abs(products - last).max() <= 1e-9 * abs(products).max():
+        raise ConfigError(
+            f"{folder}: the last row of canary-releases is not that of the released model: it is "
+            "damaged or of another run. Restore it."
+        )
 
 
 def _unsampled(plan: "PrivacyPlan") -> Guarantee:
@@ -303,6 +332,8 @@ def _write(found: "EpsilonAudit", folder: Path, form: Format) -> None:
     text = json.dumps(values, indent=2, allow_nan=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in (AUDIT_REPORT, PICTURE):  # a link would be followed, and a pipe would wait
+            (folder / name).unlink(missing_ok=True)
         (folder / AUDIT_REPORT).write_text(text + "\n")
         written = str(folder / AUDIT_REPORT)
         if found.scored is not None:

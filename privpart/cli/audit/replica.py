@@ -8,6 +8,7 @@ part canaries (``canary_scores``), or one client more in one of two runs with th
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from accounting import Mechanism
 from accounting.checks import ConfigError
 from attacks.canaries import Observer, round_covariance
 from attacks.planted import PlantedCanaries, SeenCanaries, sums_of_releases
@@ -233,24 +233,36 @@ def paired_replay(
         here = slice(int(ends[g]) - sizes[g], int(ends[g]))
         one = nobody.copy()
         one[g] = True
-        sums = [
-            _sums(replica, models[:, here], list(active[g]))
-            for models in (_models(replica, one, seed, step), without)
-        ]
+        both = [models[:, here] for models in (_models(replica, one, seed, step), without)]
+        sums = [_sums(replica, models, list(active[g])) for models in both]
+        covariance = round_covariance(mechanism.decoder())
+        difference = sums[0] - sums[1]
+        sent = replica.planted(len(sizes), present=one).direction(g)[here].numpy()
         found.append(
             paired(
-                sums[0] - sums[1],
+                difference,
                 sums[1] - known[g].numpy(),
-                _covariance(mechanism),
+                covariance,
                 delta=delta,
                 confidence=1 - (1 - confidence) / len(sizes),
+                along=difference @ sent,
+                rounding=sum(_rounding(replica, models, covariance) for models in both),
             )
         )
     return found
 
 
-def _covariance(mechanism: Mechanism) -> Array:
-    return round_covariance(mechanism.decoder())
+def _rounding(replica: Replica, models: Array, covariance: Array) -> float:
+    """Return the norm, at most, of what float32 adds to the whitened sums of a run.
+
+    A model has an error of 2^-24 of itself, and so have a few products and sums of a step; a sum
+    depends on three models.
+    """
+    own = replica.optimizer
+    scale = replica.plan.report_goal / (replica.plan.clip_norm * own.learning_rate)
+    least = float(np.linalg.eigvalsh(covariance)[0])
+    size = math.sqrt(sum(float(np.square(model, dtype=np.float64).sum()) for model in models))
+    return 2.0**-20 * size * scale / math.sqrt(least)
 
 
 def _models(replica: Replica, present: NDArray[np.bool_], seed: int, step: Step) -> Array:

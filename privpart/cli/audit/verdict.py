@@ -14,15 +14,20 @@ from scipy import stats
 
 from accounting import Guarantee
 from attacks import bounds
-from attacks.bounds import Bound
+from attacks.bounds import Bound, percent
 from attacks.replay import ASSUMPTION, Replay
 from privpart.cli.audit.replica import Scored
 from privpart.run.canaries import AUDIT_SCHEMA
 
 SURE = 0.9999
 """Confidence of a VIOLATION."""
-_HEADLINE = "pooled t"
-"""Method of the sentence in a run's report: fixed, since the best of several proves less."""
+_HEADLINE = "guesses"
+"""Method of the sentence in a run's report: fixed, since the best of several proves less.
+
+Its error is exact, and it does not need the scores to be Gaussian, which a faulty server's may not
+be."""
+
+_REPLAY = "paired replay"
 
 Verdict = Literal["consistent", "VIOLATION"]
 
@@ -37,7 +42,8 @@ class EpsilonAudit:
         delta: at which every epsilon is stated.
         scored: the canaries; None if only a replay was made.
         replays: paired replays, one per group of parameters.
-        bounds: each at the audit's confidence on its own.
+        bounds: each at the audit's confidence on its own. A replay whose noise fails a test has
+            none: its bound would assume what is known to be wrong.
         reasons: what contradicts the accountant or the mechanism, a sentence each.
     """
 
@@ -67,9 +73,15 @@ class EpsilonAudit:
     def measured(self) -> str:
         """Return the sentence for a run's report."""
         found = {bound.method: bound for bound in self.bounds}
-        chosen = self.bounds[-1] if self.replays else found[_HEADLINE]
+        chosen = found.get(_REPLAY, found.get(_HEADLINE))
+        violated = "; VIOLATION" * bool(self.reasons)
+        if chosen is None:
+            return f"nothing: the noise is not the mechanism's{violated}"
         least = math.floor(chosen.epsilon * 1000) / 1000
-        return f"epsilon at least {least:.3f} ({chosen.method}, {100 * chosen.confidence:g} %)"
+        return (
+            f"epsilon at least {least:.3f} ({chosen.method}, {percent(chosen.confidence)}; "
+            f"assumes {chosen.assumption}){violated}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the audit as plain values under a schema name, ready for JSON."""
@@ -132,7 +144,7 @@ def _bounds(
     scored: Scored | None, replays: Sequence[Replay], delta: float, confidence: float
 ) -> tuple[Bound, ...]:
     each = 1 - (1 - confidence) / max(1, len(replays))
-    replayed = [_of_replay(replay, delta, each) for replay in replays]
+    replayed = [_of_replay(replay, delta, each) for replay in replays if not replay.faults]
     # Each replay is wrong less often, so that the best of them is as often as was asked for.
     highest = sorted(replayed, key=lambda bound: -bound.epsilon)[:1]
     best = [replace(bound, confidence=confidence) for bound in highest]
@@ -153,7 +165,7 @@ def _of_scores(scored: Scored, delta: float, confidence: float) -> Sequence[Boun
 
 def _of_replay(replay: Replay, delta: float, confidence: float) -> Bound:
     """Return a replay's bound at another confidence."""
-    least = float(stats.chi2.ppf(1 - confidence, replay.draws))
+    least = float(stats.chi2.ppf(bounds.error_of(confidence), replay.draws))
     highest = replay.sigma * math.sqrt(replay.draws / least) * (1 + 1e-9)
     mu = replay.signal / highest
-    return bounds.from_mu("paired replay", ASSUMPTION, mu, delta=delta, confidence=confidence)
+    return bounds.from_mu(_REPLAY, ASSUMPTION, mu, delta=delta, confidence=confidence)

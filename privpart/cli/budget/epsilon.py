@@ -22,6 +22,7 @@ from privpart.cli.budget.sampled import (
     DrawSeed,
     ExpectedBatch,
     SamplerOptions,
+    SamplingName,
     SamplingOption,
     print_sampled,
     typed_sampling,
@@ -105,7 +106,17 @@ def epsilon(
     """
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     if sampling is not None:
-        _within(_print_sample(context, choice, limits), limit)
+        given = SamplerOptions(
+            expected_batch=expected_batch,
+            population=population,
+            bins=bins,
+            min_separation=limits.min_separation,
+            draws=draws,
+            draw_seed=draw_seed,
+            method=method if "method" in typed(context) else None,
+        )
+        figures = (rounds, noise_multiplier, delta)
+        _within(_print_sample(sampling, choice, figures, given, form), limit)
         return
     histories = None if log is None else histories_of(log)
     if plan is not None:
@@ -135,25 +146,21 @@ def epsilon(
     _judge(report, limit)
 
 
-def _print_sample(context: typer.Context, choice: MechanismChoice, limits: Limits) -> float:
-    """Print the guarantee of a sampled run; return its epsilon."""
-    values = context.params
-    if None in (values["rounds"], values["noise_multiplier"], values["delta"]):
+def _print_sample(
+    sampling: SamplingName,
+    choice: MechanismChoice,
+    figures: tuple[int | None, float | None, float | None],
+    given: SamplerOptions,
+    form: Format,
+) -> float:
+    """Print the guarantee of a sampled run of these rounds, noise and delta; return its epsilon."""
+    rounds, noise, delta = figures
+    if rounds is None or noise is None or delta is None:
         raise ConfigError("--sampling needs --rounds, --noise-multiplier and --delta.")
-    noise, rounds = values["noise_multiplier"], values["rounds"]
-    given = SamplerOptions(
-        expected_batch=values["expected_batch"],
-        population=values["population"],
-        bins=values["bins"],
-        min_separation=limits.min_separation,
-        draws=values["draws"],
-        draw_seed=values["draw_seed"],
-        method=values["method"] if "method" in typed(context) else None,
-    )
     with shown_fits():
-        mechanism = choice.build(sampled_passes(rounds, values["bins"]))
-    run = typed_sampling(values["sampling"], mechanism, given).guarantee(noise)
-    return print_sampled(run, choice, noise, values["delta"], values["form"])
+        mechanism = choice.build(sampled_passes(rounds, given.bins))
+    run = typed_sampling(sampling, mechanism, given).guarantee(noise)
+    return print_sampled(run, choice, noise, delta, form)
 
 
 def _refuse_silent_limits(

@@ -24,6 +24,7 @@ from accounting import (
     Mechanism,
     PoissonSampling,
     SampledGuarantee,
+    checks,
     sampled_guarantee,
 )
 from accounting.calibrate import estimated_noise, least_sampled_noise
@@ -117,7 +118,9 @@ class SamplerOptions:
         if self.draws is None and self.draw_seed is None:
             return None
         draws = _MILLION if self.draws is None else self.draws
-        return Estimate(draws) if self.draw_seed is None else Estimate(draws, self.draw_seed)
+        if self.draw_seed is None:
+            return Estimate(draws)
+        return Estimate(draws, checks.count("draw_seed", self.draw_seed, minimum=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,710 @@
+"""Example-level DP-FTRL: what ran is what was accounted for, and departures are refused."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from opacus.layers import DPLSTM, DPMultiheadAttention
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
+
+from accounting import BinaryTree, ConfigError, Independent, Participation, guarantee
+from privpart import SeededSource
+from privpart.cli.main import app
+from privpart.example_level import FTRLEngine
+from privpart.noise.stream import NoiseStream
+from privpart.run.report import run_report
+
+# torch's, of Opacus's hooks: the input of the first layer needs no gradient
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+EXAMPLES, BATCH, EPOCHS, CLIP = 11, 4, 3, 0.5
+STEPS = 3 * EPOCHS
+
+
+def data(scale=1.0):
+    some = torch.Generator().manual_seed(3)
+    x = scale * torch.randn(EXAMPLES, 5, generator=some)
+    return TensorDataset(x, torch.randint(3, (EXAMPLES,), generator=some))
+
+
+def net():
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    some = torch.Generator().manual_seed(1)
+    for p in module.parameters():
+        p.data = torch.rand(p.shape, generator=some) - 0.5
+    return module
+
+
+def private(module=None, dataset=None, *, seed=7, optimizer=None, **options):
+    module = net() if module is None else module
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimizer = optimizer or torch.optim.SGD(trained, lr=1.0)
+    chosen = {"max_grad_norm": CLIP, "noise_multiplier": 1.0, "epochs": EPOCHS, "batch_size": BATCH}
+    engine = FTRLEngine(seed=seed)
+    made = engine.make_private(
+        module=module, optimizer=optimizer, dataset=dataset or data(), **chosen | options
+    )
+    return engine, *made
+
+
+def step(module, optimizer, batch):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(module(batch[0]), batch[1]).backward()
+    optimizer.step()
+
+
+def train(module, optimizer, loader, epochs=EPOCHS):
+    """Train; return the noised sum of every step, in units of the model."""
+    seen = []
+    for _ in range(epochs):
+        for batch in loader:
+            step(module, optimizer, batch)
+            grads = [p.grad.reshape(-1) for p in module.parameters() if p.requires_grad]
+            seen.append(torch.cat(grads).double() * BATCH)
+    return torch.stack(seen)
+
+
+@pytest.mark.parametrize("mechanism", ["blt", "tree", "toeplitz", "independent"])
+def test_the_noise_of_the_steps_is_the_accountants(mechanism):
+    engine, module, optimizer, loader = private(mechanism=mechanism, dataset=data(scale=0.0))
+    for p in module.parameters():
+        p.requires_grad_(True)
+    noised = train(module, optimizer, loader)
+    own = optimizer.noise.mechanism
+    dim = noised.shape[1]
+    bits = optimizer._grid.bits
+    stream = NoiseStream(own, dim=dim, stddev=2.0**bits, source=SeededSource(7))
+    drawn = torch.stack([stream.next().double() for _ in range(STEPS)])
+    drawn *= optimizer._grid.step(CLIP)
+    sums = noised - drawn
+    assert (sums.norm(dim=1) <= BATCH * CLIP).all()
+    report = engine.report(1e-5)
+    order = Participation(STEPS, EPOCHS, 3)
+    assert report.mu == guarantee(own, order, noise_multiplier=1.0).mu
+    assert (report.unit, report.status) == ("example", "not-private")
+
+
+def test_one_example_moves_every_sum_by_the_clip_norm_at_most_and_only_its_own():
+    whole = data(scale=40.0)
+    with_it = train(*private(dataset=whole)[1:], epochs=1)
+    loader = private(dataset=whole)[3]
+    place = next(t for t, batch in enumerate(loader.batch_sampler._batches) if 2 in batch)
+    for unusual in (torch.zeros(5), torch.full((5,), torch.nan), torch.full((5,), 1e30)):
+        x, y = (t.clone() for t in whole.tensors)
+        x[2] = unusual
+        without = train(*private(dataset=TensorDataset(x, y))[1:], epochs=1)
+        moved = (with_it - without).norm(dim=1)
+        assert (moved[:place] == 0).all()
+        assert torch.isfinite(without[: place + 1]).all()
+        assert moved[place] <= 2 * CLIP  # exchanged, so twice the clip norm
+
+
+def test_physical_batches_give_the_same_steps():
+    expected = train(*private()[1:])
+    _, module, optimizer, loader = private()
+    with BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=3, optimizer=optimizer
+    ) as small:
+        for _ in range(EPOCHS):
+            for batch in small:
+                step(module, optimizer, batch)
+    assert loader.batch_sampler.done == STEPS
+    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    assert torch.allclose(last, expected[-1], atol=1e-5)
+
+
+def test_gradients_accumulate_over_the_parts_of_a_batch():
+    expected = train(*private()[1:], epochs=1)
+    _, module, optimizer, loader = private()
+    for x, y in loader:
+        optimizer.zero_grad()
+        for some in (slice(0, 1), slice(1, None)):
+            nn.functional.cross_entropy(module(x[some]), y[some]).backward()
+        optimizer.step()
+    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    assert torch.allclose(last, expected[-1], atol=1e-5)
+
+
+def test_ghost_clipping_gives_the_same_steps():
+    expected = train(*private()[1:])
+    _, module, optimizer, loader, criterion = private(
+        grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss()
+    )
+    seen = []
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            optimizer.zero_grad()
+            criterion(module(x), y).backward()
+            optimizer.step()
+            grads = [p.grad.reshape(-1) for p in module.parameters()]
+            seen.append(torch.cat(grads).double() * BATCH)
+    assert torch.allclose(torch.stack(seen), expected, atol=1e-3)
+    _, module, optimizer, loader, criterion = private(
+        grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss()
+    )
+    x, y = next(iter(loader))
+    criterion(module(x), y).backward()
+    nn.functional.cross_entropy(module(x), y).backward()
+    with pytest.raises(ConfigError, match="clips nothing"):
+        optimizer.step()
+
+
+def test_a_ghost_loss_can_only_be_differentiated_once():
+    _, module, optimizer, loader, criterion = private(
+        grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss()
+    )
+    x, y = next(iter(loader))
+    loss = criterion(module(x), y)
+    with torch.no_grad():
+        assert torch.allclose(loss.detach(), nn.functional.cross_entropy(module(x), y))
+    with pytest.raises(TypeError):
+        loss + sum(p.square().sum() for p in module.parameters())  # nothing would clip it
+    loss.backward()
+    with pytest.raises(ConfigError, match="was called before in this step"):
+        criterion(module(x), y).backward()
+    optimizer.step()
+    with pytest.raises(ConfigError, match="needs reduction='mean'"):
+        private(grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss(reduction="sum"))
+
+
+class Outside(nn.Module):
+    """A network that uses a weight outside its layer, where no hook sees it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.layer(x) + nn.functional.linear(x, self.layer.weight)
+
+
+def test_a_weight_that_is_used_outside_its_layer_is_refused():
+    _, module, optimizer, loader = private(Outside())
+    with pytest.raises(ConfigError, match="used outside its layer"):
+        step(module, optimizer, next(iter(loader)))
+    ghost = {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()}
+    _, module, optimizer, loader, criterion = private(Outside(), **ghost)
+    x, y = next(iter(loader))
+    with pytest.raises(ConfigError, match="used outside its layer, or examples are mixed"):
+        criterion(module(x), y).backward()
+    own = net()
+    _, module, optimizer, loader, criterion = private(own, **ghost)
+    x, y = next(iter(loader))
+    criterion(module(x), y).backward()
+    nn.functional.linear(x, own[0].weight).sum().backward()
+    with pytest.raises(ConfigError, match="clips nothing"):
+        optimizer.step()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_the_module_may_be_compiled_afterwards():
+    expected = train(*private()[1:], epochs=1)
+    _, module, optimizer, loader = private()
+    compiled = torch.compile(module, backend="eager")
+    for batch in loader:
+        step(compiled, optimizer, batch)
+    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    assert torch.allclose(last, expected[-1], atol=1e-5)
+
+
+def test_a_penalty_on_the_weights_is_not_dropped_in_silence():
+    _, module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    loss = nn.functional.cross_entropy(module(x), y)
+    (loss + sum(p.square().sum() for p in module.parameters())).backward()
+    with pytest.raises(ConfigError, match="used outside its layer"):
+        optimizer.step()
+
+
+def test_frozen_parameters_cost_nothing_and_stay():
+    module = net()
+    module[0].requires_grad_(False)
+    before = [p.clone() for p in module[0].parameters()]
+    _, wrapped, optimizer, loader = private(module)
+    assert train(wrapped, optimizer, loader).shape == (STEPS, 15)
+    assert all(torch.equal(p, q) for p, q in zip(before, module[0].parameters(), strict=True))
+
+
+def skip_a_batch(module, optimizer, loader):
+    for number, batch in enumerate(loader):
+        if number != 1:
+            step(module, optimizer, batch)
+
+
+def step_twice(module, optimizer, loader):
+    batch = next(iter(loader))
+    step(module, optimizer, batch)
+    step(module, optimizer, batch)
+
+
+def leave_an_epoch(module, optimizer, loader):
+    for _ in range(2):
+        for batch in loader:
+            step(module, optimizer, batch)
+            break
+
+
+def one_epoch_more(module, optimizer, loader):
+    train(module, optimizer, loader, EPOCHS + 1)
+
+
+def backward_twice(module, optimizer, loader):
+    x, y = next(iter(loader))
+    for _ in range(2):
+        nn.functional.cross_entropy(module(x), y).backward()
+    optimizer.step()
+
+
+def step_without_backward(module, optimizer, loader):
+    next(iter(loader))
+    optimizer.step()
+
+
+def another_loader(module, optimizer, loader):
+    for batch in DataLoader(loader.dataset, batch_size=BATCH, shuffle=True):
+        step(module, optimizer, batch)
+
+
+def another_clip_norm(module, optimizer, loader):
+    optimizer.max_grad_norm = 2 * CLIP
+    train(module, optimizer, loader)
+
+
+def another_parameter(module, optimizer, loader):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    train(module, optimizer, loader)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (step_twice, "has dealt no batch for it"),
+        (one_epoch_more, "all 3 epochs are done"),
+        (backward_twice, "are of 8 examples, and the batch has 4"),
+        (step_without_backward, "has no per-example gradient"),
+        (another_loader, "has dealt no batch for it"),
+        (another_clip_norm, "cannot change during a run"),
+        (another_parameter, "has other parameters"),
+    ],
+)
+def test_what_departs_from_the_guarantee_is_refused_and_ends_the_run(mistake, said):
+    _, module, optimizer, loader = private()
+    with pytest.raises(ConfigError, match=said):
+        mistake(module, optimizer, loader)
+    optimizer.max_grad_norm = CLIP
+    with pytest.raises(ConfigError):
+        train(module, optimizer, loader, 1)
+
+
+def test_a_batch_that_was_not_trained_on_comes_again():
+    expected = train(*private()[1:])
+    engine, module, optimizer, loader = private()
+    next(iter(loader))  # a look at the data
+    with pytest.raises(ConfigError, match=r"was dealt, but no optimizer.step\(\) followed"):
+        skip_a_batch(module, optimizer, loader)
+    assert optimizer.passes.done == 1
+    for _ in range(engine.epochs_left):
+        for batch in loader:
+            step(module, optimizer, batch)
+    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    assert torch.equal(last, expected[-1])
+
+
+def test_worker_processes_read_ahead():
+    expected = train(*private()[1:])
+    made = private(num_workers=1, persistent_workers=True)[1:]
+    assert torch.equal(train(*made), expected)
+    _, module, optimizer, loader = private(num_workers=1)
+    small = BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer)
+    with small as parts, pytest.raises(ConfigError, match="needs a loader with num_workers=0"):
+        train(module, optimizer, parts)
+    assert optimizer.passes.done == 0
+
+
+def test_one_pass_at_a_time():
+    _, module, optimizer, loader = private()
+    one, other = iter(loader), iter(loader)
+    step(module, optimizer, next(other))
+    with pytest.raises(ConfigError, match="another pass over it was begun meanwhile"):
+        next(one)
+
+
+def the_optimizer_itself(module, optimizer, batch):
+    nn.functional.cross_entropy(module(batch[0]), batch[1]).backward()
+    optimizer.original_optimizer.step()
+
+
+def another_optimizer(module, optimizer, batch):
+    other = torch.optim.SGD(module.parameters(), lr=1.0)
+    nn.functional.cross_entropy(module(batch[0]), batch[1]).backward()
+    other.step()
+    optimizer.step()
+
+
+def thaw(module, optimizer, batch):
+    module._module[0].requires_grad_(True)
+    step(module, optimizer, batch)
+
+
+def change_what_is_frozen(module, optimizer, batch):
+    with torch.no_grad():
+        module._module[0].weight += batch[0].mean()
+    step(module, optimizer, batch)
+
+
+def change_the_mode(module, optimizer, batch):
+    nn.functional.cross_entropy(module(batch[0]), batch[1]).backward()
+    nn.utils.clip_grad_norm_(module.parameters(), 1e-3)
+    optimizer.step()
+
+
+def with_a_closure(module, optimizer, batch):
+    optimizer.step(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (the_optimizer_itself, "would use gradients without noise"),
+        (another_optimizer, "2.weight: was changed, replaced or moved by something else"),
+        (thaw, "0.bias: requires a gradient now"),
+        (change_what_is_frozen, "0.weight: was changed, replaced or moved by something else"),
+        (change_the_mode, "changed before the step, by clip_grad_norm_"),
+        (with_a_closure, "would compute gradients more than once"),
+    ],
+)
+def test_nothing_but_noised_gradients_reaches_the_model(mistake, said):
+    own = net()
+    own[0].requires_grad_(False)
+    _, module, optimizer, loader = private(own)
+    with pytest.raises(ConfigError, match=said):
+        mistake(module, optimizer, next(iter(loader)))
+    assert optimizer.passes.done == 0
+
+
+def test_running_statistics_do_not_leave_with_the_model():
+    rows = nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()
+    _, module, optimizer, loader = private(nn.Sequential(nn.Sequential(*rows), net()))
+    with pytest.raises(ConfigError, match=r"0.1.running_mean: was changed"):
+        step(module, optimizer, next(iter(loader)))
+    norm = nn.BatchNorm1d(5, affine=False, track_running_stats=False).eval()
+    with pytest.raises(ConfigError, match="without running statistics, which mixes"):
+        private(nn.Sequential(norm, net()))
+
+
+class Breaks(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
+        raise RuntimeError("a fault")
+
+
+def test_a_step_that_fails_is_taken_back_and_stays_refused():
+    module = net()
+    _, wrapped, optimizer, loader = private(module, optimizer=Breaks(module.parameters(), lr=1.0))
+    with pytest.raises(RuntimeError, match="a fault"):
+        step(wrapped, optimizer, next(iter(loader)))
+    for p, q in zip(module.parameters(), net().parameters(), strict=True):
+        assert torch.equal(p, q)
+    with pytest.raises(ConfigError, match="this run has stopped: step 0 was not committed"):
+        train(wrapped, optimizer, loader)
+
+
+def test_an_interrupt_while_gradients_are_added_up_ends_the_run(monkeypatch):
+    _, module, optimizer, loader = private()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    batch = next(iter(loader))
+    with monkeypatch.context() as patched:
+        patched.setattr("privpart.example_level._sum", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            step(module, optimizer, batch)
+    with pytest.raises(ConfigError, match="a step was interrupted"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e25])
+def test_lengths_that_float32_cannot_square(scale):
+    """A gradient that underflows is short; one that overflows counts as zeros."""
+    noised = train(*private(dataset=data(scale=scale))[1:], epochs=1)
+    same = train(*private(dataset=data(scale=0.0))[1:], epochs=1)
+    assert torch.isfinite(noised).all()
+    assert ((noised - same).norm(dim=1) <= 2 * BATCH * CLIP).all()
+    with pytest.raises(ConfigError, match="must be 1e-06 to 1e"):
+        private(max_grad_norm=1e-9)
+
+
+class Sometimes(nn.Module):
+    """Tokens, attention, recurrence, and a layer that one batch does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.norm = nn.Embedding(7, 6), nn.GroupNorm(2, 6)
+        self.look = DPMultiheadAttention(6, 2, batch_first=True)
+        self.recur = DPLSTM(6, 4, batch_first=True)
+        self.extra, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.uses = 0
+
+    def forward(self, x):
+        self.uses += 1
+        x = self.norm(self.tokens(x).transpose(1, 2)).transpose(1, 2)
+        x = self.recur(self.look(x, x, x)[0])[0][:, -1]
+        x = self.extra(x) if self.uses != 2 else x
+        return self.out(x)
+
+
+def test_layers_of_every_kind_and_one_that_a_batch_does_not_use():
+    module = Sometimes()
+    some = torch.Generator().manual_seed(3)
+    tokens = torch.randint(7, (EXAMPLES, 5), generator=some)
+    labels = torch.randint(3, (EXAMPLES,), generator=some)
+    made = private(module, TensorDataset(tokens, labels))
+    noised = train(*made[1:], epochs=2)
+    assert torch.isfinite(noised).all()
+    assert made[2].passes.done == 6
+
+
+def test_a_loader_says_what_it_deals_and_may_not_shuffle():
+    def made(**options):
+        module, engine = net(), FTRLEngine(seed=7)
+        sgd = torch.optim.SGD(module.parameters(), lr=1.0)
+        chosen = {"module": module, "optimizer": sgd, "epochs": EPOCHS, "max_grad_norm": CLIP}
+        private = engine.make_private_with_epsilon
+        return engine, *private(target_epsilon=8.0, target_delta=1e-5, **chosen, **options)
+
+    engine, *rest = made(data_loader=DataLoader(data(), batch_size=BATCH))
+    assert torch.equal(train(*rest), train(*made(dataset=data(), batch_size=BATCH)[1:]))
+    assert engine.get_epsilon(1e-5) == engine.epsilon(1e-5) == pytest.approx(8.0, abs=1e-3)
+    for wrong, said in (
+        (DataLoader(data(), batch_size=BATCH, shuffle=True), "data_loader: shuffles"),
+        (DataLoader(data(), batch_size=BATCH, drop_last=True), "leaves examples out"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            made(data_loader=wrong)
+    with pytest.raises(ConfigError, match="has these already"):
+        made(data_loader=DataLoader(data(), batch_size=BATCH), batch_size=BATCH)
+    with pytest.raises(ConfigError, match="pass data_loader, or dataset and batch_size"):
+        made()
+
+
+def test_other_number_types_and_compiled_modules_are_refused():
+    with pytest.raises(ConfigError, match=r"0.weight: is torch.bfloat16; train in float32"):
+        private(net().bfloat16())
+    with pytest.raises(ConfigError, match="is compiled"):
+        private(torch.compile(net(), backend="eager"))
+    module = net()
+    with pytest.raises(ConfigError, match="LBFGS"):
+        private(module, optimizer=torch.optim.LBFGS(module.parameters()))
+    engine, wrapped, optimizer, _ = private(module)
+    with pytest.raises(ConfigError, match="was called before"):
+        engine.make_private(
+            module=module,
+            optimizer=optimizer,
+            dataset=data(),
+            batch_size=1,
+            epochs=1,
+            max_grad_norm=1.0,
+            noise_multiplier=1.0,
+        )
+    for again in (module, wrapped):
+        with pytest.raises(ConfigError, match="Opacus does not take it"):
+            private(again)
+    with pytest.raises(ConfigError, match="shuffle: the order of the examples is fixed"):
+        private(shuffle=True)
+
+
+def test_autocast_computes_in_less_and_clips_in_float32():
+    expected = train(*private(dataset=data(scale=40.0))[1:], epochs=1)[0]
+    _, module, optimizer, loader = private(dataset=data(scale=40.0))
+    x, y = next(iter(loader))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = nn.functional.cross_entropy(module(x), y)
+    loss.backward()
+    optimizer.step()
+    found = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    assert 0 < (found - expected).norm() < 0.05 * BATCH * CLIP
+
+
+def test_what_is_refused_leaves_the_module_and_no_run_behind(tmp_path):
+    module = net()
+    for wrong in (
+        {"noise_multiplier": 1e9},
+        {"num_workers": -1},
+        {"delta": 2.0, "target_epsilon": 1.0, "noise_multiplier": None},
+    ):
+        with pytest.raises((ConfigError, ValueError)):
+            private(module, out=tmp_path / "run", **wrong)
+    assert not (tmp_path / "run").exists()
+    private(module, out=tmp_path / "run")[0].close()
+
+
+def test_batch_statistics_are_refused():
+    module = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
+    module[1].eval()
+    _, wrapped, optimizer, loader = private(module)
+    batch = next(iter(loader))
+    wrapped.train()
+    with pytest.raises(ConfigError, match="in training mode, or without running"):
+        step(wrapped, optimizer, batch)
+
+
+def test_what_cannot_be_private_is_refused_before_anything_is_drawn():
+    tied = net()
+    tied[2].weight = nn.Parameter(torch.zeros(3, 4))
+    twice = nn.ModuleDict({"a": tied[2], "b": nn.Linear(4, 3)})
+    twice["b"].weight = tied[2].weight
+    with pytest.raises(ConfigError, match=r"a.weight and b.weight are one tensor"):
+        private(twice)
+    module = net()
+    with pytest.raises(ConfigError, match=r"lacks 2.weight, 2.bias"):
+        private(module, optimizer=torch.optim.SGD(module[0].parameters(), lr=1.0))
+    for wrong in ({"batch_size": 0}, {"epochs": 0}, {"max_grad_norm": np.nan}):
+        with pytest.raises(ConfigError):
+            private(**wrong)
+    with pytest.raises(ConfigError, match="either noise_multiplier or target_epsilon"):
+        private(target_epsilon=1.0)
+    with pytest.raises(ConfigError, match="mechanism"):
+        private(mechanism="oak")
+    with pytest.raises(ConfigError, match="is for 5 rounds"):
+        private(mechanism=BinaryTree(5))
+
+
+def in_folder(folder, *, resume=False, seed=7, **options):
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 3))
+    for p, q in zip(module.parameters(), net().parameters(), strict=True):
+        p.data = q.data
+    adam = torch.optim.Adam(module.parameters(), lr=0.1)
+    slower = torch.optim.lr_scheduler.StepLR(adam, 2, gamma=0.5)
+    more = {"out": folder, "resume": resume, "scheduler": slower, "delta": 1e-5} | options
+    return slower, *private(module, optimizer=adam, seed=seed, **more)
+
+
+def train_some(made, steps):
+    _, engine, module, optimizer, loader = made
+    for _ in range(engine.epochs_left):
+        for batch in loader:
+            step(module, optimizer, batch)
+            steps -= 1
+            if not steps:
+                return
+
+
+@pytest.mark.parametrize("mechanism", ["blt", "independent"])
+def test_a_run_that_is_resumed_ends_as_an_undisturbed_one(tmp_path, mechanism):
+    torch.set_rng_state(torch.Generator().manual_seed(5).get_state())
+    whole = in_folder(tmp_path / "whole", mechanism=mechanism)
+    train_some(whole, STEPS)
+    whole[1].close()
+    torch.set_rng_state(torch.Generator().manual_seed(5).get_state())
+    for steps in (2, 3, STEPS):
+        made = in_folder(tmp_path / "parts", resume=True, mechanism=mechanism)
+        train_some(made, steps)
+        made[1].close()
+    for p, q in zip(whole[2].parameters(), made[2].parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert made[0].get_last_lr() == whole[0].get_last_lr()
+    assert made[1].epochs_left == 0
+
+
+def test_a_scheduler_is_stepped_by_the_optimizer_alone(tmp_path):
+    made = in_folder(tmp_path / "run", scheduler_every="epoch")
+    train_some(made, 4)
+    assert made[0].last_epoch == 1
+    made[0].step()
+    with pytest.raises(ConfigError, match=r"Leave out scheduler.step"):
+        train_some(made, 1)
+    made[1].close()
+
+
+def test_the_report_of_a_run_is_the_engines(tmp_path):
+    made = in_folder(tmp_path / "run", seed=None)
+    train_some(made, STEPS)
+    made[1].close()
+    found = run_report(tmp_path / "run")
+    assert (found.complete, found.deviations) == (True, ())
+    assert found.guarantee.unit == "example"
+    assert found.guarantee.epsilon == made[1].epsilon(1e-5)
+    assert (found.realised.max_participations, found.realised.min_separation) == (EPOCHS, 3)
+    assert found.guarantee.status == "conditional"
+    open_ones = {a.code for a in found.guarantee.assumptions if a.status == "asserted"}
+    assert open_ones == {"choices", "gradients", "loop", "data"}
+    said = found.guarantee.statement()
+    assert not re.search(r"server|client|cohort", said)
+    shown = made[1].privacy_statement(1e-5)
+    assert "one example's gradients and with zeros" in shown
+    assert "trains sees every example" in shown
+
+
+def test_the_report_of_ghost_clipping_says_what_floating_point_adds(tmp_path):
+    module = net()
+    made = private(
+        module,
+        seed=None,
+        out=tmp_path / "run",
+        delta=1e-5,
+        epochs=1,
+        grad_sample_mode="ghost",
+        criterion=nn.CrossEntropyLoss(),
+    )
+    x, y = next(iter(made[3]))
+    made[4](made[1](x), y).backward()
+    made[2].step()
+    made[0].close()
+    found = run_report(tmp_path / "run")
+    open_ones = {a.code for a in found.guarantee.assumptions if a.status == "asserted"}
+    assert open_ones == {"choices", "gradients", "loop", "data", "clipping", "floating-point"}
+    assert not found.deviations
+
+
+def test_the_commands_about_runs_take_one_on_examples(tmp_path):
+    run, out = tmp_path / "run", tmp_path / "trained.safetensors"
+    made = in_folder(run, seed=None, population="digits")
+    train_some(made, 2)
+    made[1].close()
+    call = CliRunner().invoke
+    shown = call(app, ["report", str(run)])
+    assert "9 rounds, an example in at most 3" in shown.stdout
+    assert call(app, ["export", str(run), "--out", str(out), "--part", "trained"]).exit_code == 0
+    weights = load_file(out)
+    assert all(torch.equal(weights[n], p) for n, p in made[2]._module.named_parameters())
+    verified = call(app, ["verify", str(run), str(out)])
+    assert verified.exit_code == 0, verified.stdout
+    assert "wrong" not in verified.stdout
+    assert "digits (examples)" in call(app, ["budget"]).stdout
+    for command in (["export", str(run), "--out", "x"], ["train", "--out", str(run), "--resume"]):
+        with pytest.raises(ConfigError, match="is a run of FTRLEngine on examples"):
+            call(app, command, catch_exceptions=False)
+    with pytest.raises(ConfigError, match="population='other"):
+        in_folder(run, seed=None, population="other", resume=True)
+    assert call(app, ["close", str(run), "--yes"]).exit_code == 0
+    with pytest.raises(ConfigError, match="ended early, after 2 of 9 rounds"):
+        in_folder(run, seed=None, population="digits", resume=True)
+
+
+def test_a_comparison_with_dp_sgd():
+    engine = private(dataset=data())[0]
+    found = engine.comparison(1e-5)
+    order = Participation(STEPS, EPOCHS, 3)
+    alone = guarantee(Independent(STEPS), order, noise_multiplier=1.0)
+    assert found.epsilon == engine.epsilon(1e-5)
+    assert found.fixed_passes == alone.epsilon(1e-5)
+    assert found.poisson < found.fixed_passes < found.epsilon
+    assert "DP-SGD with this noise and hidden Poisson samples" in str(found)
+
+
+def test_another_module_or_plan_is_not_resumed(tmp_path):
+    made = in_folder(tmp_path / "run")
+    train_some(made, 1)
+    made[1].close()
+    for other in ({"order_seed": 1}, {"max_grad_norm": 1.0}, {"seed": 8}):
+        with pytest.raises(ConfigError, match="begun with another plan, module, data or seed"):
+            in_folder(tmp_path / "run", resume=True, **other)
+    with pytest.raises(ConfigError, match="is not empty"):
+        in_folder(tmp_path / "run")

@@ -1,0 +1,224 @@
+"""What forgers, careless owners and two processes at once do to runs, reports and the book."""
+
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_run_identity import PLAN, hot_journal, train
+from test_run_verify import begun, forged, statuses, wrong
+
+from accounting import ConfigError
+from privpart import RunFolder
+from privpart.experiment.export import export
+from privpart.run import budget_book, database, evidence, witness
+from privpart.run import verify as verifying
+from privpart.run.identity import SigningKey, tensor_hash
+from privpart.run.ledger import Ledger, next_row
+from privpart.run.report import run_report
+from privpart.run.verify import check_run
+
+NAMED = {"delta": 1e-6, "population_name": "keyboard-de"}
+
+
+@pytest.fixture(autouse=True)
+def _machine(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "machine"))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A secret run after two of its four rounds."""
+    return begun(tmp_path / "run", 2)
+
+
+def test_a_stranger_gets_no_stronger_word_by_being_adopted(folder, tmp_path, monkeypatch):
+    """The whole run is made up and signed with the forger's key; then its victim continues it."""
+    with RunFolder.open(folder) as run:
+        key = (folder / "key").read_bytes()
+    assert run.rounds == 2
+    forged(folder, SigningKey(signing := bytes(range(32))), 2)
+    (folder / "signing-key").write_bytes(signing)
+    assert (folder / "key").read_bytes() == key
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "victim"))
+    with RunFolder.open(folder, adopt=True) as run:
+        train(run, 4)
+    found = statuses(check_run(folder))
+    assert found["rollback guard"] == found["participation"] == found["guarantee"] == "asserted"
+    assert not {a.status for a in run_report(folder).guarantee.assumptions} - {"asserted"}
+
+
+def test_a_run_that_began_while_another_process_was_beginning_is_not_overwritten(
+    tmp_path, monkeypatch
+):
+    path, usual = tmp_path / "run", RunFolder._begin.__func__
+
+    def slowly(*arguments, **options):
+        monkeypatch.undo()
+        begun(path, 1)
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(RunFolder, "_begin", classmethod(slowly))
+    with pytest.raises(ConfigError, match="is not empty"):
+        RunFolder.create(path, PLAN)
+    assert run_report(path).rounds == 1
+    assert not wrong(check_run(path))
+
+
+def test_a_round_that_is_committed_while_files_are_read_is_not_called_a_rollback(
+    folder, monkeypatch
+):
+    usual = evidence._noise_key
+
+    def advanced(*arguments, **options):
+        monkeypatch.setattr(evidence, "_noise_key", usual)
+        with RunFolder.open(folder) as run:
+            train(run, 3)
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(evidence, "_noise_key", advanced)
+    checks = check_run(folder)
+    assert not wrong(checks)
+    assert "the same 3 rounds" in next(c.says for c in checks if c.what == "rollback guard")
+
+
+def test_a_frozen_tensor_that_is_a_trained_one_in_disguise_is_named(tmp_path):
+    frozen = torch.ones(2)
+    facts = {
+        "delta": 1e-6,
+        "parameters": [["weight", [2, 3]], ["bias", [2]]],
+        "frozen": {"scale": tensor_hash(frozen)},
+    }
+    with RunFolder.create(tmp_path / "run", PLAN, facts=facts) as run:
+        train(run, 1)
+    model = export(tmp_path / "run", tmp_path / "model.safetensors", part="trained")
+    tensors = load_file(model)
+    save_file({**tensors, "scale": frozen}, model)
+    lines = {c.what: c for c in check_run(tmp_path / "run", model=model)}
+    assert lines["model file"].status == "verified"
+    save_file({**tensors, "scale": tensors["bias"].clone()}, model)
+    lines = {c.what: c for c in check_run(tmp_path / "run", model=model)}
+    assert lines["model file"].status == "wrong"
+    assert "scale" in lines["model file"].says
+
+
+def test_a_journal_that_is_exchanged_before_it_is_copied_deletes_nothing(
+    folder, tmp_path, monkeypatch
+):
+    """Whoever owns the folder waits until its files were looked at."""
+    mine = tmp_path / "mine"
+    mine.write_text("keep")
+
+    usual, journal = database._copy, folder / "ledger.sqlite-journal"
+
+    def exchanged(path: Path, into: Path) -> Path:
+        name = str(mine).encode()
+        ending = (2).to_bytes(4, "big") + name + len(name).to_bytes(4, "big")
+        ending += sum(name).to_bytes(4, "big") + bytes.fromhex("d9d505f920a163d7")
+        journal.write_bytes(journal.read_bytes() + ending)
+        return usual(path, into)
+
+    monkeypatch.setattr(database, "_copy", exchanged)
+    hot_journal(folder)
+    with pytest.raises(ConfigError, match="names another file"):
+        run_report(folder)
+    assert mine.read_text() == "keep"
+
+
+def test_a_sparse_state_of_any_size_is_not_read(folder):
+    with (folder / "state-000002.safetensors").open("ab") as file:
+        file.truncate(2**42)
+    assert wrong(check_run(folder)) == ["state", "released model"]
+    assert "memory" in next(c.says for c in check_run(folder) if c.what == "state")
+
+
+def test_no_more_of_a_plan_is_read_than_the_ledger_holds(tmp_path):
+    (tmp_path / "plan.toml").write_text("x" + " " * 2**26)
+    tracemalloc.start()
+    try:
+        assert not verifying._holds(tmp_path / "plan.toml", b"x")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    (tmp_path / "plan.toml").write_text("x")
+    assert verifying._holds(tmp_path / "plan.toml", b"x")
+
+
+def test_a_round_added_to_an_unsigned_ledger_is_nobodys(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("privpart.run.folder.SCHEMA", "privpart/ledger/3")
+        folder = begun(tmp_path / "old", 2)
+    assert statuses(check_run(folder))["rollback guard"] == "verified"
+    ledger = Ledger(folder / "ledger.sqlite")
+    last = ledger.rows()[-1]
+    added = {"round_": 2, "state": last.state, "clip_norm": 0.5, "received": 1}
+    ledger.append(next_row(last.chain, **added, clients=[5]), [5])
+    ledger.close()
+    found = statuses(check_run(folder))
+    assert found["rollback guard"] == found["participation"] == "asserted"
+
+
+def test_a_strangers_run_gives_no_orders_to_the_terminal(folder, privpart):
+    said = dict.fromkeys(("code", "text", "evidence", "consequence"), "\x1b[2Jall is well\u202e")
+    forged(
+        folder, SigningKey(bytes(32)), 2, inherited=[said | {"status": "asserted"}], delta="\x1b"
+    )
+    for command in (["verify"], ["report", "--delta", "1e-6"], ["report", "--statement"]):
+        told = privpart(command[0], str(folder), *command[1:])
+        shown = told.stdout + told.stderr
+        assert r"\x1b" in shown
+        assert not {"\x1b", "\u202e"} & set(shown)
+
+
+def test_a_public_key_that_is_far_too_long_is_one_sentence(folder, privpart):
+    told = privpart("verify", str(folder), "--public-key", "a" * 300)
+    assert told.returncode == 2
+    assert told.stderr.startswith("privpart: --public-key ")
+
+
+def test_a_state_directory_that_moves_with_the_caller_is_refused(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("PRIVPART_STATE_DIR", "XDG_STATE_HOME"):
+        monkeypatch.delenv("PRIVPART_STATE_DIR", raising=False)
+        monkeypatch.setenv(name, "state")
+        with pytest.raises(ConfigError, match="must be an absolute path"):
+            RunFolder.create(tmp_path / "other", PLAN, facts=NAMED)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_name_that_differs_only_in_case_or_spaces_meets_the_limit_of_the_other(tmp_path):
+    budget_book.set_limit("keyboard-de", budget_book.Limit(0.5, 1e-6))
+    for name in ("Keyboard-DE", "keyboard de", "KEYBOARD_de"):
+        with pytest.raises(ConfigError, match="the budget book has 'keyboard-de'"):
+            RunFolder.create(tmp_path / "run", PLAN, facts=NAMED | {"population_name": name})
+        with pytest.raises(ConfigError, match="the budget book has 'keyboard-de'"):
+            budget_book.set_limit(name, budget_book.Limit(9, 1e-6))
+    RunFolder.create(tmp_path / "run", PLAN, facts=NAMED | {"population_name": "keyboard"}).close()
+
+
+def test_an_older_copy_is_not_ended_to_get_its_charge_back(tmp_path):
+    """The guard was lost, and its message says to adopt; the budget book remembers."""
+    RunFolder.create(tmp_path / "run", PLAN, facts=NAMED).close()
+    shutil.copytree(tmp_path / "run", tmp_path / "older")
+    with RunFolder.open(tmp_path / "run") as run:
+        train(run, 2)
+    RunFolder.open(tmp_path / "run").close()
+    (witness.directory() / f"{run.facts['run_id']}.json").unlink()
+    with pytest.raises(ConfigError, match="the budget book has seen 2"):
+        RunFolder.open(tmp_path / "older", adopt=True).end_early()
+    assert budget_book.account("keyboard-de").total() is not None
+
+
+def test_facts_that_could_not_be_read_back_begin_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="a ledger has room for"):
+        RunFolder.create(tmp_path / "run", PLAN, facts={f"fact {i}": i for i in range(90)})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_limit_that_nobody_could_compute_with_is_not_kept(privpart):
+    told = privpart("budget", "A", "--limit-epsilon", "1e-300", "--delta", "1e-300")
+    assert told.returncode == 2
+    assert budget_book.account("A").limit is None
+    assert privpart("budget").returncode == 0
