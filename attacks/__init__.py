@@ -29,9 +29,10 @@ from attacks.canaries import (
 )
 from attacks.cosine import cosine_tv
 from attacks.defences import DefencePoint, defences
+from attacks.explain import Explanation, explain
 from attacks.features import dense_then_invert
 from attacks.labels import infer_labels
-from attacks.load import from_arrays, gradients_of, read_update
+from attacks.load import change_of_weights, for_model, from_arrays, gradients_of, read_update
 from attacks.metrics import baselines, feature_error, match_batch, psnr, ssim, wilson
 from attacks.observation import Observation, observe
 from attacks.planted import PlantedCanaries, canary_clients
@@ -45,6 +46,7 @@ __all__ = [
     "Bound",
     "Canaries",
     "DefencePoint",
+    "Explanation",
     "LeakageReport",
     "LeakageRow",
     "LocalSteps",
@@ -57,6 +59,7 @@ __all__ = [
     "View",
     "baselines",
     "canary_clients",
+    "change_of_weights",
     "clopper_pearson",
     "coins",
     "cosine_tv",
@@ -65,7 +68,9 @@ __all__ = [
     "dlg",
     "drifting_view",
     "estimate",
+    "explain",
     "feature_error",
+    "for_model",
     "from_arrays",
     "gradients_of",
     "guesses",

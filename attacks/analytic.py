@@ -125,21 +125,21 @@ def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruc
     ]
     if not inputs:
         return None
-    labels = label_candidates(model, observation)[0]
-    loss = matching_loss(model, observation, labels)
-    images = [
-        _ordered(loss, found.cpu().reshape(observation.shape).clamp(0, 1)) for found in inputs
-    ]
-    matches = [float(loss(image).detach()) for image in images]
-    best = min(range(len(images)), key=matches.__getitem__)
+    tried: list[tuple[float, Tensor, Tensor]] = []
+    for labels in label_candidates(model, observation):
+        loss = matching_loss(model, observation, labels)
+        for found in inputs:
+            image = _ordered(loss, found.cpu().reshape(observation.shape).clamp(0, 1))
+            tried.append((float(loss(image).detach()), image, labels))
+    match, image, labels = min(tried, key=lambda one: one[0])
     return Reconstruction(
-        x=images[best],
+        x=image,
         labels=labels,
-        match=matches[best],
-        status="exact" if matches[best] <= SOLVED else "stalled",
-        evaluations=len(images),
+        match=match,
+        status="exact" if match <= SOLVED else "stalled",
+        evaluations=len(tried),
         seconds=time.perf_counter() - start,
-        restarts=(matches[best],),
+        restarts=(match,),
     )
 
 

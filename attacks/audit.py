@@ -2,11 +2,15 @@
 
 The report separates "protected" from "the attack failed", and puts the score of an image that
 needs no attack beside every score. PSNR certifies nothing: it is a lower bound on what leaks,
-never to be turned into an epsilon.
+never to be turned into an epsilon. An update that the true images do not explain is not attacked.
+
+It is one file above 500 lines because the options are documented once, where they are checked.
 """
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from statistics import median
 from typing import Any
@@ -18,8 +22,10 @@ from torch.nn.functional import cross_entropy
 from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
 from attacks.analytic import invert_dense, is_dense, visible_dense
+from attacks.explain import Explanation, explain
 from attacks.features import layer_input
-from attacks.metrics import baseline_images, feature_error, match_batch, psnr, ssim
+from attacks.labels import label_candidates
+from attacks.metrics import ORACLES, baseline_images, feature_error, match_batch, psnr, ssim
 from attacks.observation import Observation, noise_std_of, observe, select
 from attacks.reconstruct import Reconstruction, matching_loss, reid_rank
 from attacks.report import (
@@ -34,6 +40,9 @@ from attacks.report import (
 )
 from attacks.suite import Attack, suite
 from attacks.update import LocalSteps, Loss, as_double, double_state, norm, ready
+
+_DATASET = "dataset mean"
+_OTHERS = "mean of others"
 
 Found = dict[str, Reconstruction]  # what each attack found on one batch, by the attack's name
 TrialsByImage = list[list[Trial]]  # for each image of a batch, the trials of all attacks
@@ -79,9 +88,9 @@ def leakage(
         attacks: tried in this order until one recovers the image; None is ``suite()``.
         batch: images per update; must divide N.
         loss: see ``Observation``.
-        update: a given update of the images in ``x`` as one batch; None computes it. Check
-            ``truth_match`` of the report: if it is large, the update was made with other images,
-            weights, mode or loss.
+        update: a given update of the images in ``x`` as one batch; None computes it. If the images
+            do not explain it, nothing is attacked: the report is void and says what is likely
+            wrong. ``clip`` and ``noise_multiplier`` state what was done to it.
         local: see ``Observation``.
         clip: see ``observe``.
         noise_multiplier: see ``observe``.
@@ -89,9 +98,11 @@ def leakage(
         adversaries: None is the server, and the recipient where there is noise.
         schedule: the view that each round of a training sends. The report then names the worst
             round, and the union of these views is audited too.
-        dataset_mean: (C, H, W) mean of public data, a baseline; None leaves it out.
+        dataset_mean: (C, H, W) mean of public data, a baseline. None takes the mean of the decoys,
+            or without decoys that of the images in the other batches; for want of both the report
+            says that this baseline is missing.
         class_means: (K, C, H, W) mean of each class in public data, a baseline; None leaves it
-            out.
+            out. An attacker who is not told the labels does not know which: an oracle then.
         decoys: (images, labels) that are not in ``x``, for the re-identification rank.
         reveal_labels: whether the attacker is told ``y``.
         seed: of the starting points and of the noise; the same for all views.
@@ -171,10 +182,12 @@ class Audit:
         noise_std_of(self.clip, self.noise_multiplier)
         for adversary in self.adversaries or ():
             checks.choice("adversaries", adversary, ["server", "recipient"])
-        if self.update is not None and (batch != len(self.x) or self.noise_multiplier):
+        if self.update is not None and batch != len(self.x):
+            raise ConfigError("update: a given update is of one batch; set batch to len(x).")
+        if self.update is not None and self.noise_multiplier and "server" in self._everyone:
             raise ConfigError(
-                "update: a given update is of one batch and already contains its noise; set batch "
-                "to len(x) and leave noise_multiplier at 0."
+                "adversaries: a given update already contains its noise, so that only the "
+                "recipient can be audited; leave out the server."
             )
         if self.decoys is not None and batch > 1:
             raise ConfigError(f"decoys: rank an image by itself; leave them out at batch={batch}.")
@@ -190,7 +203,10 @@ class Audit:
         _ = self.names  # refuses a pattern that matches nothing
 
     def report(self) -> LeakageReport:
-        """Run every attack on every view of every batch, for one adversary after the other."""
+        """Run every attack on every view of every batch, for one adversary after the other.
+
+        If the true images do not explain the update, nothing is attacked.
+        """
         rows = tuple(row for adversary in self._everyone for row in self.rows(adversary))
         return LeakageReport(
             rows=rows,
@@ -205,6 +221,9 @@ class Audit:
             delta=self.delta,
             schedule=summarise(rows, self.schedule) if self.schedule else None,
             decoys=0 if self.decoys is None else len(self.decoys[0]),
+            oracles=self._oracles,
+            missing=() if _DATASET in self._guesses or _OTHERS in self._guesses else (_DATASET,),
+            explanation=self._explanation,
         )
 
     def rows(self, adversary: Adversary) -> list[LeakageRow]:
@@ -256,10 +275,31 @@ class Audit:
         return {} if self.done is None else self.done  # an empty store is false, and still a store
 
     @cached_property
+    def _explanation(self) -> Explanation:
+        """Of the view, adversary and batch that the true images explain least."""
+        found = (
+            explain(self.model, self.observe(view, adversary, number), *self.images(number))
+            for adversary in self._everyone
+            for view in self._views
+            for number in self._batches
+        )
+        return max(found, key=lambda one: one.excess)
+
+    @cached_property
     def _guesses(self) -> dict[str, Tensor]:
-        """Images (N, C, H, W) that need no attack."""
+        """Images (N, C, H, W) to compare with; those in ``_oracles`` know the truth."""
         means = None if self.class_means is None else self.class_means[self.y]
-        return baseline_images(self.x, self.dataset_mean, means, seed=self.seed)
+        public = self.dataset_mean
+        if public is None and self.decoys is not None and len(self.decoys[0]):
+            public = self.decoys[0].double().mean(0).clamp(0, 1)
+        guesses = baseline_images(self.x, public, means, seed=self.seed)
+        if public is None and len(self._batches) > 1:
+            guesses[_OTHERS] = _mean_of_others(self.x.detach().double(), self.batch)
+        return guesses
+
+    @property
+    def _oracles(self) -> tuple[str, ...]:
+        return ORACLES if self.reveal_labels else (*ORACLES, "class mean")
 
     @cached_property
     def _baselines(self) -> dict[str, Tensor]:
@@ -268,15 +308,18 @@ class Audit:
 
     @cached_property
     def _floor(self) -> list[float]:
-        """The best baseline of each image, in dB."""
-        best: list[float] = torch.stack(list(self._baselines.values())).amax(0).tolist()
+        """The best baseline of each image that does not know the truth, in dB."""
+        fair = [found for name, found in self._baselines.items() if name not in self._oracles]
+        best: list[float] = torch.stack(fair).amax(0).tolist()
         return best
 
     @property
     def _everyone(self) -> Sequence[Adversary]:
         if self.adversaries:
             return self.adversaries
-        return ("server", "recipient") if self.noise_multiplier else ("server",)
+        if not self.noise_multiplier:
+            return ("server",)
+        return ("server", "recipient") if self.update is None else ("recipient",)
 
     @property
     def _batches(self) -> range:
@@ -290,6 +333,7 @@ class Audit:
             shape=(b, c, h, w),
             labels=self.y if self.reveal_labels else None,
             clip=self.clip,
+            noise_std=noise_std_of(self.clip, self.noise_multiplier),
             loss=self.loss,
             local=self.local,
             training=self.model.training,
@@ -303,15 +347,19 @@ class Audit:
         alone = [[trial for trial in trials if trial.view == view] for trials in tried]
         sizes = {name: value.numel() for name, value in self.model.named_parameters()}
         visible = sum(sizes[name] for name in self.names[view])
-        errors = [feature_errors(self.model, seen[n], self.images(n)[0]) for n in self._batches]
-        ranked = self.decoys is not None and self.batch == 1
+        sent = [
+            n for n in self._batches if norm(seen[n].update) > 0 and self._explanation.explained
+        ]
+        errors = [feature_errors(self.model, seen[n], self.images(n)[0]) for n in sent] or [{}]
+        ranked = self.decoys is not None and self.batch == 1 and len(sent) == len(self._batches)
+        own = tuple(min(one, key=lambda trial: trial.reconstruction.match) for one in alone)
         return LeakageRow(
             view=view,
             patterns=tuple(self._views[view]),
             visible=visible,
             share=visible / sum(sizes.values()),
             unknowns=self.batch * self.x[0].numel(),
-            own=tuple(min(one, key=lambda trial: trial.reconstruction.match) for one in alone),
+            own=own,
             best=tuple(max(one, key=lambda trial: trial.psnr) for one in tried),
             alone=tuple(tuple(one) for one in alone),
             verdict=most_severe(trial for one in tried for trial in one),
@@ -319,7 +367,25 @@ class Audit:
             update_norm=median(norm(one.update) for one in seen),
             ranks=tuple(self._rank(n, seen[n]) for n in self._batches) if ranked else (),
             feature_error={k: max(one.get(k, 0.0) for one in errors) for k in errors[0]},
+            labels_right=None if self.reveal_labels else self._labels_right(own),
+            labels_doubtful=any(len(self._label_guesses(seen[n])) > 1 for n in sent),
         )
+
+    def _labels_right(self, own: Sequence[Trial]) -> float | None:
+        """Return the share of the labels that the attacks inferred right, in any order."""
+        tried = [n for n in self._batches if own[n * self.batch].untried is None]
+        right = 0
+        for number in tried:
+            truth = Counter(self.images(number)[1].tolist())
+            guess = Counter(own[number * self.batch].reconstruction.labels.tolist())
+            right += (truth & guess).total()
+        return right / (len(tried) * self.batch) if tried else None
+
+    def _label_guesses(self, seen: Observation) -> list[Tensor]:
+        try:
+            return label_candidates(self.model, seen)
+        except ConfigError:  # an attack of one's own may do without
+            return []
 
     def _attack_with_parts(
         self, view: str, adversary: Adversary, number: int, seen: Observation
@@ -330,7 +396,9 @@ class Audit:
         """
         tried = self._attack(view, view, adversary, number, seen)
         for part, names in self.names.items():
-            if not names < self.names[view]:
+            if not names < self.names[view] or tried[0][0].untried is not None:
+                continue
+            if norm(seen.restrict(names).update) == 0:
                 continue
             if seen.clip is None and seen.local is None:
                 sent = part  # a part of a gradient is what a client would send of that part
@@ -350,6 +418,9 @@ class Audit:
         if key not in self._tried:
             x, y = self.images(number)
             floor = self._floor[number * self.batch :][: self.batch]
+            untried = self._untried(seen)
+            if untried is not None:
+                return _nothing_attacked(view, untried, x, y, floor, self._explanation.residual)
             truth = truth_residual(self.model, seen, x, y)
             tried: TrialsByImage = [[] for _ in x]
             for name in self._attacks:
@@ -367,6 +438,12 @@ class Audit:
                 )
             self._tried[key] = tried
         return self._tried[key]
+
+    def _untried(self, seen: Observation) -> Verdict | None:
+        """Return the verdict on an update that cannot be attacked."""
+        if not self._explanation.explained:
+            return "void"
+        return "nothing sent" if norm(seen.update) == 0 else None
 
     def _find(self, key: str, name: str, seen: Observation, number: int) -> Reconstruction | None:
         before = self._done.get(key, {})
@@ -437,6 +514,16 @@ def score(
     ]
 
 
+def _nothing_attacked(
+    view: str, untried: Verdict, x: Tensor, y: Tensor, floor: Sequence[float], residual: float
+) -> TrialsByImage:
+    """Return a trial per image that holds a grey image."""
+    grey = torch.full_like(x, 0.5, dtype=torch.float64)
+    none = Reconstruction(grey, y, math.inf, "not run", 0, 0.0, ())
+    trials = score(view, "none", none, x, floor, residual)
+    return [[replace(trial, untried=untried)] for trial in trials]
+
+
 def most_severe(trials: Iterable[Trial]) -> Verdict:
     """Return the worst verdict of several trials of one image."""
     return min((trial.verdict for trial in trials), key=VERDICTS.index)
@@ -462,6 +549,13 @@ def feature_errors(model: nn.Module, seen: Observation, x: Tensor) -> dict[str, 
         if bias is not None and bool(bias.any()) and bool(reached.any()):
             errors[name] = feature_error(invert_dense(weight, bias), reached)
     return errors
+
+
+def _mean_of_others(x: Tensor, batch: int) -> Tensor:
+    """Return for each image the mean of the images in the other batches, (N, C, H, W)."""
+    own = x.reshape(-1, batch, *x.shape[1:]).sum(1)
+    means: Tensor = (x.sum(0) - own) / (len(x) - batch)
+    return means.clamp(0, 1).repeat_interleave(batch, 0)
 
 
 def _bound(noise_multiplier: float) -> Guarantee | None:

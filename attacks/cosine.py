@@ -29,6 +29,8 @@ from attacks.reconstruct import (
 from attacks.solvers import SOLVED, Bounds, Status
 from attacks.update import ready, simulated_update
 
+MOST_GUESSES = 8  # doubtful labels that are tried; all labels of a model would take too long
+_SCOUTS = 10  # each of them first gets this fraction of the steps
 _TINY = 1e-30  # keeps 0 / 0 from becoming a direction
 _DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # shares of the steps, as published
 _DECAY = 0.1
@@ -75,11 +77,31 @@ def cosine_tv(
     seed = checks.count("seed", seed, minimum=0)
     check_bounds(bounds)
     start = time.perf_counter()
-    labels, *others = label_candidates(model, observation)
-    if others:
+    candidates = label_candidates(model, observation)
+    if len(candidates) > MOST_GUESSES:
         raise ConfigError(
             "labels=None: cosine_tv needs labels that are known or inferred; dlg guesses them."
         )
+    labels = candidates[0]
+    wasted = 0
+    if len(candidates) > 1:
+        scouts = [
+            cosine_tv(
+                model,
+                replace(observation, labels=guess),
+                restarts=1,
+                steps=max(steps // _SCOUTS, 1),
+                learning_rate=rate,
+                tv=tv,
+                signed=signed,
+                bounds=bounds,
+                seed=seed,
+                dtype=dtype,
+            )
+            for guess in candidates
+        ]
+        labels = min(scouts, key=lambda scout: scout.match).labels
+        wasted = sum(scout.evaluations for scout in scouts)
     match = matching_loss(model, observation, labels)
     update = batched_update(model, observation, labels, restarts, dtype)
     target = flat(observation.update.values()).to(dtype)
@@ -113,7 +135,7 @@ def cosine_tv(
         labels=labels,
         match=matches[best],
         status=_status(matches[best]),
-        evaluations=restarts * (steps + 1),
+        evaluations=wasted + restarts * (steps + 1),
         seconds=time.perf_counter() - start,
         restarts=tuple(matches),
     )

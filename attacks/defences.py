@@ -22,6 +22,7 @@ class DefencePoint:
         noise_multiplier: noise standard deviation / clip; 0 is the server's own view.
         psnr: best score of each image over the attacks, in dB.
         baselines: best score of each image that needs no attack, in dB.
+        missing: names of baselines that are missing, for want of data.
         verdict: the most severe one over the images.
         epsilon: the accountant's epsilon of one release at ``delta``; None without noise.
         delta: at which epsilon is computed.
@@ -34,6 +35,7 @@ class DefencePoint:
     verdict: Verdict
     epsilon: float | None
     delta: float
+    missing: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON types."""
@@ -45,6 +47,7 @@ class DefencePoint:
             "verdict": self.verdict,
             "epsilon": self.epsilon,
             "delta": self.delta,
+            "missing_baselines": list(self.missing),
         }
 
 
@@ -106,4 +109,5 @@ def _point(audit: Audit) -> DefencePoint:
         verdict=row.verdict,
         epsilon=None if report.bound is None else report.bound.epsilon(audit.delta),
         delta=audit.delta,
+        missing=report.missing,
     )

@@ -1,5 +1,7 @@
 """Labels: known, inferred from the update, or candidates to be tried one by one."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -10,6 +12,8 @@ from accounting.checks import ConfigError
 from attacks.observation import Observation
 from attacks.update import ready
 
+_DOUBT = 1.5  # of 2: below it another label in place of one fits almost as well
+_ASTRAY = 0.25  # squared distance to whole counts above which the assumed softmax is wrong
 _PROBES = 64  # random images from which the model's mean prediction is estimated
 
 
@@ -47,26 +51,68 @@ def infer_labels(
     batch = checks.count("batch", batch)
     if bias_grad is None:
         return _label_of_one(weight_grad, batch)
+    return likely_labels(bias_grad, batch, mean_prediction=mean_prediction)[0]
+
+
+def likely_labels(
+    bias_grad: Tensor, batch: int = 1, *, mean_prediction: Tensor | None = None, most: int = 8
+) -> list[Tensor]:
+    """Return the labels of ``infer_labels``, and after them others that are almost as likely.
+
+    The counts are as good as the mean softmax that is assumed. On untrained weights the guess is
+    close, and the expected counts are whole; on trained ones it depends on the images. Where the
+    expected counts are far from whole, or another label in place of one of these fits them almost
+    as well, the labels are doubtful, and more than one tensor is returned. Labels that are all
+    certain are not.
+
+    Args:
+        bias_grad: (K,), of the last dense layer.
+        batch: see ``infer_labels``.
+        mean_prediction: see ``infer_labels``.
+        most: greatest number of tensors.
+
+    >>> g = torch.tensor([-0.25, -0.24, 0.24, 0.25])
+    >>> likely_labels(g, batch=2)
+    [tensor([0, 1])]
+    >>> likely_labels(torch.tensor([-0.25, 0.0, 0.02, 0.23]), batch=2)
+    [tensor([0, 1]), tensor([0, 2])]
+    """
     gb = bias_grad.detach().double()
     if gb.ndim != 1 or len(gb) < 2 or not bool(gb.isfinite().all()):
         raise ConfigError(f"bias_grad: shape {tuple(gb.shape)}; must be (K,), K >= 2, and finite.")
     if batch == 1:
-        return gb.argmin().reshape(1)
+        return [gb.argmin().reshape(1)]
     mean = torch.full_like(gb, 1 / len(gb)) if mean_prediction is None else mean_prediction.double()
     expected = batch * (mean - gb)
-    counts = torch.zeros(len(gb), dtype=torch.long)
+    certain = torch.zeros(len(gb), dtype=torch.long)
     for label in gb.argsort()[: min(batch, int((gb < 0).sum()))]:
-        counts[label] = 1  # only an image with that label makes the entry negative
+        certain[label] = 1  # only an image with that label makes the entry negative
+    counts = certain.clone()
     for _ in range(batch - int(counts.sum())):
         counts[(expected - counts).argmax()] += 1
-    return torch.arange(len(gb)).repeat_interleave(counts)
+    surplus = expected - counts
+    # what a swap of one image from label i (rows) to label j adds to the squared distance
+    worse = 2 + 2 * surplus[:, None] - 2 * surplus[None]
+    worse[counts <= certain] = math.inf
+    worse.fill_diagonal_(math.inf)
+    limit = math.inf if float(surplus.square().sum()) > _ASTRAY else _DOUBT
+    found = [counts]
+    for place in worse.flatten().argsort()[: most - 1].tolist():
+        out, into = divmod(place, len(gb))
+        if float(worse[out, into]) < limit:
+            swapped = counts.clone()
+            swapped[out] -= 1
+            swapped[into] += 1
+            found.append(swapped)
+    return [torch.arange(len(gb)).repeat_interleave(one) for one in found]
 
 
 def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]:
-    """Return the (B,) labels that an attack should try: one tensor if they are known or inferred.
+    """Return the (B,) labels that an attack should try: one tensor if they are known or certain.
 
-    Labels that were not revealed are inferred from the layer that makes the logits. Where that
-    layer is not in view, a batch of one has as many candidates as the model has logits.
+    Labels that were not revealed are inferred from the layer that makes the logits, the most likely
+    ones first; the others are there because these are doubtful. Where that layer is not in view, a
+    batch of one has as many candidates as the model has logits.
 
     Raises:
         ConfigError: hidden labels of several images, or a loss other than cross-entropy.
@@ -91,7 +137,10 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
     if bias is not None or (weight is not None and batch == 1):
         sign = 1.0 if local is None else -1 / (local.learning_rate * local.steps)
         weight, bias = (None if grad is None else sign * grad for grad in (weight, bias))
-        return [infer_labels(weight, bias, batch, mean_prediction=logits.softmax(1).mean(0))]
+        mean = logits.softmax(1).mean(0)
+        if bias is None:
+            return [infer_labels(weight, bias, batch)]
+        return likely_labels(bias, batch, mean_prediction=mean)
     if batch == 1:
         return [torch.tensor([label]) for label in range(logits.shape[1])]
     raise ConfigError(

@@ -1,5 +1,8 @@
 """Loading: updates from files and from other libraries, matched to parameters by name."""
 
+import io
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,25 +15,110 @@ from torch import Tensor, nn
 
 from accounting.checks import ConfigError
 
+_NO_PICKLE = " It may be a pickle, which can run code; save its tensors with safetensors."
+_MOST_BYTES = 2**33  # of the arrays of an .npz file, which may unpack to much more than its size
+_DIGITS = 10
 _WRAPPERS = ("_module.", "module.", "_orig_mod.")  # Opacus, DataParallel, torch.compile
 
 
 def read_update(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a .safetensors file by name, in the order of the names.
+    """Return the tensors of a file or an adapter's folder by name, in the order of the names.
 
-    Such a file cannot run code. The reader returns tensors in random order, so sums over an update,
-    and hashes of it, would differ from run to run.
+    Read are .safetensors, .npz, and a folder that peft wrote (its adapter_model.safetensors). None
+    of these can run code; a pickle can, and is refused. The reader of .safetensors returns tensors
+    in random order, so sums over an update, and hashes of it, would differ from run to run.
 
     Raises:
         ConfigError: the file does not exist, or has another format.
     """
+    if path.is_dir():
+        path = path / "adapter_model.safetensors"
     try:
-        tensors: dict[str, Tensor] = decode(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
+    if path.suffix == ".npz":
+        return unwrapped(_arrays(path, content))
+    try:
+        tensors: dict[str, Tensor] = decode(content)
     except SafetensorError as error:
-        raise ConfigError(f"{path}: is not a valid .safetensors file: {error}.") from None
+        hint = _NO_PICKLE if content[:2] == b"PK" or content[:1] == b"\x80" else ""
+        raise ConfigError(f"{path}: is not a valid .safetensors file: {error}.{hint}") from None
     return unwrapped(dict(sorted(tensors.items())))
+
+
+def _arrays(path: Path, content: bytes) -> dict[str, Tensor]:
+    """Return the arrays of an .npz file, in the order of the names; numbered ones by number."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > _MOST_BYTES:
+            raise ConfigError(f"{path}: unpacks to {size} bytes; at most {_MOST_BYTES} are read.")
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            arrays = {name: np.asarray(file[name]) for name in sorted(file, key=_by_number)}
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, NotImplementedError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: is not a valid .npz file of numbers: {error}.") from None
+    except (zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+        raise ConfigError(f"{path}: is not a valid .npz file: {error}.") from None
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiu":
+            raise ConfigError(f"{path}: {name!r} is {array.dtype}; must be real numbers.")
+    wide = {k: v.astype(np.float64 if v.dtype.kind == "f" else np.int64) for k, v in arrays.items()}
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in wide.items()}
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    stem, _, number = name.rpartition("_")
+    return (stem, int(number)) if number.isdecimal() and len(number) < _DIGITS else (name, 0)
+
+
+def for_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``tensors`` by the names of the model's parameters and buffers.
+
+    A file of peft leaves the adapter's name out ("lora_A.weight" for "lora_A.default.weight"). A
+    list of arrays without names ("arr_0", "arr_1", as ``numpy.savez`` writes it) is that of the
+    whole ``state_dict``, in its order.
+
+    Raises:
+        ConfigError: a list that does not fit the model.
+    """
+    known = model.state_dict()
+    if tensors and all(name == f"arr_{i}" for i, name in enumerate(tensors)):
+        if len(tensors) != len(known):
+            raise ConfigError(
+                f"arr_0 ...: {len(tensors)} arrays without names for the {len(known)} tensors of "
+                "the model's state_dict; a part of an update needs names."
+            )
+        return dict(zip(known, tensors.values(), strict=True))
+    found = {}
+    for name, value in tensors.items():
+        stem, _, last = name.rpartition(".")
+        full = f"{stem}.default.{last}"
+        found[full if name not in known and full in known else name] = value
+    return found
+
+
+def change_of_weights(
+    after: Mapping[str, Tensor], before: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return after - before, by name, in float64.
+
+    Raises:
+        ConfigError: names or shapes that differ.
+    """
+    odd = sorted(set(after) ^ set(before))
+    if odd:
+        where = "after" if odd[0] in after else "before"
+        raise ConfigError(f"before: {odd[0]!r} is only in the weights {where}.")
+    for name, value in after.items():
+        if value.shape != before[name].shape:
+            raise ConfigError(
+                f"before[{name!r}]: shape {tuple(before[name].shape)}; must be "
+                f"{tuple(value.shape)}."
+            )
+    return {name: value.double() - before[name].double() for name, value in after.items()}
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:

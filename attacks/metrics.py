@@ -11,6 +11,7 @@ from torch.nn.functional import conv2d
 from accounting import checks
 from accounting.checks import ConfigError
 
+ORACLES = ("own mean",)  # baselines that know the truth: no attacker can hand them in
 FLOAT64_MSE = torch.finfo(torch.float64).eps ** 2
 
 
@@ -163,7 +164,7 @@ def baselines(
 
     "grey" is half the range, "own mean" the image's mean colour, "noise" uniform noise, "dataset
     mean" the mean image of public data, "class mean" that of its class. A score that does not
-    exceed them is not a leak.
+    exceed them is not a leak; except "own mean", an oracle, which only whoever has the image knows.
 
     Args:
         reference: (B, C, H, W) in [0, data_range].

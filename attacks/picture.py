@@ -1,6 +1,6 @@
 """Pictures: reconstructed images beside the true ones, and PSNR against noise."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -15,8 +15,11 @@ from attacks.report import VERDICTS, LeakageReport, LeakageRow, Verdict
 COLOURS: dict[Verdict, str] = {
     "recovered": "#c0392b",
     "partial": "#d9822b",
+    "no gain": "#3d7ea6",
     "ambiguous": "#6c5b9e",
     "attack failed": "#9aa0a6",
+    "nothing sent": "#d5d8dc",
+    "void": "#2b2b2b",
 }
 _INK = "#2b2b2b"
 _FAINT = "#8a8a8a"
@@ -60,10 +63,11 @@ def grid(reports: Sequence[LeakageReport], path: Path, *, images: int = 6) -> No
             _image(axes, first.baseline_images[name][i], score, _FAINT)
         for axes, row in zip(line[3 + len(plain) :], rows, strict=True):
             trial = row.best[i]
-            _image(axes, trial.reconstruction.x[trial.index], f"{trial.psnr:.1f} dB", _INK)
+            caption = trial.untried or f"{trial.psnr:.1f} dB"
+            _image(axes, trial.reconstruction.x[trial.index], caption, _INK)
             _frame(axes, COLOURS[trial.verdict])
-    _headings(cells[0], plain, rows)
-    _legend(figure)
+    _headings(cells[0], plain, first.oracles, rows)
+    _legend(figure, {trial.verdict for row in rows for trial in row.best[:count]})
     figure.savefig(path, dpi=160)
 
 
@@ -85,10 +89,15 @@ def _frame(axes: Axes, colour: str) -> None:
     axes.spines[:].set_linewidth(2.2)
 
 
-def _headings(line: Sequence[Axes], plain: Sequence[str], rows: Sequence[LeakageRow]) -> None:
+def _headings(
+    line: Sequence[Axes],
+    plain: Sequence[str],
+    oracles: Collection[str],
+    rows: Sequence[LeakageRow],
+) -> None:
     _heading(line[0], "truth", "", _INK)
     for axes, name in zip(line[2:], plain, strict=False):
-        _heading(axes, name, "no attack", _FAINT)
+        _heading(axes, name, "oracle" if name in oracles else "no attack", _FAINT)
     noisy = any(row.adversary == "recipient" for row in rows)
     for axes, row in zip(line[3 + len(plain) :], rows, strict=True):
         who = f"{row.adversary}, " if noisy else ""
@@ -120,11 +129,12 @@ def _heading(axes: Axes, title: str, below: str, ink: str) -> None:
     )
 
 
-def _legend(figure: Figure) -> None:
+def _legend(figure: Figure, found: Collection[Verdict]) -> None:
     handles = [
         Line2D([], [], marker="s", linestyle="", markersize=7, markerfacecolor="none",
                markeredgewidth=2, markeredgecolor=COLOURS[verdict], label=verdict)
         for verdict in VERDICTS
+        if verdict in found
     ]  # fmt: skip
     figure.legend(
         handles=handles,

@@ -31,8 +31,9 @@ class Reconstruction:
         labels: (B,) given or inferred.
         match: relative residual ||u(x) - u||^2 / ||u||^2 over the visible values of the update.
         status: "exact" (in closed form), "matched" (residual <= 1e-16), "stalled" (the solver
-            found no further descent), "budget" (stopped; more evaluations might improve it), or
-            "diverged" (the loss was not finite; the best point before that is returned).
+            found no further descent), "budget" (stopped; more evaluations might improve it),
+            "diverged" (the loss was not finite; the best point before that is returned), or
+            "not run" (nothing was attacked; an audit puts a grey image there).
         evaluations: updates that the attack computed, over all restarts.
         seconds: wall-clock time.
         restarts: the final loss of each search.

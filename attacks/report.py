@@ -5,22 +5,25 @@ is printed beside it, never derived from it.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor, stack
 
 from accounting import Guarantee
 from accounting.checks import ConfigError
+from attacks.explain import EXPLAINED, Explanation
 from attacks.metrics import wilson
 from attacks.reconstruct import Reconstruction
 
-Verdict = Literal["recovered", "partial", "ambiguous", "attack failed"]
+Verdict = Literal[
+    "recovered", "partial", "no gain", "ambiguous", "attack failed", "nothing sent", "void"
+]
 Adversary = Literal["server", "recipient"]
-VERDICTS: tuple[Verdict, ...] = ("recovered", "partial", "ambiguous", "attack failed")
-SCHEMA = "privpart/leakage/2"
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the most severe first
+SCHEMA = "privpart/leakage/3"
 
 RECOVERED_DB = 30.0
 GAIN_DB = 3.0  # over the best baseline; a score below that says nothing
@@ -37,11 +40,13 @@ class Trial:
         attack: name of the attack.
         reconstruction: the whole batch, as found.
         psnr: score of this image.
-        baseline: best PSNR of an image that needs no attack.
+        baseline: best PSNR of an image that needs no attack and does not know the truth.
         ssim: structural similarity of this image.
         truth_match: residual of the true batch; above 0 only because of noise and rounding, unless
             the update has another origin.
         index: position of this image in the reconstructed batch, after pairing.
+        untried: "nothing sent" or "void" where there was nothing to attack; the reconstruction is
+            then a grey image, and its score says nothing.
     """
 
     view: str
@@ -52,6 +57,7 @@ class Trial:
     ssim: float = 0.0
     truth_match: float = 0.0
     index: int = 0
+    untried: Verdict | None = None
 
     @property
     def gain(self) -> float:
@@ -63,15 +69,20 @@ class Trial:
         """What may be concluded.
 
         "recovered": at least 30 dB, and at least 3 dB above the baseline. "partial": at least 3 dB
-        above the baseline. "ambiguous": another image matches the update, to 1e-6 or as well as
-        the truth matches it through the noise. What was seen does not determine the image, or only
-        barely; a prior might, so the image is not protected. "attack failed": the update is not
-        matched; nothing follows about privacy.
+        above the baseline. "no gain": the update is matched by the same picture, 30 dB or more, but
+        an image that needs no attack is as close. "ambiguous": another image matches the update, to
+        1e-6 or as well as the truth matches it through the noise. What was seen does not determine
+        the image, or only barely; a prior might, so the image is not protected. "attack failed":
+        the update is not matched; nothing follows about privacy. "nothing sent": the update is
+        zero. "void": the true images do not explain the update, so no score means anything.
         """
+        if self.untried is not None:
+            return self.untried
         if self.gain >= GAIN_DB:
             return "recovered" if self.psnr >= RECOVERED_DB else "partial"
-        matched = self.reconstruction.match <= max(MATCHED, self.truth_match)
-        return "ambiguous" if matched else "attack failed"
+        if self.reconstruction.match > max(MATCHED, self.truth_match):
+            return "attack failed"
+        return "no gain" if self.psnr >= RECOVERED_DB else "ambiguous"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +110,9 @@ class LeakageRow:
         ranks: per image, the rank of the truth among decoys; () without decoys.
         feature_error: per visible dense layer, the greatest relative error of its input as computed
             from the update; for batches of one.
+        labels_right: share of the labels that were inferred right, by the trials in ``own``; None
+            where they were revealed, or nothing was attacked.
+        labels_doubtful: whether some labels were guesses: an attack with wrong labels fails.
     """
 
     view: str
@@ -114,6 +128,8 @@ class LeakageRow:
     update_norm: float = 0.0
     ranks: tuple[int, ...] = ()
     feature_error: Mapping[str, float] = field(default_factory=dict)
+    labels_right: float | None = None
+    labels_doubtful: bool = False
 
     @property
     def psnr(self) -> tuple[float, ...]:
@@ -134,7 +150,7 @@ class LeakageRow:
     def by_attack(self) -> dict[str, list[Trial]]:
         """What each attack found on this view itself, in the order in which they were tried."""
         found: dict[str, list[Trial]] = {}
-        for trial in (trial for one in self.alone for trial in one):
+        for trial in (trial for one in self.alone for trial in one if trial.untried is None):
             found.setdefault(trial.attack, []).append(trial)
         return found
 
@@ -142,6 +158,7 @@ class LeakageRow:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
         found = [trial.reconstruction for trial in self.own]
         spent = list({id(r): r for r in found}.values())
+        scored = [trial for trial in self.best if trial.untried is None]
         return {
             "view": self.view,
             "adversary": self.adversary,
@@ -151,17 +168,17 @@ class LeakageRow:
             "unknowns": self.unknowns,
             "update_norm": self.update_norm,
             "attack": " + ".join(sorted({trial.attack for trial in self.best})),
-            "psnr_median": median(self.psnr),
-            "psnr_max": max(self.psnr),
-            "psnr": list(self.psnr),
-            "psnr_alone": [trial.psnr for trial in self.own],
-            "ssim_median": median(trial.ssim for trial in self.best),
+            "psnr_median": _over(median, [trial.psnr for trial in scored]),
+            "psnr_max": _over(max, [trial.psnr for trial in scored]),
+            "psnr": [None if trial.untried else trial.psnr for trial in self.best],
+            "psnr_alone": [None if trial.untried else trial.psnr for trial in self.own],
+            "ssim_median": _over(median, [trial.ssim for trial in scored]),
             "found_in": [trial.view for trial in self.best],
             "baseline_median": median(trial.baseline for trial in self.best),
-            "gain_median": median(trial.gain for trial in self.best),
+            "gain_median": _over(median, [trial.gain for trial in scored]),
             "match_median": _number(median(result.match for result in found)),
             "match_max": _number(max(result.match for result in found)),
-            "truth_match_max": max(trial.truth_match for trial in self.own),
+            "truth_match_max": _number(max(trial.truth_match for trial in self.own)),
             "status": [result.status for result in found],
             "verdict": self.verdict,
             "verdicts": _counts(self.best),
@@ -170,6 +187,8 @@ class LeakageRow:
             "recovered_rate_95": list(wilson(self.recovered, len(self.best))),
             "reid_rank": list(self.ranks),
             "feature_error": dict(self.feature_error),
+            "labels_right": self.labels_right,
+            "labels_doubtful": self.labels_doubtful,
             "evaluations": sum(result.evaluations for result in spent),
             "seconds": sum(result.seconds for result in spent),
         }
@@ -188,14 +207,14 @@ class ScheduleSummary:
         worst: the view that leaks most, or the union of all.
         adversary: of that view's row.
         verdict: of that row.
-        psnr: best score of that row over all images, in dB.
+        psnr: best score of that row over all images, in dB; None if nothing was attacked.
     """
 
     rounds: Mapping[str, int]
     worst: str
     adversary: str
     verdict: Verdict
-    psnr: float
+    psnr: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON types."""
@@ -226,6 +245,10 @@ class LeakageReport:
         delta: at which its epsilon is printed.
         schedule: the worst round of a training, or None without a schedule.
         decoys: number of images among which the truth was ranked.
+        oracles: names of those baselines that know the truth. No verdict is measured against them.
+        missing: names of baselines that a verdict should be measured against, for want of data.
+        explanation: of the view that the true images explain least. If they do not explain it,
+            the audit is void.
     """
 
     rows: tuple[LeakageRow, ...]
@@ -240,6 +263,14 @@ class LeakageReport:
     delta: float = 1e-5
     schedule: ScheduleSummary | None = None
     decoys: int = 0
+    oracles: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    explanation: Explanation | None = None
+
+    @property
+    def void(self) -> bool:
+        """Whether the true images do not explain the update."""
+        return self.explanation is not None and not self.explanation.explained
 
     @property
     def verdict(self) -> Verdict:
@@ -259,17 +290,25 @@ class LeakageReport:
                 "recovered_db": RECOVERED_DB,
                 "gain_db": GAIN_DB,
                 "matched": MATCHED,
+                "explained": EXPLAINED,
             },
             "psnr": "-10 log10 MSE per image, data range 1, capped at 313.07 dB (float64)",
             "losses": list(self.losses),
-            "baselines": {
-                name: {"median": median(scores), "max": max(scores), "psnr": list(scores)}
-                for name, scores in self.baselines.items()
-            },
+            "void": self.explanation.to_dict() if self.explanation and self.void else None,
+            "baselines": self._scores(set(self.baselines) - set(self.oracles)),
+            "oracles": self._scores(self.oracles),
+            "missing_baselines": list(self.missing),
             "rows": [row.to_dict() for row in self.rows],
             "schedule": None if self.schedule is None else self.schedule.to_dict(),
             "decoys": self.decoys,
             "accountant": self._accountant(),
+        }
+
+    def _scores(self, names: Collection[str]) -> dict[str, Any]:
+        return {
+            name: {"median": median(scores), "max": max(scores), "psnr": list(scores)}
+            for name, scores in self.baselines.items()
+            if name in names
         }
 
     def _accountant(self) -> dict[str, Any] | None:
@@ -313,16 +352,17 @@ def summarise(rows: Sequence[LeakageRow], schedule: Sequence[str]) -> ScheduleSu
         worst=worst.view,
         adversary=worst.adversary,
         verdict=worst.verdict,
-        psnr=max(worst.psnr),
+        psnr=_over(max, [trial.psnr for trial in worst.best if trial.untried is None]),
     )
 
 
 def _summary(trials: Sequence[Trial]) -> dict[str, Any]:
     """Return what one attack found on one view, over the images that no attack before recovered."""
+    scores = [trial.psnr for trial in trials]
     return {
         "images": len(trials),
-        "psnr_median": median(trial.psnr for trial in trials),
-        "psnr_max": max(trial.psnr for trial in trials),
+        "psnr_median": median(scores),
+        "psnr_max": max(scores),
         "match_median": _number(median(trial.reconstruction.match for trial in trials)),
         "verdict": min((trial.verdict for trial in trials), key=VERDICTS.index),
         "verdicts": _counts(trials),
@@ -331,6 +371,10 @@ def _summary(trials: Sequence[Trial]) -> dict[str, Any]:
 
 def _counts(trials: Sequence[Trial]) -> dict[Verdict, int]:
     return {v: sum(trial.verdict == v for trial in trials) for v in VERDICTS}
+
+
+def _over(of: Callable[[list[float]], float], values: list[float]) -> float | None:
+    return of(values) if values else None
 
 
 def _number(value: float) -> float | None:

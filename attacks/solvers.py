@@ -18,7 +18,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-Status = Literal["exact", "matched", "stalled", "budget", "diverged"]
+Status = Literal["exact", "matched", "stalled", "budget", "diverged", "not run"]
 Objective = Callable[[Tensor], Tensor]
 Bounds = tuple[float, float]
 

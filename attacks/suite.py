@@ -6,7 +6,7 @@ from functools import partial
 from torch import nn
 
 from attacks.analytic import invert_first_dense
-from attacks.cosine import cosine_tv
+from attacks.cosine import MOST_GUESSES, cosine_tv
 from attacks.features import dense_then_invert
 from attacks.labels import label_candidates
 from attacks.observation import Observation
@@ -64,6 +64,6 @@ def _if_labelled(
     seed: int,
 ) -> Reconstruction | None:
     """Return None where labels would have to be guessed, which this attack cannot do."""
-    if len(label_candidates(model, seen)) > 1:
+    if len(label_candidates(model, seen)) > MOST_GUESSES:
         return None
     return _seeded(attack, options, model, seen, seed)

@@ -132,7 +132,8 @@ def ready(model: nn.Module, training: bool) -> nn.Module:
     """Return a copy of ``model`` in that mode, which no forward pass changes.
 
     Batch normalisation in training mode uses the statistics of the batch and does not update the
-    running ones.
+    running ones. Where the model returns an object that has logits, as those of transformers do,
+    the copy returns the logits.
 
     Raises:
         ConfigError: dropout in training mode: no attack here knows which units are dropped.
@@ -145,6 +146,7 @@ def ready(model: nn.Module, training: bool) -> nn.Module:
                     f"model: {name!r} drops out at random in training mode; set p=0, or use eval()."
                 )
         replace_all_batch_norm_modules_(twin)
+    twin.register_forward_hook(lambda _module, _inputs, out: getattr(out, "logits", out))
     return twin
 
 

@@ -5,7 +5,7 @@
     3    budget exceeded               70   a fault of the machine, for instance a full disk
     4    audit threshold passed        130  interrupted; the run can be resumed
     5    the guarantee of a run does not hold, although it kept to its plan; or its folder, or a
-         file given with it, is not what the run made
+         file given with it, is not what the run made; or an audit is void
 
 Standard output carries only the result; progress, warnings and errors go to standard error. The
 first Ctrl-C ends a command as soon as it has tidied up, the second one at once.

@@ -1,5 +1,10 @@
 """Updates from files, Opacus and Flower: by name, and never cut to fit."""
 
+import io
+import sys
+import zipfile
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +13,17 @@ from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy
 
 from accounting import ConfigError
-from attacks import Observation, dlg, from_arrays, gradients_of, observe, psnr, read_update
+from attacks import (
+    Observation,
+    change_of_weights,
+    dlg,
+    for_model,
+    from_arrays,
+    gradients_of,
+    observe,
+    psnr,
+    read_update,
+)
 from attacks.update import double_state
 
 
@@ -73,3 +88,102 @@ def test_what_is_no_update(lenet, tmp_path):
         read_update(tmp_path / "bad")
     with pytest.raises(ConfigError, match="backward"):
         gradients_of(lenet)
+
+
+def test_npz_with_names_and_without(lenet, digits, tmp_path):
+    state = {name: value.numpy() for name, value in lenet.state_dict().items()}
+    np.savez_compressed(tmp_path / "named.npz", **state)
+    np.savez(tmp_path / "bare.npz", *state.values(), *[np.zeros(1)] * 4)
+    named = read_update(tmp_path / "named.npz")
+    assert list(named) == sorted(state)
+    assert all(np.array_equal(named[name].numpy(), state[name]) for name in state)
+    bare = read_update(tmp_path / "bare.npz")
+    assert list(bare) == [f"arr_{i}" for i in range(12)]  # arr_2 before arr_10
+    with pytest.raises(ConfigError, match="12 arrays without names for the 8"):
+        for_model(lenet, bare)
+    del bare["arr_8"], bare["arr_9"], bare["arr_10"], bare["arr_11"]
+    assert list(for_model(lenet, bare)) == list(state)
+
+
+def damaged(kind):
+    good = io.BytesIO()
+    np.savez_compressed(good, a=np.zeros(3))
+    if kind == "cut":
+        return good.getvalue()[:-30]
+    bad = io.BytesIO()
+    if kind == "pickle":
+        np.savez(bad, a=np.array([{}], dtype=object), allow_pickle=True)
+    elif kind == "text":
+        np.savez(bad, a=np.array(["text"]))
+    elif kind == "bomb":
+        with zipfile.ZipFile(bad, "w") as archive:
+            archive.writestr("a.npy", b"")
+        return bad.getvalue().replace(b"a.npy", b"b.npy")
+    elif kind == "huge":
+        header = io.BytesIO()
+        shape = {"descr": "<f8", "fortran_order": False, "shape": (2**62,)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        with zipfile.ZipFile(bad, "w") as archive:
+            archive.writestr("a.npy", header.getvalue())
+    return bad.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["cut", "pickle", "text", "bomb", "huge", "empty"])
+def test_an_npz_that_is_damaged_or_hostile_is_refused(kind, tmp_path):
+    (tmp_path / "u.npz").write_bytes(damaged(kind))
+    with pytest.raises(ConfigError, match="npz"):
+        read_update(tmp_path / "u.npz")
+
+
+def test_an_npz_that_unpacks_to_too_much_is_refused(monkeypatch, tmp_path):
+    np.savez_compressed(tmp_path / "u.npz", a=np.zeros(10**5))
+    assert (tmp_path / "u.npz").stat().st_size < 2000
+    monkeypatch.setattr(sys.modules["attacks.load"], "_MOST_BYTES", 10**5)
+    with pytest.raises(ConfigError, match="unpacks to"):
+        read_update(tmp_path / "u.npz")
+
+
+def test_a_pickle_is_refused_and_says_why(tmp_path):
+    torch.save({"a": torch.zeros(1)}, tmp_path / "u.pt")
+    with pytest.raises(ConfigError, match="can run code"):
+        read_update(tmp_path / "u.pt")
+
+
+def test_an_adapter_folder_is_matched_by_name(tmp_path):
+    class Adapted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            part = torch.nn.ModuleDict({"default": torch.nn.Linear(3, 2, bias=False)})
+            self.base_model = torch.nn.ModuleDict({"lora_A": part})
+
+    model = Adapted()
+    sent = {"base_model.lora_A.weight": torch.ones(2, 3)}
+    save_file(sent, tmp_path / "adapter_model.safetensors")
+    found = for_model(model, read_update(tmp_path))
+    assert list(found) == ["base_model.lora_A.default.weight"]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_update(tmp_path / "none")
+
+
+def test_a_change_of_weights_is_by_name():
+    before, after = {"a": torch.ones(2), "b": torch.zeros(1)}, {"b": torch.ones(1)}
+    assert change_of_weights(after, {"b": torch.zeros(1)})["b"].tolist() == [1.0]
+    with pytest.raises(ConfigError, match="'a' is only in the weights before"):
+        change_of_weights(after, before)
+    with pytest.raises(ConfigError, match="shape"):
+        change_of_weights(after, {"b": torch.zeros(2)})
+
+
+def test_a_model_that_returns_an_object_with_logits(lenet, digits):
+    class Answer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = lenet
+
+        def forward(self, x):
+            return SimpleNamespace(logits=self.inner(x))
+
+    x, y = digits[0][:1], digits[1][:1]
+    found = dlg(Answer(), observe(Answer(), x, y, reveal_labels=False), restarts=1)
+    assert float(psnr(found.x, x)) > 60
+    assert torch.equal(found.labels, y)

@@ -1,5 +1,6 @@
 """``privpart audit leakage``: verdicts, exit codes, resuming, updates of one's own."""
 
+import csv
 import json
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -64,20 +66,31 @@ def test_each_attack_is_told_and_nothing_is_called_safe(finished):
         r for r in json.loads((out / "report.json").read_text())["rows"] if r["view"] == "head"
     )
     assert head["by_attack"]["dlg"]["verdicts"] == {
-        **{"recovered": 0, "partial": 0},
-        **{"ambiguous": 2, "attack failed": 0},
+        **{"recovered": 0, "partial": 0, "no gain": 0},
+        **{"ambiguous": 2, "attack failed": 0, "nothing sent": 0, "void": 0},
     }
 
 
 def test_the_report(finished):
     report = json.loads((finished[0] / "report.json").read_text())
-    assert report["schema"] == "privpart/leakage/2"
+    assert report["schema"] == "privpart/leakage/3"
     rows = {row["view"]: row for row in report["rows"]}
     assert rows["full"]["verdict"] == rows["conv2.*"]["verdict"] == "recovered"
     assert rows["head"]["verdict"] == "ambiguous"
     assert rows["head"]["reid_rank"] == [1, 1]
-    assert set(report["baselines"]) == {"grey", "own mean", "noise", "dataset mean", "class mean"}
+    assert set(report["baselines"]) == {"grey", "noise", "dataset mean", "class mean"}
+    assert set(report["oracles"]) == {"own mean"}
     assert report["schedule"]["worst_view"] == "full"
+
+
+def test_a_line_of_csv_per_view(privpart, finished):
+    _, command, _ = finished
+    done = privpart(*command, "--schedule", "full:1,head:4", "--format", "csv")
+    assert done.returncode == 0, done.stderr
+    lines = list(csv.DictReader(done.stdout.splitlines()))
+    assert [line["view"] for line in lines] == ["full", "conv2.*", "head"]
+    assert [line["verdict"] for line in lines] == ["recovered", "recovered", "ambiguous"]
+    assert float(lines[0]["psnr_median"]) > 60
 
 
 def test_another_audit_does_not_mix_with_it(privpart, finished):
@@ -165,8 +178,34 @@ def test_an_update_of_ones_own(privpart, tmp_path):
     assert report["threat"]["update"] == "delta"
     assert report["rows"][0]["verdict"] == "recovered"
     assert report["rows"][0]["truth_match_max"] < 1e-9
-    other = privpart(*command, str(tmp_path / "other"), "--learning-rate", "0.2")
-    assert "not that of these images, weights" in " ".join(other.stderr.split())
+    other = privpart(
+        *(*command, str(tmp_path / "other"), "--learning-rate", "0.2"),
+        *("--fail-on", "ambiguous", "--format", "table"),
+    )
+    assert other.returncode == 5
+    assert "void: the given images do not explain" in " ".join(other.stderr.split())
+    assert "the learning rate: 0.1 explains it, not 0.2" in " ".join(other.stderr.split())
+    assert "safe" not in other.stdout.replace("is not 'safe'", "")
+    kept = json.loads((tmp_path / "other" / "report.json").read_text())
+    assert (kept["verdict"], kept["rows"][0]["psnr_max"]) == ("void", None)
+
+
+def test_weights_before_and_after(privpart, tmp_path):
+    task, network = digits(), smooth_lenet(torch.Generator().manual_seed(5))
+    local = LocalSteps(learning_rate=0.1, steps=2)
+    seen = observe(network, task.test_x[:1], task.test_y[:1], local=local)
+    before = {name: value.double() for name, value in network.state_dict().items()}
+    after = {name: value + seen.update[name] for name, value in before.items()}
+    np.savez(tmp_path / "before.npz", *(value.numpy() for value in before.values()))
+    save_file(after, tmp_path / "after.safetensors")
+    command = ["audit", "leakage", *QUICK, "--view", "full", "--format", "json", "--out"]
+    command += [str(tmp_path / "out"), "--gradient", str(tmp_path / "after.safetensors")]
+    command += ["--before", str(tmp_path / "before.npz")]
+    refused = privpart(*command)
+    assert (refused.returncode, "say how the client trained" in refused.stderr) == (2, True)
+    done = privpart(*command, "--local-steps", "2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"][0]["verdict"] == "recovered"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +223,6 @@ def test_an_update_of_ones_own(privpart, tmp_path):
         (["--schedule", "full"], "must be VIEW:ROUNDS"),
         (["--noise-multiplier", "1"], "without --clip: noise has no scale; add --clip"),
         (["--clip", "1", "--noise-multiplier", "nan"], "--noise-multiplier nan"),
-        (["--format", "csv"], "use table or json"),
         (["--model", "attacks.networks:smooth_lenet"], "must build a model without arguments"),
         (["--model", "torch.nn:Identity"], "gives (2, 1, 8, 8) for 2 images of 10 classes"),
         (["--model", "models_of_others:lenet28"], "does not take images of shape (1, 8, 8)"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting.checks import ConfigError
+from privpart.cli.audit.leakage import VOID
 from privpart.cli.audit.options import DefencesOptions, takes, views
 from privpart.cli.options import Format
 
@@ -20,17 +20,18 @@ def defences(
     options: DefencesOptions,
     *,
     out: Annotated[Path, typer.Option(help="Folder for defences.json, defences.png and trials/.")],
-    form: Annotated[Format, typer.Option("--format", help="table or json.")] = Format.TABLE,
+    form: Annotated[Format, typer.Option("--format", help="table, json or csv.")] = Format.TABLE,
 ) -> None:
     """Attack the same images at every clip and noise, beside the accountant's epsilon.
 
     Without noise the attacker is the server; with it, the recipient of one noised update.
     After Ctrl-C, the same command resumes.
     """
-    if form is Format.CSV:
-        raise ConfigError("format=csv: the points are nested; use table or json.")
     points = _run(options, out)
     _write(points, options, out, form)
+    if any(point.verdict == "void" for point in points):
+        typer.echo("privpart: void: two updates of the same images differ.", err=True)
+        raise typer.Exit(VOID)
 
 
 def _run(options: DefencesOptions, out: Path) -> "list[DefencePoint]":
@@ -70,6 +71,14 @@ def _write(points: "list[DefencePoint]", options: DefencesOptions, out: Path, fo
     picture.defence_curve(points, out / "defences.png")
     if form is Format.JSON:
         typer.echo(text)
+    elif form is Format.CSV:
+        typer.echo(tables.defences_csv(points), nl=False)
     else:
         tables.show_defences(points)
+    if points[0].missing:
+        typer.echo(
+            "privpart: warning: no image besides those attacked: the baseline "
+            f"{', '.join(points[0].missing)} is missing.",
+            err=True,
+        )
     typer.echo(f"privpart: written: {out / 'defences.json'}, {out / 'defences.png'}", err=True)

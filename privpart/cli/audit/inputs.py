@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks import LocalSteps, networks, read_update, suite
+from attacks import LocalSteps, change_of_weights, for_model, networks, read_update, suite
 from attacks.suite import Attack
 from attacks.update import ready
 from privpart.cli.audit.options import BUDGETS, AuditOptions, Mode
@@ -92,6 +92,7 @@ def load_inputs(options: AuditOptions) -> Inputs:
     model = _model(options.model, x, max(classes, 10), options.seed)
     if options.weights is not None:
         _load_weights(model, options.weights)
+    update = _update(model, options.gradient, options.before)
     _check_fit(options.model, model, x[:2], classes)
     count = min(options.decoys, len(rest))
     if count < options.decoys and options.batch == 1:
@@ -105,7 +106,7 @@ def load_inputs(options: AuditOptions) -> Inputs:
         x=x[:wanted],
         y=y[:wanted],
         batches=wanted // options.batch,
-        update=None if options.gradient is None else read_update(options.gradient),
+        update=update,
         dataset_mean=rest.mean(0) if len(rest) else None,
         class_means=_class_means(rest, labels, y[:wanted]),
         decoys=(rest[:count], labels[:count]) if count and options.batch == 1 else None,
@@ -181,9 +182,22 @@ def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
     return built
 
 
-def _load_weights(model: nn.Module, path: Path) -> None:
+def _update(model: nn.Module, sent: Path | None, before: Path | None) -> dict[str, Tensor] | None:
+    """Return the given update of the model's parameters; load the weights before, if any."""
+    if sent is None:
+        return None
+    update = for_model(model, read_update(sent))
+    if before is not None:
+        start = for_model(model, read_update(before))
+        _load_weights(model, before, model.state_dict() | start)
+        update = change_of_weights(update, start)
+    buffers = {name for name, _ in model.named_buffers()}
+    return {name: value for name, value in update.items() if name not in buffers}
+
+
+def _load_weights(model: nn.Module, path: Path, state: Mapping[str, Tensor] | None = None) -> None:
     try:
-        model.load_state_dict(read_update(path))
+        model.load_state_dict(for_model(model, read_update(path)) if state is None else state)
     except RuntimeError as error:
         text = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(f"weights={path}: do not fit the model: {text}.") from None

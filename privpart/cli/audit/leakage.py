@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting.checks import ConfigError
 from privpart.cli.audit.options import LeakageOptions, rounds, takes, views
 from privpart.cli.options import Format
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from attacks import LeakageReport
 
 THRESHOLD_PASSED = 4
+VOID = 5
 
 
 class FailOn(StrEnum):
@@ -33,16 +33,17 @@ def leakage(
     fail_on: Annotated[
         FailOn | None, typer.Option(help="Exit with 4 at this verdict or a more severe one.")
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="table or json.")] = Format.TABLE,
+    form: Annotated[Format, typer.Option("--format", help="table, json or csv.")] = Format.TABLE,
 ) -> None:
     """Attack the update of each batch, per view, and say what may be concluded.
 
-    After Ctrl-C, the same command resumes.
+    An update that the images do not explain is void: exit code 5. After Ctrl-C, the same command
+    resumes.
     """
-    if form is Format.CSV:
-        raise ConfigError("format=csv: the report is nested; use table or json.")
     report = _run(options, out)
     _write(report, out, form)
+    if report.void:
+        raise typer.Exit(VOID)
     if fail_on is not None and _at_least(report, fail_on):
         typer.echo(f"privpart: {report.verdict}: threshold {fail_on.value} passed.", err=True)
         raise typer.Exit(THRESHOLD_PASSED)
@@ -55,7 +56,7 @@ def _run(options: LeakageOptions, out: Path) -> "LeakageReport":
 
     inputs, shared = prepare(options, out)
     shown = views(options.view)
-    adversaries = 2 if options.noise_multiplier else 1
+    adversaries = 2 if options.noise_multiplier and options.gradient is None else 1
     with resumable(shared["done"], adversaries * len(shown) * inputs.batches) as progress:
         return attacks.leakage(
             inputs.model,
@@ -80,6 +81,8 @@ def _write(report: "LeakageReport", out: Path, form: Format) -> None:
     picture.grid([report], out / "leakage.png")
     if form is Format.JSON:
         typer.echo(text)
+    elif form is Format.CSV:
+        typer.echo(tables.leakage_csv(report), nl=False)
     else:
         tables.show(report)
     for warning in tables.warnings(report):

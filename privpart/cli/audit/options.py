@@ -70,11 +70,20 @@ class AuditOptions:
     trials: Annotated[int, typer.Option(help="Updates to attack, each of --batch images.")] = 10
     batch: Annotated[int, typer.Option(help="Images per update.")] = 1
     weights: Annotated[
-        Path | None, typer.Option(help=".safetensors of the weights; by default untrained.")
+        Path | None, typer.Option(help=".safetensors or .npz of the weights; by default untrained.")
     ] = None
     gradient: Annotated[
         Path | None,
-        typer.Option(help=".safetensors with an update of your own, of the first --batch images."),
+        typer.Option(
+            help="An update of your own, of the first --batch images: .safetensors, .npz, or a "
+            "folder of peft."
+        ),
+    ] = None
+    before: Annotated[
+        Path | None,
+        typer.Option(
+            help="Weights before the round; --gradient then holds those after it. Same formats."
+        ),
     ] = None
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files.")
@@ -124,6 +133,13 @@ class AuditOptions:
         checks.count("seed", self.seed, minimum=0)
         checks.probability("delta", self.delta)
         checks.count("local_steps", self.local_steps, minimum=0)  # LocalSteps checks the others
+        if self.before is not None and self.gradient is None:
+            raise ConfigError("before: name the weights after the round with gradient.")
+        if self.before is not None and self.local_steps == 0:
+            raise ConfigError(
+                "before: the update is then a change of the weights; say how the client trained, "
+                "with local_steps and learning_rate."
+            )
 
     def identity(self) -> dict[str, Any]:
         """Return every field by name as JSON types: what the results in a folder depend on.
@@ -132,6 +148,8 @@ class AuditOptions:
         refuse to resume.
         """
         values = {option.name: getattr(self, option.name) for option in fields(self)}
+        if values["before"] is None:
+            del values["before"]  # as in folders of versions without it
         return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
 
     def typed(self) -> dict[str, Any]:
@@ -183,6 +201,7 @@ class DefencesOptions(AuditOptions):
     ] = "full"
     trials: Annotated[int, typer.Option(help="Updates to attack, each of --batch images.")] = 5
     gradient: None = field(default=None, init=False)
+    before: None = field(default=None, init=False)
     decoys: int = field(default=0, init=False)
 
     def refuse(self) -> None:

@@ -1,9 +1,9 @@
 """Audit tables: a leakage report and a sweep of defences as text, and warnings on them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from textwrap import fill
-from typing import Literal
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,23 +11,57 @@ from rich.table import Table
 
 from accounting.report import up
 from attacks import DefencePoint, LeakageReport, LeakageRow
+from privpart.cli.output import as_csv
 
 _WIDTH = 120
+_LABELS = 20  # width of the column of inferred labels
 _VERDICTS = (
     "Verdicts: 'ambiguous' is not 'safe' (another image matches the update, so the update alone "
     "does not determine the image; a prior may), and 'attack failed' says nothing about privacy."
 )
-_EXPLAINED = 1e-6  # residual of the true images; above it they do not explain the update
+_OTHER_VERDICTS = {
+    "no gain": "'no gain': the picture itself came back, but an image that needs no attack is as "
+    "close.",
+    "nothing sent": "'nothing sent': the update of this view is zero in this round, at these "
+    "weights; a later round may send something.",
+    "void": "'void': nothing was attacked, and nothing follows about privacy.",
+}
+_ROUNDING = 1e-6  # residual that float32 leaves; above it the update is not quite the images'
+_CSV = (
+    *("view", "adversary", "verdict", "visible", "share", "psnr_median", "psnr_max"),
+    *("baseline_median", "gain_median", "ssim_median", "match_median", "truth_match_max"),
+    *("recovered", "labels_right", "labels_doubtful", "attack"),
+)  # of a row's values, those that are one value
 
 
 def show(report: LeakageReport) -> None:
     """Print the report to standard output."""
-    console = Console(width=_WIDTH, highlight=False)
+    width = _WIDTH if report.labels_revealed else _WIDTH + _LABELS
+    console = Console(width=width, highlight=False)
     console.print(_baselines(report))
     console.print(_rows(report))
-    console.print(_by_attack(report))
+    if not report.void:
+        console.print(_by_attack(report))
     for line in _notes(report):
         console.print(fill(line, 100, subsequent_indent="  "))
+
+
+def leakage_csv(report: LeakageReport) -> str:
+    """Return a line per view and adversary; lists, and what each attack found, are in the JSON."""
+    rows = [row.to_dict() for row in report.rows]
+    return as_csv([{"images": len(report.truth)} | {k: row[k] for k in _CSV} for row in rows])
+
+
+def defences_csv(points: Sequence[DefencePoint]) -> str:
+    """Return a line per clip and noise multiplier, with medians over the images."""
+    rows = []
+    for point in points:
+        values = point.to_dict()
+        of = {"psnr": point.psnr, "baseline": point.baselines}
+        scores = {f"{name}_median": median(found) for name, found in of.items()}
+        kept = ("clip", "noise_multiplier", "epsilon", "delta", "verdict")
+        rows.append({k: values[k] for k in kept} | scores | {"psnr_max": max(point.psnr)})
+    return as_csv(rows)
 
 
 def show_defences(points: Sequence[DefencePoint]) -> None:
@@ -55,29 +89,61 @@ def show_defences(points: Sequence[DefencePoint]) -> None:
 
 def warnings(report: LeakageReport) -> list[str]:
     """Return warnings about conclusions that the scores do not allow."""
+    if report.void:
+        return [void(report)]
     found = []
-    failed = [row.view for row in report.rows if row.verdict == "attack failed"]
+    if report.missing:
+        found.append(
+            f"no image besides those attacked: the baseline {', '.join(report.missing)} is "
+            "missing, so a background that all images share counts as found in the update."
+        )
+    doubtful = [row for row in report.rows if row.labels_doubtful]
+    if doubtful:
+        right = [row.labels_right for row in doubtful if row.labels_right is not None]
+        told = f" ({min(right):.0%} right at worst)" if right else ""
+        found.append(
+            f"labels are doubtful on {_names(doubtful)}{told}: the attacks tried the most likely "
+            "ones; where they fail, audit again without --hide-labels before anything is concluded."
+        )
+    failed = [row for row in report.rows if row.verdict == "attack failed"]
     if failed:
         found.append(
-            f"the attack failed on {', '.join(dict.fromkeys(failed))}: nothing follows about "
-            "privacy; try --effort long."
+            f"the attack failed on {_names(failed)}: nothing follows about privacy; try --effort "
+            "long."
         )
     server = [row for row in report.rows if row.adversary == "server"]
     strange = max((trial.truth_match for row in server for trial in row.own), default=0.0)
-    if strange > _EXPLAINED and report.threat["origin"] == "given":
+    if strange > _ROUNDING and report.threat["origin"] == "given":
         found.append(
-            f"the true images leave a residual of {strange:.2g}: the update is noisy, or not that "
-            "of these images, weights, mode and loss."
+            f"the true images leave a residual of {strange:.2g}: the update was rounded, or is not "
+            "quite that of these images, weights, mode and loss."
         )
     return found
 
 
+def void(report: LeakageReport) -> str:
+    """Return why a report is void."""
+    explanation = report.explanation
+    if explanation is None:
+        return "the audit is void."
+    return (
+        "the audit is void: the given images do not explain the update (residual "
+        f"{explanation.residual:.2g}). Likely wrong: {'; '.join(explanation.causes)}."
+    )
+
+
+def _names(rows: Sequence[LeakageRow]) -> str:
+    return ", ".join(dict.fromkeys(row.view for row in rows))
+
+
 def _baselines(report: LeakageReport) -> Table:
-    names = list(report.baselines)
+    fair = [name for name in report.baselines if name not in report.oracles]
+    names = [*fair, *report.oracles]
     images = len(report.truth)
     loss = median(report.losses)
     title = f"No attack: PSNR in dB over {images} images, on which the loss is {loss:.3g}"
-    table = _table(title, ["", *names])
+    heads = [*fair, *(f"oracle: {name}" for name in report.oracles)]
+    table = _table(title, ["", *heads])
     for name, of in (("median", median), ("max", max)):
         table.add_row(name, *(f"{of(report.baselines[guess]):.1f}" for guess in names))
     return table
@@ -87,12 +153,13 @@ def _rows(report: LeakageReport) -> Table:
     noisy = report.bound is not None
     columns = ["view", "adversary"] if noisy else ["view"]
     columns += ["parameters sent", "median", "max", "gain", "ssim", "residual", "recovered", "rank"]
+    columns += [] if report.labels_revealed else ["labels"]
     title = (
         "Attack: PSNR in dB, best of each image over the attacks; recovered with its 95 % interval"
     )
     table = _table(title, [*columns, "verdict"])
     for row in report.rows:
-        table.add_row(*_cells(row, noisy))
+        table.add_row(*_cells(row, noisy, report.labels_revealed))
     return table
 
 
@@ -114,25 +181,41 @@ def _by_attack(report: LeakageReport) -> Table:
     return table
 
 
-def _cells(row: LeakageRow, noisy: bool) -> list[str]:
+def _cells(row: LeakageRow, noisy: bool, labels_revealed: bool) -> list[str]:
     values = row.to_dict()
     low, high = values["recovered_rate_95"]
-    match = values["match_median"]
+    attacked = values["psnr_median"] is not None
     return [
         row.view,
         *([row.adversary] if noisy else []),
         f"{row.visible:,} ({row.share:.0%})"
         if row.share > 0.1
         else f"{row.visible:,} ({row.share:.1%})",
+        *_scores(values),
+        f"{row.recovered}/{len(row.best)} ({low:.0%}-{high:.0%})" if attacked else "",
+        f"{median(row.ranks):g}" if row.ranks else "",
+        *([] if labels_revealed else [_labels(row)]),
+        row.verdict,
+    ]
+
+
+def _scores(values: Mapping[str, Any]) -> list[str]:
+    if values["psnr_median"] is None:
+        return [""] * 5
+    match = values["match_median"]
+    return [
         f"{values['psnr_median']:.1f}",
         f"{values['psnr_max']:.1f}",
         f"{values['gain_median']:+.1f}",
         f"{values['ssim_median']:.2f}",
         "diverged" if match is None else f"{match:.0e}",
-        f"{row.recovered}/{len(row.best)} ({low:.0%}-{high:.0%})",
-        f"{median(row.ranks):g}" if row.ranks else "",
-        row.verdict,
     ]
+
+
+def _labels(row: LeakageRow) -> str:
+    if row.labels_right is None:
+        return ""
+    return f"{row.labels_right:.0%}{', doubtful' if row.labels_doubtful else ''}"
 
 
 def _notes(report: LeakageReport) -> list[str]:
@@ -143,21 +226,24 @@ def _notes(report: LeakageReport) -> list[str]:
     notes = [
         f"The attacker sees the {sent} of {threat['batch']} image(s) in {threat['mode']} mode, "
         f"{clip}{noise}, and knows every weight; labels are {threat['labels']}. Rank is that of "
-        f"the truth among {report.decoys} decoys, by residual; 1 identifies the image."
+        f"the truth among {report.decoys} decoys, by residual; 1 identifies the image. An oracle "
+        "knows the truth: no verdict is measured against it."
     ]
     if report.schedule is not None:
         worst = report.schedule
         rounds = ", ".join(f"{view} x {count}" for view, count in worst.rounds.items())
         notes.append(
             f"Schedule ({rounds}): a client that takes part in all rounds is exposed by its worst "
-            f"round, {worst.worst}: {worst.verdict}, up to {worst.psnr:.1f} dB."
+            f"round, {worst.worst}: {worst.verdict}"
+            + (f", up to {worst.psnr:.1f} dB." if worst.psnr is not None else ".")
         )
     if report.bound is not None:
         notes.append(
             f"Accountant: epsilon {up(report.bound.epsilon(report.delta), 4)} at delta "
             f"{report.delta:g} for one noised release. It is not computed from any score above."
         )
-    return [*notes, _VERDICTS]
+    given = {row.verdict for row in report.rows}
+    return [*notes, *(line for name, line in _OTHER_VERDICTS.items() if name in given), _VERDICTS]
 
 
 def _table(title: str, columns: list[str]) -> Table:

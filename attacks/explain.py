@@ -1,0 +1,278 @@
+"""Explanation: whether an update is that of given images, and if not, what is likely wrong.
+
+An attack on an update that the true images do not explain looks for something that is not there:
+it fails, or finds another image, and neither says anything about privacy. So an audit asks this
+first.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from scipy.stats import chi2
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, log_softmax
+
+from accounting.checks import ConfigError
+from attacks.observation import Observation
+from attacks.reconstruct import flat
+from attacks.update import as_double, clip_scale, ready, simulated_update
+
+EXPLAINED = 1e-3  # relative residual that reduced precision may leave; 3 % of the norm
+_CHANCE = 1e-9  # that true noise is called false
+_LABELS = 100  # greatest number of labels to try instead of the given one
+_EXACT = 1e-12  # residuals below it are equal: float32 leaves no less
+_HANDICAP = 4.0
+_RATES = 12  # learning rates to try, each corrected by what the one before left
+_MANY = 30  # values that three terms of a loss cannot match by chance
+_POINTS_BACK = -0.5  # cosine with the gradient, below which an update is rather a descent
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How well given images explain an update.
+
+    Args:
+        residual: ||u(x) - u||^2 / ||u||^2; infinite where only the observed update is zero.
+        least: least residual that the stated noise leaves; 0 without noise.
+        most: greatest residual that rounding and the stated noise leave.
+        causes: what is likely wrong, a clause each; () where the images explain the update.
+    """
+
+    residual: float
+    least: float
+    most: float
+    causes: tuple[str, ...] = ()
+
+    @property
+    def explained(self) -> bool:
+        """Whether the residual is what rounding and the stated noise leave."""
+        return self.least <= self.residual <= self.most
+
+    @property
+    def excess(self) -> float:
+        """The residual relative to the bound that it should keep; above 1 it does not."""
+        if self.residual < self.least:
+            return self.least / max(self.residual, math.ulp(0.0))
+        return self.residual / self.most
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON types."""
+        return {
+            "residual": self.residual if self.residual < math.inf else None,
+            "least": self.least,
+            "most": self.most,
+            "causes": list(self.causes),
+        }
+
+
+def explain(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) -> Explanation:
+    """Return whether the update is that of ``x`` and ``y``, and if not, what is likely wrong.
+
+    Tried are: the other mode, another scale, a gradient in place of a change of weights, another
+    label, weight decay and label smoothing. Other weights and other images cannot be told apart.
+
+    Args:
+        model: the client's architecture; its weights are taken from ``observation``.
+        observation: with the clip, the noise and the local steps that somebody states.
+        x: (B, C, H, W), said to be the client's images.
+        y: (B,) their labels.
+    """
+    said = replay(model, observation, x, y)
+    seen = _values(observation)
+    size = float(seen.square().sum())
+    gap = float((said - seen).square().sum())
+    if size == 0:
+        fits = gap == 0
+        clause = () if fits else ("it is zero, and that of these images is not",)
+        return Explanation(0.0 if fits else math.inf, 0.0, EXPLAINED, clause)
+    noise = observation.noise_std**2
+    least = noise * float(chi2.ppf(_CHANCE, len(seen))) / size
+    most = noise * float(chi2.isf(_CHANCE, len(seen))) / size
+    found = Explanation(gap / size, least, (math.sqrt(most) + math.sqrt(EXPLAINED)) ** 2)
+    if found.explained:
+        return found
+    return replace(found, causes=_causes(model, observation, x, y, found))
+
+
+def replay(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) -> Tensor:
+    """Return the visible values of the update of ``x`` and ``y``, after the clip, as one vector."""
+    names = observation.sent or tuple(observation.update)
+    state = {name: as_double(value) for name, value in observation.state.items()}
+    net = ready(model, observation.training)
+    mine = simulated_update(
+        *(net, state, names, as_double(x), y, observation.loss, observation.local)
+    )
+    visible = flat(mine[name] for name in observation.update)
+    return clip_scale(mine, observation.clip) * visible
+
+
+def _causes(
+    model: nn.Module, observation: Observation, x: Tensor, y: Tensor, found: Explanation
+) -> tuple[str, ...]:
+    """Return what is likely wrong; of what was tried, only what would explain the update."""
+    if found.residual < found.least:
+        return ("it contains less noise than the noise multiplier says",)
+    if not torch.equal(replay(model, observation, x, y), replay(model, observation, x, y)):
+        return ("mode: the model's forward pass is random, so that no images explain its update",)
+    fits = [(left, clause) for left, clause in _fits(model, observation, x, y) if left < found.most]
+    if fits:
+        return (min(fits, key=lambda one: one[0])[1],)
+    others = (
+        _another_label(model, observation, x, y, found.most),
+        _descent(model, observation, x, y),
+    )
+    return tuple(clause for clause in others if clause) or (
+        "other weights (of another round?), other images, labels or scaling of the pixels, another "
+        "loss, or noise that is not stated",
+    )
+
+
+def _fits(
+    model: nn.Module, observation: Observation, x: Tensor, y: Tensor
+) -> Iterator[tuple[float, str]]:
+    """Yield (residual, clause) of updates with which this one may have been confused.
+
+    All but the first must be clearly better to be believed.
+    """
+    seen = _values(observation)
+    handicap = 1.0
+    for mode, local, clause in _variants(observation):
+        other = replace(observation, training=mode, local=local, clip=None)
+        try:
+            scale, left = _scaled(replay(model, other, x, y), seen)
+        except ConfigError:  # dropout, which this mode would need
+            continue
+        told = clause + _of_scale(scale, other, observation, float(seen.norm()))
+        yield handicap * max(left, _EXACT), told
+        handicap = _HANDICAP
+    clause, left = _another_rate(model, observation, x, y)
+    yield handicap * max(left, _EXACT), clause
+    clause, left = _another_loss(model, replace(observation, local=None, clip=None), x, y)
+    yield handicap * max(left, _EXACT), clause
+
+
+def _variants(observation: Observation) -> Iterator[tuple[bool, Any, str]]:
+    """Yield (training, local, clause) of updates that are easily mistaken for one another."""
+    mode = observation.training
+    other = f"mode: the images explain it in {'eval' if mode else 'train'} mode"
+    yield mode, observation.local, ""
+    yield not mode, observation.local, other
+    if observation.local is not None:
+        yield mode, None, "it is a gradient, not a change of the weights"
+        yield not mode, None, f"{other}, and as a gradient, not a change of the weights"
+
+
+def _of_scale(scale: float, used: Observation, stated: Observation, size: float) -> str:
+    """Return what a factor between the update and that of the images means."""
+    joint = "; " if used.training != stated.training or used.local != stated.local else ""
+    if math.isclose(scale, 1, rel_tol=0.02):
+        return ""
+    if used.local is None and scale < 0:
+        return (
+            f"{joint}it is {scale:.3g} times the gradient: a change of the weights after one step "
+            f"of learning rate {-scale:.3g}"
+        )
+    if used.local is not None:
+        if math.isclose(scale, -1, rel_tol=0.02):
+            return f"{joint}it is before - after; send after - before"
+        return f"{joint}it is {scale:.3g} times that change: another learning rate or clip"
+    if scale < 1 and stated.clip is None:
+        return (
+            f"{joint}it is {scale:.3g} times the gradient: clipped to its norm {size:.3g}, or "
+            "another reduction of the loss"
+        )
+    return f"{joint}it is {scale:.3g} times the gradient: another reduction of the loss, or clip"
+
+
+def _scaled(said: Tensor, seen: Tensor) -> tuple[float, float]:
+    """Return the factor that brings ``said`` nearest to ``seen``, and the residual it leaves."""
+    length = float(said.square().sum())
+    if length == 0:
+        return 0.0, 1.0
+    scale = float(said @ seen) / length
+    return scale, float((scale * said - seen).square().sum() / seen.square().sum())
+
+
+def _another_label(
+    model: nn.Module, observation: Observation, x: Tensor, y: Tensor, most: float
+) -> str:
+    """Return a clause on the label of one image that explains the update in place of ``y``."""
+    if len(x) != 1:
+        return ""
+    seen = _values(observation)
+    net = ready(model, observation.training).double()
+    with torch.no_grad():
+        logits = net(as_double(x))
+    for label in range(min(logits.shape[1], _LABELS)):
+        said = replay(model, observation, x, torch.full_like(y, label))
+        if float((said - seen).square().sum() / seen.square().sum()) <= most:
+            return f"labels: {label} explains it, not {int(y)}"
+    return ""
+
+
+def _another_rate(
+    model: nn.Module, observation: Observation, x: Tensor, y: Tensor
+) -> tuple[str, float]:
+    """Return a clause on the learning rate that fits best, and the residual that it leaves."""
+    local, seen, left = observation.local, _values(observation), math.inf
+    if local is None:
+        return "", left
+    rate = local.learning_rate
+    for _ in range(_RATES):
+        tried = replace(observation, local=replace(local, learning_rate=rate), clip=None)
+        scale, left = _scaled(replay(model, tried, x, y), seen)
+        if not 0 < scale * rate < math.inf:
+            return "", math.inf
+        if math.isclose(scale, 1, rel_tol=1e-6):
+            break
+        rate *= scale
+    return f"the learning rate: {rate:.3g} explains it, not {local.learning_rate:g}", left
+
+
+def _another_loss(model: nn.Module, plain: Observation, x: Tensor, y: Tensor) -> tuple[str, float]:
+    """Return a clause on weight decay and label smoothing, and the residual that they leave.
+
+    Both add to the gradient linearly, so that a least-squares fit finds them.
+    """
+    seen = _values(plain)
+    if plain.loss is not cross_entropy or len(seen) < _MANY:
+        return "", math.inf
+    uniform = replay(model, replace(plain, loss=_uniform_loss), x, y)
+    weights = flat(as_double(plain.state[name]) for name in plain.update)
+    terms = torch.stack([replay(model, plain, x, y), uniform, weights], 1)
+    share = torch.linalg.lstsq(terms, seen[:, None]).solution[:, 0]
+    left = float((terms @ share - seen).square().sum() / seen.square().sum())
+    total = float(share[0] + share[1])
+    parts: Mapping[str, float] = {
+        "label smoothing": float(share[1]) / total,
+        "weight decay": float(share[2]) / total,
+    }
+    told = [f"{name} {value:.2g}" for name, value in parts.items() if abs(value) > 1e-4]
+    return f"loss: cross-entropy with {' and '.join(told)} explains it", left
+
+
+def _uniform_loss(logits: Tensor, _labels: Tensor) -> Tensor:
+    """Return the part of a smoothed cross-entropy that every label shares."""
+    return -log_softmax(logits, 1).mean()
+
+
+def _descent(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) -> str:
+    """Return a clause on an update that is stated to be a gradient and points against it."""
+    seen = _values(observation)
+    gradient = replay(model, replace(observation, local=None, clip=None), x, y)
+    if observation.local is not None or not bool(gradient.any()):
+        return ""
+    cosine = float(gradient @ seen / (gradient.norm() * seen.norm()))
+    if cosine > _POINTS_BACK:
+        return ""
+    return (
+        f"it points against the gradient (cosine {cosine:.2f}): rather a change of the weights "
+        "after several local steps than a gradient"
+    )
+
+
+def _values(observation: Observation) -> Tensor:
+    return flat(as_double(value) for value in observation.update.values())

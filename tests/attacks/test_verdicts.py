@@ -1,0 +1,308 @@
+"""No verdict is untrue: of updates that nothing explains, of oracles, of guessed labels."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, interpolate
+
+from accounting import ConfigError
+from attacks import LocalSteps, dlg, explain, leakage, observe, suite
+from attacks.labels import label_candidates
+from attacks.networks import smooth_lenet
+from attacks.report import VERDICTS
+
+FAST = suite(newton_steps=0, steps=0, tv=0)
+FULL = {"full": ["*"]}
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def audited(model, x, y, update, *, views=FULL, **options):
+    """Return the report on a given update, with an attack that must not run when it is void."""
+    called = []
+
+    def attack(*arguments):
+        called.append(1)
+        return FAST["dlg"](*arguments)
+
+    attacks = {"dlg": attack}
+    report = leakage(
+        model, x, y, views=views, attacks=attacks, batch=len(x), update=update, **options
+    )
+    assert report.void == (report.verdict == "void") == (not called)
+    return report
+
+
+def smoothed(logits, labels):
+    return cross_entropy(logits, labels, label_smoothing=0.1)
+
+
+def summed(logits, labels):
+    return cross_entropy(logits, labels, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        ("weights", "other weights"),
+        ("image", "other images"),
+        ("delta", "-0.1 times the gradient: a change of the weights after one step of learning"),
+        ("many steps", "points against the gradient"),
+        ("sum", "2 times the gradient"),
+        ("clipped", "clipped to its norm 0.01"),
+        ("smoothed", "cross-entropy with label smoothing 0.1 explains it"),
+        ("decay", "cross-entropy with weight decay 0.05 explains it"),
+    ],
+)
+def test_an_update_that_the_images_do_not_explain_is_void(lenet, digits, wrong, cause):
+    x, y = digits[0][:2], digits[1][:2]
+    made = {
+        "weights": lambda: observe(smooth_lenet(seeded(1)), x, y),
+        "image": lambda: observe(lenet, digits[0][2:4], y),
+        "delta": lambda: observe(lenet, x, y, local=LocalSteps(learning_rate=0.1)),
+        "many steps": lambda: observe(lenet, x, y, local=LocalSteps(learning_rate=0.1, steps=9)),
+        "sum": lambda: observe(lenet, x, y, loss=summed),
+        "clipped": lambda: observe(lenet, x, y, clip=0.01),
+        "smoothed": lambda: observe(lenet, x, y, loss=smoothed),
+        "decay": lambda: observe(lenet, x, y),
+    }
+    update = dict(made[wrong]().update)
+    if wrong == "decay":
+        weights = dict(lenet.named_parameters())
+        update = {k: v + 0.05 * weights[k].detach().double() for k, v in update.items()}
+    report = audited(lenet, x, y, update)
+    told = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert cause in "; ".join(told["void"]["causes"])
+    assert told["rows"][0]["verdict"] == "void"
+    assert told["rows"][0]["psnr"] == [None, None]
+    assert told["rows"][0]["by_attack"] == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        ("nothing", ""),
+        ("rate", "the learning rate: 0.1 explains it, not 0.2"),
+        ("sign", "it is before - after; send after - before"),
+        ("gradient", "it is a gradient, not a change of the weights"),
+    ],
+)
+def test_a_change_of_the_weights(lenet, digits, wrong, cause):
+    x, y = digits[0][:1], digits[1][:1]
+    local = LocalSteps(learning_rate=0.1, steps=2)
+    sent = observe(lenet, x, y, local=None if wrong == "gradient" else local).update
+    update = {name: -value if wrong == "sign" else value for name, value in sent.items()}
+    stated = LocalSteps(learning_rate=0.2, steps=2) if wrong == "rate" else local
+    report = audited(lenet, x, y, update, local=stated)
+    assert report.void == bool(cause)
+    assert "; ".join(report.explanation.causes) == cause
+
+
+def test_another_mode_and_another_label_are_named(digits):
+    x, y = digits[0][:4], digits[1][:4]
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10))
+    update = observe(model.eval(), x, y).update
+    report = audited(model.train(), x, y, update)
+    assert "in eval mode" in report.explanation.causes[0]
+    update = observe(model.eval(), x[:1], y[:1]).update
+    report = audited(model, x[:1], y[:1] + 1, update)
+    assert report.explanation.causes == (f"labels: {int(y[0])} explains it, not {int(y[0]) + 1}",)
+
+
+def test_a_forward_pass_that_is_random_is_void(digits):
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(64, 10)
+
+        def forward(self, x):
+            return self.dense(nn.functional.dropout(x.flatten(1), 0.5))
+
+    (x, y) = digits[0][:1], digits[1][:1]
+    report = leakage(Dropping(), x, y, views=FULL, attacks={"never": None})
+    assert report.verdict == "void"
+    assert "random" in report.explanation.causes[0]
+
+
+def test_a_rounded_update_is_not_void(lenet, digits):
+    x, y = digits[0][:1], digits[1][:1]
+    update = {k: v.to(torch.bfloat16) for k, v in observe(lenet, x, y).update.items()}
+    report = audited(lenet, x, y, update)
+    assert report.verdict == "recovered"
+    assert report.explanation.residual > 1e-7
+
+
+def test_a_given_update_may_contain_the_noise_that_it_is_stated_to_contain(lenet, digits):
+    x, y = digits[0][:1], digits[1][:1]
+    noise = {"clip": 1.0, "noise_multiplier": 0.01}
+    update = observe(lenet, x, y, generator=seeded(0), **noise).update
+    report = audited(lenet, x, y, update, **noise)
+    assert [row.adversary for row in report.rows] == ["recipient"]
+    assert not report.void
+    assert report.explanation.residual > 0.1
+    assert audited(lenet, x, y, update).void
+    more = audited(lenet, x, y, update, clip=1.0, noise_multiplier=0.02)
+    assert more.explanation.causes == ("it contains less noise than the noise multiplier says",)
+    with pytest.raises(ConfigError, match="only the recipient"):
+        audited(lenet, x, y, update, adversaries=["server"], **noise)
+
+
+def test_a_zero_in_place_of_an_update_is_void(lenet, digits):
+    x, y = digits[0][:1], digits[1][:1]
+    update = {name: 0 * value for name, value in observe(lenet, x, y).update.items()}
+    report = audited(lenet, x, y, update)
+    assert report.to_dict()["void"]["residual"] is None
+    assert "it is zero" in report.explanation.causes[0]
+
+
+def test_a_constant_image_that_comes_back_is_recovered(lenet, digits):
+    """Its own mean is itself: an oracle, which no attacker can hand in."""
+    x = torch.full((1, 1, 8, 8), 0.3, dtype=torch.float64)
+    (row,) = leakage(lenet, x, digits[1][:1], views=FULL, attacks=FAST).rows
+    assert row.psnr[0] > 100
+    assert row.verdict == "recovered"
+    assert row.best[0].baseline < 15
+
+
+def test_class_means_are_an_oracle_where_labels_are_hidden(lenet, digits):
+    x, y = digits[0][:2], digits[1][:2]
+    means = digits[0][:1].repeat(10, 1, 1, 1)
+    for reveal, oracles in ((True, {"own mean"}), (False, {"own mean", "class mean"})):
+        report = leakage(
+            *(lenet, x, y), views=FULL, attacks=FAST, class_means=means, reveal_labels=reveal
+        )
+        told = report.to_dict()
+        assert set(told["oracles"]) == oracles
+        assert not oracles & set(told["baselines"])
+
+
+def with_background(digits):
+    """Return images that differ from a background they share by a little."""
+    x = 0.02 * digits[0] + 0.9 * interpolate(digits[0][:1, :, :4, :4], size=8)
+    return x, digits[1]
+
+
+def found_near(x):
+    """Return an attack that hands in the background, and claims to match the update."""
+
+    def attack(model, seen, seed):
+        found = dlg(model, seen, restarts=1, max_evaluations=1, newton_steps=0)
+        shown = x.mean(0, keepdim=True)
+        return type(found)(shown, found.labels, 1e-9, "stalled", 1, 0.0, (1e-9,))
+
+    return {"background": attack}
+
+
+@pytest.mark.parametrize("source", ["decoys", "others", "given"])
+def test_a_background_that_all_images_share_is_not_recovered(lenet, digits, source):
+    x, y = with_background(digits)
+    given = {
+        "decoys": {"decoys": (x[2:], y[2:])},
+        "others": {},
+        "given": {"dataset_mean": x[2:].mean(0)},
+    }[source]
+    seen = slice(0, 1 if source != "others" else 5)
+    report = leakage(lenet, x[seen], y[seen], views=FULL, attacks=found_near(x), **given)
+    assert min(report.rows[0].psnr) > 30
+    assert report.verdict == "no gain"  # the same picture came back: it is not another image
+    assert report.missing == ()
+
+
+def test_a_missing_mean_is_told(lenet, digits):
+    x, y = with_background(digits)
+    report = leakage(lenet, x[:1], y[:1], views=FULL, attacks=found_near(x))
+    assert report.to_dict()["missing_baselines"] == ["dataset mean"]
+
+
+class LoRA(nn.Module):
+    """A dense layer with an adapter, B = 0 as in every first round."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(64, 32)
+        self.A = nn.Parameter(0.1 * torch.randn(4, 64, generator=seeded(0)))
+        self.B = nn.Parameter(torch.zeros(32, 4))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x):
+        flat = x.flatten(1)
+        return self.head(torch.tanh(self.dense(flat) + flat @ self.A.T @ self.B.T))
+
+
+def test_a_view_without_gradient_is_a_row(digits):
+    x, y = digits[0][:2], digits[1][:2]
+    views = {"A": ["A"], "B": ["B"], "both": ["A", "B"]}
+    attacks = {"dlg": lambda m, o, _: dlg(m, o, restarts=1, max_evaluations=5, newton_steps=0)}
+    report = leakage(
+        LoRA(), x, y, views=views, attacks=attacks, decoys=(digits[0][2:], digits[1][2:])
+    )
+    rows = {row.view: row for row in report.rows}
+    assert rows["A"].verdict == "nothing sent"
+    assert rows["A"].ranks == ()
+    told = rows["A"].to_dict()
+    assert told["psnr"] == [None, None]
+    assert told["update_norm"] == 0
+    assert rows["B"].verdict in VERDICTS[:5]
+    assert rows["both"].to_dict()["found_in"] != ["A", "A"]
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+def trained(digits):
+    """Return a network on which the softmax depends on the image."""
+    model = smooth_lenet(seeded(0))
+    solver = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(30):
+        solver.zero_grad()
+        cross_entropy(model(digits[0].float()), digits[1]).backward()
+        solver.step()
+    return model
+
+
+def test_labels_are_doubtful_where_they_are_wrong(lenet, digits):
+    model, wrong = trained(digits), 0
+    for first in range(7):
+        x, y = digits[0][first : first + 4], digits[1][first : first + 4]
+        sure = label_candidates(lenet, observe(lenet, x, y, reveal_labels=False))
+        assert torch.equal(sure[0], y.sort().values)
+        assert len(sure) == 1
+        guesses = label_candidates(model, observe(model, x, y, reveal_labels=False))
+        if not torch.equal(guesses[0], y.sort().values):
+            wrong += 1
+            assert len(guesses) > 1
+    assert wrong > 0
+
+
+def test_inferred_labels_are_scored_and_doubt_is_told(digits):
+    model = trained(digits)
+    failing = {"dlg": lambda m, o, s: dlg(m, o, restarts=1, max_evaluations=10, newton_steps=0)}
+    x, y = digits[0][3:7], digits[1][3:7]
+    options = {"views": FULL, "batch": 4, "attacks": failing}
+    (row,) = leakage(model, x, y, reveal_labels=False, **options).rows
+    assert row.labels_doubtful
+    assert 0 <= row.labels_right <= 1
+    (told,) = leakage(model, x, y, **options).rows
+    assert (told.labels_doubtful, told.labels_right) == (False, None)
+
+
+def test_the_likely_alternatives_are_tried(digits, monkeypatch):
+    """The first guess is wrong; a short search finds out which label fits."""
+    model = smooth_lenet(seeded(0))
+    x, y = digits[0][:2], digits[1][:2]
+    wrong = torch.tensor([0, 9])
+    both = [wrong, y.sort().values]
+    monkeypatch.setattr(sys.modules["attacks.reconstruct"], "label_candidates", lambda *_: both)
+    found = dlg(model, observe(model, x, y, reveal_labels=False), restarts=1, newton_steps=0)
+    assert torch.equal(found.labels, y.sort().values)
+
+
+def test_explain_is_of_the_visible_part_only(lenet, digits):
+    x, y = digits[0][:1], digits[1][:1]
+    seen = observe(lenet, x, y)
+    assert explain(lenet, seen, x, y).explained
+    assert explain(lenet, seen.restrict(["conv2.weight"]), x, y).explained
+    assert not explain(lenet, seen.restrict(["conv2.weight"]), 1 - x, y).explained
