@@ -121,7 +121,7 @@ def test_a_changed_report_is_refused(field, value):
         PrivacyReport.from_dict(REPORT.to_dict() | {field: value})
 
 
-ADDED = {"mechanism_parameters", "participation_stated", "fixed_order", "realised"}
+ADDED = {"mechanism_parameters", "participation_stated", "fixed_order", "realised", "sampling"}
 
 
 @pytest.mark.parametrize("field", sorted(ADDED))
