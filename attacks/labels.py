@@ -74,7 +74,7 @@ def likely_labels(
     >>> g = torch.tensor([-0.25, -0.24, 0.24, 0.25])
     >>> likely_labels(g, batch=2)
     [tensor([0, 1])]
-    >>> likely_labels(torch.tensor([-0.25, 0.0, 0.02, 0.23]), batch=2)
+    >>> likely_labels(torch.tensor([-0.25, 0.0, 0.02, 0.23]), batch=2, most=2)
     [tensor([0, 1]), tensor([0, 2])]
     """
     gb = bias_grad.detach().double()
