@@ -764,7 +764,7 @@ class _Steps:
         tensors = {"parameters": self.parameters, "random": torch.get_rng_state().to(torch.int32)}
         if self._device.type == "cuda":
             tensors["random_device"] = torch.cuda.get_rng_state(self._device).to(torch.int32)
-        tensors |= {f"optimizer.{k}": t for k, t in optimizer_tensors(original).items()}
+        tensors |= {f"optimizer.{k}": t.cpu() for k, t in optimizer_tensors(original).items()}
         if "state" in noise:
             tensors["noise"] = noise.pop("state")
         groups = [

@@ -276,7 +276,13 @@ TABLE: Mapping[str, Options] = {
         idle=(
             *_AUDIT,
             Idle(
-                "trials noise_multiplier delta",
+                "before",
+                "gradient",
+                _missing("gradient"),
+                "the weights after the round are missing",
+            ),
+            Idle(
+                "trials delta",
                 "gradient",
                 _given("gradient"),
                 "is one update, which already contains its noise",

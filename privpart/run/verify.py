@@ -113,7 +113,11 @@ def _code(_: Path, evidence: Evidence) -> Check:
         return Check("code", "wrong", f"{', '.join(other)} changed since the run began")
     if missing := sorted(files.keys() - here):
         return Check("code", "asserted", f"{', '.join(missing)} not found in {root}")
-    return Check("code", "verified", f"{len(files)} files in {root} have the hashes in the ledger")
+    return Check(
+        "code",
+        "verified",
+        f"{counted(len(files), 'file')} in {root}: the hashes are those in the ledger",
+    )
 
 
 def _derived_again(path: Path, evidence: Evidence) -> Iterator[Check]:

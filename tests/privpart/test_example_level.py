@@ -613,6 +613,24 @@ def test_a_run_that_is_resumed_ends_as_an_undisturbed_one(tmp_path, mechanism):
     assert made[1].epochs_left == 0
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator here")
+def test_a_run_on_cuda_is_committed_and_resumed(tmp_path):
+    def begun(folder):
+        module = net().cuda()
+        adam = torch.optim.Adam(module.parameters(), lr=0.1)
+        held = TensorDataset(*(t.cuda() for t in data().tensors))
+        return None, *private(module, held, optimizer=adam, out=folder, resume=True, delta=1e-5)
+
+    ends = []
+    for name, parts in (("whole", [STEPS]), ("parts", [4, STEPS])):
+        for steps in parts:
+            made = begun(tmp_path / name)
+            train_some(made, steps)
+            made[1].close()
+        ends.append(torch.cat([p.detach().reshape(-1) for p in made[2].parameters()]))
+    assert torch.equal(*ends)
+
+
 def test_a_scheduler_is_stepped_by_the_optimizer_alone(tmp_path):
     made = in_folder(tmp_path / "run", scheduler_every="epoch")
     train_some(made, 4)
