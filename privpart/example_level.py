@@ -689,10 +689,10 @@ def _fixed(module: nn.Module, trained: Sequence[nn.Parameter]) -> Iterator[tuple
 
 
 def _content(tensor: Tensor) -> int:
-    """Return the sum of a tensor's words, which tells a change by ``.data``: versions do not."""
+    """Return a tensor's words summed modulo 2^32: versions do not tell a change by ``.data``."""
     size = tensor.dtype.itemsize
     word = torch.int32 if size % 4 == 0 else torch.int16 if size % 2 == 0 else torch.uint8
-    return int(tensor.detach().contiguous().reshape(-1).view(word).sum(dtype=torch.int64))
+    return int(tensor.detach().contiguous().reshape(-1).view(word).sum(dtype=torch.int32))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
