@@ -245,7 +245,10 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._scheduler: _Scheduler | None = None
         self._checked = False
         self._released: list[Tensor] = []
-        self._fixed: dict[str, tuple[Tensor, int]] = {}
+        self._fixed: dict[str, tuple[Tensor, int, int]] = {}
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a private optimizer is never copied; a copy would repeat its noise.")
 
     def begin(self, folder: RunFolder | None, steps: "_Steps", scheduler: "_Scheduler") -> None:
         """Commit every step to a run folder, if there is one; continue its run."""
@@ -254,7 +257,9 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._folder, self._steps, self._scheduler = folder, steps, scheduler
         self.original_optimizer.register_step_pre_hook(self._refuse_other_steps)
         self._released = [p.detach().clone() for p in self.trained]
-        self._fixed = {name: (t, t._version) for name, t in _fixed(self._module, self.trained)}
+        self._fixed = {
+            name: (t, t._version, _content(t)) for name, t in _fixed(self._module, self.trained)
+        }
 
     def step(self, closure: Any = None) -> Any:  # noqa: ANN401  torch's signature
         """Take one step with the noised sum; commit it, if the run has a folder.
@@ -362,7 +367,11 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         fixed = dict(_fixed(self._module, self.trained))
         for name in sorted(fixed.keys() | self._fixed.keys()):
             before, found = self._fixed.get(name), fixed.get(name)
-            if before is None or found is not before[0] or found._version != before[1]:
+            if (
+                before is None
+                or found is not before[0]
+                or (found._version, _content(found)) != before[1:]
+            ):
                 self._refuse_changed(name)
             elif found.requires_grad:
                 raise ConfigError(
@@ -429,11 +438,11 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
     def _factors(self, samples: list[Tensor | None]) -> Tensor:
         """Return by how much each example's gradient is multiplied, shape (B,).
 
-        A gradient that is not finite is set to zeros in ``samples``.
+        A gradient that is not finite, or longer than ``_LONGEST``, is set to zeros in ``samples``.
         """
         used = [_squared_norms(sample) for sample in samples if sample is not None]
         squares = torch.stack(used).sum(0)
-        finite = torch.isfinite(squares)
+        finite = squares <= _LONGEST**2
         if not bool(finite.all()):
             for i, sample in enumerate(samples):
                 if sample is not None:
@@ -458,6 +467,25 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._total.zero_()
 
 
+class _HooksModule(GradSampleModule):  # type: ignore[misc]
+    """A module whose per-example gradients are kept."""
+
+    def capture_backprops_hook(self, module: nn.Module, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
+        """Refuse gradients of a pass whose inputs were not kept."""
+        if self.hooks_enabled:
+            _refuse_evaluation_mode(module)
+        super().capture_backprops_hook(module, *arguments, **options)
+
+
+def _refuse_evaluation_mode(layer: nn.Module) -> None:
+    """Refuse a layer in evaluation mode: its gradients would be taken with an earlier input."""
+    if not layer.training:
+        raise ConfigError(
+            f"backward(): a {type(layer).__name__} whose parameters train is not in training mode, "
+            "and Opacus keeps inputs only there. Call module.train() before a batch."
+        )
+
+
 class _GhostModule(GradSampleModuleFastGradientClipping):  # type: ignore[misc]
     """A module whose gradients are clipped by their norms alone, in a second backward pass.
 
@@ -475,24 +503,33 @@ class _GhostModule(GradSampleModuleFastGradientClipping):  # type: ignore[misc]
         self.unclipped = False
         self.compared = False
 
-    def capture_backprops_hook(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
+    def capture_backprops_hook(self, module: nn.Module, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
         """Note that gradients of an unclipped loss have been added."""
         if self.hooks_enabled:
             self.unclipped = True
-        super().capture_backprops_hook(*arguments, **options)
+            _refuse_evaluation_mode(module)
+        super().capture_backprops_hook(module, *arguments, **options)
 
     def get_clipping_coef(self) -> Tensor:
         """Return the factor of each example's loss.
 
         Raises:
-            ConfigError: a gradient is not finite; it cannot be left out of a sum.
+            ConfigError: a gradient is not finite, and cannot be left out of a sum; or a parameter
+                has no norms of this batch.
         """
+        if any(getattr(p, "_norm_sample", None) is None for p in self.trainable_parameters):
+            raise ConfigError(
+                "backward(): a parameter that trains was not used once for each example of this "
+                "batch, and ghost clipping needs its norms. Use grad_sample_mode='hooks'."
+            )
         norms = self.get_norm_sample().float()
         if not bool(torch.isfinite(norms).all()):
             raise ConfigError(
                 "backward(): the gradient of an example is not finite, and ghost clipping cannot "
                 "leave it out. Use grad_sample_mode='hooks', which counts it as zeros."
             )
+        for p in self.trainable_parameters:
+            p._norm_sample = None  # of this batch alone: it must not clip another
         return torch.clamp(self.max_grad_norm / (norms * (1 + 1e-4) + 1e-30), max=1.0)
 
 
@@ -651,6 +688,13 @@ def _fixed(module: nn.Module, trained: Sequence[nn.Parameter]) -> Iterator[tuple
     yield from ((name.removeprefix("_module."), b) for name, b in module.named_buffers())
 
 
+def _content(tensor: Tensor) -> int:
+    """Return a tensor's words summed modulo 2^32: versions do not tell a change by ``.data``."""
+    size = tensor.dtype.itemsize
+    word = torch.int32 if size % 4 == 0 else torch.int16 if size % 2 == 0 else torch.uint8
+    return int(tensor.detach().contiguous().reshape(-1).view(word).sum(dtype=torch.int32))
+
+
 def _equal(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are the same; a value that is not a number equals itself."""
     if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
@@ -674,6 +718,8 @@ _COLUMNS = 4096
 _ROWS = 64
 _LEAST, _MOST = 1e-6, 1e6
 """Clip norms between which lengths neither underflow nor overflow in float32."""
+_LONGEST = 1e30
+"""Length above which a factor may be below float32's normal numbers, which have fewer bits."""
 _FLOAT_SUM = 4 * _ROWS**2 * _ROUNDING
 """How much shorter a gradient must be for what floating point adds to it.
 
@@ -1169,7 +1215,7 @@ def _data(
 def _length(dataset: Dataset[Any], loader: dict[str, Any]) -> int:
     if not isinstance(dataset, Sized):
         raise ConfigError("dataset: has no length; passes of a fixed order need one.")
-    of_order = {"batch_sampler", "drop_last", "sampler", "shuffle"}
+    of_order = {"batch_sampler", "drop_last", "in_order", "sampler", "shuffle"}
     if taken := sorted(loader.keys() & of_order):
         raise ConfigError(f"{', '.join(taken)}: the order of the examples is fixed; leave out.")
     return len(dataset)
@@ -1187,7 +1233,7 @@ def _wrapped(
     try:
         if mode == "ghost":
             return _GhostModule(module, clip_norm=plan.clip_norm, **options)
-        return GradSampleModule(module, **options)
+        return _HooksModule(module, **options)
     except (NotImplementedError, ValueError) as error:
         said = " ".join(str(error).split())[:300]
         raise ConfigError(

@@ -1,5 +1,6 @@
 """Example-level DP-FTRL: what ran is what was accounted for, and departures are refused."""
 
+import copy
 import re
 
 import numpy as np
@@ -726,3 +727,94 @@ def test_another_module_or_plan_is_not_resumed(tmp_path):
             in_folder(tmp_path / "run", resume=True, **other)
     with pytest.raises(ConfigError, match="is not empty"):
         in_folder(tmp_path / "run")
+
+
+class Codebook(nn.Module):
+    """A layer that fills a buffer by ``.data``, which torch's version counter does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(5))
+
+    def forward(self, x):
+        self.seen.data.mul_(0.9).add_(x.mean(0))
+        return x
+
+
+def test_what_does_not_train_may_not_change_by_data_either():
+    _, module, optimizer, loader = private(nn.Sequential(Codebook(), net()))
+    with pytest.raises(ConfigError, match=r"0\.seen: was changed"):
+        step(module, optimizer, next(iter(loader)))
+    own = net()
+    own[0].requires_grad_(False)
+    _, module, optimizer, loader = private(own)
+    batch = next(iter(loader))
+    own[0].weight.data.add_(batch[0].mean())
+    with pytest.raises(ConfigError, match=r"0\.weight: was changed"):
+        step(module, optimizer, batch)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_backward_pass_in_evaluation_mode_takes_no_earlier_batch(mode):
+    """Opacus would multiply its gradients with the inputs of the last pass in training mode."""
+    ghost = {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()}
+    _, module, optimizer, loader, *own = private(**(ghost if mode == "ghost" else {}))
+    loss = own[0] if own else nn.functional.cross_entropy
+    batches = iter(loader)
+    x, y = next(batches)
+    loss(module(x), y).backward()
+    optimizer.step()
+    module(x)  # a metric, with gradients left on
+    module.eval()
+    other, y = next(batches)
+    with pytest.raises(ConfigError, match="is not in training mode"):
+        loss(module(other), y).backward()
+    with pytest.raises(ConfigError):
+        optimizer.step()
+
+
+class Drops(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.extra, self.used = nn.Linear(5, 3), nn.Linear(3, 3), True
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.extra(x) if self.used else x
+
+
+def test_ghost_clipping_takes_no_norm_of_an_earlier_batch():
+    own = Drops()
+    _, module, optimizer, loader, criterion = private(
+        own, grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss()
+    )
+    batches = iter(loader)
+    x, y = next(batches)
+    criterion(module(x), y).backward()
+    optimizer.step()
+    own.used = False
+    x, y = next(batches)
+    with pytest.raises(ConfigError, match="was not used once"):
+        criterion(module(x), y).backward()
+    with pytest.raises(ConfigError, match="clips nothing"):
+        optimizer.step()
+
+
+def test_a_factor_below_float32s_normal_numbers_is_not_used():
+    """Of few bits, it would leave a gradient of 2.9e38 1.6 % too long."""
+    _, module, optimizer, loader = private(
+        nn.Linear(1, 1), TensorDataset(torch.zeros(1, 1)), max_grad_norm=1e-5, batch_size=1
+    )
+    (module(next(iter(loader))[0]) * 2.9e38).sum().backward()
+    samples = [p.grad_sample.reshape(1, -1) for p in optimizer.trained]
+    factors = optimizer._factors(samples).float()
+    assert all(float((s * factors).norm()) <= 1e-5 for s in samples)
+
+
+def test_the_batches_keep_their_order_and_the_optimizer_is_not_copied():
+    with pytest.raises(ConfigError, match="in_order: the order of the examples is fixed"):
+        private(num_workers=2, in_order=False)
+    made = private()[1:]
+    with pytest.raises(TypeError, match="never copied"):
+        copy.deepcopy(made[1])
+    assert len(train(*made)) == STEPS
