@@ -26,7 +26,7 @@ from opacus.layers.dp_rnn import DPRNNBase
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 
 from accounting import (
@@ -1161,6 +1161,11 @@ def _refuse_folder_options(
     checks.choice("scheduler_every", every, ("step", "epoch"))
     if scheduler is None and every != "step":
         raise ConfigError("scheduler_every: is about a scheduler; pass one, or leave it out.")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigError(
+            "scheduler: ReduceLROnPlateau follows a metric, which no epsilon covers. Use one that "
+            "counts steps."
+        )
 
 
 def _refuse_loss_options(mode: str, loss_reduction: str, criterion: nn.Module | None) -> None:

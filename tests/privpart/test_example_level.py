@@ -632,6 +632,14 @@ def test_a_run_on_cuda_is_committed_and_resumed(tmp_path):
     assert torch.equal(*ends)
 
 
+def test_a_scheduler_that_follows_a_metric_is_refused():
+    module = net()
+    sgd = torch.optim.SGD(module.parameters(), lr=1.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd)
+    with pytest.raises(ConfigError, match="follows a metric"):
+        private(module, optimizer=sgd, scheduler=plateau)
+
+
 def test_a_scheduler_is_stepped_by_the_optimizer_alone(tmp_path):
     made = in_folder(tmp_path / "run", scheduler_every="epoch")
     train_some(made, 4)
