@@ -1,6 +1,7 @@
 """``privpart audit epsilon``: lower bounds on the epsilon of a run, or of a replica of a plan."""
 
 import json
+import math
 import secrets
 from contextlib import contextmanager
 from enum import StrEnum
@@ -161,7 +162,7 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
     planted = canary_clients(
         promised.mechanism,
         promised.participation,
-        dim=sum(_product(shape) for shape in shapes),
+        dim=sum(math.prod(shape) for shape in shapes),
         momentum=kept.server.momentum,
         key=key,
         **table.model_dump(),
@@ -229,13 +230,6 @@ def _unsampled(plan: "PrivacyPlan") -> Guarantee:
             "the noise."
         )
     return found
-
-
-def _product(shape: list[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def _of_plan(
