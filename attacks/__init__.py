@@ -4,9 +4,11 @@ The attacker sees an ``Observation`` and the model's code, nothing else. A low s
 only where the attack is known to work: read the verdict, not the decibels.
 """
 
-from attacks.analytic import invert_dense
 from attacks.audit import leakage
-from attacks.bounds import (
+from attacks.defences import DefencePoint, defences
+from attacks.explain import Explanation, explain
+from attacks.load import change_of_weights, for_model, from_arrays, gradients_of, read_update
+from attacks.lower_bounds.bounds import (
     Bound,
     PointEstimate,
     clopper_pearson,
@@ -17,7 +19,7 @@ from attacks.bounds import (
     pool,
     pooled_t,
 )
-from attacks.canaries import (
+from attacks.lower_bounds.canaries import (
     Canaries,
     Scorer,
     View,
@@ -27,17 +29,15 @@ from attacks.canaries import (
     view,
     worst_view,
 )
-from attacks.cosine import cosine_tv
-from attacks.defences import DefencePoint, defences
-from attacks.explain import Explanation, explain
-from attacks.features import dense_then_invert
-from attacks.labels import infer_labels
-from attacks.load import change_of_weights, for_model, from_arrays, gradients_of, read_update
+from attacks.lower_bounds.planted import PlantedCanaries, canary_clients
+from attacks.lower_bounds.replay import Replay, paired
 from attacks.metrics import baselines, feature_error, match_batch, psnr, ssim, wilson
 from attacks.observation import Observation, observe
-from attacks.planted import PlantedCanaries, canary_clients
-from attacks.reconstruct import Reconstruction, dlg, reid_rank
-from attacks.replay import Replay, paired
+from attacks.reconstruction.analytic import invert_dense
+from attacks.reconstruction.cosine import cosine_tv
+from attacks.reconstruction.features import dense_then_invert
+from attacks.reconstruction.labels import infer_labels
+from attacks.reconstruction.reconstruct import Reconstruction, dlg, reid_rank
 from attacks.report import LeakageReport, LeakageRow
 from attacks.suite import suite
 from attacks.update import LocalSteps

@@ -21,13 +21,13 @@ from torch.nn.functional import cross_entropy
 
 from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
-from attacks.analytic import invert_dense, is_dense, visible_dense
 from attacks.explain import Explanation, explain
-from attacks.features import layer_input
-from attacks.labels import label_candidates
 from attacks.metrics import ORACLES, baseline_images, feature_error, match_batch, psnr, ssim
 from attacks.observation import Observation, noise_std_of, observe, select
-from attacks.reconstruct import Reconstruction, matching_loss, reid_rank
+from attacks.reconstruction.analytic import invert_dense, is_dense, visible_dense
+from attacks.reconstruction.features import layer_input
+from attacks.reconstruction.labels import label_candidates
+from attacks.reconstruction.reconstruct import Reconstruction, matching_loss, reid_rank
 from attacks.report import (
     VERDICTS,
     Adversary,

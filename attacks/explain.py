@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from accounting.checks import ConfigError
 from attacks.observation import Observation
-from attacks.reconstruct import flat
+from attacks.reconstruction.reconstruct import flat
 from attacks.update import as_double, clip_scale, ready, simulated_update
 
 EXPLAINED = 1e-3  # relative residual that reduced precision may leave; 3 % of the norm

@@ -16,7 +16,7 @@ from accounting import Guarantee
 from accounting.checks import ConfigError
 from attacks.explain import EXPLAINED, Explanation
 from attacks.metrics import wilson
-from attacks.reconstruct import Reconstruction
+from attacks.reconstruction.reconstruct import Reconstruction
 
 Verdict = Literal[
     "recovered", "partial", "no gain", "ambiguous", "attack failed", "nothing sent", "void"

@@ -5,12 +5,12 @@ from functools import partial
 
 from torch import nn
 
-from attacks.analytic import invert_first_dense
-from attacks.cosine import MOST_GUESSES, cosine_tv
-from attacks.features import dense_then_invert
-from attacks.labels import label_candidates
 from attacks.observation import Observation
-from attacks.reconstruct import Reconstruction, dlg
+from attacks.reconstruction.analytic import invert_first_dense
+from attacks.reconstruction.cosine import MOST_GUESSES, cosine_tv
+from attacks.reconstruction.features import dense_then_invert
+from attacks.reconstruction.labels import label_candidates
+from attacks.reconstruction.reconstruct import Reconstruction, dlg
 
 Attack = Callable[[nn.Module, Observation, int], Reconstruction | None]
 

@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 
 from attacks import Observation, cosine_tv, observe
 from attacks.networks import resnet8, smooth_lenet
-from attacks.reconstruct import matching_loss
+from attacks.reconstruction.reconstruct import matching_loss
 
 RESULT = Path(__file__).parent / "results" / "attacks.json"
 REPEATS, MANY = 9, (4, 16, 32)

@@ -29,7 +29,7 @@ from faulty_servers import FAULTY
 from machine import machine
 
 from accounting import BinaryTree, Participation
-from attacks.planted import PlantedCanaries
+from attacks.lower_bounds.planted import PlantedCanaries
 from privpart import PrivacyPlan, SeededSource, Server, ServerOptimizer
 from privpart.cli.audit.replica import Replica, Scored, canary_scores, paired_replay
 from privpart.cli.audit.verdict import EpsilonAudit, judged

@@ -70,7 +70,7 @@ Bounds = dict[str, Callable[..., Bound]]
 
 
 def methods(claimed_mu: float) -> Bounds:
-    """Return the bounds of ``attacks.bounds`` by name."""
+    """Return the bounds of ``attacks.lower_bounds.bounds`` by name."""
     return {
         "one run": one_run,
         "one run, GDP": one_run_gdp,

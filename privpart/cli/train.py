@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from collections.abc import Callable
     from typing import Any
 
-    from attacks.planted import PlantedCanaries
+    from attacks.lower_bounds.planted import PlantedCanaries
     from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.training import Training
     from privpart.run.folder import RunFolder
@@ -203,7 +203,7 @@ def _begun(
 
 def _canaries(*arguments: "Any", **options: "Any") -> "PlantedCanaries":  # noqa: ANN401
     """Return the canaries of a plan's table; runs without them never import the attacks."""
-    from attacks.planted import canary_clients
+    from attacks.lower_bounds.planted import canary_clients
 
     return canary_clients(*arguments, **options)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from accounting import ConfigError
 from attacks import invert_dense, observe, psnr
-from attacks.analytic import invert_first_dense
+from attacks.reconstruction.analytic import invert_first_dense
 
 
 def test_by_hand():

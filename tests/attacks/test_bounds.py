@@ -21,7 +21,7 @@ from attacks import (
     pool,
     pooled_t,
 )
-from attacks.bounds import _gdp_refuted, epsilon_below, from_mu, one_run_p_value
+from attacks.lower_bounds.bounds import _gdp_refuted, epsilon_below, from_mu, one_run_p_value
 
 DELTA = 1e-5
 SEEDS = 400

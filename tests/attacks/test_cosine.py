@@ -8,8 +8,8 @@ import torch
 
 from accounting import ConfigError
 from attacks import LocalSteps, cosine_tv, observe, psnr
-from attacks.cosine import batched_update, cosine_slope
 from attacks.networks import relu_lenet
+from attacks.reconstruction.cosine import batched_update, cosine_slope
 
 
 @pytest.fixture(scope="module")

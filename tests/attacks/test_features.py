@@ -6,7 +6,7 @@ from torch import nn
 
 from accounting import ConfigError
 from attacks import LocalSteps, dense_then_invert, infer_labels, observe, psnr
-from attacks.analytic import invert_dense_rows, invert_first_dense
+from attacks.reconstruction.analytic import invert_dense_rows, invert_first_dense
 
 
 def behind(activation):

@@ -11,7 +11,7 @@ from accounting import ConfigError
 from attacks import dlg, leakage, suite
 from attacks.audit import most_severe
 from attacks.networks import smooth_lenet
-from attacks.reconstruct import Reconstruction
+from attacks.reconstruction.reconstruct import Reconstruction
 from attacks.report import VERDICTS, Trial
 
 FAST = suite(newton_steps=0, steps=0, tv=0)

@@ -10,7 +10,7 @@ from torch.nn.functional import multi_margin_loss
 from accounting import ConfigError
 from attacks import dlg, observe, psnr
 from attacks.networks import smooth_lenet
-from attacks.reconstruct import matching_loss, total_variation
+from attacks.reconstruction.reconstruct import matching_loss, total_variation
 
 
 def one(digits, i=0):

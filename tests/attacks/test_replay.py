@@ -94,7 +94,7 @@ def test_noise_that_is_not_the_mechanisms_is_named(kind, says):
 
 def test_parameters_may_be_read_in_parts(monkeypatch):
     whole = paired(FIRST[:, :70], noise(1)[:, :70], COVARIANCE, delta=DELTA)
-    monkeypatch.setattr("attacks.replay._PART", 16 * 9)
+    monkeypatch.setattr("attacks.lower_bounds.replay._PART", 16 * 9)
     parts = paired(torch.from_numpy(FIRST[:, :70]), noise(1)[:, :70], COVARIANCE, delta=DELTA)
     assert parts.bound.mu == pytest.approx(whole.bound.mu)
     assert parts.correlation == pytest.approx(whole.correlation)

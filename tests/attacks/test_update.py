@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from accounting import ConfigError
 from attacks import LocalSteps, cosine_tv, dlg, observe, psnr
-from attacks.reconstruct import matching_loss, matching_residual
+from attacks.reconstruction.reconstruct import matching_loss, matching_residual
 from attacks.update import double_state, ready, simulated_update
 
 SGD, MOMENTUM = {}, {"momentum": 0.9}

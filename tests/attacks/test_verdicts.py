@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from accounting import ConfigError
 from attacks import LocalSteps, dlg, explain, leakage, observe, suite
-from attacks.labels import label_candidates
 from attacks.networks import smooth_lenet
+from attacks.reconstruction.labels import label_candidates
 from attacks.report import VERDICTS
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
@@ -295,7 +295,9 @@ def test_the_likely_alternatives_are_tried(digits, monkeypatch):
     x, y = digits[0][:2], digits[1][:2]
     wrong = torch.tensor([0, 9])
     both = [wrong, y.sort().values]
-    monkeypatch.setattr(sys.modules["attacks.reconstruct"], "label_candidates", lambda *_: both)
+    monkeypatch.setattr(
+        sys.modules["attacks.reconstruction.reconstruct"], "label_candidates", lambda *_: both
+    )
     found = dlg(model, observe(model, x, y, reveal_labels=False), restarts=1, newton_steps=0)
     assert torch.equal(found.labels, y.sort().values)
 

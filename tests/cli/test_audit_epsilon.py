@@ -16,7 +16,7 @@ from accounting import (
     Independent,
     Participation,
 )
-from attacks import bounds
+from attacks.lower_bounds import bounds
 from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer
 from privpart.cli.audit.replica import Replica, canary_scores, paired_replay
 from privpart.cli.audit.verdict import judged

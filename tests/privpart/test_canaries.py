@@ -8,7 +8,12 @@ import torch
 
 import privpart
 from accounting import BinaryTree, ConfigError, Grouped, Independent, Participation
-from attacks.planted import PlantedCanaries, canary_clients, response_of_last, sums_of_releases
+from attacks.lower_bounds.planted import (
+    PlantedCanaries,
+    canary_clients,
+    response_of_last,
+    sums_of_releases,
+)
 from privpart import PrivacyPlan, RunFolder, SeededSource, Server, ServerOptimizer, fit
 from privpart.data.arrays import from_tensors
 from privpart.engines.canaries import CanaryEngine, cohorts_with_canaries

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     import numpy as np
     from numpy.typing import NDArray
 
-    from attacks.planted import PlantedCanaries
+    from attacks.lower_bounds.planted import PlantedCanaries
     from privpart.cli.audit.replica import Replica, Step
     from privpart.cli.audit.verdict import EpsilonAudit
     from privpart.experiment.plan_file import PlanFile
@@ -128,7 +128,7 @@ def epsilon(
 
 def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
     """Audit a finished run by its canaries. Its folder is only read, and no code of it is run."""
-    from attacks.planted import canary_clients
+    from attacks.lower_bounds.planted import canary_clients
     from privpart.cli.audit.replica import Scored
     from privpart.cli.audit.verdict import judged
     from privpart.experiment.train import kept_plan

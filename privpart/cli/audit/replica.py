@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from attacks.canaries import Observer, round_covariance
-from attacks.planted import PlantedCanaries, SeenCanaries, sums_of_releases
-from attacks.replay import Replay, paired
+from attacks.lower_bounds.canaries import Observer, round_covariance
+from attacks.lower_bounds.planted import PlantedCanaries, SeenCanaries, sums_of_releases
+from attacks.lower_bounds.replay import Replay, paired
 from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
 from privpart.loop import fit
 from privpart.messages import ClientId, ClientUpdate, RoundTask

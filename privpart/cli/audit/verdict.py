@@ -13,9 +13,9 @@ from typing import Any, Literal
 from scipy import stats
 
 from accounting import Guarantee
-from attacks import bounds
-from attacks.bounds import Bound, percent
-from attacks.replay import ASSUMPTION, Replay
+from attacks.lower_bounds import bounds
+from attacks.lower_bounds.bounds import Bound, percent
+from attacks.lower_bounds.replay import ASSUMPTION, Replay
 from privpart.cli.audit.replica import Scored
 from privpart.run.canaries import AUDIT_SCHEMA
 

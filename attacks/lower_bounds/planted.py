@@ -8,13 +8,14 @@ the products of every released model with every direction:
     v_t = (q_{t+1} - q_t) / learning_rate,        g_t = v_t - momentum v_{t-1}
 
 undoes a step of SGD with momentum, and report_goal g_t / clip_norm is the round's noised sum on a
-direction in clip norms, which ``attacks.canaries`` weights.
+direction in clip norms, which ``attacks.lower_bounds.canaries`` weights.
 
 Canaries send more than the clip norm, so that a server that does not clip is seen. Where groups of
 parameters take turns, directions are spread over the groups and lie inside one group each.
 
 In a real run the auditor does not know what the other clients send. Spare directions, which nobody
-sends, show how they drift, and the weights allow for it (``attacks.canaries.drifting_view``).
+sends, show how they drift, and the weights allow for it
+(``attacks.lower_bounds.canaries.drifting_view``).
 """
 
 import hashlib
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from accounting import Mechanism, Participation, checks
 from accounting.checks import ConfigError
-from attacks.canaries import (
+from attacks.lower_bounds.canaries import (
     Canaries,
     Observer,
     Scorer,

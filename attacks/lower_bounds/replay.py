@@ -6,7 +6,7 @@ weight, divisor or schedule shows. What is left of a release when the known sum 
 noise, T d draws of it, which bound its standard deviation to a fraction of a percent.
 
 Both are whitened by the noise that the mechanism should have: with K = L L^T the covariance of the
-rounds' noise at unit draws (``attacks.canaries.round_covariance``),
+rounds' noise at unit draws (``attacks.lower_bounds.canaries.round_covariance``),
 
     signal = |L^-1 difference|,        sigma <= sqrt(sum (L^-1 residual)^2 / chi2_quantile(alpha)),
 
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.bounds import Bound, error_of, from_mu
+from attacks.lower_bounds.bounds import Bound, error_of, from_mu
 
 Array = NDArray[np.float64]
 ASSUMPTION = "Gaussian noise; tested: the mechanism's correlations"

@@ -7,11 +7,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from accounting import checks
-from attacks.analytic import invert_dense, is_dense, visible_dense
-from attacks.labels import label_candidates
 from attacks.observation import Observation
-from attacks.reconstruct import GOOD_ENOUGH, Reconstruction, matching_loss, starting_point
-from attacks.solvers import SOLVED, Search, gauss_newton, quasi_newton
+from attacks.reconstruction.analytic import invert_dense, is_dense, visible_dense
+from attacks.reconstruction.labels import label_candidates
+from attacks.reconstruction.reconstruct import (
+    GOOD_ENOUGH,
+    Reconstruction,
+    matching_loss,
+    starting_point,
+)
+from attacks.reconstruction.solvers import SOLVED, Search, gauss_newton, quasi_newton
 from attacks.update import ready
 
 _NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns

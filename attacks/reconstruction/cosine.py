@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.labels import label_candidates
 from attacks.observation import Observation
-from attacks.reconstruct import (
+from attacks.reconstruction.labels import label_candidates
+from attacks.reconstruction.reconstruct import (
     Reconstruction,
     check_bounds,
     differentiable_update,
@@ -26,7 +26,7 @@ from attacks.reconstruct import (
     starting_point,
     total_variation,
 )
-from attacks.solvers import SOLVED, Bounds, Status
+from attacks.reconstruction.solvers import SOLVED, Bounds, Status
 from attacks.update import ready, simulated_update
 
 MOST_GUESSES = 8  # doubtful labels that are tried; all labels of a model would take too long

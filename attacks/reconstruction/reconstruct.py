@@ -12,9 +12,16 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.labels import label_candidates
 from attacks.observation import Observation
-from attacks.solvers import Bounds, Objective, Search, Status, gauss_newton, quasi_newton
+from attacks.reconstruction.labels import label_candidates
+from attacks.reconstruction.solvers import (
+    Bounds,
+    Objective,
+    Search,
+    Status,
+    gauss_newton,
+    quasi_newton,
+)
 from attacks.update import as_double, attacked_gradient, clip_scale, norm, ready, simulated_update
 
 GOOD_ENOUGH = 1e-10  # relative matching loss below which no further start is tried

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.labels import label_candidates
 from attacks.observation import Observation
-from attacks.reconstruct import Reconstruction, matching_loss
-from attacks.solvers import SOLVED
+from attacks.reconstruction.labels import label_candidates
+from attacks.reconstruction.reconstruct import Reconstruction, matching_loss
+from attacks.reconstruction.solvers import SOLVED
 
 
 def invert_dense(weight_grad: Tensor, bias_grad: Tensor | None = None) -> Tensor:

@@ -1,0 +1,1 @@
+"""Reconstructions of inputs and labels from an update: closed forms and searches."""
