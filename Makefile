@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+FLOWER := .flower
+FLOWER_READY := $(FLOWER)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit slow bench mutants wheel-check clean
+.PHONY: help setup demo test lint types unit messages flower slow bench mutants wheel-check clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,12 +21,20 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# Flower's pins conflict with ours: its packages come first here, and the others from .venv.
+$(FLOWER_READY): constraints-flower.txt $(READY)
+	$(BIN)/python -m venv --clear --without-pip $(FLOWER)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)", sep="\n")' \
+	  > "$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-flower.txt
+	@touch $@
+
 setup: $(READY)  ## make the virtual environment in .venv
 
 demo: $(READY)  ## train, account and audit on real data (about a minute on two cores); writes out/
 	$(BIN)/privpart demo --out out
 
-test: lint types unit  ## lint, types and the fast tests, as CI runs them
+test: lint types unit messages  ## lint, types and the fast tests, as CI runs them
 
 lint: $(READY)  ## ruff and the import contracts between the packages
 	$(BIN)/ruff check .
@@ -37,8 +47,15 @@ types: $(READY)  ## mypy --strict on the three packages
 unit: $(READY)  ## the fast tests
 	$(BIN)/pytest -n 2 --dist worksteal -q
 
-slow: $(READY)  ## the tests that take minutes
+messages: $(FLOWER_READY)  ## the fast tests of Flower, over its own messages in one process
+	$(FLOWER)/bin/python -m pytest -q tests/flower
+
+flower: messages  ## install Flower; then a deployment with TLS on this machine, killed and resumed
+	$(FLOWER)/bin/python -m pytest -q -m slow tests/flower/test_deployment.py
+
+slow: $(READY) $(FLOWER_READY)  ## the tests that take minutes
 	$(BIN)/pytest -n 2 -q -m slow
+	$(FLOWER)/bin/python -m pytest -q -m slow tests/flower
 
 mutants: $(READY)  ## break the accounting on purpose and list the mutants that no test notices (hours)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutants]'
@@ -56,4 +73,4 @@ wheel-check: $(READY)  ## build the wheel, install it in a clean environment, ru
 	$(BIN)/pytest -q -m slow tests/test_wheel.py
 
 clean:  ## remove what the other commands made
-	rm -rf $(VENV) mutants build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(FLOWER) mutants build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache

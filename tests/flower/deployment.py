@@ -1,0 +1,329 @@
+"""A Flower deployment on this machine: SuperLink, SuperNodes and runs, all ended with it.
+
+Everything listens on 127.0.0.1, on ports that were free, with TLS and with nodes that sign what
+they send. Processes carry a variable of the deployment's own in their environment: those that
+Flower starts itself are found, killed and ended by it.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+ROOT = Path(__file__).parent.parent.parent
+BIN = Path(sys.executable).parent
+MARK = "PRIVPART_TEST_DEPLOYMENT"
+PATIENCE = 90.0
+"""Seconds to wait for anything, on a machine that is busy with other things."""
+
+
+class DeploymentError(Exception):
+    """Something did not happen in time; the message has the end of the logs."""
+
+
+def write_certificates(folder: Path) -> None:
+    """Write ca.crt, and server.pem and server.key for 127.0.0.1 and localhost."""
+    authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    top = _certificate("privpart test authority", authority, None, authority)
+    below = _certificate("localhost", server, top.subject, authority)
+    folder.mkdir(parents=True, exist_ok=True)
+    pem = serialization.Encoding.PEM
+    (folder / "ca.crt").write_bytes(top.public_bytes(pem))
+    (folder / "server.pem").write_bytes(below.public_bytes(pem))
+    (folder / "server.key").write_bytes(_private(server, serialization.PrivateFormat.PKCS8))
+
+
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name | None,
+    signer: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    """Return a certificate for a day; without an issuer, of an authority that signs itself."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    names = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer or subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+    )
+    if issuer is None:
+        usage = x509.KeyUsage(
+            digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False,
+            key_encipherment=False, data_encipherment=False, key_agreement=False,
+            encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+        builder = builder.add_extension(usage, critical=True)
+    return builder.sign(signer, hashes.SHA256())
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def write_node_key(path: Path) -> Path:
+    """Write the private key of a SuperNode and, with the ending .pub, its public key."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_private(key, serialization.PrivateFormat.OpenSSH))
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    path.with_suffix(".pub").write_bytes(public + b"\n")
+    return path
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 on which nobody listens at this moment."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@dataclass
+class Deployment:
+    """A SuperLink and its SuperNodes, in a folder of their own.
+
+    ``environment`` is added to that of every process. Use it as a context: leaving it ends every
+    process, whatever happened.
+    """
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __enter__(self) -> "Deployment":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_certificates(self.folder / "certificates")
+        self.port = free_port()
+        self.home = self.folder / "home"
+        self.home.mkdir()
+        (self.home / "config.toml").write_text(
+            '[superlink]\ndefault = "here"\n\n[superlink.here]\n'
+            f'address = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{self.folder / "certificates" / "ca.crt"}"\n'
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+        for pid, _ in self._ours():
+            _signal(pid, signal.SIGKILL)
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment of a process of this deployment."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "PYTEST"))}
+        return inherited | {
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(":"),
+            "PYTHONUNBUFFERED": "1",
+            "FLWR_HOME": str(self.home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+            MARK: str(self.folder),
+            **self.environment,
+        }
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, on the database that it left if it was killed."""
+        held = self.folder / "certificates"
+        self._start(
+            "superlink",
+            "flower-superlink",
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--ssl-ca-certfile", str(held / "ca.crt")),
+            *("--ssl-certfile", str(held / "server.pem")),
+            *("--ssl-keyfile", str(held / "server.key")),
+            *("--enable-supernode-auth", "--database", str(self.folder / "superlink.db")),
+            "--disable-runtime-dependency-installation",
+        )
+        self.wait_for(lambda: _listens(self.port), "the SuperLink listens")
+
+    def register(self, name: str) -> None:
+        """Make a key for a node and tell the SuperLink of it."""
+        key = write_node_key(self.folder / "keys" / name)
+        told = self.flwr("supernode", "register", f"{key}.pub", "here", "--name", name)
+        if told.returncode or "rror" in told.stdout:
+            raise DeploymentError(told.stdout + told.stderr)
+
+    def start_node(
+        self, name: str, config: str = "", port: int | None = None, certificate: Path | None = None
+    ) -> None:
+        """Start a SuperNode, with the key of this name.
+
+        Args:
+            config: its node configuration, as the command line takes it.
+            port: where it finds the SuperLink, if not where the SuperLink is.
+            certificate: of the authority that it trusts, if not the SuperLink's.
+        """
+        self._start(
+            name,
+            "flower-supernode",
+            *("--root-certificates", str(certificate or self.folder / "certificates" / "ca.crt")),
+            *("--superlink", f"127.0.0.1:{port or self.port}"),
+            *("--auth-supernode-private-key", str(self.folder / "keys" / name)),
+            *("--port", str(free_port()), "--node-config", config),
+        )
+
+    def _start(self, name: str, program: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [str(BIN / program), *arguments],
+                cwd=self.folder,
+                env=self.variables(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509, threads do not start processes here
+            )
+
+    def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run ``flwr`` with these arguments."""
+        return subprocess.run(
+            [str(BIN / "flwr"), *arguments],
+            cwd=self.folder,
+            env=self.variables(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+
+    def submit(self, app: Path, config: str = "") -> int:
+        """Start a run of an app, and return its id."""
+        chosen = ["--run-config", config] if config else []
+        told = self.flwr("run", str(app), "here", *chosen, "--format", "json")
+        try:
+            return int(json.loads(told.stdout)["run-id"])
+        except (ValueError, KeyError):
+            raise DeploymentError(f"flwr run: {told.stdout}{told.stderr}") from None
+
+    def status(self, run: int) -> str:
+        """Return what Flower calls the state of a run, such as finished:completed."""
+        told = self.flwr("list", "here", "--run-id", str(run), "--format", "json")
+        try:
+            return str(json.loads(told.stdout)["runs"][0]["status"])
+        except (ValueError, KeyError, IndexError):
+            raise DeploymentError(f"flwr list: {told.stdout}{told.stderr}") from None
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """End a process that this deployment started, and what it started itself."""
+        process = self.processes.pop(name)
+        below = [pid for pid in _below(process.pid) if pid != process.pid]
+        _signal(process.pid, number)
+        process.wait(timeout=PATIENCE)
+        for pid in below:
+            _signal(pid, signal.SIGKILL)
+
+    def freeze(self, name: str) -> Callable[[], None]:
+        """Stop a process and all below it with SIGSTOP; return what lets them continue."""
+        pids = _below(self.processes[name].pid)
+        for pid in pids:
+            _signal(pid, signal.SIGSTOP)
+
+        def thaw() -> None:
+            for pid in pids:
+                _signal(pid, signal.SIGCONT)
+
+        return thaw
+
+    def kill_server_app(self) -> None:
+        """Kill the ServerApp that is running, at once and without a word to it."""
+        found = [pid for pid, line in self._ours() if "flwr-serverapp" in line]
+        if not found:
+            raise DeploymentError(f"no ServerApp is running\n{self.logs()}")
+        for pid in found:
+            _signal(pid, signal.SIGKILL)
+
+    def server_app(self) -> int | None:
+        """Return the process id of the ServerApp that is running, if one is."""
+        return next((pid for pid, line in self._ours() if "flwr-serverapp" in line), None)
+
+    def wait_for(self, happened: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+        """Wait until something has happened.
+
+        Raises:
+            DeploymentError: it has not in time, or a process of the deployment ended meanwhile.
+        """
+        until = time.monotonic() + seconds
+        while not happened():
+            ended = [name for name, process in self.processes.items() if process.poll() is not None]
+            if ended or time.monotonic() > until:
+                why = f"{', '.join(ended)} ended" if ended else f"not within {seconds:.0f} s"
+                raise DeploymentError(f"waited until {what}: {why}\n{self.logs()}")
+            time.sleep(0.2)
+
+    def logs(self, lines: int = 30) -> str:
+        """Return the end of every log."""
+        ends = []
+        for path in sorted(self.folder.glob("*.log")):
+            end = path.read_text(errors="replace").splitlines()[-lines:]
+            ends.append("\n".join([f"--- {path.name}", *end]))
+        return "\n".join(ends)
+
+    def _ours(self) -> Iterator[tuple[int, str]]:
+        """Yield the processes whose environment carries this deployment's mark."""
+        mark = f"{MARK}={self.folder}".encode()
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                    yield int(entry.name), line.decode(errors="replace")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as asked:
+        asked.settimeout(1)
+        return asked.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _below(pid: int) -> list[int]:
+    """Return a process and all that it started, and they, and so on."""
+    found = [pid]
+    for one in found:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends, even by kill -9."""
+    die_with_parent = 1
+    ctypes.CDLL(None).prctl(die_with_parent, signal.SIGKILL)
