@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -38,7 +39,10 @@ class DeploymentError(Exception):
 
 def write_certificates(folder: Path) -> None:
     """Write ca.crt, and server.pem and server.key for 127.0.0.1 and localhost."""
-    authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority, server = (
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
     top = _certificate("privpart test authority", authority, None, authority)
     below = _certificate("localhost", server, top.subject, authority)
     folder.mkdir(parents=True, exist_ok=True)
@@ -167,12 +171,31 @@ class Deployment:
         )
         self.wait_for(lambda: _listens(self.port), "the SuperLink listens")
 
-    def register(self, name: str) -> None:
-        """Make a key for a node and tell the SuperLink of it."""
-        key = write_node_key(self.folder / "keys" / name)
-        told = self.flwr("supernode", "register", f"{key}.pub", "here", "--name", name)
-        if told.returncode or "rror" in told.stdout:
-            raise DeploymentError(told.stdout + told.stderr)
+    def register(self, *names: str) -> None:
+        """Make a key for each of these nodes and tell the SuperLink of it, all at the same time."""
+        told = [
+            subprocess.Popen(
+                self._flwr(
+                    "supernode", "register", f"{self.key(name)}.pub", "here", "--name", name
+                ),
+                cwd=self.folder,
+                env=self.variables(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for name in names
+        ]
+        for name, process in zip(names, told, strict=True):
+            said = process.communicate(timeout=PATIENCE)[0]
+            if process.returncode or "registered" not in said:
+                raise DeploymentError(f"flwr supernode register {name}: {said}")
+
+    def key(self, name: str) -> Path:
+        """Return the path of a node's private key; it is made when first asked for."""
+        path = self.folder / "keys" / name
+        return path if path.exists() else write_node_key(path)
 
     def start_node(
         self, name: str, config: str = "", port: int | None = None, certificate: Path | None = None
@@ -189,7 +212,7 @@ class Deployment:
             "flower-supernode",
             *("--root-certificates", str(certificate or self.folder / "certificates" / "ca.crt")),
             *("--superlink", f"127.0.0.1:{port or self.port}"),
-            *("--auth-supernode-private-key", str(self.folder / "keys" / name)),
+            *("--auth-supernode-private-key", str(self.key(name))),
             *("--port", str(free_port()), "--node-config", config),
         )
 
@@ -206,10 +229,13 @@ class Deployment:
                 preexec_fn=_end_with_parent,  # noqa: PLW1509, threads do not start processes here
             )
 
+    def _flwr(self, *arguments: str) -> list[str]:
+        return [str(BIN / "flwr"), *arguments]
+
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run ``flwr`` with these arguments."""
         return subprocess.run(
-            [str(BIN / "flwr"), *arguments],
+            self._flwr(*arguments),
             cwd=self.folder,
             env=self.variables(),
             stdin=subprocess.DEVNULL,
@@ -236,13 +262,10 @@ class Deployment:
             raise DeploymentError(f"flwr list: {told.stdout}{told.stderr}") from None
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """End a process that this deployment started, and what it started itself."""
+        """End a process that this deployment started; what that started must notice by itself."""
         process = self.processes.pop(name)
-        below = [pid for pid in _below(process.pid) if pid != process.pid]
         _signal(process.pid, number)
         process.wait(timeout=PATIENCE)
-        for pid in below:
-            _signal(pid, signal.SIGKILL)
 
     def freeze(self, name: str) -> Callable[[], None]:
         """Stop a process and all below it with SIGSTOP; return what lets them continue."""
@@ -256,19 +279,20 @@ class Deployment:
 
         return thaw
 
-    def kill_server_app(self) -> None:
-        """Kill the ServerApp that is running, at once and without a word to it."""
-        found = [pid for pid, line in self._ours() if "flwr-serverapp" in line]
-        if not found:
-            raise DeploymentError(f"no ServerApp is running\n{self.logs()}")
-        for pid in found:
-            _signal(pid, signal.SIGKILL)
-
     def server_app(self) -> int | None:
         """Return the process id of the ServerApp that is running, if one is."""
         return next((pid for pid, line in self._ours() if "flwr-serverapp" in line), None)
 
-    def wait_for(self, happened: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    def kill_server_app(self) -> None:
+        """Kill the ServerApp that is running."""
+        pid = self.server_app()
+        if pid is None:
+            raise DeploymentError(f"no ServerApp is running\n{self.logs()}")
+        _signal(pid, signal.SIGKILL)
+
+    def wait_for(
+        self, happened: Callable[[], object], what: str, seconds: float = PATIENCE
+    ) -> None:
         """Wait until something has happened.
 
         Raises:
@@ -300,6 +324,59 @@ class Deployment:
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
                     line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
                     yield int(entry.name), line.decode(errors="replace")
+
+
+class Proxy:
+    """A wire to a port of this machine that can be cut: a partition of the network.
+
+    Cut, it accepts connections and passes nothing on, in either direction, without an error.
+    """
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.passes = threading.Event()
+        self.passes.set()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listening.getsockname()[1])
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> "Proxy":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.passes.set()
+        for one in [self._listening, *self._open]:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def cut(self) -> None:
+        """Let nothing through until ``join``."""
+        self.passes.clear()
+
+    def join(self) -> None:
+        """Let everything through again, also what was held back."""
+        self.passes.set()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                return
+            self._open += [near, far]
+            for one, other in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := one.recv(1 << 16):
+                self.passes.wait()
+                other.sendall(chunk)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_WR)
 
 
 def _listens(port: int) -> bool:
