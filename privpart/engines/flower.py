@@ -52,10 +52,9 @@ from privpart.messages import (
 from privpart.model import PartialModel
 from privpart.run.folder import holds_a_run
 from privpart.run.ledger import Ledger
+from privpart.run.report import AUTHENTICATED, UNAUTHENTICATED
 
 SCHEMA = "privpart/flower/1"
-AUTHENTICATED, ASSERTED = "authenticated nodes", "asserted"
-"""Values of the fact "identity" in a run's ledger."""
 _MESSAGE_BYTES = 2**28
 _LONGEST_HEADER = 1024
 _LONGEST_NAME = 4096
@@ -250,7 +249,7 @@ class FlowerEngine:
         nodes: dict[str, list[str]] = {}
         for client, node in self.owners.items():
             nodes.setdefault(str(node), []).append(_name(client))
-        identity = AUTHENTICATED if self.authenticated else ASSERTED
+        identity = AUTHENTICATED if self.authenticated else UNAUTHENTICATED
         return {"identity": identity, "owners": nodes}
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
