@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from accounting import BinaryTree, ConfigError, Participation
+from accounting import BinaryTree, ConfigError, Independent, Participation
 from privpart import AdaptiveClipping, PrivacyPlan, SeededSource, Server, fit
 from privpart.grid import Grid, centred, modulus_bits, residues
 from privpart.messages import ModularSum
@@ -114,8 +114,8 @@ def test_the_least_modulus_holds_the_longest_sums_and_no_smaller_one_does(client
 
 
 def test_sums_that_need_updates_or_noise_are_refused():
-    adaptive = AdaptiveClipping(bit_noise_multiplier=5.0)
-    for changes in ({"noise_multiplier": 0.0}, {"adaptive_clipping": adaptive}):
+    adaptive = {"adaptive_clipping": AdaptiveClipping(bit_noise_multiplier=5.0)}
+    for changes in ({"noise_multiplier": 0.0}, {**adaptive, "mechanism": Independent(ROUNDS)}):
         with pytest.raises(ConfigError, match="clip themselves need noise"):
             server(**changes).run_round((), secure=[object()])
     with pytest.raises(ConfigError, match="ask fewer"):
