@@ -34,7 +34,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.data.clients import Clients
+from privpart.data.clients import Clients, RemoteClients
 from privpart.engines.options import EngineOptions
 from privpart.experiment.plan_file import PlanFile, read
 from privpart.experiment.train import begin, finish, resume_run
@@ -406,25 +406,6 @@ class FlowerEngine:
                 f"node {node}, round {task.round}: {clients} of its clients are missing from the "
                 f"round; it {state}."
             )
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteClients:
-    """Clients whose examples are on nodes, and never here.
-
-    Attributes:
-        ids: ids of all clients, in the order of ``id_order``.
-    """
-
-    ids: Sequence[ClientId]
-
-    def examples(self, client: ClientId) -> Any:  # noqa: ANN401
-        """Raise: the server has no examples of clients.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(f"client {client!r}: its examples are on its node, not on the server.")
 
 
 def hosted(

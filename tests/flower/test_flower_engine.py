@@ -14,6 +14,7 @@ import privpart
 from accounting.checks import ConfigError
 from privpart.engines.flower import Settings, client_app, serve
 from privpart.experiment.export import export
+from privpart.experiment.train import released_setup
 from privpart.run.report import run_report
 from privpart.run.verify import check_run
 
@@ -104,8 +105,8 @@ from privpart.data import from_tensors
 
 def clients():
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(24, 3, generator=generator)
-    return from_tensors(x, x.sum(1), users=[f"c{i % 6}" for i in range(24)])
+    x = torch.randn(48, 3, generator=generator)
+    return from_tensors((x, x.sum(1)), user=[f"c{i % 24:02}" for i in range(48)])
 
 def network():
     return torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
@@ -117,11 +118,22 @@ def test_a_plan_of_own_code_trains_as_in_one_process_and_exports_without_the_exa
     plan = tmp_path / "plan.toml"
     text = write_plan(tmp_path).read_text()
     head, _, tail = text.partition("[model]")
-    tail = tail[tail.index("[client]") :].replace("[client]", '[client]\nloss = "squared_error"')
+    tail = tail[tail.index("[client]") :].replace(
+        "[client]", '[client]\nloss = "mean_squared_error"'
+    )
     model = '[model]\nfactory = "./own.py:network"\n[data]\nclients = "./own.py:clients"\n'
-    plan.write_text(head + model + "clients_per_round = 5\n" + tail)
+    plan.write_text(head + model + "clients_per_round = 6\n" + tail)
     privpart.train(plan=plan, out=tmp_path / "embedded", seed=3, deterministic=True, progress=False)
     apps = {node: client_app(plan) for node in NODES}
     serve(InProcessGrid(apps), plan, settings(tmp_path / "run"), poll=0.01)
     assert torch.equal(released(tmp_path / "run"), released(tmp_path / "embedded"))
-    export(tmp_path / "run", tmp_path / "model.safetensors")
+    (tmp_path / "own.py").write_text(OWN.replace("def clients():", "def clients():#"))
+    with pytest.raises(ConfigError, match="has changed"):
+        serve(InProcessGrid(apps), plan, settings(tmp_path / "run"), poll=0.01)
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(ConfigError, match="flwr run"):
+        privpart.train(plan=plan, out=tmp_path / "run", resume=True)
+    setup = released_setup(tmp_path / "run")
+    with pytest.raises(ConfigError, match="on its node"):
+        setup.clients.examples("c00")
+    export(tmp_path / "run", tmp_path / "model.safetensors", setup=setup)
