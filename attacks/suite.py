@@ -11,7 +11,9 @@ from attacks.reconstruction.cosine import MOST_GUESSES, cosine_tv
 from attacks.reconstruction.features import dense_then_invert
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import Reconstruction, dlg
+from attacks.reconstruction.spear import spear
 
+_DRAWS = 30_000  # of spear: seconds
 Attack = Callable[[nn.Module, Observation, int], Reconstruction | None]
 
 
@@ -35,6 +37,7 @@ def suite(
     searches = {"restarts": restarts, "max_evaluations": max_evaluations}
     attacks: dict[str, Attack] = {
         "invert_dense": lambda model, seen, _: invert_first_dense(model, seen),
+        "spear": partial(_seeded, spear, {"draws": _DRAWS}),
         "dense_then_invert": partial(_seeded, dense_then_invert, searches),
         "dlg": partial(_seeded, dlg, searches | {"newton_steps": newton_steps}),
     }
