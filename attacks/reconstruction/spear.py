@@ -112,13 +112,12 @@ def unmix(
     columns = _sparse_columns(left, draws, seed)
     if columns is None:
         return None
-    inputs: Tensor = torch.linalg.solve(columns, right)
+    mixed: Tensor = torch.linalg.solve(columns, right)
     if bias_grad is None:
-        return _brightest_is_one(inputs)
+        return _brightest_is_one(mixed)
     scales = torch.linalg.lstsq(left @ columns, as_double(bias_grad)[:, None]).solution
-    if bool((scales == 0).any()):
-        return None
-    return inputs / scales
+    inputs: Tensor = mixed / scales
+    return inputs if bool(inputs.isfinite().all()) else None
 
 
 def unmix_low_rank(
@@ -230,7 +229,7 @@ def _silenced(left: Tensor, space: Tensor, rng: np.random.Generator, count: int)
     sets = rng.random((count, len(useful))).argpartition(size, axis=1)[:, :size]
     basis, upper = torch.linalg.qr(seen[useful[torch.from_numpy(sets)]].mT, mode="complete")
     sure = upper.diagonal(dim1=1, dim2=2).abs().amin(1) > _ZERO
-    vectors = basis[sure, :, -1] @ space.T
+    vectors: Tensor = basis[sure, :, -1] @ space.T
     return vectors[_zeros(left, vectors) >= left.shape[1] - 1 + _SPARE]
 
 
@@ -277,7 +276,7 @@ def _in_a_row(model: nn.Module, observation: Observation) -> list[tuple[str, str
         def seen(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
             if id(inputs[0]) in made:
                 pairs.append((made[id(inputs[0])], name))
-            if layer.bias is None:
+            if getattr(layer, "bias", None) is None:
                 made[id(out)] = name
             kept.append(out)
 
