@@ -43,7 +43,7 @@ def trained_by_torch(model, x, y, steps=1):
         nn.functional.cross_entropy(model(x), y).backward()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(0.1 * parameter.grad)
     after = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(before)
     return {name: after[name] - before[name] for name in after}
