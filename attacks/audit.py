@@ -572,9 +572,9 @@ def feature_errors(model: nn.Module, seen: Observation, x: Tensor) -> dict[str, 
     errors = {}
     for name, weight, bias in layers:
         rows = layer_input(model, seen, name)(as_double(x)).detach()
-        reached = rows[0]
-        if len(rows) > 1:  # of a layer that acts on each token
+        if len(rows) != 1:  # of a layer that acts on each token, or is not called
             continue
+        reached = rows[0]
         if bias is not None and bool(bias.any()) and bool(reached.any()):
             errors[name] = feature_error(invert_dense(weight, bias), reached)
     return errors

@@ -85,7 +85,8 @@ def layer_input(
 ) -> Callable[[Tensor], Tensor]:
     """Return x (B, C, H, W) -> the rows (n, I) that enter ``layer``, at the observed weights.
 
-    There is a row per image, or per token where the layer acts on each token.
+    There is a row per image, or per token where the layer acts on each token; none where the
+    model uses its weight without calling it.
     """
     twin = ready(model, observation.training)
     state = {k: v.double() if v.is_floating_point() else v for k, v in observation.state.items()}
@@ -100,7 +101,7 @@ def layer_input(
             functional_call(twin, state, (x,))
         except _ReachedError as reached:
             return reached.value.flatten(0, -2)
-        raise AssertionError(f"{layer}: is never reached")  # impossible: its gradient is not zero
+        return x.new_empty(0, 0)  # something else uses its weight
 
     return features
 
@@ -119,6 +120,8 @@ def _goal(weight: Tensor, bias: Tensor | None, rows: Tensor) -> tuple[Tensor, bo
     The gradient of the weight spans the rows that enter the layer if its rank is their number. A
     space of as many dimensions as a row says nothing about them.
     """
+    if len(rows) == 0:
+        return None
     if len(rows) == 1 and bias is not None:
         return invert_dense(weight, bias)[None], True
     _, size, right = torch.linalg.svd(weight.double(), full_matrices=False)
