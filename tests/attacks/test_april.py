@@ -142,7 +142,8 @@ def test_every_part_that_people_train_is_a_row(first_round, digits):
     model = filled(Adapted())
     if first_round:
         nn.init.zeros_(model.lora_B.weight)
-    attacks = suite(restarts=1, max_evaluations=3, newton_steps=0, steps=0, tv=0)
+    known = suite(restarts=1, max_evaluations=3, newton_steps=0, steps=0, tv=0)
+    attacks = {name: known[name] for name in ("april", "spear", "dlg")}
     report = leakage(model, digits[0][:1], digits[1][:1], views=PARTS, attacks=attacks)
     found = {row.view: row.verdict for row in report.rows}
     assert (found.pop("LoRA A") == "nothing sent") == first_round
@@ -150,6 +151,7 @@ def test_every_part_that_people_train_is_a_row(first_round, digits):
     assert set(found.values()) <= {"attack failed", "ambiguous", "partial", "recovered"}
 
 
+@pytest.mark.slow
 def test_a_frozen_prefix_does_not_hide_the_tokens(digits):
     """The space that the inputs of a dense layer span gives them away, token by token."""
     x, y = digits[0][:1], digits[1][:1]
