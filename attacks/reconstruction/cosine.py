@@ -22,6 +22,7 @@ from attacks.reconstruction.reconstruct import (
     check_bounds,
     differentiable_update,
     flat,
+    known_statistics,
     matching_loss,
     starting_point,
     total_variation,
@@ -44,6 +45,7 @@ def cosine_tv(
     steps: int = 2000,
     learning_rate: float = 0.1,
     tv: float = 3e-3,
+    statistics: float = 0.0,
     signed: bool = True,
     bounds: Bounds = (0.0, 1.0),
     seed: int = 0,
@@ -62,6 +64,7 @@ def cosine_tv(
         steps: steps of Adam, >= 1.
         learning_rate: > 0; falls to a tenth after 3/8, 5/8 and 7/8 of the steps.
         tv: weight of the total variation, >= 0.
+        statistics: see ``dlg``.
         signed: step by the sign of the gradient.
         bounds: least and greatest pixel value.
         seed: of the starting points.
@@ -74,6 +77,7 @@ def cosine_tv(
     steps = checks.count("steps", steps)
     rate = checks.positive("learning_rate", learning_rate)
     tv = checks.nonnegative("tv", tv)
+    gap = known_statistics(model, observation, statistics)
     seed = checks.count("seed", seed, minimum=0)
     check_bounds(bounds)
     start = time.perf_counter()
@@ -93,6 +97,7 @@ def cosine_tv(
                 steps=max(steps // _SCOUTS, 1),
                 learning_rate=rate,
                 tv=tv,
+                statistics=statistics,
                 signed=signed,
                 bounds=bounds,
                 seed=seed,
@@ -113,6 +118,8 @@ def cosine_tv(
     for step in range(steps):
         mine = update(x)
         prior = tv * total_variation(x).mean(-1).sum()
+        if gap is not None:
+            prior = prior + statistics * torch.stack([gap(one.double()) for one in x]).sum()
         pulls = cosine_slope(mine, target, restarts)[1]
         outputs = [*mine, prior]
         moved = [i for i, part in enumerate(outputs) if part.requires_grad]  # depends on the pixels
