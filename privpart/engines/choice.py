@@ -26,6 +26,7 @@ from torch import Tensor
 
 from accounting.fit_cache import read_figures, write_figures
 from privpart.client import LocalTraining
+from privpart.clip import clip
 from privpart.engines.device import clock, namespace, one_thread
 from privpart.engines.methods import LocalComputation, Method, candidates
 from privpart.engines.vectorized import single_step
@@ -313,7 +314,10 @@ class _Trial:
             raise RuntimeError("this round's training has no sums")
         total, _, _ = self._sum(clients)
         self.wasted += len(clients)
-        return self._agree(total.float(), self._reference[: len(clients)].sum(dim=0))
+        task = self._task
+        longest = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
+        expected = sum(clip(update, longest) for update in self._reference[: len(clients)])
+        return self._agree(total.float(), torch.as_tensor(expected))
 
     def _agree(self, found: Tensor, reference: Tensor) -> bool:
         """Return whether ``found`` equals ``reference``, both of shape (c,), up to rounding."""

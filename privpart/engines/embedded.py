@@ -149,7 +149,8 @@ class EmbeddedEngine:
         self._forget_health(task)
         computation = self._ready(task, start, local)
         most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0
-        if not most:
+        found = self._found(task, start)
+        if not most and not (found and found.sums):
             return None
         return self._sums(computation, task, start, local, most, self._taken(task, start))
 
@@ -275,6 +276,11 @@ class EmbeddedEngine:
         left = [client for client in task.clients if client not in known]
         if not left and known:
             return
+        if not most:  # the sums that were kept are not the fastest method
+            each = self._updates(computation, task, left, start, local)
+            for client, update in zip(left, each, strict=True):
+                yield from (task.sum_of(*one) for one in _summed({client: update}, task))
+            return
         chunks = equal_chunks(left, most, self.workers)
         if self.workers == 1:
             for chunk in chunks:
@@ -295,7 +301,7 @@ class EmbeddedEngine:
             self._tell(computation, task)
         if self._choice is None and self.method is not None:
             self._explain(f"{self._setting()}{self.method}: as the options say")
-        if self._choice is None or self._choice.done or self._looked_at(task, start):
+        if self._choice is None or self._choice.done or self._found(task, start):
             return computation
         if self.workers > 1:
             self._start_pool(computation)  # processes start while this one tries methods
@@ -330,13 +336,16 @@ class EmbeddedEngine:
             self._explained = True
             self._report(f"engine: {sentence}")
 
-    def _looked_at(self, task: RoundTask, start: Tensor) -> bool:
+    def _found(self, task: RoundTask, start: Tensor) -> Kept | None:
+        """Return what is known of a round on which methods were tried; None of another round."""
         looked = self._looked
-        return looked is not None and looked.task is task and torch.equal(looked.start, start)
+        if looked is None or looked.task is not task or not torch.equal(looked.start, start):
+            return None
+        return looked.kept
 
     def _taken(self, task: RoundTask, start: Tensor) -> Kept:
-        """Return what is known of a round since methods were tried on it, and forget it."""
-        found = self._looked.kept if self._looked and self._looked_at(task, start) else Kept()
+        """Return what is known of a round, and forget it."""
+        found = self._found(task, start) or Kept()
         self._looked = None
         return found
 
