@@ -301,7 +301,8 @@ class EmbeddedEngine:
             self._tell(computation, task)
         if self._choice is None and self.method is not None:
             self._explain(f"{self._setting()}{self.method}: as the options say")
-        if self._choice is None or self._choice.done or self._found(task, start):
+        known = self._choice is None or self._choice.done or self._found(task, start) is not None
+        if self._choice is None or known or not computation.any_examples(task.clients):
             return computation
         if self.workers > 1:
             self._start_pool(computation)  # processes start while this one tries methods
