@@ -30,8 +30,9 @@ class EngineOptions:
         workers: number of processes, >= 1. 1 computes in the calling process; with more, the script
             must start its work under ``if __name__ == "__main__":``.
         batching: "loop" computes one client after another, "vmap" computes many clients as one
-            vectorized computation, and "auto" chooses in the first round: by the structure of the
-            network, then by timing a few clients.
+            vectorized computation, and "auto" finds the fastest way while the first rounds run: by
+            the structure of the network, then by timing a few clients, or from the figures of an
+            earlier run.
         cache_prefix: whether to keep the outputs of the frozen layers below the lowest trained one.
             None does so if it is exact and fits into memory. The cache is dropped when the frozen
             part changes, except when it is changed through ``.data``.
@@ -48,6 +49,7 @@ class EngineOptions:
             masks differ.
         health: measure each client's loss, and the norm of its update before clipping, see
             ``ClientHealth``. Neither is for release.
+        explain: report in one line what "auto" chose, and how long a round should take.
         worker_timeout: seconds after which a worker process that does not answer is taken to hang,
             which ends the round. It answers after each chunk of up to 128 clients. None allows 15
             minutes at first; then a minute, or 50 times as long per client as the slowest so far.
@@ -64,6 +66,7 @@ class EngineOptions:
     sums: bool = False
     device: "str | torch.device" = "cpu"
     health: bool = False
+    explain: bool = False
     worker_timeout: float | None = None
 
     def __post_init__(self) -> None:
@@ -138,12 +141,8 @@ class EngineOptions:
             ConfigError: an option that this training would ignore, or that its first round could
                 not follow.
         """
-        if selects and self.workers != 1:
-            raise ConfigError(
-                f"workers={self.workers}: clients that select run in one process; use 1."
-            )
-        if selects and self.health:
-            raise ConfigError("health=True: clients that select are not measured; leave it out.")
+        if selects:
+            self._refuse_what_selecting_ignores()
         if selects or local.objective == "moon" or local_parts:
             self._refuse_all_but_one_process_in_float32_on_cpu()
         if self.batching == "vmap":
@@ -163,6 +162,18 @@ class EngineOptions:
             raise ConfigError(
                 "cache_prefix=True: needs examples in memory that no augment changes, and a loss "
                 "by name other than model; leave it out."
+            )
+
+    def _refuse_what_selecting_ignores(self) -> None:
+        if self.workers != 1:
+            raise ConfigError(
+                f"workers={self.workers}: clients that select run in one process; use 1."
+            )
+        if self.health:
+            raise ConfigError("health=True: clients that select are not measured; leave it out.")
+        if self.explain:
+            raise ConfigError(
+                "explain=True: clients that select are computed in one way; leave it out."
             )
 
     def _refuse_all_but_one_process_in_float32_on_cpu(self) -> None:
