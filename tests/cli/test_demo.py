@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from privpart.cli.demo import DataName, sweep_file
-from privpart.experiment.sweep import sweep_of
+from privpart.experiment.sweep_file import sweep_of
 
 
 @pytest.fixture(scope="module")

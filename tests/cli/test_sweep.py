@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from accounting import ConfigError
 from privpart.cli.main import app
-from privpart.experiment.sweep import read_sweep
+from privpart.experiment.sweep_file import read_sweep
 from privpart.experiment.sweep_store import CellResult, SweepStore
 
 PLAN = """
