@@ -317,7 +317,7 @@ def _training_key(cell: Cell) -> str:
     return cell.key
 
 
-_TREE = MechanismChoice(name=MechanismName.TREE)
+_TREE = MechanismChoice(name=MechanismName("tree"))
 
 
 def _draws_nothing(plan: PlanFile) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from accounting.checks import ConfigError
 from privpart.data import federated_hdf5, partition, tasks
+from privpart.data.index import Index
 from privpart.data.tasks.shakespeare import BEGIN, WHEEL
 from privpart.data.users import Users
 from privpart.experiment.plan_file import Data
@@ -104,7 +105,7 @@ def _fed_emnist(folder: Path) -> PlanData:
     return PlanData(users, test.x, test.y)
 
 
-def _dealt(task: tasks.Task, data: Data, users: int) -> list[Tensor]:
+def _dealt(task: tasks.Task, data: Data, users: int) -> Index | list[Tensor]:
     """Return the rows of each user's training examples."""
     if data.alpha is not None:
         return partition.dirichlet_users(
