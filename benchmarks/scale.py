@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def _trained(network: nn.Module, population: Users, size: int, rounds: int) -> d
     model = PartialModel(network, train=["*"], seed=None)
     local = LocalTraining(learning_rate=0.1, steps=1, batch_size=2)
     plan = PrivacyPlan(
-        mechanism=Independent(),
+        mechanism=Independent(rounds),
         participation=Participation(rounds, max_participations=rounds),
         clip_norm=1.0,
         noise_multiplier=1.0,
@@ -105,7 +106,7 @@ def _trained(network: nn.Module, population: Users, size: int, rounds: int) -> d
     return {
         "clients_per_round": size,
         "parameters": model.dim,
-        "seconds_per_round": [round(b - a, 3) for a, b in zip(seconds, seconds[1:], strict=False)],
+        "seconds_per_round": [round(b - a, 3) for a, b in pairwise(seconds)],
         "memory_megabytes_after_round": memory,
     }
 
