@@ -13,7 +13,7 @@ Run: python examples/fedpart_digits.py
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
@@ -108,7 +108,7 @@ class Padded:
             yield replace(update, update=padded)
 
 
-def held(case: Case, y: torch.Tensor, seed: int) -> list[torch.Tensor]:
+def held(case: Case, y: torch.Tensor, seed: int) -> Iterable[torch.Tensor]:
     if case.alpha is None:
         return iid_users(len(y), users=case.users, data_seed=seed)
     return dirichlet_users(y, users=case.users, alpha=case.alpha, data_seed=seed)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
@@ -12,7 +13,7 @@ import typer
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.cli.sweep import processors
+from privpart.cli.sweep import processors, progress_of_rounds
 from privpart.engines.options import EngineOptions
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -21,7 +22,8 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from accounting import PrivacyReport
     from attacks import LeakageReport
     from privpart.cli.demo_tables import Accuracy
-    from privpart.experiment.sweep import Cell, SweepFile
+    from privpart.experiment.sweep import CellTrainer
+    from privpart.experiment.sweep_file import Cell, SweepFile
     from privpart.experiment.task_data import PlanData
 
 AUDITED_IMAGES = 4
@@ -64,20 +66,27 @@ def demo(
     file = sweep_file(data, data_dir, range(seed, seed + seeds))
     _make_folder(out)
 
-    from rich.console import Console
-    from rich.progress import Progress
-
     from attacks import picture
     from privpart.cli import demo_tables, plots
-    from privpart.experiment.sweep import sweep_of
+    from privpart.experiment.sweep import CellTrainer
+    from privpart.experiment.sweep_file import sweep_of
     from privpart.experiment.task_data import plan_data
 
     cells = sweep_of(file).cells
     plan = cells[0].candidates[0]
     examples = plan_data(plan.data, plan.model.network())
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        accuracies = _train(cells, jobs, progress)
+    with (
+        progress_of_rounds() as progress,
+        ThreadPoolExecutor(1) as beside,
+        CellTrainer(jobs, options=ENGINE) as trainer,  # left first, so that Ctrl-C ends it
+    ):
+        train = partial(_train, cells, trainer, progress)
+        # other processes train while this one attacks
+        running = beside.submit(train)
+        if jobs == 1:
+            running.result()
         audits = _audit(examples, seed, progress)
+        accuracies = running.result()
     budgets = _budgets(cells)
     report = {
         "schema": "privpart/demo/1",
@@ -99,7 +108,7 @@ def demo(
 
 def sweep_file(data: DataName, data_dir: Path | None, seeds: Sequence[int]) -> "SweepFile":
     """Return the trainings of the demo on ``data``, with these seeds."""
-    from privpart.experiment.sweep import read_sweep_file
+    from privpart.experiment.sweep_file import read_sweep_file
 
     file = read_sweep_file(_PLANS / f"{data.value.replace('-', '_')}.toml")
     plan = dict(file.tables)
@@ -108,17 +117,19 @@ def sweep_file(data: DataName, data_dir: Path | None, seeds: Sequence[int]) -> "
     return file.model_copy(update={"plan": plan, "seeds": list(seeds)})
 
 
-def _train(cells: "Sequence[Cell]", jobs: int, progress: "Progress") -> list["Accuracy"]:
+def _train(
+    cells: "Sequence[Cell]", trainer: "CellTrainer", progress: "Progress"
+) -> list["Accuracy"]:
     from privpart.cli.demo_tables import Accuracy
-    from privpart.experiment.sweep import train_cells
+    from privpart.experiment.sweep import rounds_of, train_cells
     from privpart.wire import encode_update
 
-    bar = progress.add_task("training", total=len(cells))
+    bar = progress.add_task("training", total=sum(map(rounds_of, cells)))
 
-    def advance(cell: "Cell") -> None:
-        progress.update(bar, advance=1, description=f"training (z = {cell.labels['noise']})")
+    def advance(cell: "Cell", rounds: int) -> None:
+        progress.update(bar, advance=rounds, description=f"training (z = {cell.labels['noise']})")
 
-    results = train_cells(cells, jobs=jobs, options=ENGINE, progress=advance)
+    results = train_cells(cells, trainer, advance)
     points: dict[tuple[str, str], list[int]] = {}
     for number, cell in enumerate(cells):
         points.setdefault((cell.labels["part"], cell.labels["noise"]), []).append(number)

@@ -18,7 +18,7 @@ from privpart.cli.sweep import processors
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from privpart.experiment.freeze_search import FreezeTrial
-    from privpart.experiment.sweep import SweepFile
+    from privpart.experiment.sweep_file import SweepFile
 
 NOT_COVERED = (
     "A search looks at accuracies. On the clients' private data it is a release of its own, which "
@@ -90,7 +90,8 @@ def _search(
     from privpart.experiment.freeze_search import freeze_search as search
     from privpart.experiment.freeze_search import layer_blocks
     from privpart.experiment.plan_file import validated
-    from privpart.experiment.sweep import sweep_of, train_cells
+    from privpart.experiment.sweep import CellTrainer, train_cells
+    from privpart.experiment.sweep_file import sweep_of
     from privpart.experiment.task_data import plan_data
 
     plan = validated(file.tables)
@@ -106,11 +107,12 @@ def _search(
         typer.echo(f"training with {', '.join(frozen) or 'nothing'} frozen ...", err=True)
         part = {"part": {"trial": {"model.train": trained(frozen)}}}
         cells = sweep_of(file.model_copy(update={"joint": part})).cells
-        results = train_cells(cells, jobs=jobs, options=ENGINE)
+        results = train_cells(cells, trainer)
         accuracies[frozen] = [result.accuracy for result in results]
         return mean(accuracies[frozen])
 
-    trials = list(search(layer_blocks(module), accuracy, tolerance=tolerance / 100))
+    with CellTrainer(jobs, options=ENGINE) as trainer:
+        trials = list(search(layer_blocks(module), accuracy, tolerance=tolerance / 100))
     count = sum(p.numel() for p in module.parameters())
     rows = [_row(trial, accuracies, count) for trial in trials]
     best = [trial for trial in trials if trial.kept][-1]

@@ -269,7 +269,12 @@ TABLE: Mapping[str, Options] = {
     "verify-gradients": Options(free="target tolerance form"),
     "freeze-search": Options(free="data tolerance seeds jobs form", idle=(_DATA_DIR,)),
     "demo": Options(free="out data seed seeds jobs", idle=(_DATA_DIR,)),
-    "sweep run": Options(free="file out jobs form"),
+    "sweep run": Options(
+        free="file out jobs form",
+        idle=(
+            Idle("cell_timeout", "jobs", _is("jobs", 1), "one process trains every cell itself"),
+        ),
+    ),
     "sweep show": Options(free="folder form"),
     "audit leakage": Options(
         free=f"{_AUDIT_FREE} gradient schedule fail_on",

@@ -17,7 +17,10 @@ from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from privpart.experiment.sweep import Cell, Outcome, Sweep
+    from rich.progress import Progress
+
+    from privpart.experiment.sweep import CellTrainer, Outcome
+    from privpart.experiment.sweep_file import Cell, Sweep
     from privpart.experiment.sweep_store import Point, SweepStore
 
 _INTERRUPTED = 130
@@ -66,24 +69,34 @@ def run(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", help="Processes; by default one per processor.")
     ] = None,
+    cell_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds without a finished round after which a cell is taken to hang and fails; "
+            "by default 15 minutes until a cell is finished, then a minute, or 50 times the "
+            "longest time between two rounds so far. One process (-j 1) has none."
+        ),
+    ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Train every cell of a grid, for each seed; the same command again resumes the sweep.
 
     A cell is identified by the hash of its plan and seed: finished cells are never trained twice,
     and after a change of an axis only new cells are trained. Failed cells are recorded, and tried
-    again the next time.
+    again the next time. So are cells that hang (--cell-timeout), or whose process was killed.
 
     Example: privpart sweep examples/fedpt_sweep.toml --out fedpt -j 2
     """
     jobs = checks.count("jobs", jobs if jobs is not None else processors())
-    from privpart.experiment.sweep import read_sweep
+    from privpart.experiment.sweep import CellTrainer
+    from privpart.experiment.sweep_file import read_sweep
     from privpart.experiment.sweep_store import SweepStore
 
     chosen = read_sweep(file)
+    trainer = CellTrainer(jobs, timeout=cell_timeout)
     with SweepStore(out, create=True) as store:
         store.describe(chosen.axes, chosen.noise_axes)
-        _run(chosen, store, jobs, out)
+        _run(chosen, store, trainer, out)
         _show(store, out, form)
 
 
@@ -109,12 +122,34 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run(chosen: "Sweep", store: "SweepStore", jobs: int, out: Path) -> None:
+def progress_of_rounds() -> "Progress":
+    """Return a display on standard error: rounds, time elapsed and left, and what is done."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
+    return Progress(
+        TextColumn("rounds"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+        transient=True,
+        speed_estimate_period=300,  # of processes that train cells of different lengths
+    )
+
+
+def _run(chosen: "Sweep", store: "SweepStore", trainer: "CellTrainer", out: Path) -> None:
     from privpart.cli.train import tell_of_code
-    from privpart.experiment.sweep import run_sweep
+    from privpart.experiment.sweep import rounds_of
 
     done = store.finished()
     missing = [cell for cell in chosen.cells if cell.key not in done]
@@ -123,14 +158,20 @@ def _run(chosen: "Sweep", store: "SweepStore", jobs: int, out: Path) -> None:
         tell_of_code(plan)
     typer.echo(f"{len(chosen.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
     try:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task("cells", total=len(missing))
+        with progress_of_rounds() as progress, trainer:
+            bar = progress.add_task("", total=sum(map(rounds_of, missing)))
+            count = 0
+
+            def advanced(_: "Cell", rounds: int) -> None:
+                progress.update(bar, advance=rounds)
 
             def finished(cell: "Cell", outcome: "Outcome") -> None:
+                nonlocal count
+                count += 1
                 store.add(cell.key, cell.labels, cell.seed, outcome)
-                progress.update(bar, advance=1)
+                progress.update(bar, description=f"{count} of {len(missing)} cells")
 
-            run_sweep(missing, jobs=jobs, finished=finished)
+            trainer.train(missing, finished, advanced)
     except KeyboardInterrupt:
         typer.echo(f"privpart: interrupted; finished cells are kept in {out}.", err=True)
         raise typer.Exit(_INTERRUPTED) from None

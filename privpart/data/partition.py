@@ -13,22 +13,23 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.data.index import Index
 from privpart.data.users import Users
 from privpart.messages import ClientId
 
 
-def iid_users(examples: int, *, users: int, data_seed: int) -> list[Tensor]:
+def iid_users(examples: int, *, users: int, data_seed: int) -> Index:
     """Assign ``examples`` at random, the same number to each user; a remainder stays unused.
 
     Returns:
-        Per user, the rows of their examples.
+        Per user, the rows of their examples, in a few bytes per user.
     """
     users = checks.count("users", users)
     each = examples // users
     if each == 0:
         raise ConfigError(f"users={users}: there are only {examples} examples: use fewer users.")
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(data_seed))
-    return list(torch.split(order[: users * each], each))
+    return Index.of_equal_parts(order, users)
 
 
 @overload

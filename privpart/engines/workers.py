@@ -146,7 +146,7 @@ class Workers:
                     daemon=True,
                 )
                 self._workers.append(_Worker(process, here, results, totals))
-                with _no_interrupts():
+                with no_interrupts():
                     process.start()
                 there.close()
         except BaseException as error:
@@ -351,12 +351,13 @@ class Workers:
         process = self._workers[number].process
         process.join(_END)
         return WorkerError(
-            f"worker {number} {_cause(process.exitcode)}. Nothing of this round was released: run "
-            "it again, or resume a run folder with --resume."
+            f"worker {number} {cause_of_death(process.exitcode)}. Nothing of this round was "
+            "released: run it again, or resume a run folder with --resume."
         )
 
 
-def _cause(code: int | None) -> str:
+def cause_of_death(code: int | None) -> str:
+    """Return what the exit code of a process says about its end, to follow its name."""
     if code is None or code >= 0:
         return (
             f"ended with exit code {code}; its own message is on standard error. A script that "
@@ -497,10 +498,7 @@ def _serve(
     started_by_main_thread: bool,
 ) -> None:
     """Compute chunks until the engine closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the process that owns the run handles it
-    _end_with_the_parent(started_by_main_thread=started_by_main_thread)
-    torch.set_num_threads(1)
-    keep_freed_memory()
+    become_a_worker(started_by_main_thread=started_by_main_thread)
     # PartialModel takes patterns, and a name may contain brackets
     groups = [[escape(name) for name in names] for names in groups]
     trainable = [name for names in groups for name in names]
@@ -541,13 +539,21 @@ def _serve(
 
 
 @contextmanager
-def _no_interrupts() -> Iterator[None]:
+def no_interrupts() -> Iterator[None]:
     """Start processes that Ctrl-C does not reach; in this process, it waits for the block's end."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def become_a_worker(*, started_by_main_thread: bool) -> None:
+    """Prepare this process: one thread, and an end with the process that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the process that owns the run handles it
+    _end_with_the_parent(started_by_main_thread=started_by_main_thread)
+    torch.set_num_threads(1)
+    keep_freed_memory()
 
 
 def _end_with_the_parent(*, started_by_main_thread: bool) -> None:

@@ -1,303 +1,298 @@
-"""Sweep: one training many times, over fields of its plan and over seeds.
-
-A sweep file has a base plan, axes that change fields of it, and seeds. Each cell is a whole plan:
-it is checked like any other, and its hash says whether it has been trained. Cells run in several
-processes.
+"""Sweep: train the cells of a sweep file, in several processes that share what they may.
 
 The noise of every cell comes from its seed, so cells can be repeated and compared. These models are
 simulations and not private, whatever epsilon the same plan would have with secret noise.
+
+One set of processes trains all cells. A process loads libraries and reads the files of a task once,
+however many cells it trains. Each cell has a model, clients, an engine and a noise source of its
+own, so its result does not depend on the cells before it. Cells without noise that differ in the
+mechanism only are one training, whose result each of them gets.
 """
 
-import hashlib
-import itertools
-import json
+import threading
 import time
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from copy import deepcopy
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
-from joblib import Parallel, delayed
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
-from pydantic_core import to_json
 from torch import Tensor
+from torch.multiprocessing import get_context
 
+from accounting import checks
 from accounting.checks import ConfigError
+from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from privpart.engines.options import EngineOptions
-from privpart.engines.workers import WorkerError, keep_freed_memory
+from privpart.engines.workers import (
+    WorkerError,
+    become_a_worker,
+    cause_of_death,
+    no_interrupts,
+)
 from privpart.experiment.metric import Accuracy, accuracy
-from privpart.experiment.plan_file import PlanFile, validated
+from privpart.experiment.plan_file import PlanFile
+from privpart.experiment.sweep_file import Cell
 from privpart.experiment.sweep_store import CellResult
+from privpart.experiment.task_data import Reader, read_task
 from privpart.experiment.training import Training, training
+from privpart.loop import RoundRecord
 from privpart.noise.source import SeededSource
 from privpart.plan import PrivacyPlan
 
-Changes = Mapping[str, Any]
-"""Dotted name of a plan field -> its new value."""
-
-
-class Tuning(BaseModel):
-    """Table ``[tune]``: fields whose best value each cell chooses by held-out accuracy.
-
-    Attributes:
-        held_out: share of the test examples to choose by, in (0, 1); the others measure.
-        grid: field -> values to try.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    held_out: float = Field(default=0.5, gt=0, lt=1)
-    grid: dict[str, list[Any]] = Field(min_length=1)
-
-
-class SweepFile(BaseModel):
-    """A whole sweep, as people write it. ``read_sweep_file`` makes it from a TOML file.
-
-    Attributes:
-        sweep_schema: "schema" in the file; names the version of this format.
-        plan: tables of the base plan. A file may name a plan file instead, relative to its folder.
-        seeds: each is the seed of the model, of the data and of the noise.
-        grid: dotted field -> its values: a list, or a table that names them.
-        joint: axis -> name -> the fields that change together.
-        tune: fields that each cell chooses for itself; None tunes nothing.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    sweep_schema: Literal["privpart/sweep/1"] = Field(alias="schema")
-    plan: str | dict[str, Any]
-    seeds: list[int] = Field(min_length=1)
-    grid: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
-    joint: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
-    tune: Tuning | None = None
-    _folder: Path = PrivateAttr(default_factory=Path)
-
-    @property
-    def folder(self) -> Path:
-        """The folder that paths to one's own code are relative to."""
-        return self._folder
-
-    @property
-    def tables(self) -> dict[str, Any]:
-        """The tables of the base plan, once a plan file that is only named has been read."""
-        if isinstance(self.plan, str):
-            raise TypeError(f"plan={self.plan}: the file was not read")
-        return self.plan
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One training of a sweep.
-
-    Attributes:
-        labels: axis -> name of the value that this cell has.
-        seed: of model, data and noise; the run is a simulation and not private.
-        candidates: plans to choose among by held-out accuracy; one if nothing is tuned.
-        held_out: share of the test examples to choose by; 0 if nothing is tuned.
-    """
-
-    labels: Mapping[str, str]
-    seed: int
-    candidates: tuple[PlanFile, ...]
-    held_out: float
-
-    @property
-    def key(self) -> str:
-        """SHA-256, in hex, of all that the result depends on, one's own code included."""
-        plans = (plan.context(plan.code()) for plan in self.candidates)
-        content = [self.seed, self.held_out, *plans]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """The cells of a sweep file.
-
-    Attributes:
-        cells: in the order of the axes, seeds last.
-        axes: their names, in order.
-        noise_axes: names of the axes that set the noise, or the epsilon that it is solved for.
-    """
-
-    cells: tuple[Cell, ...]
-    axes: tuple[str, ...]
-    noise_axes: tuple[str, ...]
-
-
-_NOISE = ("privacy.noise_multiplier", "privacy.target_epsilon")
-
-
-def read_sweep(path: str | Path) -> Sweep:
-    """Return the cells of a TOML file; every plan is checked before any is trained.
-
-    Raises:
-        ConfigError: no such file, not valid TOML, fields that plans do not have, values out of
-            range, an axis without values, or the same cell twice.
-    """
-    return sweep_of(read_sweep_file(path))
-
-
-def read_sweep_file(path: str | Path) -> SweepFile:
-    """Return a TOML file's sweep, with a plan that it names read; raises as ``read_sweep``."""
-    path = Path(path)
-    try:
-        file = SweepFile.model_validate_json(_json_of(path), strict=True)
-        file._folder = path.parent
-        if not isinstance(file.plan, str):
-            return file
-        base = tomllib.loads((path.parent / file.plan).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"sweep {path} cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}, or the plan that it names, is no TOML: {error}.") from None
-    except ValidationError as error:
-        faults = "\n".join(
-            f"  {'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}."
-            for fault in error.errors()
-        )
-        raise ConfigError(f"{path} is not a valid sweep:\n{faults}") from None
-    found = file.model_copy(update={"plan": base})
-    found._folder = (path.parent / str(file.plan)).parent
-    return found
-
-
-def _json_of(path: Path) -> bytes:
-    return to_json(tomllib.loads(path.read_text(encoding="utf-8")))
-
-
-def sweep_of(file: SweepFile) -> Sweep:
-    """Return the cells of a sweep file whose plan is given as tables; raises as ``read_sweep``."""
-    axes = _axes(file)
-    cells = tuple(
-        Cell(
-            {axis: name for axis, (name, _) in zip(axes, point, strict=True)},
-            seed,
-            tuple(
-                _plan(
-                    file.tables,
-                    [*(changes for _, changes in point), tuned, _seeded(seed, file.tables)],
-                    file.folder,
-                )
-                for tuned in _tuned(file.tune)
-            ),
-            file.tune.held_out if file.tune else 0.0,
-        )
-        for point in itertools.product(*(values.items() for values in axes.values()))
-        for seed in file.seeds
-    )
-    if len({cell.key for cell in cells}) < len(cells):
-        raise ConfigError("the sweep has the same cell twice: a value or a seed is listed twice.")
-    noisy = tuple(
-        axis
-        for axis, values in axes.items()
-        if any(field in changes for changes in values.values() for field in _NOISE)
-    )
-    return Sweep(cells, tuple(axes), noisy)
-
-
-def _axes(file: SweepFile) -> dict[str, dict[str, Changes]]:
-    """Return axis -> name of a value -> its changes."""
-    axes: dict[str, dict[str, Changes]] = {
-        field: {name: {field: value} for name, value in _named(values).items()}
-        for field, values in file.grid.items()
-    }
-    for axis, named in file.joint.items():
-        if axis in axes:
-            raise ConfigError(f"joint.{axis}: the grid has an axis of that name already.")
-        axes[axis] = dict(named)
-    if empty := [axis for axis, values in axes.items() if not values]:
-        raise ConfigError(f"axis {empty[0]} has no values.")
-    return axes
-
-
-def _named(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
-    if isinstance(values, dict):
-        return values
-    return {v if isinstance(v, str) else json.dumps(v): v for v in values}
-
-
-def _tuned(tune: Tuning | None) -> Iterator[Changes]:
-    if tune is None:
-        yield {}
-        return
-    for point in itertools.product(*tune.grid.values()):
-        yield dict(zip(tune.grid, point, strict=True))
-
-
-def _seeded(seed: int, base: Mapping[str, Any]) -> Changes:
-    """Return the seeds of a cell; a network that keeps all its weights has none."""
-    model = base.get("model", {})
-    keeps = isinstance(model, dict) and "factory" in model and "seed" not in model
-    return {"data.seed": seed} | ({} if keeps else {"model.seed": seed})
-
-
-def _plan(base: Mapping[str, Any], changes: list[Changes], folder: Path) -> PlanFile:
-    """Return the base plan with all changes; an error names the cell."""
-    values = deepcopy(dict(base))
-    for field, value in (item for change in changes for item in change.items()):
-        *tables, last = field.split(".")
-        table = values
-        for name in tables:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"{field}: {name} is a value of the plan, not a table.")
-        table[last] = value
-        if field == "privacy.target_epsilon":
-            table.pop("noise_multiplier", None)
-        elif field == "privacy.noise_multiplier":
-            table.pop("target_epsilon", None)
-    told = ", ".join(f"{field}={value}" for change in changes for field, value in change.items())
-    return validated(values, name=f"the cell with {told}", folder=folder)
-
+_START = 300.0
+"""Seconds to start a process and to import torch."""
+_FIRST_CELL = 900.0
+"""Seconds between two rounds while no cell is finished."""
+_LEAST_PATIENCE = 60.0
+_PATIENCE = 50
+_LOOK = 1.0
+"""Seconds between looks at the clock; longer ones do not count, as if the machine had slept."""
+_END = 5.0
+"""Seconds to wait for a killed process, which may be stuck in the kernel."""
+_TELL = 0.2
+"""Seconds between two messages about finished rounds."""
 
 Outcome = CellResult | str
 """What a cell gave, or its error."""
+
+Finished = Callable[[Cell, Outcome], None]
+Advanced = Callable[[Cell, int], None]
+
+
+@dataclass(slots=True)
+class _Process:
+    process: Any  # the spawn context's own class
+    pipe: Connection
+    cell: Cell | None = None
+    rounds: int = 0  # of the cell, that were told
+    silent: float = 0.0  # seconds that this process waited since the last message
+    started: bool = False
+
+
+class CellTrainer:
+    """Trains cells, each on one thread of one of several processes, which stay warm.
+
+    Args:
+        jobs: number of processes. 1 trains in the calling process, where nothing can end a cell
+            that hangs; with more, a script must start its work under
+            ``if __name__ == "__main__":``.
+        options: how the engine computes clients; None takes the defaults.
+        timeout: seconds without a finished round after which a cell is taken to hang, > 0. It fails
+            then, and the others continue. None allows 15 minutes until a cell is finished; then a
+            minute, or 50 times the longest time between two rounds so far.
+
+    Raises:
+        ConfigError: a value that is not allowed, or a timeout for one process.
+    """
+
+    def __init__(
+        self, jobs: int, *, options: EngineOptions | None = None, timeout: float | None = None
+    ) -> None:
+        self._jobs = checks.count("jobs", jobs)
+        if timeout is not None:
+            checks.positive("cell_timeout", timeout)
+            if jobs == 1:
+                raise ConfigError(
+                    f"cell_timeout={timeout:g}: one process trains every cell itself and nothing "
+                    "could end it; leave it out, or set jobs."
+                )
+        self._options = options
+        self._timeout = timeout
+        self._longest = 0.0  # seconds between two messages
+        self._any_finished = False
+        self._read = lru_cache(maxsize=1)(read_task)
+        self._processes: list[_Process] = []
+        self._closed = False
+
+    def train(
+        self, cells: Sequence[Cell], finished: Finished, advanced: Advanced = lambda *_: None
+    ) -> None:
+        """Train cells, beginning with the first.
+
+        Args:
+            cells: to train.
+            finished: called with each cell as soon as it is finished, in no fixed order. A cell
+                that failed comes with its error; the others continue.
+            advanced: called with a cell and how many more of its rounds are finished; of each cell
+                that is finished, they sum to ``rounds_of``.
+
+        Raises:
+            WorkerError: a process could not start.
+        """
+        alike: dict[str, list[Cell]] = {}
+        for cell in cells:
+            alike.setdefault(_training_key(cell), []).append(cell)
+
+        def all_finished(first: Cell, outcome: Outcome) -> None:
+            finished(first, outcome)
+            for other in alike[_training_key(first)][1:]:
+                advanced(other, rounds_of(other))
+                finished(other, _outcome_of(other, first, outcome))
+
+        each = [group[0] for group in alike.values()]
+        if self._jobs == 1:
+            self._train_here(each, all_finished, advanced)
+            return
+        try:
+            self._train_in_processes(each, all_finished, advanced)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes, also those that hang, and what another thread trains."""
+        self._closed = True
+        for one in self._processes:
+            _end(one)
+        self._processes = []
+
+    def __enter__(self) -> "CellTrainer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _train_here(self, cells: Sequence[Cell], finished: Finished, advanced: Advanced) -> None:
+        for cell in cells:
+            if self._closed:
+                raise WorkerError("the training was ended.")
+            told = _Told(partial(advanced, cell))
+            outcome = _attempt(cell, self._options, self._read, told)
+            told.say()
+            advanced(cell, rounds_of(cell) - told.rounds)
+            finished(cell, outcome)
+
+    def _train_in_processes(
+        self, cells: Sequence[Cell], finished: Finished, advanced: Advanced
+    ) -> None:
+        todo = deque(cells)
+        while todo or any(one.cell for one in self._processes):
+            idle = [one for one in self._processes if one.cell is None]
+            while len(idle) < len(todo) and len(self._processes) < self._jobs:
+                idle.append(self._new_process())
+            for one in idle[: len(todo)]:
+                self._give(one, todo.popleft())
+            for one, said in self._heard():
+                if one.cell is None:
+                    continue
+                if isinstance(said, int):
+                    one.rounds += said
+                    advanced(one.cell, said)
+                    continue
+                cell, one.cell = one.cell, None
+                self._any_finished |= isinstance(said, CellResult)
+                advanced(cell, rounds_of(cell) - one.rounds)
+                finished(cell, said)
+
+    def _new_process(self) -> _Process:
+        if self._closed:
+            raise WorkerError("the training was ended.")
+        here, there = get_context("spawn").Pipe()
+        in_main = threading.current_thread() is threading.main_thread()
+        process = get_context("spawn").Process(
+            target=_serve, args=(there, self._options, in_main), daemon=True
+        )
+        with no_interrupts():
+            process.start()
+        there.close()
+        self._processes.append(_Process(process, here))
+        return self._processes[-1]
+
+    def _give(self, one: _Process, cell: Cell) -> None:
+        one.cell, one.rounds, one.silent = cell, 0, 0.0
+        try:
+            one.pipe.send(cell)
+        except OSError:  # it has died, which the next look finds
+            return
+
+    def _heard(self) -> Iterator[tuple[_Process, int | Outcome]]:
+        """Yield what the processes say, after waiting for it; and of those that end, their end."""
+        busy = [one for one in self._processes if one.cell is not None]
+        began = time.monotonic()
+        ready = wait([one.pipe for one in busy], _LOOK)
+        # this process may have been stopped in between, and the others too
+        waited = min(time.monotonic() - began, 2 * _LOOK)
+        for one in busy:
+            one.silent += waited
+            if one.pipe in ready:
+                yield from self._said_by(one)
+            elif one.silent > (patience := self._patience(one)):
+                self._drop(one)
+                yield (
+                    one,
+                    f"finished no round in {patience:.4g} seconds and was taken to hang. If its "
+                    "rounds only take long, set --cell-timeout (timeout) higher.",
+                )
+
+    def _said_by(self, one: _Process) -> Iterator[tuple[_Process, int | Outcome]]:
+        try:
+            said = one.pipe.recv()
+        except (EOFError, OSError):
+            yield one, self._death_of(one)
+            return
+        if not one.started:
+            one.started, one.silent = True, 0.0
+            return
+        self._longest = max(self._longest, one.silent)
+        one.silent = 0.0
+        yield one, said
+
+    def _patience(self, one: _Process) -> float:
+        if not one.started:
+            return _START
+        if self._timeout is not None:
+            return self._timeout
+        if not self._any_finished:
+            return _FIRST_CELL
+        return max(_LEAST_PATIENCE, _PATIENCE * self._longest)
+
+    def _drop(self, one: _Process) -> None:
+        _end(one)
+        self._processes.remove(one)
+
+    def _death_of(self, one: _Process) -> str:
+        """Return what ended a process with its cell.
+
+        Raises:
+            WorkerError: it had not started, as no other would.
+        """
+        one.process.join(_END)
+        why = f"the process that trained it {cause_of_death(one.process.exitcode)}"
+        self._drop(one)
+        if not one.started:
+            raise WorkerError(f"no cell was trained: {why}.")
+        return f"{why}. Run the same command again, with fewer jobs."
+
+
+def rounds_of(cell: Cell) -> int:
+    """Return the rounds of all trainings of a cell."""
+    return sum(plan.privacy.rounds for plan in cell.candidates)
 
 
 def run_sweep(
     cells: Sequence[Cell],
     *,
     jobs: int,
-    finished: Callable[[Cell, Outcome], None],
+    finished: Finished,
+    advanced: Advanced = lambda *_: None,
     options: EngineOptions | None = None,
+    timeout: float | None = None,
 ) -> None:
-    """Train cells, each on one thread of one of several processes.
-
-    Args:
-        cells: to train, in this order.
-        jobs: processes.
-        finished: called with each cell as soon as it is finished, in no fixed order. A cell that
-            failed comes with its error; the others go on.
-        options: how the engine computes clients; None takes the defaults.
-
-    Raises:
-        WorkerError: a process was killed.
-    """
-    work = (delayed(_attempt)(number, cell, options) for number, cell in enumerate(cells))
-    outcomes = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(work)
-    try:
-        for number, outcome in outcomes:
-            finished(cells[number], outcome)
-    except BrokenProcessPool:
-        raise WorkerError(
-            "a process that trained cells was killed, perhaps because memory ran out. Run the same "
-            "command again, with fewer jobs; a sweep keeps its finished cells."
-        ) from None
+    """Train cells by a ``CellTrainer`` of their own; see there."""
+    with CellTrainer(jobs, options=options, timeout=timeout) as trainer:
+        trainer.train(cells, finished, advanced)
 
 
 def train_cells(
-    cells: Sequence[Cell],
-    *,
-    jobs: int,
-    options: EngineOptions,
-    progress: Callable[[Cell], None] = lambda _: None,
+    cells: Sequence[Cell], trainer: CellTrainer, advanced: Advanced = lambda *_: None
 ) -> list[CellResult]:
-    """Train cells as ``run_sweep`` does and return their results, in the order of the cells.
+    """Train cells and return their results, in the order of the cells.
 
     Raises:
         RuntimeError: a cell failed.
-        WorkerError: a process was killed.
+        WorkerError: a process could not start.
     """
     results: dict[str, CellResult] = {}
 
@@ -305,29 +300,122 @@ def train_cells(
         if isinstance(outcome, str):
             raise RuntimeError(f"{dict(cell.labels)}, seed {cell.seed}: {outcome}")
         results[cell.key] = outcome
-        progress(cell)
 
-    run_sweep(cells, jobs=jobs, finished=finished, options=options)
+    trainer.train(cells, finished, advanced)
     return [results[cell.key] for cell in cells]
 
 
-def _attempt(number: int, cell: Cell, options: EngineOptions | None) -> tuple[int, Outcome]:
-    """Train one cell in a process of joblib's."""
-    keep_freed_memory()
+def _training_key(cell: Cell) -> str:
+    """Return a key that cells have in common if they are the same training."""
+    if all(map(_draws_nothing, cell.candidates)):
+        choices = [plan.privacy for plan in cell.candidates]
+        plans = [
+            plan.model_copy(update={"privacy": own.model_copy(update={"mechanism": _TREE})})
+            for plan, own in zip(cell.candidates, choices, strict=True)
+        ]
+        cell = replace(cell, candidates=tuple(plans))
+    return cell.key
+
+
+_TREE = MechanismChoice(name=MechanismName("tree"))
+
+
+def _draws_nothing(plan: PlanFile) -> bool:
+    """Return whether a plan's mechanism has no influence on its training."""
+    p = plan.privacy
+    takes_turns = plan.schedule is not None or plan.select is not None
+    return (
+        p.noise_multiplier == 0
+        and p.sampling is None
+        and p.adaptive_clipping is None
+        and not takes_turns
+    )
+
+
+def _outcome_of(other: Cell, first: Cell, outcome: Outcome) -> Outcome:
+    """Return the outcome of a cell that is the same training as the first."""
+    if isinstance(outcome, str):
+        return outcome
+    chosen = [plan.to_json() for plan in first.candidates].index(outcome.plan)
+    plan = other.candidates[chosen]
     try:
-        return number, run_cell(cell, options)
+        plan.privacy_plan()  # a mechanism that this plan cannot have fails here too
+    except ConfigError as error:
+        return f"ConfigError: {error}"
+    return replace(outcome, plan=plan.to_json(), cpu_seconds=0.0)
+
+
+class _Told:
+    """Callback that tells somebody how many rounds were finished, a few times per second.
+
+    Args:
+        tell: called with the number of rounds since the last call.
+    """
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self.rounds = 0
+        self._told = 0
+        self._last = time.monotonic()
+        self._tell = tell
+
+    def __call__(self, _: RoundRecord) -> None:
+        self.rounds += 1
+        if time.monotonic() - self._last >= _TELL:
+            self.say()
+
+    def say(self) -> None:
+        """Tell what was not told yet."""
+        if self.rounds > self._told:
+            self._tell(self.rounds - self._told)
+        self._told, self._last = self.rounds, time.monotonic()
+
+
+def _serve(pipe: Connection, options: EngineOptions | None, in_main: bool) -> None:
+    """Train cells until the other end closes the pipe."""
+    become_a_worker(started_by_main_thread=in_main)
+    read = lru_cache(maxsize=1)(read_task)
+    pipe.send(0)  # it has started
+    while True:
+        try:
+            cell = pipe.recv()
+        except (EOFError, OSError):
+            return
+        pipe.send(_attempt(cell, options, read, _Told(pipe.send)))
+
+
+def _end(one: _Process) -> None:
+    one.pipe.close()
+    one.process.kill()
+    one.process.join(_END)
+
+
+def _attempt(cell: Cell, options: EngineOptions | None, read: Reader, told: _Told) -> Outcome:
+    try:
+        return run_cell(cell, options, read=read, told=told)
     except Exception as error:
-        return number, f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}"
 
 
-def run_cell(cell: Cell, options: EngineOptions | None = None) -> CellResult:
+def run_cell(
+    cell: Cell,
+    options: EngineOptions | None = None,
+    *,
+    read: Reader = read_task,
+    told: Callable[[RoundRecord], None] = lambda _: None,
+) -> CellResult:
     """Train the candidates of one cell and return the result of the best.
+
+    Args:
+        cell: to train.
+        options: how the engine computes clients; None takes the defaults.
+        read: see ``training``.
+        told: called after each round.
 
     Raises:
         ConfigError: a fault of the plan or of its data.
     """
     began = time.process_time()
-    tried = [_train(plan, cell, options) for plan in cell.candidates]
+    tried = [_train(plan, cell, options, read, told) for plan in cell.candidates]
     best = max(tried, key=lambda run: run.chooses)
     plan, promised = best.setup.plan, best.promised
     delta = plan.privacy.delta
@@ -356,11 +444,20 @@ class _Run:
     said: list[str]
 
 
-def _train(plan: PlanFile, cell: Cell, options: EngineOptions | None) -> _Run:
+def _train(
+    plan: PlanFile,
+    cell: Cell,
+    options: EngineOptions | None,
+    read: Reader,
+    told: Callable[[RoundRecord], None],
+) -> _Run:
     said: list[str] = []
-    setup = training(plan, options=options, report=said.append)
+    if plan.references():
+        read = read_task  # one's own network may write to the examples that it is given
+    options = options or EngineOptions(explain=True)
+    setup = training(plan, options=options, report=said.append, read=read)
     promised = setup.promise()
-    server, _ = setup.run(promised, SeededSource(cell.seed))
+    server, _ = setup.run(promised, SeededSource(cell.seed), callbacks=[told])
     chooses, measured = _accuracies(setup, server.parameters, cell.held_out)
     return _Run(setup, promised, chooses, measured, said)
 

@@ -1,5 +1,6 @@
 """Task data: the users and test examples of a plan whose task is built in."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 from accounting.checks import ConfigError
 from privpart.data import federated_hdf5, partition, tasks
+from privpart.data.index import Index
 from privpart.data.tasks.shakespeare import BEGIN, WHEEL
 from privpart.data.users import Users
 from privpart.experiment.plan_file import Data
@@ -28,26 +30,59 @@ class PlanData:
     test_y: Tensor
 
 
-def plan_data(data: Data, network: nn.Module) -> PlanData:
+Reader = Callable[[str, Path | None, int], "tasks.Task | PlanData"]
+"""``read_task``, or a function that keeps what it read."""
+
+
+def plan_data(data: Data, network: nn.Module, read: "Reader | None" = None) -> PlanData:
     """Read a task and deal its examples to users.
 
     Args:
         data: the plan's table.
         network: the plan's network; a language model determines the size of the vocabulary.
+        read: reads the files; None takes ``read_task``. What it returns is not changed.
 
     Raises:
         ConfigError: missing or unexpected files, or more users than examples.
     """
-    if data.task == "shakespeare":
-        return _next_word(_folder(data), network)
-    if data.task == "fed-emnist":
-        return _fed_emnist(_folder(data))
-    task = _images(data)
-    users = Users(task.train_x, task.train_y, _dealt(task, data, data.users or 0))
-    return PlanData(users, task.test_x, task.test_y)
+    if data.task is None:
+        raise TypeError("a plan without a task has clients of its own")
+    found = (read or read_task)(data.task, data.directory, _words(data, network))
+    if isinstance(found, PlanData):
+        return found
+    users = Users(found.train_x, found.train_y, _dealt(found, data, data.users or 0))
+    return PlanData(users, found.test_x, found.test_y)
 
 
-def _next_word(folder: Path, network: nn.Module) -> PlanData:
+def read_task(task: str, directory: Path | None, words: int) -> tasks.Task | PlanData:
+    """Return a task's examples, or its users where the files say who they are.
+
+    Args:
+        task: its name in a plan.
+        directory: of its files; None where it needs none.
+        words: number of words that a language model knows; 0 for other networks.
+
+    Raises:
+        ConfigError: missing or unexpected files.
+    """
+    if task == "digits":
+        return tasks.digits()
+    if task == "fashion-mnist":
+        return tasks.fashion_mnist(directory)
+    if directory is None:
+        raise TypeError("a plan names the folder of a task that is read from files")
+    if task == "shakespeare":
+        plays = tasks.next_word(tasks.speaking_roles(directory / WHEEL), vocabulary=words)
+        return PlanData(plays.users, plays.test_x, plays.test_y)
+    if task == "fed-emnist":
+        return _fed_emnist(directory)
+    readers = {"emnist": tasks.emnist, "cifar10": tasks.cifar10, "cifar100": tasks.cifar100}
+    return readers[task](directory)
+
+
+def _words(data: Data, network: nn.Module) -> int:
+    if data.task != "shakespeare":
+        return 0
     if not isinstance(network, LanguageModel):
         raise TypeError("a plan with plays has a language model")
     words = network.embedding.num_embeddings - (BEGIN + 1)
@@ -56,8 +91,7 @@ def _next_word(folder: Path, network: nn.Module) -> PlanData:
             f"model.sizes.vocabulary: must be at least {BEGIN + 2}, because {BEGIN + 1} entries "
             "are not words."
         )
-    task = tasks.next_word(tasks.speaking_roles(folder / WHEEL), vocabulary=words)
-    return PlanData(task.users, task.test_x, task.test_y)
+    return words
 
 
 def _fed_emnist(folder: Path) -> PlanData:
@@ -71,7 +105,7 @@ def _fed_emnist(folder: Path) -> PlanData:
     return PlanData(users, test.x, test.y)
 
 
-def _dealt(task: tasks.Task, data: Data, users: int) -> list[Tensor]:
+def _dealt(task: tasks.Task, data: Data, users: int) -> Index | list[Tensor]:
     """Return the rows of each user's training examples."""
     if data.alpha is not None:
         return partition.dirichlet_users(
@@ -82,20 +116,3 @@ def _dealt(task: tasks.Task, data: Data, users: int) -> list[Tensor]:
             task.train_y, users=users, classes_each=data.classes_each, data_seed=data.seed
         )
     return partition.iid_users(len(task.train_x), users=users, data_seed=data.seed)
-
-
-def _images(data: Data) -> tasks.Task:
-    if data.task is None:
-        raise TypeError("a plan without a task has clients of its own")
-    if data.task == "digits":
-        return tasks.digits()
-    if data.task == "fashion-mnist":
-        return tasks.fashion_mnist(data.directory)
-    readers = {"emnist": tasks.emnist, "cifar10": tasks.cifar10, "cifar100": tasks.cifar100}
-    return readers[data.task](_folder(data))
-
-
-def _folder(data: Data) -> Path:
-    if data.directory is None:
-        raise TypeError("a plan names the folder of a task that is read from files")
-    return data.directory

@@ -34,7 +34,7 @@ from privpart.experiment.isolation import refuse_carriers
 from privpart.experiment.metric import Accuracy, Metric, measured
 from privpart.experiment.plan_file import Model, PlanFile, short_cohort
 from privpart.experiment.select_table import SelectChoice
-from privpart.experiment.task_data import plan_data
+from privpart.experiment.task_data import Reader, plan_data, read_task
 from privpart.loop import Callback, Engine, RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order, may_take_part
 from privpart.model import PartialModel
@@ -260,6 +260,7 @@ def training(
     options: EngineOptions | None = None,
     report: Callable[[str], None] | None = None,
     part: bool = False,
+    read: Reader = read_task,
 ) -> Training:
     """Load the data and build the model, clients and cohorts of a plan.
 
@@ -269,8 +270,12 @@ def training(
         options: how the engine computes clients; None takes the defaults. ``sums`` is always
             allowed: the engine is trusted, because it simulates every client.
         report: gets a sentence about how the engine computes; None writes it to standard error.
+<<<<<<< HEAD
         part: whether the clients are a part of the population, such as those of one node; there
             are then no cohorts.
+=======
+        read: reads the files of a built-in task, such as one that keeps them for the next plan.
+>>>>>>> sweeps
 
     Raises:
         ConfigError: unknown model or sizes, patterns that match nothing, missing data, a model that
@@ -289,7 +294,7 @@ def training(
     model = _model(plan, own, code)
     if own.remote is not None:
         return _remote(plan, own, code, model, own.remote)
-    clients, metric = _clients(plan, own, code, model.module)
+    clients, metric = _clients(plan, own, code, model.module, read)
     refuse_misfit(model, clients, local, metric)
     if plan.select is None and (plan.model.name is None or code or own.loss or own.augment):
         refuse_carriers(model, clients, local)
@@ -410,7 +415,7 @@ def _built(table: Model, code: Code) -> nn.Module:
 
 
 def _clients(
-    plan: PlanFile, own: Own, code: Code, network: nn.Module
+    plan: PlanFile, own: Own, code: Code, network: nn.Module, read: Reader
 ) -> tuple[Clients, Metric | None]:
     """Return the population, and the metric that the model is measured by."""
     data = plan.data
@@ -420,7 +425,7 @@ def _clients(
         raise ConfigError("metric: the plan names one as well; give one of them.")
     metric = own.metric or cast("Metric | None", code.get("data.metric"))
     if data.task is not None:
-        found = plan_data(data, network)
+        found = plan_data(data, network, read)
         return found.users, metric or Accuracy(found.test_x, found.test_y)
     clients = own.clients
     if clients is None:

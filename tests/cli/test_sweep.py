@@ -5,23 +5,28 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
-import time
+from collections import Counter
 from contextlib import closing
+from dataclasses import replace
+from multiprocessing import Pipe
+from threading import Thread
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from accounting import ConfigError
 from privpart.cli.main import app
-from privpart.experiment.sweep import read_sweep
+from privpart.engines.options import EngineOptions
+from privpart.experiment import sweep as module
+from privpart.experiment.sweep import run_cell, run_sweep
+from privpart.experiment.sweep_file import read_sweep
 from privpart.experiment.sweep_store import CellResult, SweepStore
 
 PLAN = """
 schema = "privpart/plan/1"
 [privacy]
-rounds = 4
+rounds = 2
 clip_norm = 1.0
 noise_multiplier = 1.0
 delta = 1e-5
@@ -111,24 +116,27 @@ def test_a_sweep_is_shown_resumed_by_content_and_marked_as_not_private(folder):
 
 
 def test_a_killed_sweep_goes_on_without_repeating_a_cell(folder):
-    command = [sys.executable, "-m", "privpart.cli.main", "sweep", str(folder / "sweep.toml")]
-    process = subprocess.Popen(
-        [*command, "--out", str(folder / "out"), "-j", "1"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    deadline = time.monotonic() + 120
-    kept = []
-    while time.monotonic() < deadline and len(kept) < 2:
-        time.sleep(0.01)
-        if (folder / "out" / "sweep.sqlite").exists():
-            try:
-                kept = rows_of(folder / "out")
-            except sqlite3.OperationalError:  # no table yet
-                continue
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    """The killed process is a fork of this one, which has imported torch."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)
+            keep = SweepStore.add
+
+            def told(self, *row):
+                keep(self, *row)
+                os.write(writes, b".")
+
+            SweepStore.add = told
+            sweep(folder)
+        finally:
+            os._exit(1)
+    os.close(writes)
+    assert os.read(reads, 1) == os.read(reads, 1) == b"."
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    os.close(reads)
     kept = rows_of(folder / "out")
     assert 2 <= len(kept) < 8
     told = sweep(folder)
@@ -136,6 +144,145 @@ def test_a_killed_sweep_goes_on_without_repeating_a_cell(folder):
     after = rows_of(folder / "out")
     assert after[: len(kept)] == kept  # the same rows: none was written again
     assert len({key for _, key, *_ in after}) == len(after) == 8
+
+
+LOOP = EngineOptions(batching="loop")
+MECHANISMS = """
+[grid]
+"privacy.mechanism" = { tree = { name = "tree" }, none = { name = "independent" } }
+"""
+
+
+def test_cells_of_one_process_share_nothing_but_what_no_result_depends_on(folder, monkeypatch):
+    """Also of a cell that gets the result of another: without noise, no mechanism is drawn from."""
+    text = SWEEP.split("[grid]")[0] + MECHANISMS + "[joint" + SWEEP.split("[joint", 1)[1]
+    (folder / "sweep.toml").write_text(text)
+    cells = read_sweep(folder / "sweep.toml").cells
+    trained: list[tuple[str, bytes]] = []
+    measure = module._accuracies
+
+    def seen(setup, parameters, held_out):
+        trained.append((setup.plan.hash, parameters.numpy().tobytes()))
+        return measure(setup, parameters, held_out)
+
+    monkeypatch.setattr(module, "_accuracies", seen)
+    found, rounds = {}, dict.fromkeys((cell.key for cell in cells), 0)
+
+    def advanced(cell, count):
+        rounds[cell.key] += count
+
+    run_sweep(
+        cells,
+        jobs=1,
+        options=LOOP,
+        finished=lambda cell, outcome: found.setdefault(cell.key, outcome),
+        advanced=advanced,
+    )
+    assert set(rounds.values()) == {2}
+    assert len(trained) == len({own for _, own in trained}) == 6  # of 8 cells
+    assert [json.loads(found[c.key].plan) for c in cells] == [
+        json.loads(c.candidates[0].to_json()) for c in cells
+    ]
+    together = dict(trained)
+    trained.clear()
+    alone = {cell.key: run_cell(cell, LOOP) for cell in (cells[0], cells[-1], cells[4])}
+    assert [together.get(own, values) for own, values in trained] == [own for _, own in trained]
+    assert cells[4].candidates[0].hash not in together  # it got the result of another
+    assert together[cells[0].candidates[0].hash] == trained[2][1]
+    for key, result in alone.items():
+        assert replace(found[key], cpu_seconds=0.0) == replace(result, cpu_seconds=0.0)
+
+
+class Pretended:
+    """A thread in place of a process, which does with a cell what its seed says."""
+
+    exitcode = -signal.SIGKILL
+
+    def __init__(self, pipe):
+        Thread(target=self._serve, args=(pipe,), daemon=True).start()
+
+    def _serve(self, pipe):
+        pipe.send(0)
+        while True:
+            try:
+                cell = pipe.recv()
+            except (EOFError, OSError):
+                return
+            if cell.seed == 1:  # it dies
+                pipe.close()
+                return
+            if cell.seed != 2:  # and hangs otherwise
+                pipe.send(1)
+                pipe.send("ends")
+
+    def kill(self):
+        pass
+
+    def join(self, _):
+        pass
+
+
+def test_a_cell_that_hangs_or_kills_its_process_fails_alone(folder, monkeypatch):
+    (folder / "sweep.toml").write_text(SWEEP.split("[grid]")[0].replace("[0, 1]", "[0, 1, 2, 3]"))
+    cells = read_sweep(folder / "sweep.toml").cells
+    started = []
+
+    def new(trainer):
+        here, there = Pipe()
+        started.append(module._Process(Pretended(there), here))
+        trainer._processes.append(started[-1])
+        return started[-1]
+
+    monkeypatch.setattr(module.CellTrainer, "_new_process", new)
+    found, rounds = {}, Counter()
+    run_sweep(
+        cells,
+        jobs=2,
+        timeout=0.3,
+        finished=lambda cell, outcome: found.setdefault(cell.seed, outcome),
+        advanced=lambda cell, count: rounds.update({cell.seed: count}),
+    )
+    assert found.keys() == {0, 1, 2, 3}
+    assert found[0] == found[3] == "ends"
+    assert "was ended by SIGKILL" in found[1]
+    assert "finished no round in 0.3 seconds and was taken to hang" in found[2]
+    assert "--cell-timeout" in found[2]
+    assert set(rounds.values()) == {2}
+    assert 3 <= len(started) <= 4
+
+
+def test_patience_with_a_cell_follows_the_pace_so_far():
+    trainer = module.CellTrainer(2)
+    one = module._Process(None, None, started=True)
+    assert trainer._patience(one) == 900
+    trainer._any_finished, trainer._longest = True, 0.1
+    assert trainer._patience(one) == 60
+    trainer._longest = 2.0
+    assert trainer._patience(one) == 100
+    assert module.CellTrainer(2, timeout=7.0)._patience(one) == 7
+    for jobs, nonsense in ((1, 5.0), (2, 0.0), (2, float("nan"))):
+        with pytest.raises(ConfigError, match="cell_timeout"):
+            module.CellTrainer(jobs, timeout=nonsense)
+
+
+@pytest.mark.slow
+def test_a_stopped_process_fails_its_cell_and_another_takes_its_place(folder):
+    cells = read_sweep(folder / "sweep.toml").cells[:4]
+    found = {}
+    with module.CellTrainer(2, timeout=20.0) as trainer:
+        stopped = []
+
+        def advanced(cell, _):
+            for one in trainer._processes:
+                if not stopped and one.cell is cell:
+                    stopped.append(cell.key)
+                    os.kill(one.process.pid, signal.SIGSTOP)
+
+        trainer.train(cells, lambda cell, outcome: found.setdefault(cell.key, outcome), advanced)
+    hung = [key for key, outcome in found.items() if isinstance(outcome, str)]
+    assert len(found) == 4
+    assert len(hung) <= 1  # none if it was finished by then
+    assert set(hung) <= set(stopped)
 
 
 def test_failures_are_recorded_not_fatal_and_tried_again(folder):
@@ -165,7 +312,9 @@ def test_tuning_is_marked_as_uncharged(folder):
     tune = '[tune]\nheld_out = 0.4\n[tune.grid]\n"server.learning_rate" = [1e-9, 1.0]\n'
     text = SWEEP.replace("[0, 1]", "[0]").split("[joint")[0]
     (folder / "plan.toml").write_text(
-        PLAN.replace("noise_multiplier = 1.0", "noise_multiplier = 0.0")
+        PLAN.replace("noise_multiplier = 1.0", "noise_multiplier = 0.0").replace(
+            "rounds = 2", "rounds = 6"
+        )
     )
     (folder / "sweep.toml").write_text(text + tune)
     told = sweep(folder, "--format", "json")

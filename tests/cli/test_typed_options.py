@@ -31,7 +31,7 @@ SAMPLES = {
     "gradient": "g.safetensors", "attack": "dlg", "schedule": "full:1", "clip": "1",
     "before": "b.safetensors",
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
-    "limit_epsilon": "4",
+    "cell_timeout": "60", "limit_epsilon": "4",
     "public_key": "0" * 64,
 }  # fmt: skip
 """Values of options that have no default, or a list."""
@@ -118,6 +118,7 @@ SITUATIONS = {
     ("costs", "optimizer"): [["emnist_cnn", "--optimizer", "adam"]],
     ("freeze-search", "data"): [[]],
     ("demo", "data"): [[]],
+    ("sweep run", "jobs"): [["sweep.toml", "--out", "out", "--jobs", "1"]],
     ("audit leakage", "data"): [LEAKING],
     ("audit leakage", "local_steps"): [LEAKING],
     ("audit leakage", "optimizer"): [[*LEAKING, *LOCAL, "--optimizer", "adam"]],

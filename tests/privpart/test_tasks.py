@@ -74,7 +74,7 @@ def test_the_real_files():
 
 def test_users_hold_disjoint_equal_shares():
     users = iid_users(100, users=7, data_seed=1)
-    rows = torch.cat(users)
+    rows = torch.cat([*users])
     assert [len(u) for u in users] == [14] * 7
     assert len(set(rows.tolist())) == 98
     with pytest.raises(ConfigError, match="only 3 examples"):
