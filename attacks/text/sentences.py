@@ -1,0 +1,337 @@
+"""Sentences: put the tokens that spans revealed in order, and complete them by the gradient.
+
+In a decoder the inputs of the second layer depend on the tokens before them, so sentences grow from
+the left; in an encoder they depend on the whole sentence, and one token after another is replaced
+by a better one (DAGER searches there exhaustively). Either search costs forward passes only.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from attacks.text.observation import TextObservation, text_residual
+from attacks.text.spans import FoundTokens, Reader, Source, Span, span
+from attacks.update import simulated_update
+
+_KEPT = 16  # prefixes per sentence of the batch
+_GAP = 3.0  # between the distances of true and of false prefixes
+_CONTEXTS = 4  # random sentences around each token
+_TRIED = 64  # sentences computed at a time, where positions have few tokens
+_SHORTLIST = 16  # tokens of a position that a search tries again
+_TURNS = 8
+_SWEEPS = 8
+_ALIKE = 100.0  # how much farther than the nearest a true sentence may be
+_KICK = 0.15  # share of the tokens replaced before a search continues
+_NEAR = 1e-4  # distance that a true sentence keeps in float32
+_ENOUGH = 8  # open directions that tell sentences apart
+_NEAREST = 12  # last tokens tried per sentence
+_ITERATIONS = 60
+_STEP = 1e-3  # length of the step in a difference quotient
+
+Sentence = tuple[int, ...]
+
+
+def sentence_source(reader: Reader) -> tuple[Source, Span] | None:
+    """Return the layer in view whose span tells most of whole sentences, or of their prefixes.
+
+    Its rank must show every token: a classifier's last layer sends fewer directions than tokens.
+    """
+    found = [(s, span(reader.seen, s)) for s in reader.sources if s.reach != "token"]
+    useful = [(s, one) for s, one in found if one.rank > 0 and one.open > 0]
+    wide = [(s, one) for s, one in useful if one.open >= _ENOUGH] or useful
+    return max(wide, key=lambda pair: (pair[1].rank, pair[1].condition), default=None)
+
+
+def assembled(reader: Reader, tokens: FoundTokens) -> list[Sentence]:
+    """Return the sentences of the batch, as far as a layer in view tells; [] where none does."""
+    best = sentence_source(reader)
+    if best is None or not tokens.by_position[0]:
+        return []
+    source, seen = best
+    if source.reach == "prefix":
+        return _grown(reader, source, seen, tokens)
+    return _replaced(reader, source, seen, tokens)
+
+
+def _grown(reader: Reader, source: Source, seen: Span, tokens: FoundTokens) -> list[Sentence]:
+    """Return sentences grown from the left, a token at a time."""
+    batch = reader.seen.shape[0]
+    alive: list[Sentence] = [()]
+    ended: list[Sentence] = []
+    for position, column in enumerate(tokens.by_position):
+        longer = [(*prefix, token) for prefix in alive for token, _ in column]
+        if not longer:
+            break
+        rows = reader.inputs(source, torch.tensor(longer))[:, position]
+        distances = seen.distance(rows)
+        kept = _before_gap(distances, len(column), batch, seen.threshold(len(longer)))
+        grown = [longer[i] for i in kept]
+        stems = {one[:-1] for one in grown}
+        ended += [prefix for prefix in alive if prefix and prefix not in stems]
+        alive = grown
+    return [*alive, *ended][:batch]
+
+
+def _before_gap(distances: Tensor, least: int, most: int, threshold: float) -> list[int]:
+    """Return the positions of the nearest, up to the widest gap among their distances."""
+    order = distances.argsort()
+    order = order[distances[order] <= threshold]
+    least = min(least, most, len(order))
+    if len(order) <= least:
+        return order.tolist()
+    logs = distances[order].clamp(min=1e-16).log()
+    gaps = (logs[1:] - logs[:-1])[max(least - 1, 0) : most]
+    count = max(least - 1, 0) + int(gaps.argmax()) + 1 if len(gaps) else least
+    if len(gaps) and float(gaps.max()) < torch.tensor(_GAP).log():
+        count = most * _KEPT  # no gap: a later position decides
+    return order[:count].tolist()
+
+
+def _replaced(reader: Reader, source: Source, seen: Span, tokens: FoundTokens) -> list[Sentence]:
+    """Return sentences found by replacing one token at a time, nearest first.
+
+    Tokens of sentences that were found are left out of the next turn, as far as others remain.
+    """
+    generator = torch.Generator().manual_seed(0)
+    columns = [[token for token, _ in column] for column in tokens.by_position if column]
+    columns = _settled(reader, source, seen, columns, generator)
+    batch = reader.seen.shape[0]
+    found: dict[Sentence, float] = {}
+    for _ in range(_TURNS):
+        done = _nearest(found)[:batch]
+        if len(done) == batch:
+            break
+        used = [{sentence[i] for sentence in done} for i in range(len(columns))]
+        open_columns = [
+            [*([t for t in column if t not in known] or column)]
+            for column, known in zip(columns, used, strict=True)
+        ]
+        found |= _descended(
+            reader,
+            source,
+            seen,
+            columns,
+            open_columns,
+            {} if done else found,
+            batch - len(done),
+            generator,
+        )
+    return (_nearest(found) + sorted(found.keys() - _nearest(found), key=found.__getitem__))[:batch]
+
+
+def _settled(
+    reader: Reader,
+    source: Source,
+    seen: Span,
+    columns: Sequence[Sequence[int]],
+    generator: torch.Generator,
+) -> list[list[int]]:
+    """Return the tokens of each position that fit it in the midst of other tokens.
+
+    What a layer reads depends more on its own token than on the others of a sentence, so that a
+    true token is near the span even in a false sentence.
+    """
+    most = max(len(column) for column in columns)
+    least = torch.full((most, len(columns)), torch.inf, dtype=torch.float64)
+    for _ in range(_CONTEXTS):
+        rows = torch.stack([torch.randperm(most, generator=generator) for _ in columns], 1)
+        tried = torch.tensor(
+            [[c[int(k) % len(c)] for c, k in zip(columns, row, strict=True)] for row in rows]
+        )
+        found = seen.distance(reader.inputs(source, tried))
+        if found.shape[1] != len(columns):  # one vector of the whole sentence
+            return [list(column) for column in columns]
+        least.scatter_reduce_(0, rows, found, "amin")
+    batch = reader.seen.shape[0]
+    kept = []
+    for column, distances in zip(columns, least.T, strict=True):
+        best = _before_gap(distances[: len(column)], 1, batch, 1.0)
+        kept.append([column[i] for i in best[: _KEPT * batch]])
+    return kept
+
+
+def _nearest(found: Mapping[Sentence, float]) -> list[Sentence]:
+    """Return the sentences that are nearly as near as the nearest, in this order."""
+    if not found:
+        return []
+    limit = min(_ALIKE * max(min(found.values()), 1e-12), _NEAR)
+    return sorted((s for s in found if found[s] <= limit), key=found.__getitem__)
+
+
+def _descended(
+    reader: Reader,
+    source: Source,
+    seen: Span,
+    columns: Sequence[Sequence[int]],
+    begin: Sequence[Sequence[int]],
+    known: Mapping[Sentence, float],
+    wanted: int,
+    generator: torch.Generator,
+) -> dict[Sentence, float]:
+    """Return sentences that no single other token improves, and the distance of each.
+
+    All searches advance together. Before any sentence is known, each keeps one token, of the
+    position with fewest choices; later they start from tokens of no known sentence, ``begin``.
+    """
+    wide = [i for i, c in enumerate(columns) if len(c) >= wanted]
+    anchor = min(wide or range(len(columns)), key=lambda i: len(columns[i]))
+    starts = max(1, _TRIED // (len(columns[anchor]) * max(map(len, columns))))
+    anchored = [*columns[anchor]] * starts
+    count = len(anchored)
+    choices = [torch.tensor(column).expand(count, -1) for column in columns]
+    first = [torch.tensor(column).expand(count, -1) for column in begin]
+    state = torch.stack([_picked(column, generator) for column in first], 1)
+    if wanted == reader.seen.shape[0]:
+        state[:, anchor] = torch.tensor(anchored)
+    else:  # a token that no found sentence has may be a false one
+        anchor = -1
+    for row, token in zip(state, anchored, strict=True):
+        alike = [sentence for sentence in known if sentence[anchor] == token]
+        if alike:  # from the nearest so far, with a few tokens replaced
+            old = torch.tensor(min(alike, key=known.__getitem__))
+            row.copy_(torch.where(torch.rand(len(row), generator=generator) < _KICK, row, old))
+            row[anchor] = token
+    least = torch.full((count,), torch.inf, dtype=torch.float64)
+    moving = torch.arange(count)
+    for _ in range(_SWEEPS):
+        before = least[moving].clone()
+        for i, column in enumerate(choices):
+            width = column.shape[1]
+            if i == anchor or (width < 2 and bool(least[moving].isfinite().all())):
+                continue
+            tried = state[moving].repeat_interleave(width, 0)
+            tried[:, i] = column[moving].flatten()
+            left = seen.distance(reader.inputs(source, tried)).square().mean(1).sqrt()
+            ranked, order = left.reshape(len(moving), width).sort(1)
+            nearest = torch.zeros(count, min(width, _SHORTLIST), dtype=torch.long)
+            nearest[moving] = column[moving].gather(1, order[:, :_SHORTLIST])
+            choices[i] = nearest
+            least[moving] = ranked[:, 0]
+            state[moving, i] = nearest[moving, 0]
+        moving = moving[least[moving] < before]
+        if not len(moving):
+            break
+    return {tuple(s): d for s, d in zip(state.tolist(), least.tolist(), strict=True)}
+
+
+def _picked(column: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random choice of each row."""
+    chosen = torch.randint(column.shape[1], (len(column), 1), generator=generator)
+    return column.gather(1, chosen)[:, 0]
+
+
+def completed(reader: Reader, sentences: Sequence[Sentence]) -> list[Sentence]:
+    """Return the sentences with their last tokens, which a decoder predicts but never reads.
+
+    Of the gradient, only the label at the position before depends on such a token. What the known
+    tokens leave of the update is compared with all labels at once: a step of the weights along it
+    raises the likelihood of the true one most. The nearest are then tried exactly.
+    """
+    seen = reader.seen
+    batch, length = seen.shape
+    open_rows = [i for i, s in enumerate(sentences) if len(s) < length]
+    if not open_rows or len(sentences) < batch:
+        return list(sentences)
+    gain = _along(reader, [[*s, _any_token(seen)] if len(s) < length else s for s in sentences])
+    whole = [list(s) for s in sentences]
+    nearest = {i: gain[i].argsort(descending=True)[:_NEAREST].tolist() for i in open_rows}
+    for i in open_rows:
+        whole[i].append(nearest[i][0])
+    least = _residual(reader, whole)
+    for _ in range(2):
+        before = least
+        for i in open_rows:
+            for token in nearest[i]:
+                tried = [[*s[:-1], token] if j == i else s for j, s in enumerate(whole)]
+                residual = _residual(reader, tried)
+                if residual < least:
+                    whole, least = tried, residual
+        if least == before:
+            break
+    return [tuple(s) for s in whole]
+
+
+def _residual(reader: Reader, sentences: Sequence[Sequence[int]]) -> float:
+    tokens = _filled(reader, sentences)
+    return text_residual(reader.net, reader.seen, tokens, tokens)
+
+
+def _filled(reader: Reader, sentences: Sequence[Sequence[int]]) -> Tensor:
+    length = reader.seen.shape[1]
+    fill = reader.seen.pad or 0
+    return torch.tensor([[*s, *[fill] * (length - len(s))] for s in sentences])
+
+
+def _any_token(seen: TextObservation) -> int:
+    return 1 if seen.pad == 0 else 0
+
+
+def _along(reader: Reader, sentences: Sequence[Sequence[int]]) -> Tensor:
+    """Return how much each last label of sentences with any last token gains, (B, V).
+
+    That is, from a step of the weights along what these sentences leave of the update.
+    """
+    seen = reader.seen
+    tokens = _filled(reader, sentences)
+    names = seen.sent or tuple(seen.update)
+    said = simulated_update(reader.net, seen.state, names, tokens, tokens, seen.loss, seen.local)
+    ours = torch.cat([said[name].flatten() for name in seen.update])
+    theirs = torch.cat([value.double().flatten() for value in seen.update.values()])
+    scale = float(ours @ theirs / (ours @ ours)) if seen.clip is not None else 1.0
+    sign = -1.0 if seen.local is None else 1.0
+    left = {name: value / scale - said[name] for name, value in seen.update.items()}
+    rows = torch.arange(len(sentences))
+    last = torch.tensor([len(s) - 2 for s in sentences])
+    sign = -1.0 if seen.local is None else 1.0
+    return sign * _solved(reader, tokens, rows, last, left)
+
+
+def _solved(
+    reader: Reader, tokens: Tensor, rows: Tensor, last: Tensor, left: Mapping[str, Tensor]
+) -> Tensor:
+    """Return the least logit slopes at the last positions whose gradient is ``left``, (B, V).
+
+    By conjugate gradients on the normal equations (CGLS).
+    """
+    state = reader.seen.state
+    leaves = {name: state[name].detach().clone().requires_grad_(True) for name in left}
+
+    def logits(weights: Mapping[str, Tensor]) -> Tensor:
+        out: Tensor = functional_call(reader.net, {**state, **weights}, (tokens,))[rows, last]
+        return out
+
+    out = logits(leaves)
+
+    def back(z: Tensor) -> Tensor:
+        found = torch.autograd.grad(out, list(leaves.values()), z, retain_graph=True)
+        return torch.cat([value.flatten() for value in found])
+
+    def forth(r: Tensor) -> Tensor:
+        step = _STEP / max(float(r.norm()), 1e-300)
+        parts = torch.split(r, [value.numel() for value in leaves.values()])
+        move = {
+            name: part.reshape(value.shape) * step
+            for (name, value), part in zip(leaves.items(), parts, strict=True)
+        }
+        with torch.no_grad():
+            up = logits({name: leaves[name] + value for name, value in move.items()})
+            down = logits({name: leaves[name] - value for name, value in move.items()})
+        return (up - down) / (2 * step)
+
+    residual = torch.cat([left[name].flatten() for name in leaves])
+    z = torch.zeros_like(out).detach()
+    slope = forth(residual)
+    direction, size = slope, float(slope.square().sum())
+    for _ in range(_ITERATIONS):
+        if size == 0:
+            break
+        moved = back(direction)
+        along = size / float(moved.square().sum())
+        z = z + along * direction
+        residual = residual - along * moved
+        slope = forth(residual)
+        before, size = size, float(slope.square().sum())
+        direction = slope + (size / before) * direction
+    return z
