@@ -270,12 +270,9 @@ def training(
         options: how the engine computes clients; None takes the defaults. ``sums`` is always
             allowed: the engine is trusted, because it simulates every client.
         report: gets a sentence about how the engine computes; None writes it to standard error.
-<<<<<<< HEAD
         part: whether the clients are a part of the population, such as those of one node; there
             are then no cohorts.
-=======
         read: reads the files of a built-in task, such as one that keeps them for the next plan.
->>>>>>> sweeps
 
     Raises:
         ConfigError: unknown model or sizes, patterns that match nothing, missing data, a model that
