@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import filterfalse
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +29,18 @@ from privpart.data.users import Users
 from privpart.engines.device import clock, full_float32, namespace
 from privpart.engines.frozen_prefix import Features, feature_bytes
 from privpart.engines.ghost_sum import GhostSum
-from privpart.engines.onednn import by_onednn, worth_onednn
+from privpart.engines.layers import (
+    StepsInPlace,
+    channels_last,
+    replaced_dense,
+    worth_onednn,
+)
 from privpart.engines.vectorized import (
     LARGEST_PASS,
     VectorizedTraining,
     losses_of,
     padded_batches,
     single_step,
-    to_channels_last,
 )
 from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
@@ -59,6 +62,8 @@ class Method:
         vectorized: many clients as one batched computation; otherwise one client after another.
         channels_last: convolutions on images whose channels are adjacent in memory.
         onednn: large dense layers multiplied by oneDNN; only one client after another.
+        in_place: steps of plain SGD added to large dense weights without writing their gradient;
+            only one client after another.
         bfloat16: matrix products and convolutions rounded to 8 bits (torch.autocast), with float32
             parameters. Never chosen automatically.
         ghost_sum: ghost clipping in one pass, which returns only the sum of the clipped updates;
@@ -68,6 +73,7 @@ class Method:
     vectorized: bool = False
     channels_last: bool = False
     onednn: bool = False
+    in_place: bool = False
     bfloat16: bool = False
     ghost_sum: bool = False
 
@@ -77,7 +83,8 @@ class Method:
         name = "vectorized (vmap)" if self.vectorized else "one client after another"
         layout = ", channels last" if self.channels_last else ""
         products = ", dense layers by oneDNN" if self.onednn else ""
-        return name + layout + products + (", bfloat16" if self.bfloat16 else "")
+        steps = ", steps in place" if self.in_place else ""
+        return name + layout + products + steps + (", bfloat16" if self.bfloat16 else "")
 
 
 class LocalComputation:
@@ -217,9 +224,10 @@ class LocalComputation:
         module = self.model.module
         with ExitStack() as how:
             if method.channels_last:
-                how.enter_context(_channels_last(module))
-            if method.onednn:
-                how.enter_context(by_onednn(module))
+                how.enter_context(channels_last(module))
+            steps = StepsInPlace() if method.in_place else None
+            if method.onednn or steps:
+                how.enter_context(replaced_dense(module, onednn=method.onednn, steps=steps))
             how.enter_context(rounded)
             each = zip(clients, self._examples(clients, generators), out, generators, strict=True)
             for client, examples, to, generator in each:
@@ -234,6 +242,7 @@ class LocalComputation:
                         active=task.active,
                         out=to,
                         watch=watch,
+                        descend=steps.step if steps else None,
                     )
 
     def _examples(
@@ -433,37 +442,6 @@ def _number_of(client: ClientId) -> int:
     """Return the hash of an id that is a string or a negative number, 256 bits."""
     digest = hashlib.sha256(b"privpart/client id/" + json.dumps(client).encode())
     return int.from_bytes(digest.digest(), "big")
-
-
-@contextmanager
-def _channels_last(module: nn.Module) -> Iterator[None]:
-    """Within this context, give ``module`` its images in channels-last layout.
-
-    Every convolution keeps the layout of its input.
-    """
-    hooks = [module.register_forward_pre_hook(_input_to_channels_last)]
-    norms = [layer for layer in module.modules() if isinstance(layer, nn.GroupNorm)]
-    hooks += [norm.register_forward_pre_hook(_contiguous_for_lowest_norm) for norm in norms]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _contiguous_for_lowest_norm(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Undo the layout before a norm that is the lowest trained layer.
-
-    torch 2.13 crashes the process in the backward pass of such a norm.
-    """
-    x, *others = inputs
-    if x.requires_grad or not any(p.requires_grad for p in norm.parameters()):
-        return inputs
-    return (x.clone(memory_format=torch.contiguous_format), *others)
-
-
-def _input_to_channels_last(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (to_channels_last(inputs[0]), *inputs[1:])
 
 
 def choose(

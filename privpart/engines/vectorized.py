@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from privpart.client import LocalTraining, logits_of, mean_loss
 from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
+from privpart.engines.layers import to_channels_last
 from privpart.model import LayerStates, PartialModel
 
 LARGEST_PASS = 256
@@ -320,13 +321,6 @@ def _examples(x: Tensor, y: Tensor, channels_last: bool, rows: Tensor) -> tuple[
         return x[rows], y[rows]
     images = to_channels_last(x[rows.flatten()])
     return images.view(*rows.shape, *images.shape[1:]), y[rows]
-
-
-def to_channels_last(x: Tensor) -> Tensor:
-    """Return images (n, channels, height, width) with an image's channels adjacent in memory."""
-    # x.to(memory_format=...) treats the two layouts of a single channel as equal and keeps the
-    # strides of the other one, which convolutions do not recognise as channels last.
-    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
 
 _LAYERS = (nn.Linear, nn.ReLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Flatten)
