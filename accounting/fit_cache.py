@@ -77,16 +77,25 @@ def kept_figures(
         settings: everything that they depend on, as JSON values.
         figures: computes them.
     """
+    found = read_figures(name, settings)
+    if found is None:
+        found = figures()
+        write_figures(name, settings, found)
+    return found
+
+
+def read_figures(name: str, settings: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """Return figures that ``write_figures`` cached; None without any, or if they are damaged."""
 
     def checked(held: Mapping[str, Any]) -> Mapping[str, float]:
         return {str(k): checks.nonnegative(str(k), v) for k, v in held.items()}
 
-    path = _path(name, settings)
-    found = _read(path, settings, checked)
-    if found is None:
-        found = figures()
-        _write(path, settings, found)
-    return found
+    return _read(_path(name, settings), settings, checked)
+
+
+def write_figures(name: str, settings: Mapping[str, Any], figures: Mapping[str, float]) -> None:
+    """Cache figures under their name and settings; do nothing where that is not possible."""
+    _write(_path(name, settings), settings, figures)
 
 
 def _path(name: str, key: Mapping[str, Any]) -> Path:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,14 +15,25 @@ from accounting.checks import ConfigError
 from privpart.client import LocalTraining, Watch
 from privpart.data.clients import Clients
 from privpart.data.users import Users
+from privpart.engines.choice import Choice, Kept
 from privpart.engines.device import find_device, one_thread
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.memory import ClientsWithMemory
-from privpart.engines.methods import LocalComputation, Method, choose, prefix_fits
+from privpart.engines.methods import LocalComputation, Method, prefix_fits
 from privpart.engines.options import EngineOptions, changes_inputs
 from privpart.engines.workers import Workers
 from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, RoundTask
 from privpart.model import PartialModel
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A round on whose clients methods were tried, and the results that it can use."""
+
+    task: RoundTask
+    start: Tensor
+    kept: Kept
+
 
 _TURNS = 2
 """Chunks per worker that the rest of a round is cut into, where one client follows another."""
@@ -38,7 +50,9 @@ class EmbeddedEngine:
         local: how each client trains, or a function from the round, counted from 0, to that.
         data_seed: order of examples; each (round, client) has its own generator, so the result
             does not depend on the order in which clients run.
-        report: called with a sentence about what "auto" chose; None writes it to standard error.
+        report: called with a sentence that somebody should know: about what a resumed simulation
+            has lost, and, with ``explain=True``, about what "auto" chose and what it expects of a
+            round. None writes it to standard error.
         options: fields of ``EngineOptions`` by keyword, such as ``workers=2``.
 
     All options compute the same training, for networks that treat each example separately. Updates
@@ -77,7 +91,9 @@ class EmbeddedEngine:
         self._chunk_size = self.options.chunk_size(model.dim)
         self._may_sum = self.options.may_sum
         self.method = self._fixed_method()
-        self._use_ghost_sum = False  # until the first round finds it faster
+        self._use_ghost_sum = False  # until a round finds it faster
+        self._choice: Choice | None = None
+        self._looked: _Looked | None = None
         self._report = report or _to_stderr
         self._with_memory = ClientsWithMemory(model, clients, data_seed, self._report)
         self._device = find_device(self.options.device)
@@ -111,8 +127,12 @@ class EmbeddedEngine:
             yield from self._with_memory.run(task, start, local, self._watch)
             return
         computation = self._ready(task, start, local)
-        for client, update in self._updates(computation, task, start, local):
-            yield task.update(client, update)
+        kept = self._taken(task, start).updates
+        left = [client for client in task.clients if client not in kept]
+        others = self._updates(computation, task, left, start, local)
+        for client in task.clients:
+            yield task.update(client, kept[client] if client in kept else next(others))
+        next(others, None)  # ends the round of the workers
 
     def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
         """Return sums of the clients' clipped updates; None if they are not the fastest method.
@@ -126,7 +146,9 @@ class EmbeddedEngine:
         self._forget_health(task)
         computation = self._ready(task, start, local)
         most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0
-        return self._sums(computation, task, start, local, most) if most else None
+        if not most:
+            return None
+        return self._sums(computation, task, start, local, most, self._taken(task, start))
 
     def local_of(self, round_: int) -> LocalTraining:
         """Return how clients train in a round."""
@@ -213,20 +235,26 @@ class EmbeddedEngine:
         return self.options.precision == "bfloat16"
 
     def _updates(
-        self, computation: LocalComputation, task: RoundTask, start: Tensor, local: LocalTraining
-    ) -> Iterator[tuple[ClientId, Tensor]]:
+        self,
+        computation: LocalComputation,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        local: LocalTraining,
+    ) -> Iterator[Tensor]:
         method = self.method or Method()
-        chunks = self._chunks(task.clients)
+        chunks = self._chunks(clients)
         if self.workers == 1:
             for chunk in chunks:
                 updates = torch.empty(len(chunk), self.model.active_dim(task.active))
                 # Workers have one thread each; sums over more threads are rounded differently.
                 with one_thread(self.options.deterministic):
                     computation.updates(task, chunk, start, method, updates, self._watch)
-                yield from zip(chunk, updates, strict=True)
+                yield from updates
             return
         with self._pool_for(computation) as pool:
-            yield from pool.updates(task, start, local, method, chunks, self._watch)
+            for _, update in pool.updates(task, start, local, method, chunks, self._watch):
+                yield update
 
     def _sums(
         self,
@@ -235,8 +263,15 @@ class EmbeddedEngine:
         start: Tensor,
         local: LocalTraining,
         most: int,
+        kept: Kept,
     ) -> Iterator[CohortSum]:
-        chunks = equal_chunks(task.clients, most, self.workers)
+        for clients, total, unclipped in kept.sums:
+            yield task.sum_of(clients, total, unclipped)
+        known = {client for clients, _, _ in kept.sums for client in clients}
+        left = [client for client in task.clients if client not in known]
+        if not left and known:
+            return
+        chunks = equal_chunks(left, most, self.workers)
         if self.workers == 1:
             for chunk in chunks:
                 total = torch.empty(self.model.dim, dtype=torch.float64)
@@ -248,16 +283,50 @@ class EmbeddedEngine:
                 yield task.sum_of(chunk, total, unclipped)
 
     def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalComputation:
-        """Return this process's computation; choose the method in the first round with examples."""
+        """Return this process's computation; try methods until the fastest one is known."""
         computation = self._computation_of(local)
-        if self.method is None and computation.any_examples(task.clients):
-            self.method, fastest, reason = choose(
-                computation, task, start, bfloat16=self._bfloat16, sums=self._may_sum
-            )
-            self._use_ghost_sum = fastest.ghost_sum
+        if self._choice is None and self.method is None and computation.any_examples(task.clients):
+            self._choice = self._new_choice(computation, task)
             self.close()  # workers from rounds without examples have no memory for sums
-            self._report(f"engine: {fastest}{self._setting()}: {reason}")
+            self._tell(task)
+        if self._choice is None or self._choice.done or self._looked_at(task, start):
+            return computation
+        if self.workers > 1:
+            self._start_pool(computation)  # processes start while this one tries methods
+        self._looked = _Looked(task, start, self._choice.look(computation, task, start))
+        self._tell(task)
         return computation
+
+    def _new_choice(self, computation: LocalComputation, task: RoundTask) -> Choice:
+        chunks = equal_chunks(task.clients, self._chunk_size, self.workers)
+        return Choice(
+            computation,
+            task,
+            chunk=max(map(len, chunks)),
+            workers=self.workers,
+            bfloat16=self._bfloat16,
+            sums=self._may_sum,
+            keep=not self.options.health,
+        )
+
+    def _tell(self, task: RoundTask) -> None:
+        """Use the method that is the fastest so far; explain it once all were tried."""
+        if self._choice is None:
+            return
+        self.method = self._choice.each
+        self._use_ghost_sum = self._choice.fastest.ghost_sum
+        if self._choice.done and self.options.explain:
+            self._report(f"engine: {self._setting()}{self._choice.explain(len(task.clients))}")
+
+    def _looked_at(self, task: RoundTask, start: Tensor) -> bool:
+        looked = self._looked
+        return looked is not None and looked.task is task and torch.equal(looked.start, start)
+
+    def _taken(self, task: RoundTask, start: Tensor) -> Kept:
+        """Return what is known of a round since methods were tried on it, and forget it."""
+        found = self._looked.kept if self._looked and self._looked_at(task, start) else Kept()
+        self._looked = None
+        return found
 
     def _computation_of(self, local: LocalTraining) -> LocalComputation:
         version = self.model.frozen_version
@@ -303,6 +372,17 @@ class EmbeddedEngine:
     @contextmanager
     def _pool_for(self, computation: LocalComputation) -> Iterator[Workers]:
         """Yield the worker processes; end those of a round that failed or was left open."""
+        pool = self._start_pool(computation)
+        try:
+            yield pool
+        except BaseException:
+            # another round may have replaced the pool while this one was open
+            if self._pool is pool:
+                self._pool = None
+            raise
+
+    def _start_pool(self, computation: LocalComputation) -> Workers:
+        """Return the worker processes, which start if there are none."""
         if self._pool is not None and self._pool.open:
             self.close()
         if self._pool is None:
@@ -313,17 +393,10 @@ class EmbeddedEngine:
                 data_seed=self.data_seed,
                 features=computation.features,
                 largest=self._chunk_size,
-                sums=self._use_ghost_sum,
+                sums=self._use_ghost_sum or (self._choice is not None and self._choice.may_sum),
                 timeout=self.options.worker_timeout,
             )
-        pool = self._pool
-        try:
-            yield pool
-        except BaseException:
-            # another round may have replaced the pool while this one was open
-            if self._pool is pool:
-                self._pool = None
-            raise
+        return self._pool
 
     def _chunks(self, clients: Sequence[ClientId]) -> list[Sequence[ClientId]]:
         vectorized = self.method is not None and self.method.vectorized
@@ -332,8 +405,8 @@ class EmbeddedEngine:
 
     def _setting(self) -> str:
         cached = self._computation is not None and self._computation.features is not None
-        prefix = ", frozen prefix cached" if cached else ""
-        return prefix + (f", {self.workers} workers" if self.workers > 1 else "")
+        prefix = "frozen prefix cached, " if cached else ""
+        return prefix + (f"{self.workers} workers, " if self.workers > 1 else "")
 
 
 def _frozen_prefix(model: PartialModel) -> tuple[nn.Sequential, PartialModel]:

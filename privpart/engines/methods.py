@@ -1,8 +1,8 @@
-"""Methods: the ways to compute the updates of simulated clients, and the choice among them.
+"""Methods: the ways to compute the updates of simulated clients, and which of them may apply.
 
-``LocalComputation`` computes clients with a given method. ``choose`` finds the fastest one: the
-structure of the network decides which methods are possible, then a few clients are timed. Both are
-one file, because what a method needs of clients and training is what makes it a candidate.
+``LocalComputation`` computes clients with a given method. ``candidates`` returns the methods that
+the structure of a network and its training permit; ``engines/choice.py`` finds the fastest. Both
+are one file, because what a method needs of clients and training is what makes it a candidate.
 """
 
 import hashlib
@@ -12,8 +12,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import filterfalse
-from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +24,14 @@ from privpart.clip import clip, l2_norm
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.device import clock, full_float32, namespace
+from privpart.engines.device import full_float32, namespace
 from privpart.engines.frozen_prefix import Features, feature_bytes
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.layers import (
     StepsInPlace,
     channels_last,
     replaced_dense,
+    worth_in_place,
     worth_onednn,
 )
 from privpart.engines.vectorized import (
@@ -47,10 +46,6 @@ from privpart.model import PartialModel
 
 _PASS_BYTES = 2**24
 """Limit on the examples of one ghost-clipping pass, and on its gradients of single clients."""
-_MOST_TIMED = 16
-_TIMING_SECONDS = 0.5
-_TOLERANCE = 1e-2
-"""Relative difference of updates above which a method computes something else than rounding."""
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -366,6 +361,10 @@ class LocalComputation:
         materialized = _PASS_BYTES // (4 * max(1, self._ghost_sum.materialized))
         return min(examples // local.batch_size, max(1, materialized))
 
+    def prepare(self, clients: Sequence[ClientId]) -> None:
+        """Compute the features that are missing for clients with data in memory."""
+        self._rows(clients)
+
     def _rows(self, clients: Sequence[ClientId]) -> list[Tensor]:
         """Return each client's rows of ``x``, and compute the features that are missing there."""
         rows = [self.users.indices[client] for client in clients]
@@ -444,60 +443,20 @@ def _number_of(client: ClientId) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def choose(
-    computation: LocalComputation,
-    task: RoundTask,
-    start: Tensor,
-    *,
-    bfloat16: bool = False,
-    sums: bool = False,
-) -> tuple[Method, Method, str]:
-    """Time a few clients of the task with every possible method.
+def candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool) -> list[Method]:
+    """Return the methods worth timing; the first, one client after another, always works.
 
-    A method that fails, or whose updates disagree with one client after another, is left out.
-
-    Args:
-        computation: of the clients.
-        task: the round; at least one of its clients must have examples.
-        start: the round's trained part, shape (d,).
-        bfloat16: whether all methods round to bfloat16.
-        sums: whether ghost clipping is allowed.
-
-    Returns:
-        The fastest method for single updates, the fastest one for updates or their sum, and the
-        reason as a phrase.
+    Of methods that are equally fast, the first is taken.
     """
-    if why := computation.one_at_a_time:
-        only = Method(bfloat16=bfloat16)
-        return only, only, why
-    candidates = _candidates(computation, task, bfloat16=bfloat16)
-    if sums and computation.clients_per_ghost_sum(task):
-        candidates.append(Method(ghost_sum=True))
-    if len(candidates) == 1:
-        return candidates[0], candidates[0], "the only way for this network"
-    asked = [client for client in task.clients if len(computation.users.indices[client])]
-    clients = asked[: _how_many_to_time(computation, task, asked[:1], start, candidates[0])]
-    out = torch.empty(len(clients), computation.model.active_dim(task.active))
-    least, notes = _time_agreeing(computation, task, clients, start, candidates, out)
-    # Twice more, in turns, so that a busy moment of the machine does not hit one method only.
-    for method in [*least, *least]:
-        seconds = _seconds(computation, task, clients, start, method, out)
-        least[method] = min(least[method], seconds)
-    times = ", ".join(f"{m} {1000 * s / len(clients):.2f} ms" for m, s in least.items())
-    fastest = sorted(least, key=lambda method: least[method])
-    each = next(filterfalse(attrgetter("ghost_sum"), fastest))
-    return each, fastest[0], f"a client takes {times}{''.join(notes)}"
-
-
-def _candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool) -> list[Method]:
-    """Return the methods worth timing; the first, one client after another, always works."""
-    convolutional = computation.convolutional
+    convolutional, module = computation.convolutional, computation.model.module
+    rows = _batch_rows(computation)
     methods = [Method(bfloat16=bfloat16)]
-    if convolutional:
-        methods.append(Method(channels_last=True, bfloat16=bfloat16))
-    on_cpu = computation.device.type == "cpu"
-    if on_cpu and not bfloat16 and worth_onednn(computation.model.module, _batch_rows(computation)):
-        methods.append(Method(channels_last=convolutional, onednn=True))
+    on_cpu = computation.device.type == "cpu" and not bfloat16
+    in_place = on_cpu and computation.local.plain_sgd and worth_in_place(module, rows)
+    if convolutional or in_place:
+        methods.append(Method(channels_last=convolutional, in_place=in_place, bfloat16=bfloat16))
+    if on_cpu and worth_onednn(module, rows):
+        methods.append(Method(channels_last=convolutional, onednn=True, in_place=in_place))
     if bfloat16 or not can_vectorize(computation.local, task.active):
         return methods
     # Vectorized convolutions become one grouped convolution, which is slow on a CPU. They do not in
@@ -514,81 +473,6 @@ def _batch_rows(computation: LocalComputation) -> int:
     """Return how many rows a dense layer multiplies per batch; each word of a text is one."""
     y = computation.users.y
     return computation.local.batch_size * (y[0].numel() if len(y) else 1)
-
-
-def _how_many_to_time(
-    computation: LocalComputation,
-    task: RoundTask,
-    one: Sequence[ClientId],
-    start: Tensor,
-    method: Method,
-) -> int:
-    """Return how many clients ``method`` computes in half a second, between 2 and 16."""
-    out = torch.empty(1, computation.model.active_dim(task.active))
-    # twice, because the first call also warms up
-    seconds = min(_seconds(computation, task, one, start, method, out) for _ in range(2))
-    return max(2, min(_MOST_TIMED, int(_TIMING_SECONDS / max(seconds, 1e-6))))
-
-
-def _time_agreeing(
-    computation: LocalComputation,
-    task: RoundTask,
-    clients: Sequence[ClientId],
-    start: Tensor,
-    candidates: Sequence[Method],
-    out: Tensor,
-) -> tuple[dict[Method, float], list[str]]:
-    """Return the seconds of each method that agrees with the first, and a note on each other."""
-    reference: Tensor | None = None
-    notes: list[str] = []
-    seconds: dict[Method, float] = {}
-    for method in candidates:
-        try:
-            took = _seconds(computation, task, clients, start, method, out)
-        except Exception:
-            if reference is None:
-                raise
-            notes.append(f"; {method} fails")  # torch.func does not support every network
-            continue
-        if reference is None:
-            reference = out.clone()
-        expected = reference.sum(dim=0, keepdim=True) if method.ghost_sum else reference
-        if _agree(out[: len(expected)], expected):
-            seconds[method] = took
-        else:
-            notes.append(f"; {method} deviates")
-    return seconds, notes
-
-
-def _agree(found: Tensor, reference: Tensor) -> bool:
-    """Return whether every row of ``found`` equals that of ``reference`` up to rounding."""
-    # This has found a bug: oneDNN is wrong about some channels-last convolutions of one channel
-    # (torch 2.13, kernel (2, 3), stride (1, 2)).
-    lengths = reference.norm(dim=1)
-    # A client with nothing to learn has an update of length 0: it is measured by the median.
-    lengths = lengths.clamp(min=max(float(lengths.median()), 1e-30))
-    return bool(((found - reference).norm(dim=1) / lengths).max() < _TOLERANCE)
-
-
-def _seconds(
-    computation: LocalComputation,
-    task: RoundTask,
-    clients: Sequence[ClientId],
-    start: Tensor,
-    method: Method,
-    out: Tensor,
-) -> float:
-    """Compute the clients' updates into ``out``, or their sum into its first row, and time it."""
-    total = torch.empty(out.shape[1], dtype=torch.float64)
-    began = clock(computation.device)
-    if method.ghost_sum:
-        computation.sum(task, clients, start, total)
-    else:
-        computation.updates(task, clients, start, method, out)
-    seconds = clock(computation.device) - began
-    if method.ghost_sum:
-        out[0] = total
-    return seconds
 
 
 def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:

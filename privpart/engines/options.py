@@ -30,8 +30,9 @@ class EngineOptions:
         workers: number of processes, >= 1. 1 computes in the calling process; with more, the script
             must start its work under ``if __name__ == "__main__":``.
         batching: "loop" computes one client after another, "vmap" computes many clients as one
-            vectorized computation, and "auto" chooses in the first round: by the structure of the
-            network, then by timing a few clients.
+            vectorized computation, and "auto" finds the fastest way while the first rounds run: by
+            the structure of the network, then by timing a few clients, or from the figures of an
+            earlier run.
         cache_prefix: whether to keep the outputs of the frozen layers below the lowest trained one.
             None does so if it is exact and fits into memory. The cache is dropped when the frozen
             part changes, except when it is changed through ``.data``.
@@ -48,6 +49,7 @@ class EngineOptions:
             masks differ.
         health: measure each client's loss, and the norm of its update before clipping, see
             ``ClientHealth``. Neither is for release.
+        explain: report in one line what "auto" chose, and how long a round should take.
         worker_timeout: seconds after which a worker process that does not answer is taken to hang,
             which ends the round. It answers after each chunk of up to 128 clients. None allows 15
             minutes at first; then a minute, or 50 times as long per client as the slowest so far.
@@ -64,6 +66,7 @@ class EngineOptions:
     sums: bool = False
     device: "str | torch.device" = "cpu"
     health: bool = False
+    explain: bool = False
     worker_timeout: float | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,467 @@
+"""Choice: finds the fastest method for a training while its first rounds run.
+
+No round waits for a probe. A method is first checked against one client after another: on one
+client, by its first steps if it has many. One that fails, or computes something else, is dropped.
+It is then timed; where clients take moments, on clients whose updates the round needs anyway. All
+other work is thrown away, and bounded: by the work of two clients in the first round, and in a
+later one by a twentieth of its cohort, or one method's trial. What does not fit is tried in the
+next round, until every method was.
+
+The figures are cached by everything that they depend on (``_key``), so that the cells of a sweep
+and later runs only check the method that was the fastest. The cache decides how clients are
+computed and nothing else: a damaged file is ignored, and one that lies costs time.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accounting.fit_cache import read_figures, write_figures
+from privpart.client import LocalTraining
+from privpart.engines.device import clock, namespace, one_thread
+from privpart.engines.methods import LocalComputation, Method, candidates
+from privpart.engines.vectorized import single_step
+from privpart.messages import ClientId, RoundTask
+
+_FEW_STEPS = 2
+"""Steps of a trial, for clients that take more than twice as many."""
+_WASTED, _WASTED_LATER = 2.0, 0.05
+"""Clients whose work may be thrown away: in the first round; in a later one per client of it."""
+_SHORT = 0.25
+"""Seconds below which whole clients are timed, because a few steps are too short."""
+_ENOUGH = 0.05
+"""Seconds of work that are timed if enough clients are there, of one client after another."""
+_MOST_TIMED = 4
+_BEHIND = 1.5
+"""Times the best time that pairs of clients may take before a larger number of them is timed."""
+_TIE = 0.95
+"""A later method of the list is taken if its time is below this part of an earlier one's."""
+_NOTHING = 1e-6
+"""Part of the clip norm below which an update is that of a client with nothing to learn."""
+_TOLERANCE = 1e-2
+"""Relative difference of updates above which a method computes something else than rounding."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """Results of a round that were computed to time a method.
+
+    Attributes:
+        updates: clipped updates of single clients, shape (c,).
+        sums: clients, the sum of their clipped updates, shape (d,), and how many were not clipped.
+    """
+
+    updates: dict[ClientId, Tensor] = field(default_factory=dict)
+    sums: list[tuple[Sequence[ClientId], Tensor, int]] = field(default_factory=list)
+
+
+class Choice:
+    """The methods of one training, and what is known of them.
+
+    Args:
+        computation: of the clients.
+        task: the first round that has clients with examples.
+        chunk: clients that a round computes at once, if they are vectorized.
+        workers: processes that compute rounds; more than one have a thread each.
+        bfloat16: whether all methods round to bfloat16.
+        sums: whether ghost clipping is allowed.
+        keep: whether the round can use results of clients that were timed.
+
+    Attributes:
+        each: the fastest method known for single updates.
+        fastest: the fastest one known for updates or their sum.
+        done: whether every method was tried.
+        may_sum: whether sums can turn out to be the fastest.
+    """
+
+    def __init__(
+        self,
+        computation: LocalComputation,
+        task: RoundTask,
+        *,
+        chunk: int,
+        workers: int = 1,
+        bfloat16: bool = False,
+        sums: bool = False,
+        keep: bool = True,
+    ) -> None:
+        self._why = computation.one_at_a_time
+        self._methods = [Method(bfloat16=bfloat16)]
+        if not self._why:
+            self._methods = candidates(computation, task, bfloat16=bfloat16)
+            if sums and computation.clients_per_ghost_sum(task):
+                self._methods.append(Method(ghost_sum=True))
+            self._why = "the only way for this network"
+        self._plain, *others = self._methods
+        self.each = self.fastest = self._plain
+        self._chunk, self._workers, self._keep = chunk, workers, keep
+        self._seconds: dict[Method, float] = {}  # of a typical client
+        self._notes: dict[Method, str] = {}
+        self._remembered: Mapping[str, float] | None = None
+        self._begun = False
+        if single_step(computation.local) or not computation.convolutional:
+            others.sort(key=lambda m: not (m.vectorized or m.ghost_sum))  # what likely gains most
+        self._pending = others
+        if others:
+            self._key = _key(computation, task, chunk, workers, self._methods)
+            self._recall()
+        self.done = not self._pending
+        self.may_sum = Method(ghost_sum=True) in (*self._pending, self.fastest)
+
+    def look(self, computation: LocalComputation, task: RoundTask, start: Tensor) -> Kept:
+        """Try methods on clients of a round; return the results that the round can use.
+
+        Args:
+            computation: of the clients.
+            task: the round; at least one of its clients must have examples.
+            start: the round's trained part, shape (d,).
+        """
+        kept = Kept()
+        if self.done or computation.one_at_a_time:  # a schedule's training may be
+            return kept
+        wasted = max(_WASTED, _WASTED_LATER * len(task.clients) if self._begun else 0.0)
+        with one_thread(self._workers > 1):
+            trial = _Trial(computation, task, start, self._plain, kept if self._keep else None)
+            if self._plain not in self._seconds:
+                self._seconds[self._plain] = trial.one_by_one(self._plain)
+            tried = False
+            while self._pending:
+                cost = trial.cost(self._pending[0], check_only=self._remembered is not None)
+                # a method that never fits is tried at last by a round that tries nothing else
+                if trial.wasted + cost > wasted and (tried or not self._begun):
+                    break
+                self._try(trial, self._pending.pop(0))
+                tried = True
+        self._begun = True
+        self._decide()
+        if not self._pending:
+            self.done = True
+            write_figures("engine", self._key, {str(m): s for m, s in self._seconds.items()})
+        return kept
+
+    def explain(self, clients: int) -> str:
+        """Return what was chosen and why, in one line.
+
+        Args:
+            clients: how many a round has, for the time that it should take.
+        """
+        if self.fastest not in self._seconds:
+            return f"{self.fastest}: {self._why}"
+        expected = self._seconds[self.fastest] * clients / max(1, min(self._workers, clients))
+        known = ", remembered" if self._remembered is not None else ""
+        times = ", ".join(f"{m} {1000 * s:.2f} ms" for m, s in self._seconds.items())
+        notes = "".join(f"; {method} {note}" for method, note in self._notes.items())
+        return (
+            f"{self.fastest}: about {expected:.2g} s for a round of {clients} clients; a client "
+            f"takes {times}{known}{notes}"
+        )
+
+    def _recall(self) -> None:
+        """Take the figures of an earlier run, and check only the methods that it found fastest."""
+        held = read_figures("engine", self._key)
+        known = {m: held[str(m)] for m in self._methods if str(m) in held} if held else {}
+        if self._plain not in known:
+            return
+        self._remembered = held
+        self._seconds = known
+        self._decide()
+        fastest = (self.fastest, self.each)
+        self._pending = [m for m in self._methods[1:] if m in fastest]
+        self._seconds = {self._plain: known[self._plain]}
+        self._decide()  # by what was checked
+
+    def _forget(self) -> None:
+        """Try all methods, because one that an earlier run had found does not work here."""
+        self._remembered = None
+        self._seconds = {}
+        self._pending = [m for m in self._methods[1:] if m not in self._notes]
+
+    def _try(self, trial: "_Trial", method: Method) -> None:
+        try:
+            if trial.agrees(method):
+                held = self._remembered
+                self._seconds[method] = (
+                    trial.seconds(method, self._chunk, min(self._seconds.values()))
+                    if held is None
+                    else held[str(method)]
+                )
+                return
+            self._notes[method] = "deviates"
+        except Exception:
+            self._notes[method] = "fails"  # torch.func does not support every network
+        if self._remembered is not None:
+            self._forget()
+            self._seconds[self._plain] = trial.one_by_one(self._plain)
+
+    def _decide(self) -> None:
+        self.each = self.fastest = self._plain
+        for method in self._methods[1:]:
+            seconds = self._seconds.get(method, math.inf)
+            if seconds < _TIE * self._seconds[self.fastest]:
+                self.fastest = method
+            if not method.ghost_sum and seconds < _TIE * self._seconds[self.each]:
+                self.each = method
+
+
+class _Trial:
+    """Trials on the clients of one round.
+
+    Args:
+        computation: of the clients.
+        task: the round.
+        start: the round's trained part.
+        plain: the method that others are compared with.
+        kept: gets results of whole clients; None throws all away.
+
+    Attributes:
+        wasted: clients whose work was thrown away so far; a part of a client counts in part.
+    """
+
+    def __init__(
+        self,
+        computation: LocalComputation,
+        task: RoundTask,
+        start: Tensor,
+        plain: Method,
+        kept: Kept | None,
+    ) -> None:
+        self._computation, self._task, self._start = computation, task, start
+        self._plain, self._kept = plain, kept
+        self._local = computation.local
+        held = {c: len(computation.users.indices[c]) for c in dict.fromkeys(task.clients)}
+        sizes = sorted(size for size in held.values() if size)
+        self._size = sizes[len(sizes) // 2]
+        # clients of about the same size are compared
+        asked = [client for client, size in held.items() if size]
+        asked.sort(key=lambda client: abs(held[client] - self._size))
+        self._asked = asked
+        self._unused = asked[1:] if kept is not None else []
+        steps = _steps(self._local, self._size)
+        few = steps > 2 * _FEW_STEPS
+        self._few = replace(self._local, epochs=1, steps=_FEW_STEPS) if few else self._local
+        self._part = _FEW_STEPS / steps if few else 1.0
+        self.wasted = 0.0
+        self._reference, seconds = self._updates(asked[:1], plain, few=True)
+        self._client = seconds / self._part  # at most: the first steps prepare, too
+        self._keep(asked[:1], self._reference, few=True)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether whole clients are timed."""
+        return self._part == 1 or self._client <= _SHORT
+
+    def cost(self, method: Method, *, check_only: bool) -> float:
+        """Return how many clients' work ``agrees`` and ``seconds`` will throw away about."""
+        if method.ghost_sum:
+            return 2.0
+        clients = min(2 if method.vectorized else 1, len(self._asked))
+        enough = clients + (method.vectorized and self._part == 1)
+        reused = self._whole and len(self._unused) >= enough
+        check = self._part * (1 if self._part == 1 and reused else clients)
+        timing = 0.0 if check_only or reused else clients * (1.0 if self._whole else self._part)
+        return check + timing
+
+    def one_by_one(self, method: Method) -> float:
+        """Return the seconds of a typical client, of those that are computed one by one."""
+        if not self._whole:
+            return self._timed(self._asked[:1], method, few=True)
+        wanted = min(_MOST_TIMED, math.ceil(_ENOUGH / max(self._client, 1e-6)))
+        clients = self._fresh(wanted) or self._asked[:1]
+        return self._timed(clients, method, few=False)
+
+    def agrees(self, method: Method) -> bool:
+        """Return whether a method computes what ``plain`` does, up to rounding."""
+        if method.ghost_sum:
+            return self._sums_agree()
+        clients = self._asked[:1]
+        if method.vectorized:
+            other = self._fresh(1) if self._part == 1 else []
+            clients = clients + (other or self._asked[1:2])
+        found, _ = self._updates(clients, method, few=True)
+        agree = self._agree(found[:1], self._reference)
+        self.wasted += self._part  # of the first
+        if agree:
+            self._keep(clients[1:], found[1:], few=True)
+        else:
+            self.wasted += self._part * (len(clients) - 1)
+        return agree
+
+    def _sums_agree(self) -> bool:
+        pair = self._asked[: min(2, self._computation.clients_per_ghost_sum(self._task))]
+        if not pair:
+            raise RuntimeError("this round's training has no sums")
+        expected, _ = self._updates(pair, self._plain, few=True)
+        total, _, _ = self._sum(pair)
+        self.wasted += len(pair)
+        return self._agree(total.float()[None], expected.sum(dim=0, keepdim=True))
+
+    def _agree(self, found: Tensor, reference: Tensor) -> bool:
+        """Return whether ``found`` equals ``reference``, both of shape (1, c), up to rounding."""
+        # This has found a bug: oneDNN is wrong about some channels-last convolutions of one channel
+        # (torch 2.13, kernel (2, 3), stride (1, 2)).
+        length = max(float(reference.norm()), _NOTHING * self._task.clip_norm)
+        return float((found - reference).norm()) < _TOLERANCE * length
+
+    def seconds(self, method: Method, chunk: int, best: float) -> float:
+        """Return the seconds of a typical client, at the number that a round computes at once.
+
+        Args:
+            method: has agreed.
+            chunk: that number, for vectorized clients.
+            best: the least seconds so far; a method that is behind is not timed further.
+        """
+        if method.ghost_sum:
+            return self._summed()
+        if not method.vectorized:
+            return self.one_by_one(method)
+        if not self._whole:
+            pair = self._timed(self._asked[:2], method, few=True)
+            most = int((_WASTED - self.wasted) / self._part)
+            more = self._asked[: min(chunk, most)]
+            if len(more) <= 2 or pair > _BEHIND * best:
+                return pair
+            return min(pair, self._timed(more, method, few=True))
+        two = self._fresh(2) if len(self._unused) >= 2 else self._asked[:2]
+        pair = self._timed(two, method, few=False)
+        found = [pair]
+        while len(found) <= 2 and min(found) * chunk < max(_SHORT, _BEHIND * best * chunk):
+            more = self._fresh(chunk)
+            if len(more) <= 2:
+                break
+            found.append(self._timed(more, method, few=False))
+            if found[-1] * len(more) > _SHORT:
+                break
+        return min(found)
+
+    def _summed(self) -> float:
+        """Return the seconds of a client in sums of as many as a round has in one."""
+        most = self._computation.clients_per_ghost_sum(self._task)
+        left, found = self._asked, math.inf
+        while left and (math.isinf(found) or found * min(most, len(left)) < _SHORT):
+            clients, left = left[:most], left[most:]
+            total, unclipped, seconds = self._sum(clients)
+            if self._kept is not None:
+                self._kept.sums.append((clients, total, unclipped))
+            found, before = min(found, seconds / len(clients)), found
+            if math.isfinite(before):  # the first call of a size prepares
+                break
+        return found
+
+    def _fresh(self, most: int) -> list[ClientId]:
+        """Return clients of the round that have not been computed, at most so many."""
+        found, self._unused = self._unused[:most], self._unused[most:]
+        return found
+
+    def _keep(self, clients: Sequence[ClientId], updates: Tensor, *, few: bool) -> None:
+        """Keep the updates if they are whole clients'; else count them as wasted."""
+        if self._kept is None or (few and self._part < 1):
+            self.wasted += len(clients) * (self._part if few else 1.0)
+            return
+        again = [client for client in clients if client in self._kept.updates]
+        self.wasted += len(again)
+        self._kept.updates.update(zip(clients, updates, strict=True))
+
+    def _timed(self, clients: Sequence[ClientId], method: Method, *, few: bool) -> float:
+        """Return the seconds of a typical client; keep what the round can use."""
+        updates, seconds = self._updates(clients, method, few=few)
+        self._keep(clients, updates, few=few)
+        local = self._few if few else self._local
+        rows = sum(_rows(local, len(self._computation.users.indices[c])) for c in clients)
+        return seconds / rows * _rows(self._local, self._size)
+
+    def _updates(
+        self, clients: Sequence[ClientId], method: Method, *, few: bool
+    ) -> tuple[Tensor, float]:
+        computation = self._computation
+        out = torch.empty(len(clients), computation.model.active_dim(self._task.active))
+        computation.prepare(clients)
+        computation.local = self._few if few else self._local
+        try:
+            began = clock(computation.device)
+            computation.updates(self._task, clients, self._start, method, out)
+            return out, clock(computation.device) - began
+        finally:
+            computation.local = self._local
+
+    def _sum(self, clients: Sequence[ClientId]) -> tuple[Tensor, int, float]:
+        computation = self._computation
+        total = torch.empty(computation.model.dim, dtype=torch.float64)
+        computation.prepare(clients)
+        began = clock(computation.device)
+        unclipped = computation.sum(self._task, clients, self._start, total)
+        return total, unclipped, clock(computation.device) - began
+
+
+def _steps(local: LocalTraining, examples: int) -> int:
+    return local.steps or local.epochs * -(-examples // local.batch_size)
+
+
+def _rows(local: LocalTraining, examples: int) -> int:
+    """Return the number of rows of all batches of a client with examples."""
+    passes, more = divmod(_steps(local, examples), -(-examples // local.batch_size))
+    return passes * examples + min(more * local.batch_size, examples)
+
+
+def _key(
+    computation: LocalComputation,
+    task: RoundTask,
+    chunk: int,
+    workers: int,
+    methods: Sequence[Method],
+) -> dict[str, Any]:
+    """Return what the times of the methods depend on; rates, seeds and noise are not among it."""
+    local, index = computation.local, computation.users.indices
+    module, device = computation.model.module, computation.device
+    parts = [(name, tuple(p.shape), p.requires_grad) for name, p in module.named_parameters()]
+    kinds = [f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in module.modules()]
+    network = f"{module}{parts}{kinds}"
+    return {
+        "methods": [str(method) for method in methods],
+        "code": _code(),
+        "torch": torch.__version__,
+        "processor": _processor() if device.type == "cpu" else _accelerator(device),
+        "threads": 1 if workers > 1 else torch.get_num_threads(),
+        "network": hashlib.sha256(network.encode()).hexdigest(),
+        "x": [*computation.x.shape[1:], str(computation.x.dtype)],
+        "y": [*computation.users.y.shape[1:], str(computation.users.y.dtype)],
+        "active": task.active,
+        "local": {k: v for k, v in asdict(local).items() if k not in ("learning_rate", "mu")},
+        # a cohort that is one larger, or another split of the examples, takes about as long
+        "examples": round(2 * math.log2(max(1.0, index.rows / len(index)))),
+        "chunk": math.ceil(math.log2(chunk)),
+    }
+
+
+@cache
+def _code() -> str:
+    """Return the hash of the code that is timed, or of nothing if it is not in files."""
+    engines = Path(__file__).parent
+    digest = hashlib.sha256()
+    try:
+        for path in (*sorted(engines.glob("*.py")), engines.parent / "client.py"):
+            digest.update(path.read_bytes())
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+@cache
+def _processor() -> str:
+    capability = torch.backends.cpu.get_cpu_capability()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return capability
+    return next((f"{line} {capability}" for line in lines if line.startswith("model name")), "")
+
+
+def _accelerator(device: torch.device) -> str:
+    name = getattr(namespace(device), "get_device_name", str)
+    return str(name(device))
