@@ -46,6 +46,8 @@ from privpart.model import PartialModel
 
 _PASS_BYTES = 2**24
 """Limit on the examples of one ghost-clipping pass, and on its gradients of single clients."""
+_SMALL_STEP = 2**23
+"""Filters' parameters times pixels of a batch up to which convolutions are vectorized on a CPU."""
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -459,14 +461,24 @@ def candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool
         methods.append(Method(channels_last=convolutional, onednn=True, in_place=in_place))
     if bfloat16 or not can_vectorize(computation.local, task.active):
         return methods
-    # Vectorized convolutions become one grouped convolution, which is slow on a CPU. They do not in
-    # a single step, where all clients share the filters. An accelerator is always timed.
-    convolve = not on_cpu or single_step(computation.local)
+    # Vectorized convolutions become one grouped convolution, which is slow on a CPU unless it is
+    # small. They do not in a single step, where all clients share the filters. An accelerator is
+    # always timed.
+    convolve = not on_cpu or single_step(computation.local) or _small_convolutions(computation)
     if not convolutional or convolve:
         methods.append(Method(vectorized=True))
     if convolutional and convolve:
         methods.append(Method(vectorized=True, channels_last=True))
     return methods
+
+
+def _small_convolutions(computation: LocalComputation) -> bool:
+    """Return whether a step multiplies so little that calls take longer than the products."""
+    convolutions = (m for m in computation.model.module.modules() if isinstance(m, nn.Conv2d))
+    filters = sum(layer.weight.numel() for layer in convolutions)
+    # of the network's input: hardly any network convolves larger images than those
+    pixels = computation.x[:1].numel() // max(1, computation.x.shape[1])
+    return filters * pixels * computation.local.batch_size <= _SMALL_STEP
 
 
 def _batch_rows(computation: LocalComputation) -> int:

@@ -7,7 +7,8 @@ padded with one of the client's own examples under the label -100, which the mea
 is the same training as ``client_update``, up to rounding.
 
 There are two forward passes. torch.func.vmap follows most networks (``IndexedEmbeddings`` keeps it
-from mixing embedding tables). Sequences of dense layers have a shorter one, ``dense_logits``: vmap
+from mixing embedding tables, and attention is products and a softmax, because vmap would call
+torch's attention for one client after another). Sequences of dense layers have a shorter one, ``dense_logits``: vmap
 spends as long on bookkeeping as a small network spends on its products.
 """
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import SGD, Adam, Optimizer
@@ -248,7 +250,7 @@ class VectorizedTraining:
 
     def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         named = dict(zip(self._model.trainable, parts, strict=True))
-        with IndexedEmbeddings():
+        with IndexedEmbeddings(), sdpa_kernel(SDPBackend.MATH):
             return logits_of(functional_call(self._model.module, named, (x,)))
 
     def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
