@@ -172,10 +172,11 @@ def in_float64(model, data, client):
     for batch in LOCAL.batches(len(rows), client_generator(5, 0, client)):
         x, y = data.x[rows][batch], data.y[rows][batch]
         x = x.double() if x.is_floating_point() else x
-        gradients = torch.autograd.grad(functional.cross_entropy(network(x), y), trained)
+        loss = functional.cross_entropy(network(x), y)
+        gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
         with torch.no_grad():
             for parameter, gradient in zip(trained, gradients, strict=True):
-                parameter -= LOCAL.learning_rate * gradient
+                parameter.sub_(gradient, alpha=LOCAL.learning_rate)
     moved = [(p.detach() - b).flatten() for p, b in zip(trained, before, strict=True)]
     return torch.cat(moved)
 
