@@ -41,6 +41,7 @@ WALLS = {
     "privpart.data.folders": "public: clients from a folder each",
     "privpart.data.frames": "hides pandas",
     "privpart.data.hdf5": "hides h5py",
+    "privpart.engines.choice": "an idea of its own: which method is the fastest here",
     "privpart.engines.device_classes": "public: an engine over engines",
     "privpart.engines.ghost_sum": "an idea of its own: sums of clipped updates never written out",
     "privpart.engines.memory": "an idea of its own: clients with a memory",

@@ -222,7 +222,7 @@ TABLE: Mapping[str, Options] = {
     ),
     "train": Options(
         free="out plan resume evaluate_every workers batching precision device tensorboard health "
-        "form",
+        "explain form",
         idle=(
             Idle("fork_of seed", "resume", _given("resume"), "the run has its start and its noise"),
             Idle("seed", "fork_of", _given("fork_of"), "a fork of a private run has a secret key"),

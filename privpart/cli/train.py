@@ -67,7 +67,8 @@ def train(
         Batching,
         typer.Option(
             help="'loop' computes one client after another, 'vmap' vectorizes over many; 'auto' "
-            "times a few clients and takes the faster way. With noise from a seed, 'auto' is "
+            "finds the fastest way while the first rounds run, and remembers it (--explain). With "
+            "noise from a seed, 'auto' is "
             "'loop', so that the run can be repeated.",
             rich_help_panel=_ENGINE,
         ),
@@ -98,6 +99,15 @@ def train(
             rich_help_panel=_ENGINE,
         ),
     ] = _DEFAULTS.worker_timeout,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Say on standard error which way of computing clients was chosen, and how long a "
+            "round should take.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = _DEFAULTS.explain,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write evaluations for TensorBoard.")
     ] = False,
@@ -127,6 +137,7 @@ def train(
         device=device,
         health=health,
         worker_timeout=worker_timeout,
+        explain=explain,
     )
 
     def about(chosen: "PlanFile") -> None:

@@ -14,6 +14,7 @@ computed and nothing else: a damaged file is ignored, and one that lies costs ti
 
 import hashlib
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from accounting.fit_cache import read_figures, write_figures
 from privpart.client import LocalTraining
+from privpart.clip import clip
 from privpart.engines.device import clock, namespace, one_thread
 from privpart.engines.methods import LocalComputation, Method, candidates
 from privpart.engines.vectorized import single_step
@@ -39,6 +41,8 @@ _SHORT = 0.25
 _ENOUGH = 0.05
 """Seconds of work that are timed if enough clients are there, of one client after another."""
 _MOST_TIMED = 4
+_LONG_RUN = 20.0
+"""Seconds of rounds that pay for two of imports, which gradients by torch.func need."""
 _BEHIND = 1.5
 """Times the best time that pairs of clients may take before a larger number of them is timed."""
 _TIE = 0.95
@@ -56,6 +60,8 @@ class Kept:
     Attributes:
         updates: clipped updates of single clients, shape (c,).
         sums: clients, the sum of their clipped updates, shape (d,), and how many were not clipped.
+
+    No client is in two of them.
     """
 
     updates: dict[ClientId, Tensor] = field(default_factory=dict)
@@ -106,8 +112,11 @@ class Choice:
         self._notes: dict[Method, str] = {}
         self._remembered: Mapping[str, float] | None = None
         self._begun = False
-        if single_step(computation.local) or not computation.convolutional:
-            others.sort(key=lambda m: not (m.vectorized or m.ghost_sum))  # what likely gains most
+        self._spent = 0.0  # seconds of all rounds so far, about
+        # What likely gains most is first, and last what takes an import first (``settled``).
+        step = single_step(computation.local)
+        if step or not computation.convolutional:
+            others.sort(key=lambda m: (not m.ghost_sum, m.vectorized == step))
         self._pending = others
         if others:
             self._key = _key(computation, task, chunk, workers, self._methods)
@@ -124,7 +133,8 @@ class Choice:
             start: the round's trained part, shape (d,).
         """
         kept = Kept()
-        if self.done or computation.one_at_a_time:  # a schedule's training may be
+        if computation.one_at_a_time or self.settled(computation):  # a schedule's training may be
+            self._spent += self._seconds.get(self.fastest, 0.0) * len(task.clients)
             return kept
         wasted = max(_WASTED, _WASTED_LATER * len(task.clients) if self._begun else 0.0)
         with one_thread(self._workers > 1):
@@ -132,7 +142,7 @@ class Choice:
             if self._plain not in self._seconds:
                 self._seconds[self._plain] = trial.one_by_one(self._plain)
             tried = False
-            while self._pending:
+            while not self.settled(computation):
                 cost = trial.cost(self._pending[0], check_only=self._remembered is not None)
                 # a method that never fits is tried at last by a round that tries nothing else
                 if trial.wasted + cost > wasted and (tried or not self._begun):
@@ -141,10 +151,18 @@ class Choice:
                 tried = True
         self._begun = True
         self._decide()
+        self._spent += self._seconds[self.fastest] * len(task.clients)
         if not self._pending:
             self.done = True
             write_figures("engine", self._key, {str(m): s for m, s in self._seconds.items()})
         return kept
+
+    def settled(self, computation: LocalComputation) -> bool:
+        """Return whether every method was tried, but those that do not pay in a short run."""
+        unready = single_step(computation.local) and "torch._dynamo" not in sys.modules
+        if unready and self._spent < _LONG_RUN:
+            return all(method.vectorized for method in self._pending)
+        return not self._pending
 
     def explain(self, clients: int) -> str:
         """Return what was chosen and why, in one line.
@@ -238,19 +256,23 @@ class _Trial:
         held = {c: len(computation.users.indices[c]) for c in dict.fromkeys(task.clients)}
         sizes = sorted(size for size in held.values() if size)
         self._size = sizes[len(sizes) // 2]
-        # clients of about the same size are compared
+        # clients of about the same size are timed
         asked = [client for client, size in held.items() if size]
         asked.sort(key=lambda client: abs(held[client] - self._size))
-        self._asked = asked
-        self._unused = asked[1:] if kept is not None else []
         steps = _steps(self._local, self._size)
         few = steps > 2 * _FEW_STEPS
         self._few = replace(self._local, epochs=1, steps=_FEW_STEPS) if few else self._local
         self._part = _FEW_STEPS / steps if few else 1.0
+        # A single step pads short batches, so the client with the oddest size is checked, too.
+        self._checked = asked[:1] if few else list(dict.fromkeys([asked[0], asked[-1]]))
+        asked = self._checked + [client for client in asked if client not in self._checked]
+        self._asked = asked
+        self._unused = asked[len(self._checked) :] if kept is not None else []
         self.wasted = 0.0
-        self._reference, seconds = self._updates(asked[:1], plain, few=True)
-        self._client = seconds / self._part  # at most: the first steps prepare, too
-        self._keep(asked[:1], self._reference, few=True)
+        self._reference, seconds = self._updates(self._checked, plain, few=True)
+        # at most: the first steps prepare, too
+        self._client = seconds / len(self._checked) / self._part
+        self._keep(self._checked, self._reference, few=True)
 
     @property
     def _whole(self) -> bool:
@@ -259,20 +281,20 @@ class _Trial:
 
     def cost(self, method: Method, *, check_only: bool) -> float:
         """Return how many clients' work ``agrees`` and ``seconds`` will throw away about."""
-        if method.ghost_sum:
-            return 2.0
-        clients = min(2 if method.vectorized else 1, len(self._asked))
-        enough = clients + (method.vectorized and self._part == 1)
-        reused = self._whole and len(self._unused) >= enough
-        check = self._part * (1 if self._part == 1 and reused else clients)
-        timing = 0.0 if check_only or reused else clients * (1.0 if self._whole else self._part)
-        return check + timing
+        clients = min(2 if method.vectorized or method.ghost_sum else 1, len(self._asked))
+        reused = self._whole and len(self._unused) >= clients
+        timing = clients * (1.0 if self._whole else self._part)
+        return self._part * clients + (0.0 if check_only or reused else timing)
 
     def one_by_one(self, method: Method) -> float:
         """Return the seconds of a typical client, of those that are computed one by one."""
         if not self._whole:
-            return self._timed(self._asked[:1], method, few=True)
+            seconds = self._timed(self._asked[:1], method, few=True)
+            self._client = min(self._client, seconds)
+            if not self._whole:
+                return seconds
         wanted = min(_MOST_TIMED, math.ceil(_ENOUGH / max(self._client, 1e-6)))
+        wanted = min(wanted, 1 + len(self._unused) // 4)  # some are left for other methods
         clients = self._fresh(wanted) or self._asked[:1]
         return self._timed(clients, method, few=False)
 
@@ -280,30 +302,25 @@ class _Trial:
         """Return whether a method computes what ``plain`` does, up to rounding."""
         if method.ghost_sum:
             return self._sums_agree()
-        clients = self._asked[:1]
-        if method.vectorized:
-            other = self._fresh(1) if self._part == 1 else []
-            clients = clients + (other or self._asked[1:2])
+        clients = self._asked[:2] if method.vectorized else self._asked[:1]
         found, _ = self._updates(clients, method, few=True)
-        agree = self._agree(found[:1], self._reference)
-        self.wasted += self._part  # of the first
-        if agree:
-            self._keep(clients[1:], found[1:], few=True)
-        else:
-            self.wasted += self._part * (len(clients) - 1)
-        return agree
+        self.wasted += self._part * len(clients)
+        return all(map(self._agree, found, self._reference))  # of those that were checked
 
     def _sums_agree(self) -> bool:
-        pair = self._asked[: min(2, self._computation.clients_per_ghost_sum(self._task))]
-        if not pair:
+        most = self._computation.clients_per_ghost_sum(self._task)
+        clients = self._checked[: min(2, most)]
+        if not clients:
             raise RuntimeError("this round's training has no sums")
-        expected, _ = self._updates(pair, self._plain, few=True)
-        total, _, _ = self._sum(pair)
-        self.wasted += len(pair)
-        return self._agree(total.float()[None], expected.sum(dim=0, keepdim=True))
+        total, _, _ = self._sum(clients)
+        self.wasted += len(clients)
+        task = self._task
+        longest = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
+        expected = sum(clip(update, longest) for update in self._reference[: len(clients)])
+        return self._agree(total.float(), torch.as_tensor(expected))
 
     def _agree(self, found: Tensor, reference: Tensor) -> bool:
-        """Return whether ``found`` equals ``reference``, both of shape (1, c), up to rounding."""
+        """Return whether ``found`` equals ``reference``, both of shape (c,), up to rounding."""
         # This has found a bug: oneDNN is wrong about some channels-last convolutions of one channel
         # (torch 2.13, kernel (2, 3), stride (1, 2)).
         length = max(float(reference.norm()), _NOTHING * self._task.clip_norm)
@@ -343,15 +360,18 @@ class _Trial:
     def _summed(self) -> float:
         """Return the seconds of a client in sums of as many as a round has in one."""
         most = self._computation.clients_per_ghost_sum(self._task)
-        left, found = self._asked, math.inf
-        while left and (math.isinf(found) or found * min(most, len(left)) < _SHORT):
-            clients, left = left[:most], left[most:]
+        clients, found = self._fresh(most), math.inf
+        again = not clients
+        clients = clients or self._asked[:most]
+        while clients:
             total, unclipped, seconds = self._sum(clients)
-            if self._kept is not None:
+            if self._kept is None or again:
+                self.wasted += len(clients)
+            else:
                 self._kept.sums.append((clients, total, unclipped))
-            found, before = min(found, seconds / len(clients)), found
-            if math.isfinite(before):  # the first call of a size prepares
-                break
+            prepared = math.isfinite(found)  # by the first call, if that was of the same size
+            found = min(found, seconds / len(clients))
+            clients = [] if prepared or seconds > _SHORT else self._fresh(most)
         return found
 
     def _fresh(self, most: int) -> list[ClientId]:
@@ -364,8 +384,7 @@ class _Trial:
         if self._kept is None or (few and self._part < 1):
             self.wasted += len(clients) * (self._part if few else 1.0)
             return
-        again = [client for client in clients if client in self._kept.updates]
-        self.wasted += len(again)
+        self.wasted += sum(client in self._kept.updates for client in clients)
         self._kept.updates.update(zip(clients, updates, strict=True))
 
     def _timed(self, clients: Sequence[ClientId], method: Method, *, few: bool) -> float:

@@ -1,7 +1,7 @@
 """Embedded engine: computes the clients of each round on this machine."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining, Watch
+from privpart.clip import add_in_place, clip, l2_norm
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.choice import Choice, Kept
@@ -92,6 +93,7 @@ class EmbeddedEngine:
         self._may_sum = self.options.may_sum
         self.method = self._fixed_method()
         self._use_ghost_sum = False  # until a round finds it faster
+        self._explained = False
         self._choice: Choice | None = None
         self._looked: _Looked | None = None
         self._report = report or _to_stderr
@@ -124,6 +126,7 @@ class EmbeddedEngine:
                 self._report(
                     "engine: clients keep models or local parts, so one process computes them all"
                 )
+            self._explain(f"{Method()}: clients keep models or local parts")
             yield from self._with_memory.run(task, start, local, self._watch)
             return
         computation = self._ready(task, start, local)
@@ -146,7 +149,8 @@ class EmbeddedEngine:
         self._forget_health(task)
         computation = self._ready(task, start, local)
         most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0
-        if not most:
+        found = self._found(task, start)
+        if not most and not (found and found.sums):
             return None
         return self._sums(computation, task, start, local, most, self._taken(task, start))
 
@@ -265,11 +269,17 @@ class EmbeddedEngine:
         most: int,
         kept: Kept,
     ) -> Iterator[CohortSum]:
-        for clients, total, unclipped in kept.sums:
+        known: set[ClientId] = set()
+        for clients, total, unclipped in (*kept.sums, *_summed(kept.updates, task)):
             yield task.sum_of(clients, total, unclipped)
-        known = {client for clients, _, _ in kept.sums for client in clients}
+            known.update(clients)
         left = [client for client in task.clients if client not in known]
         if not left and known:
+            return
+        if not most:  # the sums that were kept are not the fastest method
+            each = self._updates(computation, task, left, start, local)
+            for client, update in zip(left, each, strict=True):
+                yield from (task.sum_of(*one) for one in _summed({client: update}, task))
             return
         chunks = equal_chunks(left, most, self.workers)
         if self.workers == 1:
@@ -288,13 +298,16 @@ class EmbeddedEngine:
         if self._choice is None and self.method is None and computation.any_examples(task.clients):
             self._choice = self._new_choice(computation, task)
             self.close()  # workers from rounds without examples have no memory for sums
-            self._tell(task)
-        if self._choice is None or self._choice.done or self._looked_at(task, start):
+            self._tell(computation, task)
+        if self._choice is None and self.method is not None:
+            self._explain(f"{self._setting()}{self.method}: as the options say")
+        known = self._choice is None or self._choice.done or self._found(task, start) is not None
+        if self._choice is None or known or not computation.any_examples(task.clients):
             return computation
         if self.workers > 1:
             self._start_pool(computation)  # processes start while this one tries methods
         self._looked = _Looked(task, start, self._choice.look(computation, task, start))
-        self._tell(task)
+        self._tell(computation, task)
         return computation
 
     def _new_choice(self, computation: LocalComputation, task: RoundTask) -> Choice:
@@ -309,22 +322,31 @@ class EmbeddedEngine:
             keep=not self.options.health,
         )
 
-    def _tell(self, task: RoundTask) -> None:
+    def _tell(self, computation: LocalComputation, task: RoundTask) -> None:
         """Use the method that is the fastest so far; explain it once all were tried."""
         if self._choice is None:
             return
         self.method = self._choice.each
         self._use_ghost_sum = self._choice.fastest.ghost_sum
-        if self._choice.done and self.options.explain:
-            self._report(f"engine: {self._setting()}{self._choice.explain(len(task.clients))}")
+        if self._choice.settled(computation):
+            self._explain(f"{self._setting()}{self._choice.explain(len(task.clients))}")
 
-    def _looked_at(self, task: RoundTask, start: Tensor) -> bool:
+    def _explain(self, sentence: str) -> None:
+        """Report once how clients are computed, if that was asked for."""
+        if self.options.explain and not self._explained:
+            self._explained = True
+            self._report(f"engine: {sentence}")
+
+    def _found(self, task: RoundTask, start: Tensor) -> Kept | None:
+        """Return what is known of a round on which methods were tried; None of another round."""
         looked = self._looked
-        return looked is not None and looked.task is task and torch.equal(looked.start, start)
+        if looked is None or looked.task is not task or not torch.equal(looked.start, start):
+            return None
+        return looked.kept
 
     def _taken(self, task: RoundTask, start: Tensor) -> Kept:
-        """Return what is known of a round since methods were tried on it, and forget it."""
-        found = self._looked.kept if self._looked and self._looked_at(task, start) else Kept()
+        """Return what is known of a round, and forget it."""
+        found = self._found(task, start) or Kept()
         self._looked = None
         return found
 
@@ -417,6 +439,22 @@ def _frozen_prefix(model: PartialModel) -> tuple[nn.Sequential, PartialModel]:
             "and neither random nor stateful."
         )
     return parts
+
+
+def _summed(
+    updates: Mapping[ClientId, Tensor], task: RoundTask
+) -> Iterator[tuple[Sequence[ClientId], Tensor, int]]:
+    """Yield the sum of updates that were clipped one by one, as ``LocalComputation.sum`` has it."""
+    if not updates:
+        return
+    most = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
+    total = torch.zeros(len(next(iter(updates.values()))), dtype=torch.float64)
+    unclipped = 0
+    for update in updates.values():
+        # one that was clipped is longer than that; see ``clip``
+        unclipped += bool(0 < l2_norm(update) <= task.clip_norm * (1 - 2.0**-21))
+        add_in_place(total, clip(update, most))
+    yield list(updates), total, unclipped
 
 
 def _to_stderr(sentence: str) -> None:

@@ -141,12 +141,8 @@ class EngineOptions:
             ConfigError: an option that this training would ignore, or that its first round could
                 not follow.
         """
-        if selects and self.workers != 1:
-            raise ConfigError(
-                f"workers={self.workers}: clients that select run in one process; use 1."
-            )
-        if selects and self.health:
-            raise ConfigError("health=True: clients that select are not measured; leave it out.")
+        if selects:
+            self._refuse_what_selecting_ignores()
         if selects or local.objective == "moon" or local_parts:
             self._refuse_all_but_one_process_in_float32_on_cpu()
         if self.batching == "vmap":
@@ -166,6 +162,18 @@ class EngineOptions:
             raise ConfigError(
                 "cache_prefix=True: needs examples in memory that no augment changes, and a loss "
                 "by name other than model; leave it out."
+            )
+
+    def _refuse_what_selecting_ignores(self) -> None:
+        if self.workers != 1:
+            raise ConfigError(
+                f"workers={self.workers}: clients that select run in one process; use 1."
+            )
+        if self.health:
+            raise ConfigError("health=True: clients that select are not measured; leave it out.")
+        if self.explain:
+            raise ConfigError(
+                "explain=True: clients that select are computed in one way; leave it out."
             )
 
     def _refuse_all_but_one_process_in_float32_on_cpu(self) -> None:

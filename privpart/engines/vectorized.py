@@ -26,10 +26,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from torch.optim import SGD, Adam, Optimizer
 from torch.overrides import TorchFunctionMode
 
-from privpart.client import LocalTraining, logits_of, mean_loss
+from privpart.client import ClientOptimizer, LocalTraining, logits_of, mean_loss
 from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
 from privpart.engines.layers import to_channels_last
 from privpart.model import LayerStates, PartialModel
@@ -193,7 +192,7 @@ class VectorizedTraining:
         batches: Sequence[Tensor],
         examples: Callable[[Tensor], tuple[Tensor, Tensor]],
         logits: _Logits,
-        optimizer: Optimizer | None,
+        optimizer: ClientOptimizer | None,
         watched: list[float] | None,
     ) -> None:
         """Move the first clients of the stack by one step; without optimizer, by plain SGD.
@@ -229,12 +228,9 @@ class VectorizedTraining:
         stack.flat.copy_(start)
         return stack
 
-    def _optimizer(self, stack: _Stack) -> Optimizer:
+    def _optimizer(self, stack: _Stack) -> ClientOptimizer:
         # One optimiser serves all clients, because SGD and Adam treat each coordinate separately.
-        stack.flat.grad = stack.gradient
-        if self.local.optimizer == "adam":
-            return Adam([stack.flat], lr=self.local.learning_rate, fused=True)
-        return SGD([stack.flat], lr=self.local.learning_rate, momentum=self.local.momentum)
+        return ClientOptimizer(self.local, [stack.flat], [stack.gradient])
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """Return one view per parameter of shape (..., *shape), for ``flat`` of shape (..., d)."""

@@ -197,12 +197,7 @@ def _optimizer_bytes(
     optimizer = local.fresh_optimizer(model, active)
     optimizer.step()
     model.flat.copy_(before)
-    return sum(
-        value.nbytes
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor)
-    )
+    return sum(value.nbytes for value in optimizer.state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,14 +157,17 @@ def test_dropout_is_seeded_on_the_device_and_leaves_its_generator_alone(accelera
         assert not states[0].any()
 
 
-def test_the_probe_waits_for_the_device_and_also_times_convolutions_together(
+def test_the_choice_waits_for_the_device_and_also_times_vectorized_convolutions(
     accelerator, monkeypatch
 ):
     said, waits = [], []
     kind = namespace(torch.device(accelerator))
     wait = kind.synchronize
     monkeypatch.setattr(kind, "synchronize", lambda at: waits.append(at) or wait(at))
-    updates(cnn(), device=accelerator, batching="auto", report=said.append)
+    options = {"batching": "auto", "report": said.append, "explain": True}
+    engine = EmbeddedEngine(cnn(), users(), local=LOCAL, data_seed=5, device=accelerator, **options)
+    for _ in range(4):  # until all methods were tried
+        list(engine.run(TASK, engine.model.flat.clone()))
     assert "vectorized (vmap), channels last" in said[0]
     assert "oneDNN" not in said[0]
     assert len(waits) > 10
