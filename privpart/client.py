@@ -396,7 +396,7 @@ def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> 
     """Take the step of plain SGD; with dense gradients, the same bits as torch's optimiser."""
     # It uses the gradients where autograd allocates them: zeroing ``model.gradient`` and adding to
     # it in every step took a tenth of the time of a dense network.
-    gradients = gradients_of(total, trained)
+    gradients = loss_gradients(total, trained)
     with torch.no_grad():
         for parameter, gradient in zip(trained, gradients, strict=True):
             if gradient is not None:
@@ -405,7 +405,7 @@ def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> 
 
 def _differentiate(total: Tensor, trained: Sequence[Tensor], out: Sequence[Tensor | None]) -> None:
     """Write the gradient of each parameter into its tensor of ``out``; zeros where it has none."""
-    for gradient, to in zip(gradients_of(total, trained), out, strict=True):
+    for gradient, to in zip(loss_gradients(total, trained), out, strict=True):
         if to is None:
             raise TypeError("a parameter that trains has no memory for its gradient")
         to.zero_()
@@ -413,7 +413,7 @@ def _differentiate(total: Tensor, trained: Sequence[Tensor], out: Sequence[Tenso
             to.add_(gradient)  # not copied, because it may be sparse
 
 
-def gradients_of(total: Tensor, trained: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+def loss_gradients(total: Tensor, trained: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """Return the gradient of each parameter; None where the loss does not depend on it.
 
     Raises:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from privpart.client import gradients_of
+from privpart.client import loss_gradients
 
 _WORTH_ONEDNN = 2**22
 """Examples times weights above which oneDNN gains more than a custom autograd function costs."""
@@ -46,7 +46,7 @@ class StepsInPlace:
         """Subtract the gradient of ``total``, times the learning rate, from what trains."""
         self._trained = {id(p) for p in trained if not p._backward_hooks}
         try:
-            gradients = gradients_of(total, trained)
+            gradients = loss_gradients(total, trained)
             with torch.no_grad():
                 for parameter, gradient in zip(trained, gradients, strict=True):
                     if gradient is not None:
