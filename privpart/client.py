@@ -49,6 +49,8 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 """Returns the mean loss of a batch, of shape (), from the module and the batch."""
 Augment = Callable[[Batch], Batch]
 """Returns a changed batch, such as one of random crops; draws from torch's random numbers."""
+Descend = Callable[[Tensor, Sequence[Tensor], float], None]
+"""Takes a step of plain SGD, given the loss, what trains and the learning rate."""
 Watch = Callable[[float | None, float], None]
 """Receives the loss of a client's first step, and the norm of its update before clipping."""
 _MOST_STEPS = 100_000
@@ -236,6 +238,7 @@ def client_update(
     after_step: Callable[[], None] | None = None,
     out: Tensor | None = None,
     watch: Watch | None = None,
+    descend: Descend | None = None,
 ) -> Tensor:
     """Train from ``start`` and return the clipped update of the active groups.
 
@@ -259,6 +262,8 @@ def client_update(
             the model.
         watch: called once with the loss of the first step, None without a step, and the norm of
             the update before clipping. No guarantee covers either.
+        descend: takes the steps of plain SGD in another way, up to rounding; not called for any
+            other training.
 
     Returns:
         after - before of the c active parameters, group by group, jointly clipped (see ``clip``),
@@ -280,7 +285,10 @@ def client_update(
             model.own.copy_(own)
         received = start if previous is None else previous
         first: Tensor | None = None
-        for total in _steps(model, examples, local, generator, active, start, received):
+        steps = _steps(
+            model, examples, local, generator, active, start, received, descend or _descend
+        )
+        for total in steps:
             first = total if first is None else first
             if after_step is not None:
                 after_step()
@@ -356,6 +364,7 @@ def _steps(
     active: Sequence[int] | None,
     start: Tensor,
     previous: Tensor,
+    descend: Descend,
 ) -> Iterator[Tensor]:
     """Train, and yield the loss of every step after it."""
     optimizer = None if local.plain_sgd else local.fresh_optimizer(model, active)
@@ -370,7 +379,7 @@ def _steps(
         else:
             total = batch_loss(model.module, batch, local.loss)
         if optimizer is None:
-            _descend(total, trained, local.learning_rate)
+            descend(total, trained, local.learning_rate)
             yield total.detach()
             continue
         _differentiate(total, trained, kept)
@@ -387,7 +396,7 @@ def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> 
     """Take the step of plain SGD; with dense gradients, the same bits as torch's optimiser."""
     # It uses the gradients where autograd allocates them: zeroing ``model.gradient`` and adding to
     # it in every step took a tenth of the time of a dense network.
-    gradients = _gradients(total, trained)
+    gradients = loss_gradients(total, trained)
     with torch.no_grad():
         for parameter, gradient in zip(trained, gradients, strict=True):
             if gradient is not None:
@@ -396,7 +405,7 @@ def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> 
 
 def _differentiate(total: Tensor, trained: Sequence[Tensor], out: Sequence[Tensor | None]) -> None:
     """Write the gradient of each parameter into its tensor of ``out``; zeros where it has none."""
-    for gradient, to in zip(_gradients(total, trained), out, strict=True):
+    for gradient, to in zip(loss_gradients(total, trained), out, strict=True):
         if to is None:
             raise TypeError("a parameter that trains has no memory for its gradient")
         to.zero_()
@@ -404,7 +413,7 @@ def _differentiate(total: Tensor, trained: Sequence[Tensor], out: Sequence[Tenso
             to.add_(gradient)  # not copied, because it may be sparse
 
 
-def _gradients(total: Tensor, trained: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+def loss_gradients(total: Tensor, trained: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """Return the gradient of each parameter; None where the loss does not depend on it.
 
     Raises:

@@ -20,7 +20,8 @@ from torch.nn.grad import conv2d_weight
 
 from privpart.clip import factors
 from privpart.engines.frozen_prefix import functions_of_the_example
-from privpart.engines.vectorized import IndexedEmbeddings, to_channels_last
+from privpart.engines.layers import to_channels_last
+from privpart.engines.vectorized import IndexedEmbeddings
 from privpart.model import PartialModel
 
 _SLACK = 2.0**-46

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,20 +27,27 @@ from privpart.data.users import Users
 from privpart.engines.device import full_float32, namespace
 from privpart.engines.frozen_prefix import Features, feature_bytes
 from privpart.engines.ghost_sum import GhostSum
-from privpart.engines.onednn import by_onednn, worth_onednn
+from privpart.engines.layers import (
+    StepsInPlace,
+    channels_last,
+    replaced_dense,
+    worth_in_place,
+    worth_onednn,
+)
 from privpart.engines.vectorized import (
     LARGEST_PASS,
     VectorizedTraining,
     losses_of,
     padded_batches,
     single_step,
-    to_channels_last,
 )
 from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
 
 _PASS_BYTES = 2**24
 """Limit on the examples of one ghost-clipping pass, and on its gradients of single clients."""
+_SMALL_STEP = 2**23
+"""Filters' parameters times pixels of a batch up to which convolutions are vectorized on a CPU."""
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -53,6 +59,8 @@ class Method:
         vectorized: many clients as one batched computation; otherwise one client after another.
         channels_last: convolutions on images whose channels are adjacent in memory.
         onednn: large dense layers multiplied by oneDNN; only one client after another.
+        in_place: steps of plain SGD added to large dense weights without writing their gradient;
+            only one client after another.
         bfloat16: matrix products and convolutions rounded to 8 bits (torch.autocast), with float32
             parameters. Never chosen automatically.
         ghost_sum: ghost clipping in one pass, which returns only the sum of the clipped updates;
@@ -62,6 +70,7 @@ class Method:
     vectorized: bool = False
     channels_last: bool = False
     onednn: bool = False
+    in_place: bool = False
     bfloat16: bool = False
     ghost_sum: bool = False
 
@@ -71,7 +80,8 @@ class Method:
         name = "vectorized (vmap)" if self.vectorized else "one client after another"
         layout = ", channels last" if self.channels_last else ""
         products = ", dense layers by oneDNN" if self.onednn else ""
-        return name + layout + products + (", bfloat16" if self.bfloat16 else "")
+        steps = ", steps in place" if self.in_place else ""
+        return name + layout + products + steps + (", bfloat16" if self.bfloat16 else "")
 
 
 class LocalComputation:
@@ -211,9 +221,10 @@ class LocalComputation:
         module = self.model.module
         with ExitStack() as how:
             if method.channels_last:
-                how.enter_context(_channels_last(module))
-            if method.onednn:
-                how.enter_context(by_onednn(module))
+                how.enter_context(channels_last(module))
+            steps = StepsInPlace() if method.in_place else None
+            if method.onednn or steps:
+                how.enter_context(replaced_dense(module, onednn=method.onednn, steps=steps))
             how.enter_context(rounded)
             each = zip(clients, self._examples(clients, generators), out, generators, strict=True)
             for client, examples, to, generator in each:
@@ -228,6 +239,7 @@ class LocalComputation:
                         active=task.active,
                         out=to,
                         watch=watch,
+                        descend=steps.step if steps else None,
                     )
 
     def _examples(
@@ -433,59 +445,40 @@ def _number_of(client: ClientId) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-@contextmanager
-def _channels_last(module: nn.Module) -> Iterator[None]:
-    """Within this context, give ``module`` its images in channels-last layout.
-
-    Every convolution keeps the layout of its input.
-    """
-    hooks = [module.register_forward_pre_hook(_input_to_channels_last)]
-    norms = [layer for layer in module.modules() if isinstance(layer, nn.GroupNorm)]
-    hooks += [norm.register_forward_pre_hook(_contiguous_for_lowest_norm) for norm in norms]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _contiguous_for_lowest_norm(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Undo the layout before a norm that is the lowest trained layer.
-
-    torch 2.13 crashes the process in the backward pass of such a norm.
-    """
-    x, *others = inputs
-    if x.requires_grad or not any(p.requires_grad for p in norm.parameters()):
-        return inputs
-    return (x.clone(memory_format=torch.contiguous_format), *others)
-
-
-def _input_to_channels_last(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (to_channels_last(inputs[0]), *inputs[1:])
-
-
 def candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool) -> list[Method]:
     """Return the methods worth timing; the first, one client after another, always works.
 
     Of methods that are equally fast, the first is taken.
     """
-    convolutional = computation.convolutional
+    convolutional, module = computation.convolutional, computation.model.module
+    rows = _batch_rows(computation)
     methods = [Method(bfloat16=bfloat16)]
-    if convolutional:
-        methods.append(Method(channels_last=True, bfloat16=bfloat16))
-    on_cpu = computation.device.type == "cpu"
-    if on_cpu and not bfloat16 and worth_onednn(computation.model.module, _batch_rows(computation)):
-        methods.append(Method(channels_last=convolutional, onednn=True))
+    on_cpu = computation.device.type == "cpu" and not bfloat16
+    in_place = on_cpu and computation.local.plain_sgd and worth_in_place(module, rows)
+    if convolutional or in_place:
+        methods.append(Method(channels_last=convolutional, in_place=in_place, bfloat16=bfloat16))
+    if on_cpu and worth_onednn(module, rows):
+        methods.append(Method(channels_last=convolutional, onednn=True, in_place=in_place))
     if bfloat16 or not can_vectorize(computation.local, task.active):
         return methods
-    # Vectorized convolutions become one grouped convolution, which is slow on a CPU. They do not in
-    # a single step, where all clients share the filters. An accelerator is always timed.
-    convolve = not on_cpu or single_step(computation.local)
+    # Vectorized convolutions become one grouped convolution, which is slow on a CPU unless it is
+    # small. They do not in a single step, where all clients share the filters. An accelerator is
+    # always timed.
+    convolve = not on_cpu or single_step(computation.local) or _small_convolutions(computation)
     if not convolutional or convolve:
         methods.append(Method(vectorized=True))
     if convolutional and convolve:
         methods.append(Method(vectorized=True, channels_last=True))
     return methods
+
+
+def _small_convolutions(computation: LocalComputation) -> bool:
+    """Return whether a step multiplies so little that calls take longer than the products."""
+    convolutions = (m for m in computation.model.module.modules() if isinstance(m, nn.Conv2d))
+    filters = sum(layer.weight.numel() for layer in convolutions)
+    # of the network's input: hardly any network convolves larger images than those
+    pixels = computation.x[:1].numel() // max(1, computation.x.shape[1])
+    return filters * pixels * computation.local.batch_size <= _SMALL_STEP
 
 
 def _batch_rows(computation: LocalComputation) -> int:

@@ -6,9 +6,10 @@ all clients hold the same parameters, so one batched pass gives every update. Sh
 padded with one of the client's own examples under the label -100, which the mean loss ignores. This
 is the same training as ``client_update``, up to rounding.
 
-There are two forward passes. torch.func.vmap follows most networks (``IndexedEmbeddings`` keeps it
-from mixing embedding tables). Sequences of dense layers have a shorter one, ``dense_logits``: vmap
-spends as long on bookkeeping as a small network spends on its products.
+There are two forward passes. torch.func.vmap follows most networks: ``IndexedEmbeddings`` keeps it
+from mixing embedding tables, and ``BatchedAttention`` from computing attention word by word.
+Sequences of dense layers have a shorter one, ``dense_logits``: vmap spends as long on bookkeeping
+as a small network spends on its products.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,12 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
 from privpart.client import ClientOptimizer, LocalTraining, logits_of, mean_loss
 from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
+from privpart.engines.layers import to_channels_last
 from privpart.model import LayerStates, PartialModel
 
 LARGEST_PASS = 256
@@ -243,7 +246,8 @@ class VectorizedTraining:
 
     def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         named = dict(zip(self._model.trainable, parts, strict=True))
-        with IndexedEmbeddings():
+        # torch's fused attention has no batched form: vmap would call it client by client
+        with BatchedAttention(), sdpa_kernel(SDPBackend.MATH):
             return logits_of(functional_call(self._model.module, named, (x,)))
 
     def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -318,13 +322,6 @@ def _examples(x: Tensor, y: Tensor, channels_last: bool, rows: Tensor) -> tuple[
     return images.view(*rows.shape, *images.shape[1:]), y[rows]
 
 
-def to_channels_last(x: Tensor) -> Tensor:
-    """Return images (n, channels, height, width) with an image's channels adjacent in memory."""
-    # x.to(memory_format=...) treats the two layouts of a single channel as equal and keeps the
-    # strides of the other one, which convolutions do not recognise as channels last.
-    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
-
-
 _LAYERS = (nn.Linear, nn.ReLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Flatten)
 
 
@@ -396,6 +393,77 @@ class IndexedEmbeddings(TorchFunctionMode):
         if func is torch.embedding:
             raise RuntimeError("torch.embedding mixes clients under vmap; use nn.Embedding")
         return func(*args, **(kwargs or {}))
+
+
+class BatchedAttention(IndexedEmbeddings):
+    """Within this context, torch's attention layers multiply all words of a client at once.
+
+    They put a text's position before the text. vmap's clients would then copy the weights for each
+    position, and multiply the few words at that position.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call ``func``, or products in place of ``multi_head_attention_forward``."""
+        if func is functional.multi_head_attention_forward:
+            attended = _attended(*args, **(kwargs or {}))
+            if attended is not None:
+                return attended, None
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _by_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x W^T + b, shape (..., out), from one product of two matrices."""
+    rows = functional.linear(x.reshape(-1, x.shape[-1]), weight, bias)
+    return rows.view(*x.shape[:-1], -1)
+
+
+def _attended(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    **others: Any,  # noqa: ANN401
+) -> Tensor | None:
+    """Return what ``multi_head_attention_forward`` does; None for what is not self-attention.
+
+    Texts have shape (length, n, width) here, as in torch's function.
+    """
+    plain = in_proj_weight is not None and not use_separate_proj_weight and not add_zero_attn
+    if not plain or query is not key or key is not value or query.dim() != 3 or need_weights:
+        return None
+    unusual = (bias_k, bias_v, others.get("static_k"), others.get("static_v"), key_padding_mask)
+    if any(each is not None for each in unusual) or (dropout_p and training):
+        return None
+    if attn_mask is None and others.get("is_causal"):
+        return None
+    length, texts, width = query.shape
+    heads = _by_rows(query, in_proj_weight, in_proj_bias)  # type: ignore[arg-type]
+    heads = heads.view(length, texts, 3, num_heads, width // num_heads).permute(2, 1, 3, 0, 4)
+    if attn_mask is not None and attn_mask.dim() == 3:
+        attn_mask = attn_mask.view(texts, num_heads, length, length)
+    mixed = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask)
+    mixed = mixed.permute(2, 0, 1, 3).reshape(length, texts, width)
+    return _by_rows(mixed, out_proj_weight, out_proj_bias)
 
 
 def _looked_up(

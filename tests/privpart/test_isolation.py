@@ -13,8 +13,8 @@ from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Use
 from privpart.engines import methods as choice
 from privpart.engines.frozen_prefix import split
 from privpart.engines.ghost_sum import GhostSum
+from privpart.engines.layers import replaced_dense, worth_onednn
 from privpart.engines.methods import LocalComputation, Method
-from privpart.engines.onednn import by_onednn, worth_onednn
 from privpart.engines.vectorized import IndexedEmbeddings
 from privpart.models import mcmahan_2nn
 
@@ -272,7 +272,7 @@ class Penalised(nn.Module):
 def test_the_gradient_of_a_gradient_through_onednn():
     network, x = Penalised(), torch.rand(20, 600, generator=torch.Generator().manual_seed(0))
     (expected,) = torch.autograd.grad(network(x).square().sum(), network.body.weight)
-    with by_onednn(network):
+    with replaced_dense(network, onednn=True):
         (found,) = torch.autograd.grad(network(x).square().sum(), network.body.weight)
     assert not torch.equal(found, expected)  # power: it was another product
     assert (found - expected).norm() < 1e-5 * expected.norm()

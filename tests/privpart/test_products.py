@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
-from privpart.engines import onednn as products
+from privpart.engines import layers as products
 from privpart.engines.methods import LocalComputation, Method, client_generator
 
 pytestmark = pytest.mark.skipif(not products._available(), reason="torch without oneDNN")
@@ -14,14 +14,14 @@ SHAPES = {"rows": (7, 12), "words": (3, 5, 12), "one": (1, 12)}
 @pytest.fixture
 def always(monkeypatch):
     """Every layer is large enough; counts the products."""
-    monkeypatch.setattr(products, "_WORTH", 0)
-    counted, own = [], products._product
+    monkeypatch.setattr(products, "_WORTH_ONEDNN", 0)
+    counted, own = [], products._by_onednn
 
     def counting(*inputs):
         counted.append(inputs)
         return own(*inputs)
 
-    monkeypatch.setattr(products, "_product", counting)
+    monkeypatch.setattr(products, "_by_onednn", counting)
     return counted
 
 
@@ -39,7 +39,7 @@ def test_products_and_gradients_are_torchs_up_to_rounding(always, shape, bias):
     layer, x = nn.Linear(12, 6, bias=bias), torch.randn(shape, generator=generator)
     x.requires_grad_()
     expected = gradients(layer, x)
-    with products.by_onednn(layer):
+    with products.replaced_dense(layer, onednn=True):
         found = gradients(layer, x)
     assert len(always) == 3  # forwards, and for what came and for the weights
     for one, other in zip(found, expected, strict=True):
@@ -48,7 +48,7 @@ def test_products_and_gradients_are_torchs_up_to_rounding(always, shape, bias):
 
 def test_nothing_is_computed_for_frozen_weights_or_for_inputs(always):
     layer = nn.Linear(12, 6).requires_grad_(False)
-    with products.by_onednn(layer):
+    with products.replaced_dense(layer, onednn=True):
         layer(torch.randn(4, 12, requires_grad=True)).sum().backward()
         assert len(always) == 2
         layer.requires_grad_(True)
@@ -63,7 +63,7 @@ def test_layers_are_torchs_own_again_afterwards(always, raises):
 
     network = nn.Sequential(nn.Linear(12, 6), nn.ReLU(), Own(6, 2))
     try:
-        with products.by_onednn(network):
+        with products.replaced_dense(network, onednn=True):
             assert "forward" in vars(network[0])
             assert "forward" not in vars(network[2])  # a subclass may do anything
             if raises:
@@ -76,9 +76,9 @@ def test_layers_are_torchs_own_again_afterwards(always, raises):
 
 
 def test_small_layers_and_other_types_stay_with_torch(monkeypatch):
-    monkeypatch.setattr(products, "_product", None)
+    monkeypatch.setattr(products, "_by_onednn", None)
     small, double = nn.Linear(12, 6), nn.Linear(2**11, 2**11).double()
-    with products.by_onednn(small), products.by_onednn(double):
+    with products.replaced_dense(small, onednn=True), products.replaced_dense(double, onednn=True):
         small(torch.randn(4, 12))
         double(torch.randn(4, 2**11, dtype=torch.float64))
     assert not products.worth_onednn(small, 16)
@@ -89,7 +89,7 @@ def test_infinities_and_nans_stay_what_they_are(always):
     layer = nn.Linear(12, 6)
     x = torch.zeros(3, 12)
     x[0, 0], x[1, 0] = float("nan"), float("inf")
-    with products.by_onednn(layer):
+    with products.replaced_dense(layer, onednn=True):
         out = layer(x)
     assert not torch.isfinite(out[:2]).any()
     assert torch.isfinite(out[2]).all()

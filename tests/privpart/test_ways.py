@@ -1,0 +1,238 @@
+"""Ways to compute clients: each is the plain training, keeps clients apart and never too long."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from privpart import LocalTraining, PartialModel, RoundTask, Users
+from privpart.engines import layers, methods
+from privpart.engines.layers import StepsInPlace, replaced_dense
+from privpart.engines.methods import LocalComputation, Method, candidates, client_generator
+
+CLIENTS = 4
+SIZES = (3, 4, 0, 4)
+WORDS, WIDTH, LENGTH, LABELS = 11, 8, 5, 3
+TASK = RoundTask(0, tuple(range(CLIENTS)), 0.2, "plan")
+FREE = RoundTask(0, tuple(range(CLIENTS)), 1e6, "plan")
+LOCAL = LocalTraining(0.3, epochs=2, batch_size=2)
+
+
+class Attentive(nn.Module):
+    """torch's encoder layer, causal or with padding, and its attention with weights or without."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 12, dropout=0.0, batch_first=True)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=kind != "words first")
+        self.head = nn.Linear(WIDTH, LABELS)
+
+    def forward(self, words):
+        x = self.words(words)
+        later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        if self.kind == "causal":
+            x = self.layer(x, src_mask=later, is_causal=True)
+        elif self.kind == "padded":
+            x = self.layer(x, src_key_padding_mask=words == 0)
+        elif self.kind == "words first":
+            x = self.attention(x.mT.permute(2, 0, 1), *[x.transpose(0, 1)] * 2, need_weights=False)[
+                0
+            ]
+            x = x.transpose(0, 1)
+        elif self.kind == "weights":
+            x = self.attention(x, x, x, need_weights=True)[0]
+        else:
+            x = self.layer(x)
+        return self.head(x.mean(dim=1))
+
+
+class Product(nn.Module):
+    """torch's scaled dot product."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.heads = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.head = nn.Linear(WIDTH, LABELS)
+
+    def forward(self, words):
+        parts = self.heads(self.words(words)).chunk(3, dim=-1)
+        mixed = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.head(mixed.mean(dim=1))
+
+
+class LowRank(nn.Linear):
+    """A dense layer with an adapter."""
+
+    def __init__(self, width):
+        super().__init__(width, width)
+        self.lora_A, self.lora_B = nn.Linear(width, 2, bias=False), nn.Linear(2, width, bias=False)
+
+    def forward(self, x):
+        return super().forward(x) + self.lora_B(self.lora_A(x))
+
+
+def adapted():
+    return nn.Sequential(
+        nn.Embedding(WORDS, WIDTH), LowRank(WIDTH), nn.LayerNorm(WIDTH), nn.Flatten(),
+        nn.Linear(WIDTH * LENGTH, LABELS),
+    )  # fmt: skip
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.GroupNorm(3, 6), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, LABELS),
+    )  # fmt: skip
+
+
+def dense():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Tanh(), nn.Linear(9, LABELS))
+
+
+class Tied(nn.Module):
+    """One weight in two layers and a product of its own; a gradient inside the forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(9, 9), nn.Linear(9, 9, bias=False)
+        self.two.weight = self.one.weight
+        self.head = nn.Linear(9, LABELS)
+
+    def forward(self, x):
+        x = x.flatten(1)[:, :9]
+        inner = self.one(x).square().sum()
+        (slope,) = torch.autograd.grad(inner, self.one.weight, retain_graph=True)
+        hidden = self.two(self.one(x).tanh()) + x @ self.one.weight * float(slope.abs().max() > -1)
+        return self.head(hidden)
+
+
+VECTORIZED = Method(vectorized=True)
+WAYS = {
+    "encoder layer": (lambda: Attentive("plain"), ["*"], VECTORIZED),
+    "causal encoder layer": (lambda: Attentive("causal"), ["*"], VECTORIZED),
+    "padded encoder layer": (lambda: Attentive("padded"), ["*"], VECTORIZED),
+    "attention, words first": (lambda: Attentive("words first"), ["*"], VECTORIZED),
+    "attention with weights": (lambda: Attentive("weights"), ["*"], VECTORIZED),
+    "scaled dot product": (Product, ["*"], VECTORIZED),
+    "adapters": (adapted, ["*lora_*"], VECTORIZED),
+    "small convolutions": (convolutional, ["*"], VECTORIZED),
+    "norms in channels last": (convolutional, ["*"], Method(channels_last=True)),
+    "steps in place": (dense, ["*"], Method(in_place=True)),
+    "some steps in place": (dense, ["1.weight", "3.bias"], Method(in_place=True)),
+    "oneDNN and in place": (dense, ["*"], Method(onednn=True, in_place=True)),
+    "a weight used three times": (Tied, ["*"], Method(in_place=True)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _every_layer_is_large(monkeypatch):
+    monkeypatch.setattr(layers, "_WORTH_IN_PLACE", 0)
+    if layers._available():
+        monkeypatch.setattr(layers, "_WORTH_ONEDNN", 0)
+
+
+def users(network):
+    generator = torch.Generator().manual_seed(2)
+    n = sum(SIZES)
+    words = any(isinstance(layer, nn.Embedding) for layer in network.modules())
+    x = torch.rand(n, 1, 8, 8, generator=generator)
+    if words:
+        x = torch.randint(1, WORDS, (n, LENGTH), generator=generator)
+        x[::2, -1] = 0
+    y = torch.randint(LABELS, (n,), generator=generator)
+    return Users(x, y, torch.arange(n).split(list(SIZES)), allow_empty=True)
+
+
+def built(network, train):
+    module, generator = network(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            norm = "norm" in name and name.endswith("weight")
+            parameter.copy_(norm + 0.3 * torch.randn(parameter.shape, generator=generator))
+    return PartialModel(module, train=train, seed=None)
+
+
+def updates(model, data, method, task):
+    work = LocalComputation(model, data, local=LOCAL, data_seed=5)
+    out = torch.empty(CLIENTS, model.dim)
+    work.updates(task, task.clients, model.flat.clone(), method, out)
+    return out
+
+
+def in_float64(model, data, client):
+    """Return a client's update, not clipped, by steps of gradients in float64."""
+    network = deepcopy(model.module).double()
+    trained = [dict(network.named_parameters())[name] for name in model.trainable]
+    before = [p.detach().clone() for p in trained]
+    rows = data.indices[client]
+    for batch in LOCAL.batches(len(rows), client_generator(5, 0, client)):
+        x, y = data.x[rows][batch], data.y[rows][batch]
+        x = x.double() if x.is_floating_point() else x
+        loss = functional.cross_entropy(network(x), y)
+        gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
+        with torch.no_grad():
+            for parameter, gradient in zip(trained, gradients, strict=True):
+                parameter.sub_(gradient, alpha=LOCAL.learning_rate)
+    moved = [(p.detach() - b).flatten() for p, b in zip(trained, before, strict=True)]
+    return torch.cat(moved)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_way_is_the_plain_training_apart_for_each_client_and_never_too_long(way):
+    network, train, method = WAYS[way]
+    model = built(network, train)
+    data = users(model.module)
+    found, plain = updates(model, data, method, FREE), updates(model, data, Method(), FREE)
+    lengths = plain.norm(dim=1)
+    assert sorted(lengths > 1e-3) == [False, True, True, True]  # power; one has no examples
+    assert (found - plain).norm(dim=1).max() < 1e-5
+    for client in range(CLIENTS):
+        assert (found[client].double() - in_float64(model, data, client)).norm() < 1e-5
+    clipped = updates(model, data, method, TASK)
+    assert (clipped.double().norm(dim=1) <= TASK.clip_norm).all()
+    assert (clipped.norm(dim=1) >= 0.99 * lengths.clamp(max=TASK.clip_norm)).all()  # power
+    other = Users(data.x.clone(), data.y.clone(), data.indices, allow_empty=True)
+    mine = other.indices[0]
+    if data.x.is_floating_point():
+        other.x[mine] = float("nan")
+    else:
+        other.x[mine], other.y[mine] = 1 + data.x[mine] % (WORDS - 1), (1 + data.y[mine]) % LABELS
+    changed = updates(model, other, method, FREE)
+    assert (changed[0] - found[0]).norm() > 1e-3  # power
+    assert (changed[1:] - found[1:]).norm() < 1e-6
+
+
+def test_a_step_in_place_is_left_to_torch_where_it_would_be_another_step():
+    layer, x = nn.Linear(6, 5, bias=False), torch.rand(4, 6)
+    steps = StepsInPlace()
+    with replaced_dense(layer, steps=steps):
+        gradient = torch.autograd.grad(layer(x).sum(), layer.weight)[0]  # outside of a step
+        before = layer.weight.detach().clone()
+        steps.step(layer(x).sum(), [layer.weight], 0.5)
+        torch.testing.assert_close(layer.weight.detach(), before - 0.5 * gradient)
+        hooked, seen = nn.Linear(6, 5, bias=False), []
+        hooked.weight.register_hook(seen.append)  # which sees the gradient
+        with replaced_dense(hooked, steps=steps):
+            steps.step(hooked(x).sum(), [hooked.weight], 0.5)
+        assert len(seen) == 1
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            steps.step(x.sum(), [layer.weight], 0.5)
+        assert torch.autograd.grad(layer(x).sum(), layer.weight)[0] is not None  # not armed
+
+
+def test_which_ways_are_tried(monkeypatch):
+    def tried(network, local=LOCAL):
+        model = built(network, ["*"])
+        work = LocalComputation(model, users(model.module), local=local, data_seed=5)
+        return candidates(work, TASK, bfloat16=False)
+
+    assert any(method.in_place for method in tried(dense))
+    adam = LocalTraining(0.1, batch_size=2, optimizer="adam")
+    assert not any(method.in_place for method in tried(dense, adam))
+    assert any(method.vectorized for method in tried(convolutional))
+    monkeypatch.setattr(methods, "_SMALL_STEP", 0)
+    assert not any(method.vectorized for method in tried(convolutional))
