@@ -1,11 +1,14 @@
-"""Starter: a plan and the code that it names, which train as they are and are there to be edited.
+"""Starter: a plan, the code that it names and a Flower app, which train as they are.
 
-Both are texts, because nobody imports them here: they belong to the person who asked for them.
+They are texts, because nobody imports them here: they belong to the person who asked for them.
 """
 
+import json
+import re
 from pathlib import Path
 
 from accounting.checks import ConfigError
+from privpart.experiment.plan_file import read
 
 _PLAN = """\
 # A training of your own. It runs as it is, on images of digits that come with scikit-learn:
@@ -144,6 +147,51 @@ def digits() -> tuple[Tensor, Tensor]:
 '''
 
 
+_APP = """\
+# The training of plan.toml as a Flower app; README.md says how to run it.
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "Federated training under a privacy plan"
+dependencies = []               # Flower installs these again for every run; ours are there already
+
+[tool.flwr.app]
+publisher = "me"
+
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+
+[tool.flwr.app.config]
+out = {out}
+"""
+
+_SERVER_APP = '''\
+"""What runs beside the SuperLink: the rounds of plan.toml, committed to a run folder."""
+
+from pathlib import Path
+
+from privpart.engines.flower import server_app
+
+app = server_app(Path(__file__).parent / "plan.toml")
+'''
+
+_CLIENT_APP = '''\
+"""What runs on every SuperNode: local training of the clients that it hosts, under plan.toml."""
+
+from pathlib import Path
+
+from privpart.engines.flower import client_app
+
+app = client_app(Path(__file__).parent / "plan.toml")
+'''
+
+_README = """\
+# {name}
+"""
+
+
 def write_starter(folder: Path) -> list[Path]:
     """Write ``plan.toml`` and ``task.py`` into a folder, and return their paths.
 
@@ -152,9 +200,43 @@ def write_starter(folder: Path) -> list[Path]:
     Raises:
         ConfigError: one of the files exists, or the folder cannot be written to.
     """
+    return _write({folder / "plan.toml": _PLAN, folder / "task.py": _TASK})
+
+
+def write_flower_app(folder: Path) -> list[Path]:
+    """Write a Flower app into a folder, and return the paths of what was written.
+
+    The app trains the ``plan.toml`` of the folder; where there is none, the starter's is written.
+
+    Raises:
+        ConfigError: Flower would refuse the folder's name, its plan is not valid, one of the files
+            exists, or the folder cannot be written to.
+    """
+    folder = folder.absolute()
+    name = folder.name
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9-]{0,31}", name):
+        raise ConfigError(
+            f"{folder}: Flower takes the name of this folder for the app's and refuses it; choose "
+            "one of at most 32 letters, digits and hyphens that begins with a letter."
+        )
+    out = json.dumps(str(folder.parent / f"{name}-run"), ensure_ascii=False)
+    texts = {
+        folder / "pyproject.toml": _APP.format(name=name, out=out),
+        folder / "server_app.py": _SERVER_APP,
+        folder / "client_app.py": _CLIENT_APP,
+        folder / "README.md": _README.format(name=name),
+    }
+    if (folder / "plan.toml").exists():
+        read(folder / "plan.toml")
+    else:
+        texts |= {folder / "plan.toml": _PLAN, folder / "task.py": _TASK}
+    return _write(texts)
+
+
+def _write(texts: dict[Path, str]) -> list[Path]:
+    folder = next(iter(texts)).parent
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: is a file; name a folder.")
-    texts = {folder / "plan.toml": _PLAN, folder / "task.py": _TASK}
     for path in texts:
         if path.exists() or path.is_symlink():
             raise ConfigError(f"{path}: exists already; name another folder, or move it away.")

@@ -128,11 +128,6 @@ class Deployment:
         self.port = free_port()
         self.home = self.folder / "home"
         self.home.mkdir()
-        (self.home / "config.toml").write_text(
-            '[superlink]\ndefault = "here"\n\n[superlink.here]\n'
-            f'address = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{self.folder / "certificates" / "ca.crt"}"\n'
-        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,6 +146,7 @@ class Deployment:
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
             MARK: str(self.folder),
             **self.environment,
@@ -159,15 +155,30 @@ class Deployment:
     def start_superlink(self) -> None:
         """Start the SuperLink, on the database that it left if it was killed."""
         held = self.folder / "certificates"
+        self._configure(f'root-certificates = "{held / "ca.crt"}"')
+        self._superlink(
+            *("--ssl-ca-certfile", str(held / "ca.crt")),
+            *("--ssl-certfile", str(held / "server.pem")),
+            *("--ssl-keyfile", str(held / "server.key")),
+            "--enable-supernode-auth",
+        )
+
+    def start_simulation(self) -> None:
+        """Start a SuperLink that simulates two SuperNodes, as ``flwr run`` does by itself."""
+        self._configure("insecure = true")
+        self._superlink("--insecure", "--simulation")
+
+    def _configure(self, trust: str) -> None:
+        text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{trust}\n'
+        (self.home / "config.toml").write_text(f'{text}address = "127.0.0.1:{self.port}"\n')
+
+    def _superlink(self, *arguments: str) -> None:
         self._start(
             "superlink",
             "flower-superlink",
             *("--host", "127.0.0.1", "--port", str(self.port)),
-            *("--ssl-ca-certfile", str(held / "ca.crt")),
-            *("--ssl-certfile", str(held / "server.pem")),
-            *("--ssl-keyfile", str(held / "server.key")),
-            *("--enable-supernode-auth", "--database", str(self.folder / "superlink.db")),
-            "--disable-runtime-dependency-installation",
+            *("--database", str(self.folder / "superlink.db")),
+            *("--disable-runtime-dependency-installation", *arguments),
         )
         self.wait_for(lambda: _listens(self.port), "the SuperLink listens")
 
