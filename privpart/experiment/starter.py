@@ -165,6 +165,10 @@ clientapp = "client_app:app"
 
 [tool.flwr.app.config]
 out = {out}
+nodes = 2                       # the run begins when so many have said which clients they have
+authenticated = false           # true where the SuperLink has --enable-supernode-auth
+timeout = 3600                  # seconds to wait for the answers of a round
+evaluate_every = 10
 """
 
 _SERVER_APP = '''\

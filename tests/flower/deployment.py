@@ -272,6 +272,10 @@ class Deployment:
         except (ValueError, KeyError, IndexError):
             raise DeploymentError(f"flwr list: {told.stdout}{told.stderr}") from None
 
+    def said(self, run: int) -> str:
+        """Return what the ServerApp of a run wrote."""
+        return self.flwr("log", str(run), "here", "--show").stdout
+
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """End a process that this deployment started; what that started must notice by itself."""
         process = self.processes.pop(name)

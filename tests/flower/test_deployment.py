@@ -1,0 +1,57 @@
+"""A real deployment on this machine: TLS, nodes that sign, a ServerApp killed and run again."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not in this environment: make flower")
+
+from deployment import Deployment
+from small import PLAN, ROUNDS, SEED, write_app
+
+from privpart import train
+from privpart.experiment.export import released_parameters
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def deployed(tmp_path):
+    with Deployment(tmp_path / "deployment") as found:
+        found.start_superlink()
+        found.register("north", "south")
+        for number, name in enumerate(("north", "south")):
+            found.start_node(name, f"partition-id={number} num-partitions=2")
+        yield found
+
+
+def committed(out: Path) -> int:
+    """Return how many rounds a run folder has committed."""
+    found = [re.fullmatch(r"state-(\d+)\.safetensors", path.name) for path in out.glob("state-*")]
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+def train_here(folder: Path) -> torch.Tensor:
+    """Train the same plan in this process, and return the parameters."""
+    train(plan=folder / "plan.toml", out=folder.parent / "here", seed=SEED, progress=False)
+    return released_parameters(folder.parent / "here")[0]
+
+
+def test_a_server_app_killed_and_run_again_ends_as_one_process_does(deployed, tmp_path, privpart):
+    out = tmp_path / "run"
+    app = write_app(tmp_path / "app", out, seed=SEED)
+    first = deployed.submit(app)
+    deployed.wait_for(lambda: committed(out) >= 2, "two rounds are committed", 180)
+    deployed.kill_server_app()
+    assert committed(out) < ROUNDS
+    second = deployed.submit(app)
+    deployed.wait_for(lambda: deployed.status(second).startswith("finished"), "the run ends", 180)
+    assert deployed.status(second) == "finished:completed", deployed.said(second)
+    assert deployed.status(first) != "finished:completed"
+    assert torch.equal(released_parameters(out)[0], train_here(app))
+    report = privpart("report", str(out))
+    assert report.returncode == 0
+    assert "authenticated" in report.stdout
+    assert privpart("verify", str(out)).returncode == 0
