@@ -305,9 +305,7 @@ class Deployment:
             raise DeploymentError(f"no ServerApp is running\n{self.logs()}")
         _signal(pid, signal.SIGKILL)
 
-    def wait_for(
-        self, happened: Callable[[], object], what: str, seconds: float = PATIENCE
-    ) -> None:
+    def wait_for(self, happened: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
         """Wait until something has happened.
 
         Raises:
@@ -320,6 +318,23 @@ class Deployment:
                 why = f"{', '.join(ended)} ended" if ended else f"not within {seconds:.0f} s"
                 raise DeploymentError(f"waited until {what}: {why}\n{self.logs()}")
             time.sleep(0.2)
+
+    def wait_in(self, run: int, happened: Callable[[], object], what: str) -> None:
+        """Wait until something has happened while the ServerApp of a run works.
+
+        Raises:
+            DeploymentError: the ServerApp ended before it, or it took too long.
+        """
+        self.wait_for(lambda: self.server_app() or happened(), "the ServerApp works")
+        self.wait_for(lambda: happened() or not self.server_app(), what, 3 * PATIENCE)
+        if not happened():
+            raise DeploymentError(f"waited until {what}: the ServerApp ended\n{self.said(run)}")
+
+    def result(self, run: int) -> str:
+        """Wait until the ServerApp of a run has ended, and return what Flower says of the run."""
+        self.wait_for(self.server_app, "the ServerApp works")
+        self.wait_for(lambda: not self.server_app(), "the ServerApp ends", 3 * PATIENCE)
+        return self.status(run)
 
     def logs(self, lines: int = 30) -> str:
         """Return the end of every log."""

@@ -23,6 +23,7 @@ mechanism = {{ name = "tree" }}
 factory = "./task.py:network"
 train = ["head.*"]
 seed = 3
+keep = []
 
 [data]
 clients = "./task.py:clients"

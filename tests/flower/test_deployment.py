@@ -43,12 +43,11 @@ def test_a_server_app_killed_and_run_again_ends_as_one_process_does(deployed, tm
     out = tmp_path / "run"
     app = write_app(tmp_path / "app", out, seed=SEED)
     first = deployed.submit(app)
-    deployed.wait_for(lambda: committed(out) >= 2, "two rounds are committed", 180)
+    deployed.wait_in(first, lambda: committed(out) >= 2, "two rounds are committed")
     deployed.kill_server_app()
     assert committed(out) < ROUNDS
     second = deployed.submit(app)
-    deployed.wait_for(lambda: deployed.status(second).startswith("finished"), "the run ends", 180)
-    assert deployed.status(second) == "finished:completed", deployed.said(second)
+    assert deployed.result(second) == "finished:completed", deployed.said(second)
     assert deployed.status(first) != "finished:completed"
     assert torch.equal(released_parameters(out)[0], train_here(app))
     report = privpart("report", str(out))
