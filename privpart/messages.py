@@ -146,11 +146,26 @@ Reason = Literal[
     "participation limit",
     "separation",
     "not asked",
+    "declined",
 ]
 """Why an answer is refused, or a client is not asked.
 
 No reason depends on the values in a client's update.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedAnswer:
+    """An answer over a network that an engine refused, for the server to count.
+
+    Attributes:
+        reason: why it was refused.
+        clients: who was asked and is not in the round for it, as the engine knows and not as the
+            answer says; empty if nobody asked.
+    """
+
+    reason: Reason
+    clients: tuple[ClientId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from privpart.messages import (
     ClientUpdate,
     CohortSum,
     Reason,
+    RefusedAnswer,
     RoundTask,
     admitted,
     admitted_sum,
@@ -532,6 +533,10 @@ class RoundSum:
 
     def add(self, update: object) -> None:
         """Clip and add an update from any sender, or refuse it."""
+        if type(update) is RefusedAnswer:
+            self.received += 1
+            self._refuse(update.reason, update.clients)
+            return
         self.received += 1
         task = self._task
         found = admitted(update, task.round, task.plan, self.total.shape)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -31,6 +31,7 @@ from privpart.experiment.passed import digest
 from privpart.experiment.plan_file import PlanFile, parse, read, validated
 from privpart.experiment.training import (
     Own,
+    RemoteEngine,
     Training,
     population_hash,
     population_name,
@@ -368,6 +369,8 @@ def _facts(
         facts |= {"code": code, "plan_folder": str(plan.folder)}
     if (passed := _passed(own)) is not None:
         facts["passed"] = passed
+    if own.remote is not None:
+        facts |= cast("RemoteEngine", setup.trainer).facts
     if plan.select is None:
         views = setup.model.views(setup.model.flat)
         facts["parameters"] = [[name, list(view.shape)] for name, view in views.items()]
@@ -536,7 +539,7 @@ def finish(
     bar = ProgressBar(run.plan.rounds, done=run.rounds, accuracy=accuracy)
     watchers: list[Callback] = [bar] if progress else []
     watchers.append(MetricsFiles(run.path))
-    if isinstance(setup.engine, EmbeddedEngine) and setup.engine.options.health:
+    if isinstance(setup.trainer, EmbeddedEngine) and setup.trainer.options.health:
         watchers.append(HealthFile(run.path))
     planted = setup.canaries
     log = None if planted is None else ReleaseLog(run.path, planted.width)

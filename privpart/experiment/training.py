@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, wraps
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -53,6 +53,24 @@ from privpart.server import RoundCounts, Server
 from privpart.start_values import load_weights
 
 
+class RemoteEngine(Engine, Protocol):
+    """An engine whose clients are elsewhere."""
+
+    @property
+    def clients(self) -> Clients:
+        """The population, whose examples are not here."""
+        ...
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the ledger keeps of where the clients are when a run is made."""
+        ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """A plan put together. Its data are simulated or public.
@@ -60,7 +78,7 @@ class Training:
     Attributes:
         plan: what to train.
         model: in its start state.
-        engine: computes the clients.
+        trainer: the engine that trains the clients.
         cohorts: per round, the clients to ask; empty if the plan samples them, from a run's key.
         metric: measures the model on data that no client holds; None if the plan has none.
         first: the model's flat vector before training, shape (d,).
@@ -69,17 +87,28 @@ class Training:
 
     plan: PlanFile
     model: PartialModel
-    engine: EmbeddedEngine | SelectEngine
+    trainer: EmbeddedEngine | SelectEngine | RemoteEngine
     cohorts: Sequence[Sequence[ClientId]]
     metric: Metric | None
     first: Tensor
     canaries: CanaryClients | None = None
 
     @property
+    def engine(self) -> EmbeddedEngine | SelectEngine:
+        """The engine that simulates the clients.
+
+        Raises:
+            ConfigError: they are elsewhere.
+        """
+        if isinstance(self.trainer, EmbeddedEngine | SelectEngine):
+            return self.trainer
+        raise ConfigError("engine: the clients are elsewhere; this needs simulated ones.")
+
+    @property
     def clients(self) -> Clients:
         """The population."""
-        engine = self.engine
-        return engine.clients if isinstance(engine, EmbeddedEngine) else engine.users
+        engine = self.trainer
+        return engine.users if isinstance(engine, SelectEngine) else engine.clients
 
     @property
     def test(self) -> tuple[Tensor, Tensor]:
@@ -97,7 +126,7 @@ class Training:
 
     @property
     def _turns(self) -> Turns | None:
-        return self.engine.turns if isinstance(self.engine, SelectEngine) else None
+        return self.trainer.turns if isinstance(self.trainer, SelectEngine) else None
 
     @property
     def start(self) -> Tensor:
@@ -135,8 +164,8 @@ class Training:
 
     def seen(self) -> SeenByParty | None:
         """Return what parties will see of the clients' keys; None where clients select nothing."""
-        if isinstance(self.engine, SelectEngine):
-            return seen_in(self.engine.rehearse())
+        if isinstance(self.trainer, SelectEngine):
+            return seen_in(self.trainer.rehearse())
         return None
 
     def promise(self, code: dict[str, Any] | None = None) -> PrivacyPlan:
@@ -180,8 +209,8 @@ class Training:
             ids = self.clients.ids
             cohorts = SampledCohorts(promised, ids, source) if sample is None else sample(ids)
         measures = evaluate_every is not None and self.metric is not None
-        health = isinstance(self.engine, EmbeddedEngine) and self.engine.options.health
-        with self.engine:
+        health = isinstance(self.trainer, EmbeddedEngine) and self.trainer.options.health
+        with self.trainer:
             records = fit(
                 server,
                 engine,
@@ -197,10 +226,10 @@ class Training:
     def _with_canaries(self) -> tuple[Engine, Sequence[Sequence[ClientId]]]:
         if self.canaries is not None:
             cohorts = cohorts_with_canaries(self.cohorts, self.canaries)
-            return CanaryEngine(self.engine, self.canaries), cohorts
+            return CanaryEngine(self.trainer, self.canaries), cohorts
         if self.plan.canaries is not None:
             raise without_canaries()
-        return self.engine, self.cohorts
+        return self.trainer, self.cohorts
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +242,7 @@ class Own:
         loss: see ``LocalTraining``.
         augment: see ``LocalTraining``.
         metric: see ``Metric``.
+        remote: makes the engine of clients elsewhere, from the model.
     """
 
     module: nn.Module | None = None
@@ -220,6 +250,7 @@ class Own:
     loss: str | Loss | None = None
     augment: Callable[[Batch], Batch] | None = None
     metric: Metric | None = None
+    remote: Callable[[PartialModel], RemoteEngine] | None = None
 
 
 def training(
@@ -228,6 +259,7 @@ def training(
     own: Own | None = None,
     options: EngineOptions | None = None,
     report: Callable[[str], None] | None = None,
+    part: bool = False,
 ) -> Training:
     """Load the data and build the model, clients and cohorts of a plan.
 
@@ -237,6 +269,8 @@ def training(
         options: how the engine computes clients; None takes the defaults. ``sums`` is always
             allowed: the engine is trusted, because it simulates every client.
         report: gets a sentence about how the engine computes; None writes it to standard error.
+        part: whether the clients are a part of the population, such as those of one node; there
+            are then no cohorts.
 
     Raises:
         ConfigError: unknown model or sizes, patterns that match nothing, missing data, a model that
@@ -253,6 +287,8 @@ def training(
         local, groups_take_turns=plan.schedule is not None, selects=plan.select is not None
     )
     model = _model(plan, own, code)
+    if own.remote is not None:
+        return _remote(plan, own, code, model, own.remote)
     clients, metric = _clients(plan, own, code, model.module)
     refuse_misfit(model, clients, local, metric)
     if plan.select is None and (plan.model.name is None or code or own.loss or own.augment):
@@ -269,7 +305,24 @@ def training(
             **asdict(options),
             report=report,
         )
-    cohorts = _cohorts(plan, clients)
+    cohorts = () if part else _cohorts(plan, clients)
+    return Training(plan, model, engine, cohorts, metric, model.flat.clone())
+
+
+def _remote(
+    plan: PlanFile,
+    own: Own,
+    code: "Code",
+    model: PartialModel,
+    make: Callable[[PartialModel], RemoteEngine],
+) -> Training:
+    """Put a plan together whose clients are elsewhere, where their nodes check their examples."""
+    metric = own.metric or cast("Metric | None", code.get("data.metric"))
+    if plan.data.task is not None:
+        found = plan_data(plan.data, model.module)
+        metric = metric or Accuracy(found.test_x, found.test_y)
+    engine = make(model)
+    cohorts = _cohorts(plan, engine.clients)
     return Training(plan, model, engine, cohorts, metric, model.flat.clone())
 
 
