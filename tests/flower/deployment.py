@@ -305,7 +305,9 @@ class Deployment:
             raise DeploymentError(f"no ServerApp is running\n{self.logs()}")
         _signal(pid, signal.SIGKILL)
 
-    def wait_for(self, happened: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    def wait_for(
+        self, happened: Callable[[], object], what: str, seconds: float = PATIENCE
+    ) -> None:
         """Wait until something has happened.
 
         Raises:

@@ -30,14 +30,15 @@ class Node:
     """A SuperNode whose key is registered. Use it as a context: leaving it ends the thread."""
 
     def __init__(
-        self, deployment: Deployment, name: str, answer: Answer, config: dict[str, int | str]
+        self, deployment: Deployment, name: str, answer: Answer, port: int = 0, **config: int
     ) -> None:
         self.name = name
         self.answer = answer
         self.received: list[Message] = []
         self.fault: BaseException | None = None
         self.id: int | None = None
-        self._config = config
+        self._config = {key.replace("_", "-"): value for key, value in config.items()}
+        self._port = port or deployment.port
         self._deployment = deployment
         self._over = threading.Event()
         self._contexts: dict[int, Context] = {}
@@ -63,7 +64,7 @@ class Node:
     def _serve(self) -> None:
         key = load_ssh_private_key(self._deployment.key(self.name).read_bytes(), None)
         trusted = (self._deployment.folder / "certificates" / "ca.crt").read_bytes()
-        address = f"127.0.0.1:{self._deployment.port}"
+        address = f"127.0.0.1:{self._port}"
         with http_request_response(address, False, trusted, (key, key.public_key())) as connection:
             self.id, receive, send, get_run, get_fab, pull, push, confirm = connection
             while not self._over.is_set():
@@ -93,7 +94,7 @@ class Node:
         if run not in self._contexts:
             told = get_run(run)
             config = get_fused_config_from_fab(get_fab(told.fab_hash, run).content, told)
-            self._contexts[run] = Context(run, self.id, dict(self._config), RecordDict(), config)
+            self._contexts[run] = Context(run, self.id, self._config, RecordDict(), config)
         return self._contexts[run]
 
 
