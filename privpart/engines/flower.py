@@ -21,8 +21,9 @@ import io
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -51,10 +52,9 @@ from privpart.messages import (
 from privpart.model import PartialModel
 from privpart.run.folder import holds_a_run
 from privpart.run.ledger import Ledger
+from privpart.run.report import AUTHENTICATED, UNAUTHENTICATED
 
 SCHEMA = "privpart/flower/1"
-AUTHENTICATED, ASSERTED = "authenticated nodes", "asserted"
-"""Values of the fact "identity" in a run's ledger."""
 _MESSAGE_BYTES = 2**28
 _LONGEST_HEADER = 1024
 _LONGEST_NAME = 4096
@@ -111,10 +111,18 @@ def agreement(
 
 def difference(found: Mapping[str, object], own: Mapping[str, str]) -> str | None:
     """Return in which field another side's agreement differs from one's own; None if in none."""
-    for field, value in own.items():
-        if found.get(field) != value:
-            return f"{field} is {_shown(found.get(field))!r}, here it is {value!r}"
+    for name, value in own.items():
+        if found.get(name) != value:
+            return f"{name} is {_shown(found.get(name))!r}, here it is {value!r}"
     return None
+
+
+class _RefusedError(Exception):
+    """A reply of which nothing can be used, and why."""
+
+    def __init__(self, reason: Reason, said: str) -> None:
+        super().__init__(said)
+        self.reason: Reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,61 @@ class _Asked:
 
     node: int
     clients: tuple[ClientId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A round that is being asked for.
+
+    Attributes:
+        task: the task.
+        agreed: what nodes must agree on.
+        vector: the model, as Flower's ``Array``.
+        asked: messages without an answer, of this attempt and of earlier ones.
+        came: clients whose update was yielded.
+        waiting: clients that this attempt has no answer from.
+        unasked: clients that this attempt has not asked, because their node is not connected.
+    """
+
+    task: RoundTask
+    agreed: dict[str, str]
+    vector: Any
+    asked: dict[str, _Asked] = field(default_factory=dict)
+    came: set[ClientId] = field(default_factory=set)
+    waiting: set[ClientId] = field(default_factory=set)
+    unasked: set[ClientId] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, task: RoundTask, start: Tensor, agreed: dict[str, str]) -> "_Round":
+        return cls(task, agreed, _flwr().Array(start.detach().numpy()))
+
+    def ask_the_missing(self) -> None:
+        """Begin an attempt."""
+        missing = set(self.task.clients) - self.came
+        self.waiting.update(missing)
+        self.unasked.update(missing)
+
+    def counts(self, answer: ClientUpdate | RefusedAnswer) -> bool:
+        """Note an answer; return whether it counts: one of two attempts that one client made."""
+        if isinstance(answer, RefusedAnswer):
+            self.waiting.difference_update(answer.clients)
+            return True
+        self.waiting.discard(answer.client)
+        if answer.client in self.came:
+            return False
+        self.came.add(answer.client)
+        return True
+
+    def content(self, clients: Sequence[ClientId]) -> Any:  # noqa: ANN401  Flower's RecordDict
+        """Return the message that asks for these clients."""
+        flwr = _flwr()
+        fields = {**self.agreed, **_round_fields(self.task), "clients": [*map(_name, clients)]}
+        return flwr.RecordDict(
+            {
+                "model": flwr.ArrayRecord({"trainable": self.vector}),
+                "task": flwr.ConfigRecord(fields),
+            }
+        )
 
 
 class FlowerEngine:
@@ -186,7 +249,7 @@ class FlowerEngine:
         nodes: dict[str, list[str]] = {}
         for client, node in self.owners.items():
             nodes.setdefault(str(node), []).append(_name(client))
-        identity = AUTHENTICATED if self.authenticated else ASSERTED
+        identity = AUTHENTICATED if self.authenticated else UNAUTHENTICATED
         return {"identity": identity, "owners": nodes}
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
@@ -205,157 +268,112 @@ class FlowerEngine:
         yield from sorted(updates, key=lambda update: place[update.client])
 
     def _answers(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate | RefusedAnswer]:
-        flwr = _flwr()
-        agreed = agreement(self.model, task.plan, task.active)
-        config = {**agreed, **_round_fields(task)}
-        vector = flwr.Array(start.detach().numpy())
-        came: set[ClientId] = set()
-        asked: dict[str, _Asked] = {}
+        this = _Round.of(task, start, agreement(self.model, task.plan, task.active))
         for attempt in range(self.attempts):
             if attempt:
                 self._report(
-                    f"round {task.round}: {len(came)} of {len(task.clients)} clients answered, "
-                    f"the plan needs {self.minimum}; asking the others again."
+                    f"round {task.round}: {len(this.came)} of {len(task.clients)} clients "
+                    f"answered, the plan needs {self.minimum}; asking the others again."
                 )
-            unasked = {client for client in task.clients if client not in came}
-            waiting = set(unasked)
-            end = time.monotonic() + self.timeout
-            while waiting:
-                self._ask(unasked, asked, vector, config)
-                for answer in self._received(asked, task, agreed):
-                    if isinstance(answer, ClientUpdate):
-                        if answer.client in came:
-                            continue  # it answered both attempts
-                        came.add(answer.client)
-                        waiting.discard(answer.client)
-                    else:
-                        waiting.difference_update(answer.clients)
-                    yield answer
-                if not waiting or time.monotonic() >= end:
-                    break
-                time.sleep(max(0.0, min(self.poll, end - time.monotonic())))
-            if len(came) >= self.minimum:
+            this.ask_the_missing()
+            yield from self._attempt(this)
+            if len(this.came) >= self.minimum:
                 break
-        self._tell_missing(task, came)
+        self._tell_missing(this)
 
-    def _ask(
-        self,
-        unasked: set[ClientId],
-        asked: dict[str, _Asked],
-        vector: Any,  # noqa: ANN401  Flower's Array
-        config: dict[str, Any],
-    ) -> None:
+    def _attempt(self, this: "_Round") -> Iterator[ClientUpdate | RefusedAnswer]:
+        """Yield answers until every client has answered, or the time is over."""
+        end = time.monotonic() + self.timeout
+        while True:
+            self._ask(this)
+            yield from filter(this.counts, self._received(this))
+            left = end - time.monotonic()
+            if not this.waiting or left <= 0:
+                return
+            time.sleep(min(self.poll, left))
+
+    def _ask(self, this: "_Round") -> None:
         """Send the task to the nodes that are here and have clients that were not asked yet."""
         here = set(self.grid.get_node_ids())
         by_node: dict[int, list[ClientId]] = {}
-        for client in unasked:
+        for client in this.unasked:
             by_node.setdefault(self.owners[client], []).append(client)
+        most = max(1, _MESSAGE_BYTES // (4 * self.model.dim))
         for node in sorted(here & by_node.keys()):
             clients = sorted(by_node[node], key=id_order)
-            for few in _in_parts(clients, max(1, _MESSAGE_BYTES // (4 * self.model.dim))):
-                flwr = _flwr()
-                content = flwr.RecordDict(
-                    {
-                        "model": flwr.ArrayRecord({"trainable": vector}),
-                        "task": flwr.ConfigRecord({**config, "clients": [*map(_name, few)]}),
-                    }
-                )
-                if self._push(content, "train", _Asked(node, tuple(few)), asked):
-                    unasked.difference_update(few)
+            for few in (clients[at : at + most] for at in range(0, len(clients), most)):
+                if self._push("train", this.content(few), _Asked(node, tuple(few)), this):
+                    this.unasked.difference_update(few)
         for node in sorted(here - self._met) if not self.authenticated else ():
-            content = _flwr().RecordDict({"task": _flwr().ConfigRecord(config)})
-            if self._push(content, "query", _Asked(node), asked):
+            if self._push("query", _question(this.agreed), _Asked(node), this):
                 self._met.add(node)
 
-    def _push(self, content: object, kind: str, to: _Asked, asked: dict[str, _Asked]) -> bool:
-        message = _flwr().Message(content, to.node, kind, ttl=self.timeout)
-        ids = list(self.grid.push_messages([message]))
-        if not ids or not isinstance(ids[0], str):
+    def _push(self, kind: str, content: object, to: "_Asked", this: "_Round") -> bool:
+        name = _pushed(self.grid, kind, content, to.node, self.timeout)
+        if name is None:
             self._report(f"node {to.node}: the SuperLink took no message for it.")
             return False
-        asked[ids[0]] = to
+        this.asked[name] = to
         return True
 
-    def _received(
-        self, asked: dict[str, _Asked], task: RoundTask, agreed: Mapping[str, str]
-    ) -> Iterator[ClientUpdate | RefusedAnswer]:
+    def _received(self, this: "_Round") -> Iterator[ClientUpdate | RefusedAnswer]:
         """Yield what was answered since the last look."""
-        if not asked:
+        if not this.asked:
             return
-        for reply in list(self.grid.pull_messages(list(asked))):
-            to = asked.pop(_replied(reply), None)
+        for reply in list(self.grid.pull_messages(list(this.asked))):
+            to = this.asked.pop(_replied(reply), None)
             if to is None:
-                self._report("an answer to a message that was never sent was refused.")
+                self._report("an answer to a message that was never sent: refused.")
                 yield RefusedAnswer("not asked")
                 continue
             try:
-                found = self._read(reply, to, task, agreed)
-            except Exception as error:  # whatever a reply's own objects raise
+                content = _content(reply, to.node)
+                if to.clients:
+                    yield from self._updates(content, to, this)
+                else:
+                    self._move(to.node, _listed(content))
+            except _RefusedError as error:
+                yield self._refused(to, this, error.reason, str(error), to.clients)
+            except Exception as error:  # whatever the objects of a reply raise
                 said = f"sent something that cannot be read ({type(error).__name__})"
-                found = [self._refused(to, "malformed", said, task)]
-            yield from found
+                yield self._refused(to, this, "malformed", said, to.clients)
 
     def _refused(
-        self, to: _Asked, why: Reason, said: str, task: RoundTask, *clients: ClientId
+        self, to: "_Asked", this: "_Round", why: Reason, said: str, clients: Iterable[ClientId]
     ) -> RefusedAnswer:
-        self._report(f"node {to.node}, round {task.round}: {said}; refused ({why}).")
-        return RefusedAnswer(why, clients or to.clients)
-
-    def _read(
-        self,
-        reply: Any,  # noqa: ANN401  Flower's Message, of any content
-        to: _Asked,
-        task: RoundTask,
-        agreed: Mapping[str, str],
-    ) -> list[ClientUpdate | RefusedAnswer]:
-        if reply.metadata.src_node_id != to.node:
-            said = f"node {reply.metadata.src_node_id} answered in its place"
-            return [self._refused(to, "not asked", said, task)]
-        if reply.has_error():
-            said = f"no answer (Flower's error {int(reply.error.code)})"
-            return [self._refused(to, "declined", said, task)]
-        content, flwr = reply.content, _flwr()
-        if (why := _declined(content)) is not None:
-            return [self._refused(to, "declined", f"declined: {why}", task)]
-        if not to.clients:
-            self._move(to.node, _listed(content))
-            return []
-        if set(content) != {"updates", "task"}:
-            said = f"sent records {_shown(sorted(content))}, must be task and updates"
-            return [self._refused(to, "malformed", said, task)]
-        updates, fields = content["updates"], content["task"]
-        if type(updates) is not flwr.ArrayRecord or type(fields) is not flwr.ConfigRecord:
-            return [self._refused(to, "malformed", "sent records of other types", task)]
-        if (other := difference(fields, agreed)) is not None:
-            return [self._refused(to, "another plan", other, task)]
-        if type(fields.get("round")) is not int or fields["round"] != task.round:
-            said = f"answered round {_shown(fields.get('round'))}"
-            return [self._refused(to, "another round", said, task)]
-        return [*self._updates(updates, to, task)]
+        self._report(f"node {to.node}, round {this.task.round}: {said}; refused ({why}).")
+        return RefusedAnswer(why, tuple(clients))
 
     def _updates(
-        self, updates: Mapping[str, Any], to: _Asked, task: RoundTask
+        self,
+        content: Any,  # noqa: ANN401  Flower's RecordDict, of anybody
+        to: "_Asked",
+        this: "_Round",
     ) -> Iterator[ClientUpdate | RefusedAnswer]:
-        """Yield the updates in an answer, and a refusal for each that is not one."""
+        """Yield the updates in an answer, and a refusal for each that is not one.
+
+        Raises:
+            _RefusedError: nothing of the answer can be used.
+        """
+        task, arrays = this.task, _arrays(content, this)
         dim = self.model.active_dim(task.active)
         missing = set(to.clients)
-        for name, array in updates.items():
+        for name, array in arrays.items():
             client = _client(name)
             if client is None or client not in missing:
                 said = f"answered for client {_shown(name)}, whom it was not asked for"
-                self._report(f"node {to.node}, round {task.round}: {said}; refused (not asked).")
-                yield RefusedAnswer("not asked")
+                yield self._refused(to, this, "not asked", said, ())
                 continue
             missing.discard(client)
             vector = _vector(array, dim)
             if vector is None:
                 said = f"client {client!r} sent no float32 vector of {dim} parameters"
-                yield self._refused(to, "wrong shape or type", said, task, client)
+                yield self._refused(to, this, "wrong shape or type", said, (client,))
             else:
                 yield task.update(client, vector)
         if missing:
             said = f"left out {len(missing)} of the {len(to.clients)} clients that it was asked for"
-            yield self._refused(to, "malformed", said, task, *missing)
+            yield self._refused(to, this, "malformed", said, missing)
 
     def _move(self, node: int, claimed: Iterable[ClientId]) -> None:
         """Let a node without authentication answer for clients whose own node is gone."""
@@ -378,11 +396,9 @@ class FlowerEngine:
                 "not authenticated, so it is believed."
             )
 
-    def _tell_missing(self, task: RoundTask, came: set[ClientId]) -> None:
-        nodes: dict[int, int] = {}
-        for client in task.clients:
-            if client not in came:
-                nodes[self.owners[client]] = nodes.get(self.owners[client], 0) + 1
+    def _tell_missing(self, this: "_Round") -> None:
+        task = this.task
+        nodes = Counter(self.owners[client] for client in task.clients if client not in this.came)
         here = set(self.grid.get_node_ids()) if nodes else set()
         for node, clients in sorted(nodes.items()):
             state = "is connected" if node in here else "is not connected"
@@ -433,60 +449,60 @@ def hosted(
     Raises:
         ConfigError: too few nodes answered, two nodes have one client, or there are no clients.
     """
-    say = report or _to_stderr
-    flwr, owners = _flwr(), dict[ClientId, int]()
-    asked: dict[str, int] = {}
-    met, answered = set[int](), set[int]()
+    say, asked = report or _to_stderr, dict[str, int]()
+    owners, answered, met = dict[ClientId, int](), set[int](), set[int]()
     end = time.monotonic() + timeout
     while len(answered) < nodes:
         for node in sorted(set(grid.get_node_ids()) - met):
-            content = flwr.RecordDict({"task": flwr.ConfigRecord(dict(agreed))})
-            ids = list(grid.push_messages([flwr.Message(content, node, "query", ttl=timeout)]))
-            if ids and isinstance(ids[0], str):
+            name = _pushed(grid, "query", _question(agreed), node, timeout)
+            if name is not None:
                 met.add(node)
-                asked[ids[0]] = node
+                asked[name] = node
         for reply in list(grid.pull_messages(list(asked))) if asked else ():
             node = asked.pop(_replied(reply), -1)
-            found = _answered_ids(reply, node, say)
-            if found is None:
-                continue
-            _enter(owners, node, found)
-            answered.add(node)
-        if len(answered) >= nodes:
-            break
-        if time.monotonic() >= end:
-            raise ConfigError(
-                f"nodes={nodes}: {len(answered)} answered within {timeout:g} seconds, of "
-                f"{len(met)} that were connected. Start the others, then run again."
-            )
-        time.sleep(poll)
+            found = _hosted_by(reply, node, say)
+            if found is not None:
+                _enter(owners, node, found)
+                answered.add(node)
+        _wait_for_nodes(len(answered), nodes, f"{len(met)} were connected", end, poll)
     if not owners:
         raise ConfigError("nodes: none of them has a client; there is nobody to train with.")
     return owners
 
 
-def _answered_ids(reply: Any, node: int, say: Report) -> list[ClientId] | None:  # noqa: ANN401
+def _wait_for_nodes(answered: int, nodes: int, met: str, end: float, poll: float) -> None:
+    if answered >= nodes:
+        return
+    if time.monotonic() >= end:
+        raise ConfigError(
+            f"nodes={nodes}: {answered} said in time which clients they have; {met}. Start the "
+            "others, then run again."
+        )
+    time.sleep(poll)
+
+
+def _hosted_by(reply: Any, node: int, say: Report) -> list[ClientId] | None:  # noqa: ANN401
     """Return the ids that a node answered with; None for anything else."""
     try:
-        if reply.metadata.src_node_id != node:
-            return None
-        if reply.has_error():
-            say(f"node {node}: did not answer (Flower's error {int(reply.error.code)}).")
-            return None
-        if (why := _declined(reply.content)) is not None:
-            say(f"node {node}: declined: {why}")
-            return None
-        return _listed(reply.content)
-    except Exception as error:  # whatever a reply's own objects raise
+        return _listed(_content(reply, node))
+    except _RefusedError as error:
+        say(f"node {node}: {error}; refused ({error.reason}).")
+    except Exception as error:  # whatever the objects of a reply raise
         say(f"node {node}: sent something that cannot be read ({type(error).__name__}); refused.")
-        return None
+    return None
 
 
 def _listed(content: Any) -> list[ClientId]:  # noqa: ANN401  of anybody
-    names = content["clients"]["ids"]
-    found = [_client(name) for name in names]
+    """Return the ids in a node's answer.
+
+    Raises:
+        _RefusedError: it holds anything else.
+    """
+    if set(content) != {"clients"} or set(content["clients"]) != {"schema", "ids"}:
+        raise _RefusedError("malformed", "did not answer with its clients")
+    found = [_client(name) for name in content["clients"]["ids"]]
     if None in found or len(set(found)) < len(found):
-        raise ValueError("not a list of ids, each once")
+        raise _RefusedError("malformed", "its clients are not a list of ids, each once")
     return cast("list[ClientId]", found)
 
 
@@ -508,9 +524,24 @@ def _round_fields(task: RoundTask) -> dict[str, Any]:
     }
 
 
-def _in_parts(clients: list[ClientId], most: int) -> Iterator[list[ClientId]]:
-    for begin_ in range(0, len(clients), most):
-        yield clients[begin_ : begin_ + most]
+def _question(agreed: Mapping[str, str]) -> Any:  # noqa: ANN401  Flower's RecordDict
+    flwr = _flwr()
+    return flwr.RecordDict({"task": flwr.ConfigRecord(dict(agreed))})
+
+
+def _pushed(
+    grid: Any,  # noqa: ANN401  Flower's Grid
+    kind: str,
+    content: object,
+    node: int,
+    timeout: float,
+) -> str | None:
+    """Send a message that expires with its round; return its id, or None if it was not taken.
+
+    A node works off its messages in order: without an end, it would train for rounds that are over.
+    """
+    ids = list(grid.push_messages([_flwr().Message(content, node, kind, ttl=timeout)]))
+    return ids[0] if ids and isinstance(ids[0], str) else None
 
 
 def _replied(reply: Any) -> str:  # noqa: ANN401  Flower's Message
@@ -518,11 +549,42 @@ def _replied(reply: Any) -> str:  # noqa: ANN401  Flower's Message
     return found if isinstance(found, str) else ""
 
 
-def _declined(content: Any) -> str | None:  # noqa: ANN401  of anybody
-    """Return why a node declined, as far as it says so; None if it did not decline."""
-    if set(content) != {"declined"}:
-        return None
-    return _shown(content["declined"].get("why", "without a reason"))
+def _content(reply: Any, node: int) -> Any:  # noqa: ANN401  Flower's Message and RecordDict
+    """Return the records of a reply.
+
+    Raises:
+        _RefusedError: it is an error, from another node, or the node declines.
+    """
+    if reply.metadata.src_node_id != node:
+        raise _RefusedError("not asked", f"node {reply.metadata.src_node_id} answered in its place")
+    if reply.has_error():
+        raise _RefusedError("declined", f"gave no answer (Flower's error {int(reply.error.code)})")
+    content = reply.content
+    if set(content) == {"declined"}:
+        why = content["declined"].get("why", "without a reason")
+        raise _RefusedError("declined", f"declined: {_shown(why)}")
+    return content
+
+
+def _arrays(content: Any, this: _Round) -> Mapping[str, Any]:  # noqa: ANN401  of anybody
+    """Return the arrays of an answer to this round.
+
+    Raises:
+        _RefusedError: it has other records, or is not of this round, plan or model.
+    """
+    if set(content) != {"updates", "task"}:
+        said = f"sent the records {_shown(sorted(content))}, must be task and updates"
+        raise _RefusedError("malformed", said)
+    arrays, fields = content["updates"], content["task"]
+    if type(arrays) is not _flwr().ArrayRecord or type(fields) is not _flwr().ConfigRecord:
+        raise _RefusedError("malformed", "sent records of other types")
+    if (other := difference(fields, this.agreed)) is not None:
+        raise _RefusedError("another plan", other)
+    if type(fields.get("round")) is not int or fields["round"] != this.task.round:
+        raise _RefusedError("another round", f"answered round {_shown(fields.get('round'))}")
+    if set(fields) != {*this.agreed, "round"}:
+        raise _RefusedError("malformed", f"sent the fields {_shown(sorted(fields))}")
+    return cast("Mapping[str, Any]", arrays)
 
 
 def _vector(array: Any, dim: int) -> Tensor | None:  # noqa: ANN401  of anybody

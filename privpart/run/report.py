@@ -24,6 +24,8 @@ from privpart.run.ledger import Row
 from privpart.select.disclosure import SeenByParty, SelectReport
 
 SCHEMA = "privpart/run/1"
+AUTHENTICATED, UNAUTHENTICATED = "authenticated nodes", "asserted"
+"""Values of the fact "identity" of a run whose clients are on nodes."""
 _Words = tuple[AssumptionStatus, str]
 
 
@@ -289,7 +291,7 @@ def _with_evidence(
     rows, facts = evidence.rows, evidence.facts
     said: dict[str, _Words] = {
         "floating-point": _floating_point(rows, dict(facts)),
-        "participation": ("verified", f"ledger of {len(rows)} rounds in one chain, by client id"),
+        "participation": _participation(rows, facts),
         "clipping": ("enforced", _clipping(rows)),
         "divisor": ("enforced", "the server divides by the plan's report_goal"),
     }
@@ -310,6 +312,22 @@ def _with_evidence(
         if code in known:
             report = report.with_status(code, status, why)
     return report
+
+
+def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
+    """Return what shows how often clients took part: of clients on nodes, the ledger names owners.
+
+    A name is worth what stands behind it: without authentication, a node that is started again, or
+    that lies, is somebody else.
+    """
+    said = f"ledger of {len(rows)} rounds in one chain, by client id"
+    identity = facts.get("identity")
+    if identity is None:
+        return "verified", said
+    if identity == AUTHENTICATED:
+        owners = f"each of one node, fixed when the run was made; {AUTHENTICATED}, as declared"
+        return "verified", f"{said}, {owners}"
+    return "asserted", f"{said}, as nodes named their clients; the nodes were not authenticated"
 
 
 def _noise(evidence: Evidence) -> tuple[AssumptionStatus, str]:

@@ -4,6 +4,7 @@ Nothing that the plan names is imported or run, and nothing is written. A model 
 exported from the run may be given, and the public key that the run is known by.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from privpart.run.budget_book import all_runs, counted
 from privpart.run.evidence import Check, Evidence, Origin, file_hash, gather, public_key_of
 from privpart.run.files import read_small
 from privpart.run.identity import model_hash, tensor_hash, versions
-from privpart.run.report import RunReport, report_of
+from privpart.run.report import AUTHENTICATED, RunReport, report_of
 
 _ANY_DELTA = 0.5
 """For a run that was planned without delta: its mu does not depend on it."""
@@ -52,6 +53,8 @@ def check_run(
     checks = [Check("ledger", "verified", said), *evidence.checks]
     checks += [_guarded("plan", _plan, path, evidence), _guarded("code", _code, path, evidence)]
     checks += _derived_again(path, evidence)
+    if "identity" in evidence.facts:
+        checks.append(_guarded("identity", _identity, path, evidence))
     checks.append(_guarded("budget book", _book, path, evidence))
     if model is not None:
         checks += _model_file(Path(model), path, evidence)
@@ -150,8 +153,29 @@ def _participation(evidence: Evidence, report: RunReport) -> Check:
     if real is not None:
         said = f"{report.guarantee.a_unit} in at most {real.max_participations} rounds"
         said += f", {real.min_separation} or more apart" if real.max_participations > 1 else ""
+    if (identity := evidence.facts.get("identity")) not in (None, AUTHENTICATED):
+        said = f"{said}, by names that nodes without authentication gave ({str(identity)[:40]})"
+        return Check("participation", "asserted", said)
     known = evidence.origin != "unknown"
     return Check("participation", "verified" if known else "asserted", f"{said}, as planned")
+
+
+def _identity(_: Path, evidence: Evidence) -> Check:
+    """Compare everybody who counted with the owners that the ledger names."""
+    facts, what = evidence.facts, "identity"
+    owners = [name for names in facts["owners"].values() for name in names]
+    known = set(owners)
+    if len(known) < len(owners):
+        return Check(what, "wrong", "the ledger names two nodes of one client")
+    strangers = [client for client in evidence.histories if json.dumps(client) not in known]
+    if strangers:
+        return Check(what, "wrong", f"client {strangers[0]!r} took part, and no node has it")
+    nodes = counted(len(facts["owners"]), "node")
+    if facts["identity"] != AUTHENTICATED:
+        said = f"{len(known)} clients of {nodes}, who were not authenticated"
+        return Check(what, "asserted", said)
+    said = f"{len(known)} clients, each of one of {nodes}; that they were authenticated is declared"
+    return Check(what, "verified" if evidence.origin != "unknown" else "asserted", said)
 
 
 def _guarantee(evidence: Evidence, report: RunReport, *, stated: bool) -> Check:

@@ -10,7 +10,10 @@ pytest.importorskip("flwr", reason="Flower has an environment of its own: make m
 from in_process import NODES, InProcessGrid, write_plan
 
 import privpart
+from accounting.checks import ConfigError
 from privpart.engines.flower import Settings, client_app, serve
+from privpart.run.report import run_report
+from privpart.run.verify import check_run
 
 
 def released(run: Path) -> torch.Tensor:
@@ -43,3 +46,21 @@ def test_the_last_model_is_the_embedded_engines_bit_for_bit_also_when_resumed(tm
         serve(InProcessGrid(apps), plan, settings(out), callbacks=[stop], poll=0.01)
     serve(InProcessGrid(apps), plan, settings(out), poll=0.01)
     assert torch.equal(released(out), released(tmp_path / "embedded"))
+
+
+@pytest.mark.parametrize("authenticated", [True, False])
+def test_participation_is_verified_only_where_nodes_are_authenticated(tmp_path, authenticated):
+    plan = write_plan(tmp_path)
+    apps = {node: client_app(plan) for node in NODES}
+    out = tmp_path / "run"
+    given = settings(out, authenticated=authenticated, seed=None)
+    serve(InProcessGrid(apps), plan, given, poll=0.01)
+    word = "verified" if authenticated else "asserted"
+    report = run_report(out)
+    (said,) = (a for a in report.guarantee.assumptions if a.code == "participation")
+    assert said.status == word
+    checks = {check.what: check for check in check_run(out)}
+    assert checks["participation"].status == checks["identity"].status == word
+    assert not [check for check in checks.values() if check.status == "wrong"]
+    with pytest.raises(ConfigError, match="was made with"):
+        serve(InProcessGrid(apps), plan, settings(out, authenticated=not authenticated), poll=0.01)
