@@ -5,6 +5,7 @@ They are texts, because nobody imports them here: they belong to the person who 
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 from accounting.checks import ConfigError
@@ -192,7 +193,55 @@ app = client_app(Path(__file__).parent / "plan.toml")
 '''
 
 _README = """\
-# {name}
+# {name}: a training under a privacy plan, over Flower
+
+| file | what it is |
+|---|---|
+| `plan.toml` | the whole training; `privpart epsilon --plan plan.toml` says what it costs |
+| `server_app.py` | runs beside the SuperLink: the rounds, committed to the run folder |
+| `client_app.py` | runs on every SuperNode: trains the clients that it hosts, under this plan only |
+| `pyproject.toml` | tells Flower of the two; its last table has the settings of the run |
+
+Every machine needs privpart and flwr, and what the plan's code imports. Flower carries the Python
+and TOML files of this folder to the nodes, and no data: what `clients()` reads must be on the node.
+
+## On one machine
+
+    flwr run . --stream
+
+Flower simulates two nodes (this needs `flwr[simulation]`). Each gets a `partition-id` and answers
+for its share of the clients.
+
+## Over a network
+
+Where the server is, with a certificate for its name:
+
+    flower-superlink --host 0.0.0.0 --port 8000 --enable-supernode-auth \\
+      --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key \\
+      --database superlink.db --disable-runtime-dependency-installation
+
+Set `authenticated = true` in `pyproject.toml`. For each node, a key that the SuperLink is told of:
+
+    ssh-keygen -q -t ecdsa -b 384 -N "" -f node1
+    flwr supernode register node1.pub
+
+On the node, which needs `ca.crt` and its own private key:
+
+    flower-supernode --superlink server:8000 --root-certificates ca.crt \\
+      --auth-supernode-private-key node1
+
+`clients()` there returns the node's own clients, each with an id that no other node uses. Where one
+data set serves several nodes, `--node-config "partition-id=0 num-partitions=2"` gives the node its
+share. Then `flwr run .` begins the run.
+
+## Afterwards
+
+`flwr run` ends with 0 also where the run has failed. These do not:
+
+    privpart report {shell}
+    privpart verify {shell}
+
+If anything was killed, `flwr run .` again continues the run that is in the folder.
 """
 
 
@@ -223,12 +272,13 @@ def write_flower_app(folder: Path) -> list[Path]:
             f"{folder}: Flower takes the name of this folder for the app's and refuses it; choose "
             "one of at most 32 letters, digits and hyphens that begins with a letter."
         )
-    out = json.dumps(str(folder.parent / f"{name}-run"), ensure_ascii=False)
+    run = str(folder.parent / f"{name}-run")
+    out = json.dumps(run, ensure_ascii=False)
     texts = {
         folder / "pyproject.toml": _APP.format(name=name, out=out),
         folder / "server_app.py": _SERVER_APP,
         folder / "client_app.py": _CLIENT_APP,
-        folder / "README.md": _README.format(name=name),
+        folder / "README.md": _README.format(name=name, shell=shlex.quote(run)),
     }
     if (folder / "plan.toml").exists():
         read(folder / "plan.toml")

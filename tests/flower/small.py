@@ -1,7 +1,12 @@
 """A training that takes no time, as files of an app: six clients, four rounds."""
 
+import re
 from pathlib import Path
 
+from torch import Tensor
+
+from privpart import train
+from privpart.experiment.export import released_parameters
 from privpart.experiment.starter import write_flower_app
 
 ROUNDS = 4
@@ -68,6 +73,50 @@ def clients():
 '''
 
 
+KILLED = '''\
+"""The ServerApp of the plan; it kills a process where and when a file says so."""
+
+import os
+import signal
+from pathlib import Path
+
+from privpart.engines.flower import FlowerEngine, server_app
+from privpart.run.folder import RunFolder
+
+ORDER = Path("ORDER_FILE")
+"""Phase, round and process id."""
+
+
+def reached(phase, number):
+    if ORDER.exists():
+        when, which, pid = ORDER.read_text().split()
+        if when == phase and int(which) == number:
+            ORDER.unlink()
+            os.kill(int(pid) or os.getpid(), signal.SIGKILL)
+
+
+def told(engine, task, start):
+    reached("begun", task.round)
+    for number, answer in enumerate(run(engine, task, start)):
+        if number == 0:
+            reached("answered", task.round)
+        yield answer
+
+
+def committed(folder, server, counts):
+    number = server.round - 1
+    reached("summed", number)
+    commit(folder, server, counts)
+    reached("committed", number)
+
+
+run, FlowerEngine.run = FlowerEngine.run, told
+commit, RunFolder.commit = RunFolder.commit, committed
+app = server_app(Path(__file__).parent / "plan.toml")
+'''
+"""A server_app.py; ORDER_FILE is to be replaced."""
+
+
 def write_app(folder: Path, out: Path, plan: str = PLAN, **settings: int | float) -> Path:
     """Write an app as ``privpart flower init`` does, beside this plan; return its folder."""
     folder.mkdir(parents=True)
@@ -75,8 +124,22 @@ def write_app(folder: Path, out: Path, plan: str = PLAN, **settings: int | float
     (folder / "task.py").write_text(TASK)
     write_flower_app(folder)
     project = folder / "pyproject.toml"
-    text = project.read_text().replace("authenticated = false", "authenticated = true")
-    lines = [line for line in text.splitlines() if not line.startswith("out =")]
-    lines += [f'out = "{out}"', *(f"{name} = {value}" for name, value in settings.items())]
-    project.write_text("\n".join(lines) + "\n")
+    chosen = {"out": f'"{out}"', "authenticated": "true", **settings}
+    lines = project.read_text().splitlines()
+    kept = [line for line in lines if line.partition(" = ")[0] not in chosen]
+    kept += [f"{name} = {value}" for name, value in chosen.items()]
+    project.write_text("\n".join(kept) + "\n")
     return folder
+
+
+def committed(out: Path) -> int:
+    """Return how many rounds a run folder has committed."""
+    found = [re.fullmatch(r"state-(\d+)\.safetensors", path.name) for path in out.glob("state-*")]
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+def train_here(folder: Path, seed: int) -> Tensor:
+    """Train the plan of an app in this process, and return the parameters."""
+    out = folder.parent / "here"
+    train(plan=folder / "plan.toml", out=out, seed=seed, progress=False)
+    return released_parameters(out)[0]

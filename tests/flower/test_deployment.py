@@ -1,17 +1,13 @@
 """A real deployment on this machine: TLS, nodes that sign, a ServerApp killed and run again."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not in this environment: make flower")
 
 from deployment import Deployment
-from small import PLAN, ROUNDS, SEED, write_app
+from small import ROUNDS, SEED, committed, train_here, write_app
 
-from privpart import train
 from privpart.experiment.export import released_parameters
 
 pytestmark = pytest.mark.slow
@@ -27,18 +23,6 @@ def deployed(tmp_path):
         yield found
 
 
-def committed(out: Path) -> int:
-    """Return how many rounds a run folder has committed."""
-    found = [re.fullmatch(r"state-(\d+)\.safetensors", path.name) for path in out.glob("state-*")]
-    return max((int(match[1]) for match in found if match), default=0)
-
-
-def train_here(folder: Path) -> torch.Tensor:
-    """Train the same plan in this process, and return the parameters."""
-    train(plan=folder / "plan.toml", out=folder.parent / "here", seed=SEED, progress=False)
-    return released_parameters(folder.parent / "here")[0]
-
-
 def test_a_server_app_killed_and_run_again_ends_as_one_process_does(deployed, tmp_path, privpart):
     out = tmp_path / "run"
     app = write_app(tmp_path / "app", out, seed=SEED)
@@ -49,6 +33,6 @@ def test_a_server_app_killed_and_run_again_ends_as_one_process_does(deployed, tm
     second = deployed.submit(app)
     assert deployed.result(second) == "finished:completed", deployed.said(second)
     assert deployed.status(first) != "finished:completed"
-    assert torch.equal(released_parameters(out)[0], train_here(app))
+    assert torch.equal(released_parameters(out)[0], train_here(app, SEED))
     assert privpart("report", str(out)).returncode == 0
     assert privpart("verify", str(out)).returncode == 0
