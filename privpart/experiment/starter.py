@@ -199,7 +199,7 @@ _README = """\
 |---|---|
 | `plan.toml` | the whole training; `privpart epsilon --plan plan.toml` says what it costs |
 | `server_app.py` | runs beside the SuperLink: the rounds, committed to the run folder |
-| `client_app.py` | runs on every SuperNode: trains the clients that it hosts, under this plan only |
+| `client_app.py` | runs on every SuperNode: trains the clients that it hosts, by this plan alone |
 | `pyproject.toml` | tells Flower of the two; its last table has the settings of the run |
 
 Every machine needs privpart and flwr, and what the plan's code imports. Flower carries the Python

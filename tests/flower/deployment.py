@@ -133,7 +133,7 @@ class Deployment:
     def __exit__(self, *_: object) -> None:
         for name in list(self.processes):
             self.kill(name)
-        for pid, _ in self._ours():
+        for pid, _ in self.ours():
             _signal(pid, signal.SIGKILL)
 
     def variables(self) -> dict[str, str]:
@@ -296,7 +296,7 @@ class Deployment:
 
     def server_app(self) -> int | None:
         """Return the process id of the ServerApp that is running, if one is."""
-        return next((pid for pid, line in self._ours() if "flwr-serverapp" in line), None)
+        return next((pid for pid, line in self.ours() if "flwr-serverapp" in line), None)
 
     def kill_server_app(self) -> None:
         """Kill the ServerApp that is running."""
@@ -346,7 +346,7 @@ class Deployment:
             ends.append("\n".join([f"--- {path.name}", *end]))
         return "\n".join(ends)
 
-    def _ours(self) -> Iterator[tuple[int, str]]:
+    def ours(self) -> Iterator[tuple[int, str]]:
         """Yield the processes whose environment carries this deployment's mark."""
         mark = f"{MARK}={self.folder}".encode()
         for entry in Path("/proc").iterdir():
@@ -366,6 +366,7 @@ class Proxy:
 
     def __init__(self, target: int) -> None:
         self.target = target
+        self.bytes = 0
         self.passes = threading.Event()
         self.passes.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -406,6 +407,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while chunk := one.recv(1 << 16):
                 self.passes.wait()
+                self.bytes += len(chunk)
                 other.sendall(chunk)
         with contextlib.suppress(OSError):
             other.shutdown(socket.SHUT_WR)

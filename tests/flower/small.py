@@ -117,7 +117,7 @@ app = server_app(Path(__file__).parent / "plan.toml")
 """A server_app.py; ORDER_FILE is to be replaced."""
 
 
-def write_app(folder: Path, out: Path, plan: str = PLAN, **settings: int | float) -> Path:
+def write_app(folder: Path, out: Path, plan: str = PLAN, **settings: int | float | str) -> Path:
     """Write an app as ``privpart flower init`` does, beside this plan; return its folder."""
     folder.mkdir(parents=True)
     (folder / "plan.toml").write_text(plan)

@@ -114,3 +114,137 @@ def test_whatever_is_killed_at_any_phase_nothing_is_lost(deployed, app, tmp_path
         assert deployed.result(last) == "finished:completed", deployed.said(last)
     assert torch.equal(released_parameters(out)[0], train_here(app, SEED))
     assert counted(out) == [6] * 10
+
+
+def changed(kind: str, reply: Message, message: Message) -> list[Message]:
+    """Return what a hostile node sends in place of an honest reply."""
+    content = reply.content
+    updates, fields = content["updates"], dict(content["task"])
+    name = next(iter(updates))
+    vector = updates[name].numpy()
+
+    def records(arrays: dict[str, Array] | None = None, **others: object) -> list[Message]:
+        kept = ArrayRecord(arrays) if arrays is not None else updates
+        found = {"updates": kept, "task": ConfigRecord(fields), **others}
+        return [Message(RecordDict(found), reply_to=message)]
+
+    def each(array: Array) -> list[Message]:
+        return records(dict.fromkeys(updates, array))
+
+    if kind == "twice":
+        return [reply, Message(content, reply_to=message)]
+    if kind == "another plan":
+        fields["plan"] = "0" * 64
+        return records()
+    if kind == "another round":
+        fields["round"] += 1
+        return records()
+    return {
+        "not finite": lambda: each(Array(np.full_like(vector, np.nan))),
+        "too long": lambda: each(Array(vector * 1e30)),
+        "shape": lambda: each(Array(vector[:-1])),
+        "float64": lambda: each(Array(vector.astype(np.float64))),
+        "bytes": lambda: each(Array("float32", (10**12,), "numpy.ndarray", b"\x93NUMPY" * 9)),
+        "somebody else's": lambda: records({str(n): updates[name] for n in range(6)}),
+        "metric": lambda: records(metrics=MetricRecord({"loss": 0.5})),
+        "nothing": lambda: [Message(RecordDict(), reply_to=message)],
+        "error": lambda: [Message(Error(0, "no"), reply_to=message)],
+        "silence": lambda: [],
+    }[kind]()
+
+
+COUNTED = {"not finite": 6, "too long": 6, "twice": 6, "somebody else's": 6}
+"""Clients that count in a round with such an answer; 4 where the two of the node do not."""
+KINDS = [
+    "twice", "not finite", "too long", "shape", "float64", "bytes", "another plan", "another round",
+    "metric", "nothing", "error", "silence",
+]  # fmt: skip
+
+
+def test_whatever_a_node_sends_the_round_goes_on_and_says_why(deployed, app, tmp_path):
+    out, asked = tmp_path / "run", iter(KINDS)
+    own = honest(app)
+
+    def hostile(message: Message, context) -> list[Message]:
+        replies = own(message, context)
+        if message.metadata.message_type != "train":
+            return replies
+        kind = next(asked, None)
+        return replies if kind is None else changed(kind, replies[0], message)
+
+    with ExitStack() as stack:
+        nodes(deployed, app, stack, south=hostile)
+        run = submit(deployed, app, out)
+        assert deployed.result(run) == "finished:completed", deployed.said(run)
+    expected = [COUNTED.get(kind, 4) for kind in KINDS[:10]]
+    assert counted(out) == expected, deployed.said(run)
+    said = deployed.said(run)
+    for number, kind in enumerate(KINDS[:10]):
+        assert COUNTED.get(kind) or f"round {number}" in said, kind
+
+
+def test_a_node_that_is_cut_off_misses_rounds_and_comes_back(deployed, app, tmp_path):
+    out = tmp_path / "run"
+    own = honest(app)
+    with ExitStack() as stack:
+        wire = stack.enter_context(Proxy(deployed.port))
+        for number, name in enumerate(NAMES):
+            port = wire.port if name == "south" else 0
+            node = Node(deployed, name, own, port, partition_id=number, num_partitions=3)
+            stack.enter_context(node)
+        run = submit(deployed, app, out)
+        deployed.wait_in(run, lambda: committed(out) >= 2, "two rounds")
+        wire.cut()
+        deployed.wait_in(run, lambda: committed(out) >= 4, "two rounds without a node")
+        wire.join()
+        assert deployed.result(run) == "finished:completed", deployed.said(run)
+    found = counted(out)
+    assert found[:2] == [6, 6]
+    assert 4 in found[2:5]
+    assert found[-1] == 6
+    assert set(found) == {4, 6}
+
+
+def test_a_node_of_another_plan_or_version_declines_and_nothing_begins(
+    deployed, app, tmp_path, monkeypatch
+):
+    other = app / "other.toml"
+    other.write_text((app / "plan.toml").read_text().replace("clip_norm = 0.5", "clip_norm = 5.0"))
+    versions = client_app(app / "plan.toml")
+
+    def later(message: Message, context) -> list[Message]:
+        with monkeypatch.context() as patch:
+            patch.setattr(flower, "SCHEMA", "privpart/flower/2")
+            return [versions(message, context)]
+
+    out = tmp_path / "run"
+    plans = client_app(other)
+    with ExitStack() as stack:
+        answers = {"east": lambda m, c: [plans(m, c)], "south": later}
+        nodes(deployed, app, stack, **answers)
+        run = submit(deployed, app, out)
+        assert deployed.result(run) == "finished:failed"
+        said = deployed.said(run)
+    assert not out.exists()
+    assert "plan is" in said
+    assert "schema is" in said
+    assert "1 answered within 15 seconds" in said
+
+
+def test_a_stranger_and_a_wrong_certificate_never_become_a_node(deployed, tmp_path):
+    write_certificates(tmp_path / "elsewhere")
+    deployed.start_node("stranger")
+    deployed.start_node("north", certificate=tmp_path / "elsewhere" / "ca.crt")
+
+    def said(name: str) -> str:
+        return (deployed.folder / f"{name}.log").read_text()
+
+    try:
+        until = time.monotonic() + 90
+        while "failed" not in said("north").lower() or "failed" not in said("stranger").lower():
+            assert time.monotonic() < until, deployed.logs()
+            time.sleep(0.5)
+        assert "SuperNode ID" not in said("north") + said("stranger")
+    finally:
+        deployed.kill("stranger")
+        deployed.kill("north")
