@@ -17,10 +17,12 @@ processes, of the SuperLink and the nodes too. Spread is that of the rounds.
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -183,7 +185,8 @@ def over(deployment: Deployment, run: int, of: Training, rounds: int, look: Any)
 
 
 def summary(wall: list[float], cpu: list[float]) -> dict[str, float]:
-    rounds = [after - before for before, after in zip(wall, wall[1:], strict=False)]
+    """Return seconds of a round, from the times at which rounds were committed."""
+    rounds = [after - before for before, after in pairwise(wall)]
     return {
         "wall_least": round(min(rounds), 3),
         "wall_median": round(median(rounds), 3),
@@ -194,8 +197,7 @@ def summary(wall: list[float], cpu: list[float]) -> dict[str, float]:
 
 
 def embedded(size: str) -> dict[str, float]:
-    import subprocess
-
+    """Return times of the same training in one process."""
     of = Training(size)
     (of.folder / "here.py").write_text(HERE)
     line = [sys.executable, of.folder / "here.py", of.app / "plan.toml", of.folder / "here"]
