@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from privpart.client import LocalTraining, client_update
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
+    from privpart.engines.flower import FlowerEngine, client_app, server_app
     from privpart.engines.workers import WorkerError
     from privpart.example_level import FTRLEngine
     from privpart.experiment.metric import Accuracy
@@ -41,6 +42,7 @@ _HOME = {
     "EmbeddedEngine": "engines.embedded",
     "Engine": "loop",
     "FTRLEngine": "example_level",
+    "FlowerEngine": "engines.flower",
     "Glorot": "start_values",
     "He": "start_values",
     "LocalTraining": "client",
@@ -62,8 +64,10 @@ _HOME = {
     "Uniform": "start_values",
     "Users": "data.users",
     "WorkerError": "engines.workers",
+    "client_app": "engines.flower",
     "client_update": "client",
     "fit": "loop",
+    "server_app": "engines.flower",
     "train": "experiment.train",
 }
 
@@ -77,6 +81,7 @@ __all__ = [
     "EmbeddedEngine",
     "Engine",
     "FTRLEngine",
+    "FlowerEngine",
     "Glorot",
     "He",
     "LocalTraining",
@@ -98,8 +103,10 @@ __all__ = [
     "Uniform",
     "Users",
     "WorkerError",
+    "client_app",
     "client_update",
     "fit",
+    "server_app",
     "train",
 ]
 

@@ -94,6 +94,46 @@ class Grid:
         return self.sum_norm * self.step(clip_norm) * (1 - 2.0**-50)
 
 
+def modulus_bits(grid: Grid, clients: int) -> int:
+    """Return the least k such that sums of so many updates modulo 2^k cannot wrap around.
+
+    Entries of an update's integers are at most ``grid.norm``, so those of the sum lie within
+    clients x norm, and below half of the modulus on both sides.
+
+    Raises:
+        ConfigError: more than 2^53 would be needed, above which the server's sum is not exact.
+    """
+    most = clients * math.floor(grid.norm)
+    if most >= 2**52:
+        raise ConfigError(
+            f"{clients} clients: their sum needs a modulus above 2^53, and would not be exact; ask "
+            "fewer at a time."
+        )
+    return most.bit_length() + 1
+
+
+def residues(update: Tensor, clip_norm: float, grid: Grid, bits: int) -> NDArray[np.int64]:
+    """Return a clipped update as whole numbers modulo 2^bits, for a secure sum.
+
+    What a client does in the server's place, which sees no update: ``quantise``, and the modulus.
+    """
+    whole = np.zeros(len(update), np.int32)
+    quantise(update, clip_norm, grid, whole)
+    wide: NDArray[np.int64] = whole.astype(np.int64)
+    wide &= 2**bits - 1
+    return wide
+
+
+def centred(total: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
+    """Return numbers modulo 2^bits as those from -2^(bits-1) up to 2^(bits-1), exclusive.
+
+    >>> centred(np.array([0, 1, 7]), 3).tolist()
+    [0, 1, -1]
+    """
+    found: NDArray[np.int64] = total - ((total >= 2 ** (bits - 1)).astype(np.int64) << bits)
+    return found
+
+
 def noise_bits(noise_multiplier: float, dim: int) -> int:
     """Return the bits of the noise's standard deviation in steps, for noise_multiplier > 0.
 

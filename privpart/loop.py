@@ -42,6 +42,7 @@ from privpart.messages import (
     ClientId,
     ClientUpdate,
     CohortSum,
+    ModularSum,
     Reason,
     RoundTask,
     client_id,
@@ -171,6 +172,15 @@ class SummingEngine(Engine, Protocol):
 
     def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
         """Return sums that contain each client of the task once, or None to have ``run`` called."""
+        ...
+
+
+@runtime_checkable
+class SecureEngine(Engine, Protocol):
+    """An engine over a protocol of secure aggregation, which shows the server sums only."""
+
+    def secure_sums(self, task: RoundTask, start: Tensor) -> Iterator[ModularSum]:
+        """Return sums modulo 2^k of clients that clipped and rounded to the task's grid."""
         ...
 
 
@@ -376,6 +386,8 @@ def _run_round(
 
 def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
     asked = task.clients
+    if isinstance(engine, SecureEngine):
+        return server.run_round((), secure=engine.secure_sums(task, server.parameters), asked=asked)
     if isinstance(engine, SummingEngine) and server.plan.sampling is None:
         sums = engine.sums(task, server.parameters)
         if sums is not None:

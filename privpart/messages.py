@@ -9,10 +9,12 @@ from typing import Literal, TypeGuard
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting import Participation
 from accounting.checks import ConfigError
+from privpart.grid import Grid, centred
 
 ClientId = int | str
 """A whole number of magnitude below 2^256, or a string of 1 to 256 characters.
@@ -77,6 +79,8 @@ class RoundTask:
             if the model has no groups.
         sum_clip_norm: clip norm of updates that an engine sums before the server rounds them to its
             grid, a little shorter than ``clip_norm``; 0 if it must not sum; None: ``clip_norm``.
+        grid: the public grid of the run, for clients that round their updates themselves; None for
+            a run without noise.
     """
 
     round: int
@@ -85,6 +89,7 @@ class RoundTask:
     plan: str
     active: tuple[int, ...] | None = None
     sum_clip_norm: float | None = None
+    grid: Grid | None = None
 
     def update(self, client: ClientId, update: Tensor) -> "ClientUpdate":
         """Return the answer of one client to this task."""
@@ -137,6 +142,31 @@ class CohortSum:
     plan: str
 
 
+@dataclass(frozen=True, slots=True)
+class ModularSum:
+    """The sum modulo 2^bits of clients that clipped and rounded their updates themselves.
+
+    A protocol of secure aggregation makes it: the server sees no update and cannot clip it again,
+    so the report asserts the clipping. A client that does not follow the protocol may move the sum
+    as far as it likes.
+
+    Attributes:
+        clients: ids of the clients in the sum, each once.
+        total: sum of their ``grid.residues`` modulo 2^bits, shape (c,), int64.
+        bits: at least ``grid.modulus_bits`` of so many clients, so that no sum wraps around.
+        clip_norm: clip norm of the task.
+        round: round of the task.
+        plan: hash of the plan.
+    """
+
+    clients: tuple[ClientId, ...]
+    total: Tensor
+    bits: int
+    clip_norm: float
+    round: int
+    plan: str
+
+
 Reason = Literal[
     "malformed",
     "another round",
@@ -147,6 +177,7 @@ Reason = Literal[
     "separation",
     "not asked",
     "declined",
+    "modulus",
 ]
 """Why an answer is refused, or a client is not asked.
 
@@ -229,16 +260,48 @@ def admitted_sum(part: object, task: RoundTask, shape: torch.Size) -> CohortSum 
         return "malformed"
     if type(part.unclipped) is not int or not 0 <= part.unclipped <= clients:
         return "malformed"
-    if type(part.round) is not int or part.round != task.round:
-        return "another round"
-    if (part.plan, part.clip_norm) != (task.plan, task.clip_norm):
-        return "another plan"
-    if len(set(part.clients)) < clients:
-        return "twice in a round"
+    if other := _not_of(task, part):
+        return other
     if not _is_vector(part.total, {torch.float64}, shape):
         return "wrong shape or type"
     short = part.total.norm() <= clients * task.clip_norm * (1 + 1e-9)  # False if NaN
     return part if short else "malformed"
+
+
+def admitted_modular(
+    part: object, task: RoundTask, shape: torch.Size
+) -> tuple[ModularSum, NDArray[np.int64]] | Reason:
+    """Return a sum, and its numbers around zero, if it answers the task and could not wrap around.
+
+    Anything else gets the reason to refuse it. A sum that is longer than so many clipped updates
+    was made by a mistake, or by clients that did not clip.
+    """
+    if type(part) is not ModularSum or type(part.clients) is not tuple or task.grid is None:
+        return "malformed"
+    if not part.clients or not all(map(is_client_id, part.clients)):
+        return "malformed"
+    if other := _not_of(task, part):
+        return other
+    if not _is_vector(part.total, {torch.int64}, shape):
+        return "wrong shape or type"
+    numbers = part.total.resolve_neg().numpy().copy()
+    if type(part.bits) is not int or not 0 < part.bits <= 53:
+        return "modulus"
+    longest = len(part.clients) * task.grid.norm
+    if 2 ** (part.bits - 1) <= longest or numbers.min() < 0 or numbers.max() >= 2**part.bits:
+        return "modulus"
+    numbers = centred(numbers, part.bits)
+    squares = float(np.linalg.norm(numbers.astype(np.float64)))
+    return (part, numbers) if squares <= longest * (1 + 1e-9) else "malformed"
+
+
+def _not_of(task: RoundTask, part: CohortSum | ModularSum) -> Reason | None:
+    """Return why a sum does not answer a task; None if it does."""
+    if type(part.round) is not int or part.round != task.round:
+        return "another round"
+    if (part.plan, part.clip_norm) != (task.plan, task.clip_norm):
+        return "another plan"
+    return "twice in a round" if len(set(part.clients)) < len(part.clients) else None
 
 
 def limit_reached(limits: Participation, rounds: Sequence[int], round_: int) -> Reason | None:

@@ -35,10 +35,12 @@ from privpart.messages import (
     ClientId,
     ClientUpdate,
     CohortSum,
+    ModularSum,
     Reason,
     RefusedAnswer,
     RoundTask,
     admitted,
+    admitted_modular,
     admitted_sum,
     id_order,
     is_client_id,
@@ -60,13 +62,14 @@ class RoundCounts:
         counted: updates that entered the sum; 0 if nothing was released.
         refused: updates that were malformed, replayed, of another plan, from a client already
             counted in the round, or beyond the participation limits.
-        summed: counted updates that the engine clipped and summed in the server's place.
+        summed: counted updates that were clipped and summed in the server's place.
         released: False if too few updates were admitted, or most were refused; the server has then
             not changed.
         asked: number of clients that were asked, as ``run_round`` was told; 0 if it was not.
         refusals: number of refused updates by reason; they sum to ``refused``.
         refused_clients: number of clients that were asked, answered this round of this plan, and
             had every such answer refused; each counts once, however often it answered.
+        self_clipped: those of ``summed`` whose clients clipped them, for a secure sum.
     """
 
     received: int
@@ -77,6 +80,7 @@ class RoundCounts:
     asked: int = 0
     refusals: Mapping[Reason, int] = field(default_factory=dict, hash=False)
     refused_clients: int = 0
+    self_clipped: int = 0
 
     @property
     def admitted(self) -> int:
@@ -203,7 +207,13 @@ class Server:
         active = self.plan.active(self.round)
         shorter = None if self._grid is None else self._grid.sum_clip_norm(self.clip_norm)
         return RoundTask(
-            self.round, tuple(clients), self.clip_norm, self.plan_hash, active, shorter
+            self.round,
+            tuple(clients),
+            self.clip_norm,
+            self.plan_hash,
+            active,
+            shorter,
+            self._grid,
         )
 
     def _draw(self) -> Tensor | None:
@@ -218,6 +228,7 @@ class Server:
         updates: Iterable[ClientUpdate],
         *,
         sums: Iterable[CohortSum] = (),
+        secure: Iterable[ModularSum] = (),
         asked: Collection[ClientId] = (),
     ) -> RoundCounts:
         """Aggregate one round of updates, take a step, and return what was counted.
@@ -226,6 +237,9 @@ class Server:
             updates: objects of any kind, from any sender.
             sums: sums of updates that the operator's own code clipped; their clipping is trusted.
                 A plan that samples takes none.
+            secure: sums of clients that clipped and rounded their updates themselves, which a
+                protocol of secure aggregation made; the report then asserts the clipping. A plan
+                that samples, adapts its clip norm or adds no noise takes none.
             asked: ids of the clients that were asked. If they are given, a round in which most of
                 them were refused releases nothing: their updates are missing, while the model would
                 be divided as if they had come. Where the plan samples, nobody else is admitted, and
@@ -243,7 +257,7 @@ class Server:
             ConfigError: the server was halted, all planned rounds are done, or sums were given
                 although the plan samples.
         """
-        self._refuse_round(sums)
+        self._refuse_round(sums, secure)
         asked, sampled = frozenset(asked), self.plan.sampling is not None
         self._settings(self.round).set(self._optimizer)
         dim = sum(self._groups[group].numel() for group in self._active())
@@ -266,13 +280,15 @@ class Server:
                 found.add(update)
             for part in sums:
                 found.add_sum(part)
+            for whole in secure:
+                found.add_modular(whole)
         finally:
             self._adding_up = False
         came = found.came
         counts = found.counts(asked)
         too_few = len(came) < self.plan.minimum_cohort or counts.mostly_refused
         if too_few and not sampled:
-            return replace(counts, counted=0, summed=0, released=False)
+            return replace(counts, counted=0, summed=0, self_clipped=0, released=False)
         # From here on the round's noise is drawn. If anything fails before the end, a second try
         # would add the same noise to another sum, so the server stays halted.
         self.halt("a round was interrupted after its noise was drawn")
@@ -288,7 +304,7 @@ class Server:
         self._halted = ""
         return counts
 
-    def _refuse_round(self, sums: Iterable[CohortSum]) -> None:
+    def _refuse_round(self, sums: Iterable[CohortSum], secure: Iterable[ModularSum]) -> None:
         self._check_running()
         if self.round >= self.plan.rounds:
             raise ConfigError(
@@ -304,6 +320,12 @@ class Server:
             raise ConfigError(
                 "sums: this plan samples who takes part, so each update comes alone. The report "
                 "counts rounds with sums, and the rounding of a sum depends on who is in it."
+            )
+        unseen = self.plan.sampling, self.plan.adaptive_clipping
+        if secure != () and (self._grid is None or unseen != (None, None)):
+            raise ConfigError(
+                "secure: sums of clients that clip themselves need noise, whose grid they round "
+                "to; and no sampling and no adaptive clipping, which need each update."
             )
 
     def signal_and_noise(self) -> tuple[float, float]:
@@ -501,6 +523,7 @@ class RoundSum:
         refused: ids in refused answers to this round of this plan; a client may be in ``came``,
             too.
         summed: number of clients whose updates came as part of a trusted sum.
+        self_clipped: number of those that clipped and rounded their updates themselves.
         bits: +1/2 for each update that was not clipped, -1/2 for each that was.
 
     Guarantees:
@@ -526,6 +549,7 @@ class RoundSum:
         self.refusals: Counter[Reason] = Counter()
         self.refused: set[ClientId] = set()
         self.summed = 0
+        self.self_clipped = 0
         self.bits = 0.0
         self._task = task
         self._limit_reached = limit_reached
@@ -593,6 +617,23 @@ class RoundSum:
         self.summed += size
         self.came.update(found.clients)
 
+    def add_modular(self, part: object) -> None:
+        """Add a sum of clients that clipped themselves, or refuse all of it."""
+        named = [*filter(is_client_id, part.clients)] if type(part) is ModularSum else []
+        self.received += max(1, len(named))
+        found = admitted_modular(part, self._task, self.total.shape)
+        if not isinstance(found, tuple):
+            self._refuse(found, named, max(1, len(named)))
+            return
+        admitted_, numbers = found
+        if why := self._reason(admitted_.clients):
+            self._refuse(why, named, len(named))
+            return
+        self.total += torch.from_numpy(numbers)
+        self.summed += len(named)
+        self.self_clipped += len(named)
+        self.came.update(named)
+
     def counts(self, asked: frozenset[ClientId]) -> RoundCounts:
         """Return what was counted and refused, of the clients that were asked."""
         return RoundCounts(
@@ -600,6 +641,7 @@ class RoundSum:
             len(self.came),
             sum(self.refusals.values()),
             self.summed,
+            self_clipped=self.self_clipped,
             asked=len(asked),
             refusals=dict(+self.refusals),  # + drops zeros, of empty sums
             refused_clients=len(asked & self.refused - self.came),

@@ -42,7 +42,6 @@ WALLS = {
     "privpart.data.frames": "hides pandas",
     "privpart.data.hdf5": "hides h5py",
     "privpart.engines.device_classes": "public: an engine over engines",
-    "privpart.engines.flower": "hides flwr",
     "privpart.engines.ghost_sum": "an idea of its own: sums of clipped updates never written out",
     "privpart.engines.memory": "an idea of its own: clients with a memory",
     "privpart.engines.onednn": "hides an internal operator of torch",

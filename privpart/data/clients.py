@@ -5,6 +5,7 @@ them; ``check_clients`` asks all clients of a population for their examples.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
@@ -36,6 +37,25 @@ class Clients(Protocol):
     def examples(self, client: ClientId, /) -> Batch:
         """Return one client's examples: a nest of tensors with a row per example, >= 1."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteClients:
+    """Clients whose examples are on nodes of their own, and never here.
+
+    Attributes:
+        ids: ids of all clients.
+    """
+
+    ids: Sequence[ClientId]
+
+    def examples(self, client: ClientId, /) -> Batch:
+        """Raise: nobody but a client's node has its examples.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"client {client!r}: its examples are on its node, not here.")
 
 
 class IndexedClients:

@@ -34,12 +34,12 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.data.clients import Clients
+from privpart.data.clients import Clients, RemoteClients
 from privpart.engines.options import EngineOptions
 from privpart.experiment.plan_file import PlanFile, read
 from privpart.experiment.train import begin, finish, resume_run
 from privpart.experiment.training import Own, Training, training
-from privpart.loop import Callback
+from privpart.loop import Callback, RoundRecord
 from privpart.messages import (
     ClientId,
     ClientUpdate,
@@ -408,25 +408,6 @@ class FlowerEngine:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteClients:
-    """Clients whose examples are on nodes, and never here.
-
-    Attributes:
-        ids: ids of all clients, in the order of ``id_order``.
-    """
-
-    ids: Sequence[ClientId]
-
-    def examples(self, client: ClientId) -> Any:  # noqa: ANN401
-        """Raise: the server has no examples of clients.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(f"client {client!r}: its examples are on its node, not on the server.")
-
-
 def hosted(
     grid: Any,  # noqa: ANN401  Flower's Grid
     agreed: Mapping[str, str],
@@ -654,8 +635,12 @@ def server_app(
     }
 
     def main(grid: Any, context: Any) -> None:  # noqa: ANN401  Flower's Grid and Context
-        settings = Settings.of(given, context.run_config)
-        serve(grid, Path(plan), settings, callbacks=callbacks)
+        try:
+            settings = Settings.of(given, context.run_config)
+            serve(grid, Path(plan), settings, callbacks=callbacks)
+        except Exception as error:  # Flower logs a trace, and its command ends with 0 all the same
+            _to_stderr(f"the run has stopped: {error}")
+            raise
 
     app = flwr.serverapp.ServerApp()
     app.main()(main)
@@ -770,8 +755,16 @@ def serve(
             seed=settings.seed,
             options=EngineOptions(),
         )
+    say, last = report or _to_stderr, run.plan.rounds
+
+    def tell(record: RoundRecord) -> None:
+        metric = "" if record.metric is None else f"; metric {record.metric:.4g}"
+        say(f"round {record.round} is committed, of {last} from 0{metric}.")
+
     with run:
-        finish(run, setup, settings.evaluate_every, callbacks=callbacks, progress=False)
+        say(f"{run.path}: {run.rounds} of {last} rounds are committed.")
+        watchers = [tell, *callbacks]
+        finish(run, setup, settings.evaluate_every, callbacks=watchers, progress=False)
 
 
 def _promised(plan: PlanFile, model: PartialModel) -> str:

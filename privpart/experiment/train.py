@@ -5,21 +5,22 @@
 """
 
 import difflib
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import Loss
 from privpart.data.batches import Batch
-from privpart.data.clients import Clients
+from privpart.data.clients import Clients, RemoteClients
 from privpart.engines.canaries import CanaryClients, refuse_same_ids
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.options import EngineOptions
@@ -41,6 +42,7 @@ from privpart.experiment.training import (
 )
 from privpart.grid import refuse_noise
 from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
+from privpart.messages import ClientUpdate, RoundTask, client_id, id_order
 from privpart.plan import PrivacyPlan
 from privpart.run.canaries import (
     FACT,
@@ -443,11 +445,30 @@ def released_setup(
     ledger = Ledger(out / "ledger.sqlite", read_only=True)
     ledger.close()
     kept = kept_plan(ledger.facts, out, plan)
-    refuse_changed(ledger.facts, kept, Own(), out)
+    own = Own(remote=lambda _: _Absent(ledger.facts)) if "owners" in ledger.facts else Own()
+    refuse_changed(ledger.facts, kept, own, out)
     tell(kept)
-    setup = training(kept, report=lambda _: None)
+    setup = training(kept, own=own, report=lambda _: None)
     refuse_other_parts(ledger.facts, setup, out)
     return setup
+
+
+class _Absent:
+    """The clients on nodes of a run that is only looked at."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        named = [json.loads(name) for names in facts["owners"].values() for name in names]
+        self.clients = RemoteClients(sorted(map(client_id, named), key=id_order))
+        self.facts = {name: facts[name] for name in ("identity", "owners")}
+
+    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
+        raise ConfigError("the clients of this run are on nodes; continue it with flwr run.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
 
 
 def kept_plan(facts: Mapping[str, Any], out: Path, plan: PlanFile | Path | None) -> PlanFile:
@@ -482,6 +503,11 @@ def refuse_changed(facts: Mapping[str, Any], kept: PlanFile, own: Own, out: Path
     Raises:
         ConfigError: what has changed.
     """
+    if "owners" in facts and own.remote is None:
+        raise ConfigError(
+            f"{out}: the clients of this run are on nodes of a Flower federation; continue it "
+            "there, with flwr run."
+        )
     code = facts.get("code")
     if code is not None and (found := own_code.changes(code, kept.code() or {})):
         raise ConfigError(

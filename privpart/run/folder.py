@@ -66,9 +66,11 @@ from privpart.run.identity import (
 from privpart.run.ledger import MOST_FACTS, SCHEMA, Ledger, Row, genesis, next_row
 from privpart.server import RoundCounts
 
-_RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked")
+_RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked", "self_clipped_since")
 ON_GRID = "integers on a public grid"
 """How this version draws noise. Ledgers without it are of runs with floating-point noise."""
+SELF_CLIPPED = "self_clipped_since"
+"""Fact of a run with secure sums: the first round in which clients clipped their own updates."""
 CHECKED = "sampling_checked"
 """Fact: the rounds whose members were compared with those drawn again from the key."""
 _KEY = "key"
@@ -565,6 +567,8 @@ class RunFolder:
         with ThreadPoolExecutor(1) as other:  # hashing does not hold Python's lock
             model = other.submit(model_hash, server.parameters)
             state = write_state(self._state_path(server.round), tensors, values)
+        if counts.self_clipped and SELF_CLIPPED not in self.facts:
+            self._ledger.add_fact(SELF_CLIPPED, self.rounds)
         clients = sorted(server.cohort, key=id_order)
         row = next_row(
             self._head,

@@ -19,7 +19,7 @@ from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
 from privpart.run.database import damage_said
 from privpart.run.evidence import Check, Evidence, gather
-from privpart.run.folder import CHECKED, ON_GRID
+from privpart.run.folder import CHECKED, ON_GRID, SELF_CLIPPED
 from privpart.run.ledger import Row
 from privpart.select.disclosure import SeenByParty, SelectReport
 
@@ -297,6 +297,7 @@ def _with_evidence(
     }
     if facts.get("unit") == "example":
         said = _of_examples(rows, facts)
+    said |= _of_secure_sums(facts)
     if facts["seed"] is None:
         said["noise"] = _noise(evidence)
     said = {code: _as_strong_as(evidence, code, *words) for code, words in said.items()}
@@ -312,6 +313,17 @@ def _with_evidence(
         if code in known:
             report = report.with_status(code, status, why)
     return report
+
+
+def _of_secure_sums(facts: Mapping[str, Any]) -> dict[str, _Words]:
+    """Return the words for clients whose updates the server never saw, if there were any."""
+    if (since := facts.get(SELF_CLIPPED)) is None:
+        return {}
+    why = f"since round {since} clients clip and round their own updates, of which the server sees"
+    return {
+        "clipping": ("asserted", f"{why} sums only: one that does not can move them at will"),
+        "floating-point": ("asserted", f"{why} sums of integers, modulo a power of 2"),
+    }
 
 
 def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:

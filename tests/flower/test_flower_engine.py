@@ -7,11 +7,14 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make messages")
 
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from in_process import NODES, InProcessGrid, write_plan
 
 import privpart
 from accounting.checks import ConfigError
 from privpart.engines.flower import Settings, client_app, serve
+from privpart.experiment.export import export
+from privpart.experiment.train import released_setup
 from privpart.run.report import run_report
 from privpart.run.verify import check_run
 
@@ -64,3 +67,73 @@ def test_participation_is_verified_only_where_nodes_are_authenticated(tmp_path, 
     assert not [check for check in checks.values() if check.status == "wrong"]
     with pytest.raises(ConfigError, match="was made with"):
         serve(InProcessGrid(apps), plan, settings(out, authenticated=not authenticated), poll=0.01)
+
+
+def test_a_client_declines_whatever_is_not_of_its_own_plan(tmp_path):
+    plan = write_plan(tmp_path)
+    app = client_app(plan)
+    grid = InProcessGrid({node: client_app(plan) for node in NODES})
+    serve(grid, plan, settings(tmp_path / "run"), poll=0.01)
+    (task, *_) = (m for m in grid.sent if m.metadata.message_type == "train")
+    node = task.metadata.dst_node_id
+    share = {"partition-id": NODES.index(node), "num-partitions": 2}
+
+    def answered(**changes):
+        fields = ConfigRecord({**task.content["task"], **changes})
+        content = RecordDict({"model": task.content["model"], "task": fields})
+        reply = app(
+            Message(content, dst_node_id=node, message_type="train"),
+            Context(1, node, share, RecordDict(), {}),
+        )
+        return reply.content
+
+    assert set(answered()) == {"updates", "task"}
+    assert set(answered()["task"]) == {"schema", "plan", "layout", "fingerprint", "seed", "round"}
+    others = {"schema": "privpart/flower/0", "plan": "0" * 64, "layout": "", "fingerprint": ""}
+    others |= {"seed": "1", "round": 4, "clip_norm": 0.4, "active": "[0]", "clients": ["23x"]}
+    for name, value in others.items():
+        content = answered(**{name: value})
+        assert set(content) == {"declined"}, name
+        assert "server" in content["declined"]["why"], name
+    not_mine = answered(clients=[str(1 - NODES.index(node))])
+    assert "does not have" in not_mine["declined"]["why"]
+
+
+OWN = """
+import torch
+from privpart.data import from_tensors
+
+def clients():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(48, 3, generator=generator)
+    return from_tensors((x, x.sum(1)), user=[f"c{i % 24:02}" for i in range(48)])
+
+def network():
+    return torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+"""
+
+
+def test_a_plan_of_own_code_trains_as_in_one_process_and_exports_without_the_examples(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    plan = tmp_path / "plan.toml"
+    text = write_plan(tmp_path).read_text()
+    head, _, tail = text.partition("[model]")
+    tail = tail[tail.index("[client]") :].replace(
+        "[client]", '[client]\nloss = "mean_squared_error"'
+    )
+    model = '[model]\nfactory = "./own.py:network"\n[data]\nclients = "./own.py:clients"\n'
+    plan.write_text(head + model + "clients_per_round = 6\n" + tail)
+    privpart.train(plan=plan, out=tmp_path / "embedded", seed=3, deterministic=True, progress=False)
+    apps = {node: client_app(plan) for node in NODES}
+    serve(InProcessGrid(apps), plan, settings(tmp_path / "run"), poll=0.01)
+    assert torch.equal(released(tmp_path / "run"), released(tmp_path / "embedded"))
+    (tmp_path / "own.py").write_text(OWN.replace("def clients():", "def clients():#"))
+    with pytest.raises(ConfigError, match="has changed"):
+        serve(InProcessGrid(apps), plan, settings(tmp_path / "run"), poll=0.01)
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(ConfigError, match="flwr run"):
+        privpart.train(plan=plan, out=tmp_path / "run", resume=True)
+    setup = released_setup(tmp_path / "run")
+    with pytest.raises(ConfigError, match="on its node"):
+        setup.clients.examples("c00")
+    export(tmp_path / "run", tmp_path / "model.safetensors", setup=setup)

@@ -1,0 +1,240 @@
+"""What nodes send: every answer is used or refused, with a sentence, and delays no round."""
+
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower has an environment of its own: make messages")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from in_process import NODES, InProcessGrid
+from torch import nn
+
+from accounting import BinaryTree, ConfigError, Participation
+from privpart import PartialModel, PrivacyPlan, SeededSource, Server, fit
+from privpart.engines.flower import SCHEMA, FlowerEngine, agreement, hosted
+from privpart.loop import CohortRefusedError, CohortTooSmallError
+
+FIRST, SECOND = NODES
+MODEL = PartialModel(lambda: nn.Linear(3, 1), seed=7)
+OWNERS = {0: FIRST, 1: FIRST, "1": SECOND, 3: SECOND}
+COHORTS = [list(OWNERS)] * 2
+
+
+def server(minimum=2):
+    plan = PrivacyPlan(
+        mechanism=BinaryTree(2),
+        participation=Participation(2, 2, 1),
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        report_goal=4,
+        minimum_cohort=minimum,
+    )
+    return Server(plan, MODEL.flat, source=SeededSource(1))
+
+
+def honest(message):
+    """Return the records of an answer; each update is a function of the client alone."""
+    fields = message.content["task"]
+    arrays = {n: Array(torch.full((4,), len(n) / 10.0).numpy()) for n in fields["clients"]}
+    agreed = {n: fields[n] for n in ("schema", "plan", "layout", "fingerprint", "seed", "round")}
+    return RecordDict({"updates": ArrayRecord(arrays), "task": ConfigRecord(agreed)})
+
+
+def node(change=lambda content: content):
+    return lambda message, _: Message(change(honest(message)), reply_to=message)
+
+
+def engine(grid, said, minimum=2, **changes):
+    given = {"authenticated": True, "timeout": 0.05, "attempts": 1, "poll": 0.01}
+    given = {**given, "minimum": minimum, "report": said.append}
+    return FlowerEngine(grid, MODEL, OWNERS, **{**given, "timeout": 0.05, **changes})
+
+
+def one(array):
+    def change(content):
+        content["updates"]["3"] = array
+        return content
+
+    return change
+
+
+def field(**values):
+    def change(content):
+        content["task"].update(values)
+        return content
+
+    return change
+
+
+def record(name, value):
+    def change(content):
+        content[name] = value
+        return content
+
+    return change
+
+
+def without(name):
+    def change(content):
+        del content["updates"][name]
+        return content
+
+    return change
+
+
+def other_name(name):
+    def change(content):
+        content["updates"][name] = content["updates"].pop("3")
+        return content
+
+    return change
+
+
+HEADER = Array(torch.zeros(4).numpy()).data[:128]
+HOSTILE = {
+    "metrics beside the update": (record("metrics", MetricRecord({"loss": 0.5})), "malformed"),
+    "no update": (record("updates", ConfigRecord()), "malformed"),
+    "left out": (without("3"), "malformed"),
+    "for a client of another node": (other_name("0"), "not asked"),
+    "for nobody": (other_name("[" * 3000), "not asked"),
+    "for the same client by another name": (other_name(" 3"), "not asked"),
+    "another length": (one(Array(torch.zeros(5).numpy())), "wrong shape or type"),
+    "another shape": (one(Array(torch.zeros(2, 2).numpy())), "wrong shape or type"),
+    "another type": (one(Array(torch.zeros(4, dtype=torch.float64).numpy())), "wrong shape"),
+    "a long one": (one(Array(torch.zeros(10**5).numpy())), "wrong shape or type"),
+    "a pickle": (one(Array("object", (4,), "numpy.ndarray", b"\x80\x04N.")), "wrong shape or type"),
+    "a header that lies": (one(Array("float32", (4,), "numpy.ndarray", HEADER)), "wrong shape"),
+    "another round": (field(round=1), "another round"),
+    "a round as text": (field(round="0"), "another round"),
+    "another plan": (field(plan="0" * 64), "another plan"),
+    "another layout": (field(layout="0" * 20), "another plan"),
+    "another seed": (field(seed="8"), "another plan"),
+    "another version": (field(schema="privpart/flower/0"), "another plan"),
+    "a field of its own": (field(loss=0.5), "malformed"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_answer_is_refused_with_a_sentence_and_the_others_count(kind):
+    change, why = HOSTILE[kind]
+    said, one_server = [], server()
+    grid = InProcessGrid({FIRST: node(), SECOND: node(change)})
+    began = time.monotonic()
+    (found,) = fit(one_server, engine(grid, said), COHORTS[:1])
+    assert time.monotonic() - began < 2
+    assert {0, 1} <= set(one_server.cohort) <= {0, 1, "1"}
+    assert any(reason.startswith(why) for reason in found.counts.refusals), found.counts.refusals
+    assert any(f"node {SECOND}, round 0: " in line and why in line for line in said), said
+
+
+def test_an_update_that_is_not_finite_counts_as_zeros():
+    given = [torch.zeros(4), torch.full((4,), torch.nan), torch.full((4,), torch.inf)]
+    found = []
+    for update in given:
+        one_server = server()
+        grid = InProcessGrid({FIRST: node(), SECOND: node(one(Array(update.numpy())))})
+        fit(one_server, engine(grid, []), COHORTS[:1])
+        found.append(one_server.parameters)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_a_node_that_fails_declines_or_says_nothing_is_named_and_the_round_ends_without_it():
+    declined = ConfigRecord({"schema": SCHEMA, "why": "another plan\x1b[31m"})
+    ways = {
+        "Flower's error 2": lambda message, _: 1 / 0,
+        "declined: another plan\\x1b": lambda message, _: Message(
+            RecordDict({"declined": declined}), reply_to=message
+        ),
+        "error 9": lambda message, _: Message(Error(9, "mine"), reply_to=message),
+        "is connected": lambda message, _: None,
+    }
+    for words, act in ways.items():
+        said, one_server = [], server()
+        fit(one_server, engine(InProcessGrid({FIRST: node(), SECOND: act}), said), COHORTS[:1])
+        assert one_server.cohort == (0, 1)
+        assert any(words in line and str(SECOND) in line for line in said), said
+
+
+def test_a_round_of_a_node_that_is_lost_is_tried_again_with_the_same_task_and_one_noise():
+    said, tries = [], []
+    grid = InProcessGrid({FIRST: node(), SECOND: node()})
+    whole, one_server = server(minimum=4), server(minimum=4)
+    fit(whole, engine(InProcessGrid(dict(grid.apps)), [], minimum=4), COHORTS)
+
+    def late(message, context):
+        tries.append(message)
+        return None if len(tries) == 1 else node()(message, context)
+
+    grid.apps[SECOND] = late
+    fit(one_server, engine(grid, said, minimum=4, attempts=3), COHORTS)
+    assert torch.equal(one_server.parameters, whole.parameters)
+    first, second = (message.content for message in tries[:2])
+    assert first["task"] == second["task"]
+    assert first["model"]["trainable"].data == second["model"]["trainable"].data
+    assert any("2 of 4 clients answered, the plan needs 4" in line for line in said)
+
+
+def test_a_node_that_joins_later_is_asked_when_it_is_there():
+    grid, said = InProcessGrid({FIRST: node(), SECOND: node()}), []
+    grid.offline.add(SECOND)
+    one_server = server()
+    patient = engine(grid, said, timeout=5.0)
+    answers = patient.run(one_server.task(COHORTS[0]), MODEL.flat)
+    assert {next(answers).client, next(answers).client} == {0, 1}
+    grid.offline.clear()
+    assert {update.client for update in answers} == {"1", 3}
+
+
+@pytest.mark.parametrize("authenticated", [True, False])
+def test_a_restarted_node_is_believed_only_where_nodes_are_not_authenticated(authenticated):
+    def again(message, context):
+        if message.metadata.message_type == "train":
+            return node()(message, context)
+        ids = ConfigRecord({"schema": SCHEMA, "ids": ['"1"', "3", "0", "99"]})
+        return Message(RecordDict({"clients": ids}), reply_to=message)
+
+    said, one_server = [], server()
+    grid = InProcessGrid({FIRST: node(), 77: again})
+    fit(one_server, engine(grid, said, authenticated=authenticated, timeout=0.3), COHORTS[:1])
+    assert one_server.cohort == ((0, 1) if authenticated else (0, 1, 3, "1"))
+    if not authenticated:
+        assert any("says that it has client 0, which is one of node 3; ignored" in s for s in said)
+
+
+def test_too_few_or_mostly_refused_clients_end_the_run_and_nothing_is_released():
+    def fails(message, _):
+        raise ValueError
+
+    ends = {CohortRefusedError: fails, CohortTooSmallError: lambda message, _: None}
+    for error, act in ends.items():
+        one_server = server(minimum=3)
+        grid = InProcessGrid({FIRST: act, SECOND: act})
+        with pytest.raises(error, match="Nothing was released"):
+            fit(one_server, engine(grid, [], minimum=3), COHORTS)
+        assert one_server.round == 0
+        # The same server, noise and task, once the nodes are back:
+        grid = InProcessGrid({FIRST: node(), SECOND: node()})
+        fit(one_server, engine(grid, [], minimum=3), COHORTS)
+        whole = server(minimum=3)
+        fit(whole, engine(grid, [], minimum=3), COHORTS)
+        assert torch.equal(one_server.parameters, whole.parameters)
+
+
+def test_hosted_refuses_one_client_on_two_nodes_and_too_few_nodes():
+    def lists(*names):
+        ids = ConfigRecord({"schema": SCHEMA, "ids": list(names)})
+        return lambda message, _: Message(RecordDict({"clients": ids}), reply_to=message)
+
+    agreed = agreement(MODEL, "0" * 64)
+    waits = {"timeout": 0.05, "poll": 0.01, "report": lambda _: None}
+    two = InProcessGrid({FIRST: lists("1", '"1"'), SECOND: lists("2")})
+    assert hosted(two, agreed, nodes=2, **waits) == {1: FIRST, "1": FIRST, 2: SECOND}
+    with pytest.raises(ConfigError, match=r"client 2: nodes 3 and \d+ both say"):
+        hosted(InProcessGrid({FIRST: lists("2"), SECOND: lists("2")}), agreed, nodes=2, **waits)
+    for odd in (lists("2", "2"), lists("0x"), lambda message, _: 1 / 0):
+        with pytest.raises(ConfigError, match="nodes=2: 1 said in time"):
+            hosted(InProcessGrid({FIRST: lists("1"), SECOND: odd}), agreed, nodes=2, **waits)
+    with pytest.raises(ConfigError, match="none of them has a client"):
+        hosted(InProcessGrid({FIRST: lists()}), agreed, nodes=1, **waits)
