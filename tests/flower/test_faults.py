@@ -99,8 +99,10 @@ def kill(deployed: Deployment, app: Path, out: Path, what: str, phase: str, at: 
         del deployed.processes["superlink"]
         deployed.start_superlink()
     deployed.wait_for(lambda: not deployed.server_app(), f"the ServerApp without {what} ends")
-    assert committed(out) in (at, at + 1)
-    assert phase == "summed" or committed(out) == at + (phase == "committed")
+    if what == "ServerApp":
+        assert committed(out) == at + (phase == "committed")
+    else:  # the ServerApp lives on for seconds, and may commit a round that it has the answers of
+        assert committed(out) in (at, at + 1)
 
 
 def test_whatever_is_killed_at_any_phase_nothing_is_lost(deployed, app, tmp_path):
