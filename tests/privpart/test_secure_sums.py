@@ -16,9 +16,10 @@ COHORTS = [range(CLIENTS)] * ROUNDS
 
 
 def plan(**changes):
-    limits = Participation(ROUNDS, ROUNDS, 1)
     given = {"clip_norm": 0.5, "noise_multiplier": 1.0, "report_goal": CLIENTS, "minimum_cohort": 2}
-    return PrivacyPlan(mechanism=BinaryTree(ROUNDS), participation=limits, **{**given, **changes})
+    given["mechanism"] = BinaryTree(ROUNDS)
+    given["participation"] = Participation(ROUNDS, ROUNDS, 1)
+    return PrivacyPlan(**{**given, **changes})
 
 
 def update(client, round_):
