@@ -303,9 +303,14 @@ def main(wanted: list[str]) -> None:
                     "plan": round(plans[0] / plans[1], 2),
                 },
             }
-        print(json.dumps(here, indent=2), flush=True)
+        write(found)
     if "memory" in parts:
         found["ServerApp over 200 rounds"] = memory()
+        write(found)
+
+
+def write(found: dict[str, Any]) -> None:
+    """Write what has been found so far."""
     found["machine"] = machine("cryptography", "flwr", "numpy", "torch")
     RESULT.write_text(json.dumps(found, indent=2) + "\n")
 
