@@ -127,10 +127,10 @@ def ours(case: Case) -> dict[str, Any]:
         found["dlg"] = dlg(model, seen, restarts=1, newton_steps=0, max_evaluations=evaluations)
     if not _solved(found):
         began = time.process_time()
-        cosine_tv(model, seen, restarts=1, steps=_WARM)
+        cosine_tv(model, seen, restarts=2, steps=_WARM)
         each = (time.process_time() - began) / _WARM
         steps = min(stock.STEPS, _count(end - time.process_time(), each))
-        found["cosine_tv"] = cosine_tv(model, seen, restarts=1, steps=steps)
+        found["cosine_tv"] = cosine_tv(model, seen, restarts=2, steps=steps)
     seconds = time.process_time() - start
     chosen = min(found, key=lambda name: found[name].match)
     own = {name: _decibels(one.x, case.x) for name, one in found.items()}

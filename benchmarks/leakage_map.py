@@ -1,0 +1,288 @@
+"""Leakage map: which part of a model gives away what, for the papers' networks and a LoRA one.
+
+Run: ``python benchmarks/leakage_map.py``; writes results/leakage_map.json and prints the table that
+docs/what-leaks.md shows. It resumes: what a run that was cut off has found is in --out, and is not
+computed again. Images are attacked at start values, in batches of one, with labels known; a second
+update of four images, labels hidden, is for the column of labels. The budgets are small (steps, not
+seconds, so that another machine finds the same): "attack failed" says nothing about privacy.
+
+Two small smooth networks stand first: attacks work there, so that a part's row says what the part
+holds, and not what the attack lacks.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"  # before numpy loads
+
+import torch
+from audit_peers import photographs
+from machine import machine
+from torch import Tensor, nn
+
+from accounting.checks import ConfigError
+from attacks import leakage, networks, observe, suite
+from attacks.reconstruction.labels import label_candidates
+from privpart.cli.audit.store import TrialFolder
+from privpart.data.tasks import fashion_mnist
+from privpart.models import MODELS, build_network
+from privpart.patterns import matching_parameters
+
+RESULT = Path(__file__).parent / "results" / "leakage_map.json"
+DECOYS = 9
+EXACT = 1e-3  # relative error below which the input of a dense layer counts as read
+LABELLED = 4  # images of the update whose labels are hidden
+
+
+@dataclass(frozen=True)
+class Images:
+    """Public and private images of one kind; those of one batch differ in their labels."""
+
+    x: Tensor
+    y: Tensor
+
+    def batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return the first images."""
+        return self.x[:size], self.y[:size]
+
+    def decoys(self, first: int) -> tuple[Tensor, Tensor]:
+        """Return images that come after the first ones."""
+        return self.x[first : first + DECOYS], self.y[first : first + DECOYS]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network, the parts that are audited, and the budget of the attacks."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    images: Callable[[], Images]
+    views: Mapping[str, tuple[str, ...]]
+    budget: Mapping[str, float]
+    trials: int = 1
+
+
+def clothes() -> Images:
+    """Return Fashion-MNIST's first test image of each label, and more images after them."""
+    task = fashion_mnist()
+    x, y = task.test_x[:400], task.test_y[:400]
+    first = [int((y == label).nonzero()[0]) for label in range(10)]
+    rest = [i for i in range(len(y)) if i not in first]
+    rows = torch.tensor([*first, *rest])
+    return Images(x[rows], y[rows])
+
+
+def photos(size: int) -> Callable[[], Images]:
+    """Return a function that returns photographs cut to a size, with ten labels in turn."""
+
+    def cut() -> Images:
+        x = photographs()
+        edge = (x.shape[-1] - size) // 2
+        return Images(x[..., edge : edge + size, edge : edge + size], torch.arange(len(x)) % 10)
+
+    return cut
+
+
+def seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return a network in eval mode with torch's start values of seed 0."""
+    with torch.random.fork_rng():
+        torch.random.default_generator.manual_seed(0)
+        return build().eval()
+
+
+def trained_lenet() -> nn.Module:
+    """Return the smooth LeNet after 150 steps of Adam on 32 clothes each."""
+    task = fashion_mnist()
+    generator = torch.Generator().manual_seed(0)
+    model = networks.smooth_lenet(generator, size=28)
+    solver = torch.optim.Adam(model.parameters(), lr=2e-3)
+    for _ in range(150):
+        rows = torch.randint(len(task.train_y), (32,), generator=generator)
+        solver.zero_grad()
+        nn.functional.cross_entropy(model(task.train_x[rows]), task.train_y[rows]).backward()
+        solver.step()
+    return model.eval()
+
+
+LAYERS = {
+    "everything": ("*",),
+    "conv1": ("conv1.*",),
+    "conv2": ("conv2.*",),
+    "dense1": ("dense1.*",),
+    "dense1, weight alone": ("dense1.weight",),
+    "dense2 (the head)": ("dense2.*",),
+    "all biases": ("*.bias",),
+}
+NORMS = {"all norms": ("type:GroupNorm",)}
+SMALL = {"restarts": 1, "max_evaluations": 400, "newton_steps": 0, "steps": 200, "tv": 1e-2}
+LARGE = {"restarts": 1, "max_evaluations": 40, "newton_steps": 0, "steps": 40, "tv": 1e-2}
+HUGE = {"restarts": 1, "max_evaluations": 8, "newton_steps": 0, "steps": 0, "tv": 0.0}
+
+
+def _ladder(name: str) -> dict[str, tuple[str, ...]]:
+    return {"everything": ("*",)} | {k: v for k, v in MODELS[name].ladder.items() if k != "full"}
+
+
+SUBJECTS = (
+    Subject(
+        "LeNet, tanh (small, smooth)",
+        lambda: networks.smooth_lenet(torch.Generator().manual_seed(0), size=28),
+        clothes,
+        LAYERS,
+        SMALL,
+        trials=2,
+    ),
+    Subject(
+        "LeNet, tanh, after 150 steps of Adam", trained_lenet, clothes, LAYERS, SMALL, trials=2
+    ),
+    Subject(
+        "EMNIST CNN (FedPT)",
+        lambda: seeded(lambda: build_network("emnist_cnn")),
+        clothes,
+        {"everything": ("*",)} | _ladder("emnist_cnn") | LAYERS | NORMS,
+        LARGE,
+    ),
+    Subject(
+        "ResNet-8 (FedPart)",
+        lambda: seeded(lambda: build_network("resnet8")),
+        photos(32),
+        _ladder("resnet8")
+        | {
+            f"#{i + 1} ({g[0].removesuffix('.*')})": g
+            for i, g in enumerate(MODELS["resnet8"].groups)
+        }
+        | NORMS,
+        LARGE,
+    ),
+    Subject(
+        "ResNet-18 with group norm (FedPT)",
+        lambda: seeded(lambda: build_network("resnet18_gn")),
+        photos(24),
+        _ladder("resnet18_gn") | {"stem": ("stem.*",), "head": ("head.*",)} | NORMS,
+        HUGE,
+    ),
+)
+
+
+def audit(subject: Subject, out: Path) -> list[dict[str, Any]]:
+    """Return a row per part; what ``out`` holds of it is not computed again."""
+    model, images = subject.build(), subject.images()
+    x, y = images.batch(subject.trials)
+    views = {name: matching_parameters(model, own) for name, own in subject.views.items()}
+    folder = out / subject.name.split(" (")[0].replace(", ", "-").replace(" ", "-")
+    identity = {"budget": dict(subject.budget), "trials": subject.trials, "decoys": DECOYS}
+    report = leakage(
+        model,
+        x,
+        y,
+        views=views,
+        attacks=suite(**subject.budget),
+        decoys=images.decoys(max(subject.trials, LABELLED)),
+        done=TrialFolder(folder, identity | {"views": sorted(views)}, subject.name),
+        progress=lambda message: print(f"{subject.name} | {message}", flush=True),
+    )
+    return [
+        brief(row.to_dict()) | {"labels": inferred(model, images, row.patterns)}
+        for row in report.rows
+    ]
+
+
+def inferred(model: nn.Module, images: Images, names: tuple[str, ...]) -> str:
+    """Return how many hidden labels of an update of several images a part gives away."""
+    x, y = images.batch(LABELLED)
+    seen = observe(model, x, y, visible=names, reveal_labels=False)
+    try:
+        found = label_candidates(model, seen)[0]
+    except ConfigError:
+        return "not in this part"
+    right = sum(min(int((found == k).sum()), int((y == k).sum())) for k in set(y.tolist()))
+    return f"{right} of {LABELLED}"
+
+
+def brief(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what the map shows of a row of the report."""
+    kept = ("view", "visible", "share", "verdict", "verdicts", "attack", "found_in", "psnr")
+    kept += ("psnr_alone", "baseline_median", "reid_rank", "by_attack", "match_median", "seconds")
+    read = [name for name, error in row["feature_error"].items() if error <= EXACT]
+    return {name: row[name] for name in kept} | {"inputs_read": read}
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """Return the map as markdown."""
+    lines = []
+    for subject in document["subjects"]:
+        lines += [f"**{subject['name']}** ({subject['kind']})", "", *HEAD]
+        lines += [_line(row) for row in subject["rows"]]
+        lines.append("")
+    return "\n".join(lines)
+
+
+HEAD = (
+    "| part sent | share | verdict | PSNR (no attack) | best attack | rank of 10 | labels "
+    "| inputs read |",
+    "|---|---|---|---|---|---|---|---|",
+)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    ranks = ", ".join(str(rank) for rank in row["reid_rank"]) or "-"
+    scores = sorted(value for value in row["psnr"] if value is not None)
+    psnr = f"{scores[len(scores) // 2]:.1f}" if scores else "-"
+    cells = (
+        row["view"],
+        f"{100 * row['share']:.2g} %",
+        row["verdict"],
+        f"{psnr} ({row['baseline_median']:.1f})",
+        row["attack"],
+        ranks,
+        row["labels"],
+        ", ".join(row["inputs_read"]) or "-",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Audit every subject that the results lack, and print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("out") / "leakage-map")
+    parser.add_argument("--result", type=Path, default=RESULT)
+    parser.add_argument("--only", nargs="*", default=None, help="parts of the subjects' names")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    done = {}
+    if options.result.exists():
+        done = {one["name"]: one for one in json.loads(options.result.read_text())["subjects"]}
+    for subject in SUBJECTS:
+        if options.only is not None and not any(part in subject.name for part in options.only):
+            continue
+        settings = {"budget": dict(subject.budget), "trials": subject.trials, "decoys": DECOYS}
+        if done.get(subject.name, {}).get("settings") == settings:
+            continue
+        started = time.process_time()
+        rows = audit(subject, options.out)
+        spent = time.process_time() - started
+        done[subject.name] = {
+            "name": subject.name,
+            "kind": "images",
+            "settings": settings,
+            "cpu_seconds_of_the_last_run": spent,
+            "rows": rows,
+        }
+        document = {
+            "method": __doc__,
+            "machine": machine("torch", "numpy", "scipy"),
+            "subjects": [done[one.name] for one in SUBJECTS if one.name in done],
+        }
+        options.result.write_text(json.dumps(document, indent=1) + "\n")
+    print(table(json.loads(options.result.read_text())))
+
+
+if __name__ == "__main__":
+    main()
