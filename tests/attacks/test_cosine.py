@@ -45,7 +45,7 @@ def test_restarts_take_the_weights_of_the_prior_in_turn(relu, digits):
     mixed = cosine_tv(relu, seen, restarts=2, tv=(0, 5.0), **options)
     assert mixed.restarts == pytest.approx((none.restarts[0], heavy.restarts[1]), rel=1e-9)
     assert mixed.match == min(mixed.restarts)
-    with pytest.raises(ConfigError, match="tv=()"):
+    with pytest.raises(ConfigError, match=r"tv=\(\)"):
         cosine_tv(relu, seen, tv=())
 
 
