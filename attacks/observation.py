@@ -37,7 +37,7 @@ class Observation:
             ``local``, after clip and noise.
         state: ALL parameters and buffers of the model. Frozen ones are public: they come from a
             seed or a previous release, and an attacker without them would only look weak.
-        shape: (B, C, H, W) of the batch.
+        shape: (B, C, H, W) of the batch; (B, T) of token ids, see ``TextObservation``.
         labels: (B,) integer labels, or None where the client does not reveal them.
         clip: the joint L2 bound that the update was clipped to, or None.
         noise_std: standard deviation of the Gaussian noise on each visible value, >= 0.
@@ -55,7 +55,7 @@ class Observation:
 
     update: Mapping[str, Tensor]
     state: Mapping[str, Tensor]
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
     labels: Tensor | None = None
     clip: float | None = None
     noise_std: float = 0.0
@@ -67,8 +67,11 @@ class Observation:
     def __post_init__(self) -> None:
         if not self.update:
             raise ConfigError("update={}: is empty; pass at least one parameter to attack.")
-        if len(self.shape) != 4 or min(self.shape) < 1:
-            raise ConfigError(f"shape={self.shape}: must be (B, C, H, W), all at least 1.")
+        if len(self.shape) not in (2, 4) or min(self.shape) < 1:
+            raise ConfigError(
+                f"shape={self.shape}: must be (B, C, H, W) or, of token ids, (B, T), all at least "
+                "1."
+            )
         for name, value in self.state.items():
             if value.is_floating_point() and not bool(value.isfinite().all()):
                 raise ConfigError(f"state[{name!r}]: has values that are not finite.")

@@ -1,0 +1,225 @@
+"""Text observation: everything that an attacker may use of an update of token ids."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from accounting.checks import ConfigError
+from attacks.observation import Observation, noise_std_of, select
+from attacks.update import (
+    LocalSteps,
+    Loss,
+    clip_scale,
+    double_state,
+    norm,
+    ready,
+    simulated_update,
+)
+
+_IGNORED = -100  # as in torch's cross_entropy
+_EXACT_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextObservation(Observation):
+    """What an attacker sees of one client's update of token ids; ``shape`` is (B, T).
+
+    Args:
+        pad: id of the padding, which no position attends to and no loss counts; None if there is
+            none.
+        language: whether the loss is that of the tokens themselves (``NextToken``), so that
+            whoever knows the tokens knows the labels.
+    """
+
+    pad: int | None = None
+    language: bool = False
+
+    def __post_init__(self) -> None:
+        super(TextObservation, self).__post_init__()  # slots make a second class
+        if len(self.shape) != 2:
+            raise ConfigError(f"shape={self.shape}: must be (B, T), all at least 1.")
+
+    @property
+    def resolution(self) -> float:
+        """Relative rounding error of the update: that of the smallest type that can hold it."""
+        for dtype in _EXACT_TYPES:
+            if all(torch.equal(v.to(dtype).double(), v.double()) for v in self.update.values()):
+                return torch.finfo(dtype).eps
+        return torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True, slots=True)
+class NextToken:
+    """Mean cross-entropy of each next token: (logits (B, T, V), tokens (B, T)) -> scalar.
+
+    Args:
+        pad: id that is never predicted; None if there is none.
+    """
+
+    pad: int | None = None
+
+    def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Return the loss."""
+        targets = tokens[:, 1:]
+        if self.pad is not None:
+            targets = targets.masked_fill(targets == self.pad, _IGNORED)
+        return cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten())
+
+
+def text_model(model: nn.Module, pad: int | None = None) -> nn.Module:
+    """Return ``model`` ready to attack: a float64 copy in eval mode that maps ids to logits.
+
+    Where the model takes an attention mask, it receives that of the padding.
+    """
+    twin = ready(model, training=False).double()
+    if pad is None or not _takes_attention_mask(model):
+        return twin
+
+    def add(_module: nn.Module, args: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> object:
+        return args, {**given, "attention_mask": (args[0] != pad).long()}
+
+    twin.register_forward_pre_hook(add, with_kwargs=True)
+    return twin
+
+
+def _takes_attention_mask(model: nn.Module) -> bool:
+    return "attention_mask" in inspect.signature(model.forward).parameters
+
+
+def observe_text(
+    model: nn.Module,
+    tokens: Tensor,
+    labels: Tensor | None = None,
+    *,
+    visible: Sequence[str] | None = None,
+    loss: Loss | None = None,
+    pad: int | None = None,
+    local: LocalSteps | None = None,
+    clip: float | None = None,
+    noise_multiplier: float = 0.0,
+    generator: torch.Generator | None = None,
+    reveal_labels: bool = True,
+) -> TextObservation:
+    """Return what a client that trains on these sentences sends.
+
+    A copy of the model runs in float64 on the CPU in eval mode; only the visible parameters train.
+
+    Args:
+        model: token ids (B, T) -> logits, or an output that has logits.
+        tokens: (B, T) ids.
+        labels: (B,) of a text classifier; None trains a language model to predict its own tokens.
+        visible: patterns of parameter names; None shows every parameter.
+        loss: of the logits and the labels (of a language model: the tokens); None takes
+            cross-entropy.
+        pad: see ``TextObservation``.
+        local: see ``Observation``.
+        clip: joint L2 bound over all visible parameters; None does not clip.
+        noise_multiplier: noise standard deviation of one coordinate / clip, >= 0; needs ``clip``.
+        generator: draws the noise; needed when there is noise.
+        reveal_labels: whether the attacker is told ``labels``.
+
+    Raises:
+        ConfigError: tokens that are not ids of the model, a pattern that matches no parameter, or
+            a value out of range.
+    """
+    names = select([name for name, _ in model.named_parameters()], visible)
+    check_tokens(model, tokens, labels)
+    std = noise_std_of(clip, noise_multiplier)
+    if std > 0 and generator is None:
+        raise ConfigError(
+            f"noise_multiplier={noise_multiplier:g}: pass a torch.Generator to draw the noise."
+        )
+    language = labels is None
+    used = loss or (NextToken(pad) if language else cross_entropy)
+    state = double_state(model)
+    y = tokens if labels is None else labels
+    net = text_model(model, pad)
+    update = simulated_update(net, state, names, tokens, y, used, local)
+    scale = clip_scale(update, clip)
+    update = {name: value * scale for name, value in update.items()}
+    if std > 0:
+        update = {
+            name: value + std * torch.randn(value.shape, generator=generator, dtype=value.dtype)
+            for name, value in update.items()
+        }
+    return TextObservation(
+        update=update,
+        state=state,
+        shape=tuple(tokens.shape),
+        labels=labels if reveal_labels else None,
+        clip=clip,
+        noise_std=std,
+        loss=used,
+        local=local,
+        pad=pad,
+        language=language,
+    )
+
+
+def text_residual(net: nn.Module, seen: TextObservation, tokens: Tensor, y: Tensor) -> float:
+    """Return ||u(tokens) - u||^2 / ||u||^2 over what is visible, u(tokens) being their update.
+
+    Args:
+        net: made by ``text_model``.
+        seen: the observed update u.
+        tokens: (B, T).
+        y: labels, or the tokens of a language model.
+    """
+    names = seen.sent or tuple(seen.update)
+    said = simulated_update(net, seen.state, names, tokens, y, seen.loss, seen.local)
+    scale = clip_scale(said, seen.clip)
+    gap = {name: said[name] * scale - value for name, value in seen.update.items()}
+    size = norm(seen.update)
+    return (norm(gap) / size) ** 2 if size > 0 else float("inf")
+
+
+def check_tokens(model: nn.Module, tokens: Tensor, labels: Tensor | None) -> None:
+    """Raise a ConfigError unless ``tokens`` are (B, T) ids of the model, and the labels fit."""
+    if tokens.ndim != 2 or tokens.is_floating_point() or min(tokens.shape) < 1:
+        raise ConfigError(f"tokens: {tokens.dtype} {tuple(tokens.shape)}; must be (B, T) ids.")
+    count = vocabulary(model)
+    if not bool(((tokens >= 0) & (tokens < count)).all()):
+        raise ConfigError(f"tokens: must be ids from 0 to {count - 1}, those of the embedding.")
+    if labels is not None and (labels.shape != tokens.shape[:1] or labels.is_floating_point()):
+        raise ConfigError(
+            f"labels: {labels.dtype} {tuple(labels.shape)}; must be ({len(tokens)},) integers."
+        )
+
+
+def token_embedding(model: nn.Module) -> tuple[str, nn.Embedding]:
+    """Return the name of the embedding that reads the token ids, and the embedding.
+
+    Raises:
+        ConfigError: the model has none.
+    """
+    called: list[tuple[str, nn.Embedding]] = []
+    probe = torch.tensor([[1, 0]])  # no positions, and no types
+    with torch.no_grad():
+        hooks = [
+            module.register_forward_pre_hook(
+                lambda m, args, n=name: (
+                    called.append((n, m)) if torch.equal(args[0], probe) else None
+                )
+            )
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Embedding)
+        ]
+        try:
+            model(probe)
+        except Exception as error:
+            raise ConfigError(f"model: does not take token ids: {error}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+    if not called:
+        raise ConfigError("model: has no torch.nn.Embedding that reads the token ids.")
+    return called[0]
+
+
+def vocabulary(model: nn.Module) -> int:
+    """Return the number of token ids."""
+    return token_embedding(model)[1].num_embeddings

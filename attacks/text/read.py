@@ -1,0 +1,134 @@
+"""Read: the text of a client's batch, from its update alone."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from attacks.text.observation import TextObservation, text_residual
+from attacks.text.sentences import Sentence, assembled, completed
+from attacks.text.spans import Reader, tokens_in_span
+from attacks.update import norm
+
+_MOST_LABELS = 64  # combinations of labels tried before they are improved one by one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadText:
+    """What an attack read in an update.
+
+    Args:
+        sentences: up to B sentences of token ids, without padding; possibly of one token each
+            where only the tokens are known.
+        bag: ids that the update shows to be in the batch.
+        match: relative residual of the update of these sentences, ||u(s) - u||^2 / ||u||^2;
+            infinite where they are no whole batch.
+        seconds: spent.
+        by_position: for each position, the tokens that the span test accepted.
+        labels: of a classifier, as matched; None for a language model.
+    """
+
+    sentences: tuple[Sentence, ...]
+    bag: frozenset[int]
+    match: float
+    seconds: float
+    by_position: tuple[tuple[int, ...], ...] = ()
+    labels: Tensor | None = None
+
+
+def span_test(model: nn.Module, seen: TextObservation) -> ReadText | None:
+    """Return what the spans of the visible dense gradients tell; see ``spans``.
+
+    Returns:
+        None where no dense layer in view reads single tokens, or there are as many tokens as
+        directions.
+    """
+    started = time.perf_counter()
+    if norm(seen.update) == 0:
+        return None
+    reader = Reader(model, seen)
+    tokens = tokens_in_span(reader)
+    if tokens is None:
+        return None
+    columns = tuple(tuple(token for token, _ in column) for column in tokens.by_position)
+    bag = frozenset(token for column in columns for token in column)
+    batch, length = seen.shape
+    sentences: Sequence[Sentence] = assembled(reader, tokens)
+    if not sentences and batch == 1 and columns[0]:
+        sentences = [tuple(column[0] for column in columns if column)]
+    if seen.language and sentences:
+        sentences = completed(reader, sentences)
+    labels, match = matched(reader, sentences) if sentences else (None, math.inf)
+    if not sentences:
+        sentences = _by_rank(columns, batch)
+    spent = time.perf_counter() - started
+    return ReadText(tuple(sentences), bag, match, spent, columns, labels)
+
+
+def _by_rank(columns: Sequence[Sequence[int]], batch: int) -> list[Sentence]:
+    """Return sentences of the right tokens at the right positions, each mixed from several."""
+    rows = [tuple(c[min(i, len(c) - 1)] for c in columns if c) for i in range(batch)]
+    return [row for row in rows if row]
+
+
+def padded(sentences: Sequence[Sentence], shape: tuple[int, ...], pad: int | None) -> Tensor:
+    """Return the sentences as (B, T) ids; missing ones repeat the first."""
+    batch, length = shape
+    fill = 0 if pad is None else pad
+    whole = [*sentences, *[sentences[0]] * (batch - len(sentences))]
+    return torch.tensor([[*s, *[fill] * (length - len(s))][:length] for s in whole])
+
+
+def matched(reader: Reader, sentences: Sequence[Sentence]) -> tuple[Tensor | None, float]:
+    """Return the labels with which the sentences match the update best, and the residual."""
+    seen = reader.seen
+    tokens = padded(sentences, seen.shape, seen.pad)
+    if seen.language:
+        return None, text_residual(reader.net, seen, tokens, tokens)
+    if seen.labels is not None:
+        return _ordered(reader, tokens, seen.labels)
+    with torch.no_grad():
+        count = reader.net(tokens).shape[1]
+    return _guessed(reader, tokens, count)
+
+
+def _guessed(reader: Reader, tokens: Tensor, count: int) -> tuple[Tensor, float]:
+    """Return the labels that match best of all, or where these are many, of single changes."""
+    batch = len(tokens)
+
+    def residual(y: Sequence[int]) -> float:
+        return text_residual(reader.net, reader.seen, tokens, torch.tensor(y))
+
+    if count**batch <= _MOST_LABELS:
+        best = min(product(range(count), repeat=batch), key=residual)
+        return torch.tensor(best), residual(best)
+    y = [0] * batch
+    least = residual(y)
+    for i in [*range(batch)] * 2:
+        for label in range(min(count, _MOST_LABELS)):
+            other = [*y[:i], label, *y[i + 1 :]]
+            if (left := residual(other)) < least:
+                y, least = other, left
+    return torch.tensor(y), least
+
+
+def _ordered(reader: Reader, tokens: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    """Return the known labels in the order of the sentences, by exchanging pairs."""
+    y, least = labels.clone(), text_residual(reader.net, reader.seen, tokens, labels)
+    improved = True
+    while improved:
+        improved = False
+        for i in range(len(y)):
+            for j in range(i):
+                if y[i] == y[j]:
+                    continue
+                other = y.clone()
+                other[i], other[j] = y[j], y[i]
+                left = text_residual(reader.net, reader.seen, tokens, other)
+                if left < least:
+                    y, least, improved = other, left, True
+    return y, least

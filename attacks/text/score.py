@@ -1,0 +1,111 @@
+"""Score: how close sentences are to the truth, and what a guess scores that needs no attack."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy.optimize import linear_sum_assignment
+
+from accounting.checks import ConfigError
+
+Ids = Sequence[int]
+
+
+def token_f1(found: Ids, truth: Ids) -> float:
+    """Return the harmonic mean of precision and recall of the tokens, in any order.
+
+    >>> token_f1([5, 5, 7], [7, 5])
+    0.8
+    """
+    shared = (Counter(found) & Counter(truth)).total()
+    return 2 * shared / (len(found) + len(truth)) if shared else 0.0
+
+
+def rouge_l(found: Ids, truth: Ids) -> float:
+    """Return the F1 of the longest common subsequence (Lin 2004).
+
+    >>> rouge_l([1, 2, 9, 3], [1, 2, 3, 4])
+    0.75
+    """
+    row = [0] * (len(truth) + 1)
+    for token in found:
+        before = 0
+        for j, other in enumerate(truth):
+            kept = row[j + 1]
+            row[j + 1] = before + 1 if token == other else max(row[j], kept)
+            before = kept
+    return 2 * row[-1] / (len(found) + len(truth)) if row[-1] else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TextScore:
+    """How close a sentence is to the true one.
+
+    Args:
+        found: the sentence that was read, () if none was left for this one.
+        exact: whether it is the true one, token for token.
+        f1: of the tokens, in any order.
+        rouge: ROUGE-L, of the tokens in order.
+    """
+
+    found: tuple[int, ...]
+    exact: bool
+    f1: float
+    rouge: float
+
+
+def text_scores(found: Sequence[Ids], truth: Sequence[Ids]) -> list[TextScore]:
+    """Return a score per true sentence, each paired with another found one, for the most ROUGE-L.
+
+    Who attacks does not know which sentence is whose; neither does the order of a batch matter.
+    """
+    if len(found) > len(truth):
+        raise ConfigError(f"found: {len(found)} sentences for {len(truth)} true ones.")
+    gain = [[rouge_l(one, true) + token_f1(one, true) for one in found] for true in truth]
+    paired: dict[int, tuple[int, ...]] = {}
+    if found:
+        rows, columns = linear_sum_assignment(gain, maximize=True)
+        paired = {int(i): tuple(found[int(j)]) for i, j in zip(rows, columns, strict=True)}
+    return [_scored(paired.get(i, ()), true) for i, true in enumerate(truth)]
+
+
+def _scored(found: tuple[int, ...], truth: Ids) -> TextScore:
+    return TextScore(found, found == tuple(truth), token_f1(found, truth), rouge_l(found, truth))
+
+
+def unigram_guess(public: Sequence[Ids], length: int) -> tuple[int, ...]:
+    """Return the tokens that a sentence of this length most likely has, by public sentences.
+
+    Each further copy of a token counts as often as public sentences have so many copies.
+    """
+    copies: Counter[tuple[int, int]] = Counter()
+    for sentence in public:
+        for token, count in Counter(sentence).items():
+            copies.update((token, k) for k in range(count))
+    likely = sorted(copies, key=lambda pair: (-copies[pair], pair))
+    return tuple(token for token, _ in likely[:length])
+
+
+def bigram_guess(public: Sequence[Ids], length: int) -> tuple[int, ...]:
+    """Return the sentence that a bigram model of public sentences finds most likely."""
+    if not public:
+        return ()
+    starts = Counter(sentence[0] for sentence in public if len(sentence))
+    pairs: dict[int, Counter[int]] = {}
+    for sentence in public:
+        for a, b in zip(sentence, sentence[1:], strict=False):
+            pairs.setdefault(a, Counter())[b] += 1
+    total = sum(starts.values())
+    paths = {token: (count / total, (token,)) for token, count in starts.items()}
+    for _ in range(length - 1):
+        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for token, (chance, path) in paths.items():
+            following = pairs.get(token, Counter())
+            for other, count in following.items():
+                value = chance * count / following.total()
+                if value > longer.get(other, (0.0, ()))[0]:
+                    longer[other] = (value, (*path, other))
+        if not longer:
+            break
+        paths = longer
+    return max(paths.values())[1]

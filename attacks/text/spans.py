@@ -1,0 +1,281 @@
+"""Spans: which inputs of a dense layer can have made its gradient (DAGER, Petrov et al. 2024).
+
+The gradient of a weight W of y = W x is the sum of dy x^T over all tokens, so its rows lie in the
+span of the inputs x. While the tokens of a batch are fewer than the width, only their inputs lie in
+that span, and whoever knows the weights tests every token of the vocabulary, or every sentence.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from scipy.stats import beta
+from torch import Tensor, nn
+
+from attacks.text.observation import TextObservation, text_model, vocabulary
+
+Reach = Literal["token", "prefix", "sentence"]
+
+_FALSE = 1e-2  # expected false tokens, were the inputs of other tokens random directions
+_MARGIN = 0.5  # they are not random: many share a position
+_ROUNDING = 100.0  # how far above its rounding error a singular value must be
+_ROWS = 2**14  # inputs computed at a time
+_SPARE = 4  # accepted tokens per position and sentence: (a, i), (b, i), (b, j) also span (a, j)
+
+
+class _Enough(Exception):
+    """Ends a forward pass whose later layers are not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Visible dense weights that multiply the same inputs, such as those of query, key and value.
+
+    Args:
+        module: the first of the layers.
+        weights: visible weights, by name, and whether each is stored as (in, out).
+        reach: what an input depends on: its own token and position, the tokens up to it, or all.
+        state: whether the inputs are the states of a recurrent layer, after each token.
+    """
+
+    module: str
+    weights: Mapping[str, bool]
+    reach: Reach
+    state: bool = False
+
+
+class Reader:
+    """Computes the inputs of a model's layers from token ids, at the observed weights."""
+
+    def __init__(self, model: nn.Module, seen: TextObservation) -> None:
+        self.net = text_model(model, seen.pad)
+        self.net.load_state_dict(
+            {name: seen.state[name] for name in self.net.state_dict() if name in seen.state},
+            strict=False,
+        )
+        self.vocabulary = vocabulary(model)
+        self.seen = seen
+
+    def inputs(self, source: Source, tokens: Tensor) -> Tensor:
+        """Return the inputs of the source's layers, (S, T, width)."""
+        parts = tokens.split(max(1, _ROWS // tokens.shape[1]))
+        return torch.cat([self._inputs(source, part) for part in parts])
+
+    def _inputs(self, source: Source, tokens: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        module = self.net.get_submodule(source.module)
+        with torch.no_grad(), _listening(module, found, source.state):
+            try:
+                self.net(tokens)
+            except _Enough:
+                pass
+        return found[0] if found[0].ndim == 3 else found[0][:, None]
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """The visible dense layers that read tokens, in the order in which they run."""
+        length = self.seen.shape[1]
+        generator = torch.Generator().manual_seed(0)
+        allowed = torch.tensor([t for t in range(self.vocabulary) if t != self.seen.pad])
+        first, other = allowed[torch.randperm(len(allowed), generator=generator)[:2]]
+        probe = torch.full((length + 1, length), int(first))
+        probe[1:].fill_diagonal_(int(other))
+        read = self._all_inputs(probe)
+        found: list[tuple[Source, Tensor]] = []
+        for name, weights, state, rows in read:
+            visible = {k: v for k, v in weights.items() if k in self.seen.update}
+            if not visible:
+                continue
+            for i, (source, known) in enumerate(found):
+                if source.state == state and known.shape == rows.shape and torch.equal(known, rows):
+                    joint = {**source.weights, **visible}
+                    found[i] = Source(source.module, joint, source.reach, state), known
+                    break
+            else:
+                found.append((Source(name, visible, _reach(rows), state), rows))
+        return tuple(source for source, _ in found)
+
+    def _all_inputs(self, tokens: Tensor) -> list[tuple[str, dict[str, bool], bool, Tensor]]:
+        """Return (module, its weights, whether states, inputs) of each dense layer, as they run."""
+        kept: list[tuple[str, dict[str, bool], bool, Tensor]] = []
+        count, length = tokens.shape
+
+        def keep(name: str, weights: dict[str, bool], state: bool, rows: Tensor) -> None:
+            rows = rows[:, None] if rows.ndim == 2 else rows
+            if rows.ndim == 3 and rows.shape[:2] in ((count, length), (count, 1)):
+                kept.append((name, weights, state, rows))
+
+        hooks = [
+            hook for name, module in self.net.named_modules() for hook in _hooks(name, module, keep)
+        ]
+        try:
+            with torch.no_grad():
+                self.net(tokens)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return kept
+
+
+def _hooks(name: str, module: nn.Module, keep) -> Iterator:  # type: ignore[no-untyped-def]
+    if isinstance(module, nn.LSTM):
+        yield module.register_forward_pre_hook(
+            lambda _m, args: keep(name, {f"{name}.weight_ih_l0": False}, False, args[0])
+        )
+        if module.num_layers == 1 and not module.bidirectional:
+            yield module.register_forward_hook(
+                lambda _m, _a, out: keep(name, {f"{name}.weight_hh_l0": False}, True, out[0])
+            )
+    elif stored := dense_weight(module):
+        yield module.register_forward_pre_hook(
+            lambda _m, args: keep(name, {f"{name}.weight": stored == "in"}, False, args[0])
+        )
+
+
+def dense_weight(module: nn.Module) -> str:
+    """Return which of its widths comes first in a dense layer's weight, "" for other modules."""
+    if isinstance(module, nn.Linear):
+        return "out"
+    # of transformers, which is not imported for it
+    return "in" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else ""
+
+
+@contextmanager
+def _listening(module: nn.Module, found: list[Tensor], state: bool) -> Iterator[None]:
+    def before(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        found.append(args[0])
+        raise _Enough
+
+    def after(_module: nn.Module, _args: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> None:
+        found.append(out[0])
+        raise _Enough
+
+    hook = (
+        module.register_forward_hook(after) if state else module.register_forward_pre_hook(before)
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _reach(rows: Tensor) -> Reach:
+    """Return what the inputs depend on; row 1 + j of the probe differs from row 0 at token j."""
+    if rows.shape[1] == 1:
+        return "sentence"
+    differs = (rows[1:] != rows[0]).any(2)
+    if not bool(differs.triu(1).any()) and not bool(differs.tril(-1).any()):
+        return "token"
+    return "sentence" if bool(differs.tril(-1).any()) else "prefix"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """The inputs that made a gradient lie in the span of ``rows``.
+
+    Args:
+        rows: (rank, width), orthonormal.
+        condition: least singular value relative to the greatest.
+    """
+
+    rows: Tensor
+    condition: float = 0.0
+
+    @property
+    def rank(self) -> int:
+        """Number of independent inputs seen."""
+        return len(self.rows)
+
+    @property
+    def open(self) -> int:
+        """Directions outside the span; at 0 every input lies in it, and nothing can be told."""
+        return self.rows.shape[1] - self.rank
+
+    def distance(self, x: Tensor) -> Tensor:
+        """Return the share of the length of each vector (..., width) that leaves the span."""
+        if self.rank == 0:
+            return torch.ones(x.shape[:-1], dtype=x.dtype)
+        left = x - (x @ self.rows.T) @ self.rows
+        return left.norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-300)
+
+    def threshold(self, candidates: int) -> float:
+        """Return a distance that a random direction hardly keeps, in so many trials."""
+        if self.open == 0 or self.rank == 0:
+            return 0.0
+        share = float(beta.ppf(_FALSE / max(candidates, 1), self.open / 2, self.rank / 2))
+        return _MARGIN * share**0.5
+
+
+def span(seen: TextObservation, source: Source) -> Span:
+    """Return the span of the inputs of the source's layers, as far as rounding and noise show it.
+
+    The rank is at most the number of tokens of the batch, which the attacker knows.
+    """
+    gradients = [
+        seen.update[name].double() if not swapped else seen.update[name].double().T
+        for name, swapped in source.weights.items()
+    ]
+    if seen.noise_std == 0:  # each is rounded relative to itself
+        gradients = [one / one.norm() for one in gradients if bool(one.any())]
+    if not gradients:
+        return Span(torch.zeros(0, next(iter(seen.update.values())).shape[-1]).double())
+    stacked = torch.cat(gradients)
+    _, values, rows = torch.linalg.svd(stacked, full_matrices=False)
+    floor = _ROUNDING * seen.resolution * float(values[0])
+    if seen.noise_std > 0:  # greatest singular value of noise alone
+        high, wide = stacked.shape
+        floor = max(floor, seen.noise_std * (high**0.5 + wide**0.5))
+    most = seen.shape[0] * seen.shape[1]
+    rank = min(int((values > floor).sum()), most)
+    return Span(rows[:rank], float(values[rank - 1] / values[0]) if rank else 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundTokens:
+    """Tokens that lie in the spans, for each position.
+
+    Args:
+        by_position: for each position, (id, distance), nearest first.
+        distances: (V, T), the greatest distance over the sources.
+        threshold: distance below which a token was accepted.
+    """
+
+    by_position: tuple[tuple[tuple[int, float], ...], ...]
+    distances: Tensor
+    threshold: float
+
+
+def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTokens | None:
+    """Return the tokens whose inputs lie in the span of every layer that sees single tokens.
+
+    Args:
+        reader: of the model and the update.
+        candidates: ids to try; None tries the whole vocabulary but the padding.
+
+    Returns:
+        None where no layer in view reads single tokens, or its span is everything.
+    """
+    seen = reader.seen
+    length = seen.shape[1]
+    if candidates is None:
+        candidates = torch.arange(reader.vocabulary)
+    candidates = candidates[candidates != (-1 if seen.pad is None else seen.pad)]
+    spans = [(s, span(seen, s)) for s in reader.sources if s.reach == "token"]
+    useful = [(s, one) for s, one in spans if one.rank > 0 and one.open > 0]
+    if not useful:
+        return None
+    # the widest open span tells most; others only see fewer tokens (GPT-2's query: no first one)
+    source, one = max(useful, key=lambda pair: (pair[1].open > 0, pair[1].rank))
+    filled = candidates[:, None].expand(-1, length)
+    distances = torch.full((reader.vocabulary, length), torch.inf, dtype=torch.float64)
+    distances[candidates] = one.distance(reader.inputs(source, filled))
+    threshold = one.threshold(len(candidates) * length)
+    by_position = []
+    for column in distances.T:
+        order = column.argsort()
+        inside = [(int(t), float(column[t])) for t in order[: _SPARE * seen.shape[0]]]
+        by_position.append(tuple(pair for pair in inside if pair[1] <= threshold))
+    return FoundTokens(tuple(by_position), distances, threshold)
