@@ -38,6 +38,7 @@ from attacks.reconstruction.cosine import cosine_tv
 from attacks.reconstruction.features import dense_then_invert
 from attacks.reconstruction.labels import infer_labels
 from attacks.reconstruction.reconstruct import Reconstruction, dlg, reid_rank
+from attacks.reconstruction.spear import spear
 from attacks.report import LeakageReport, LeakageRow
 from attacks.suite import suite
 from attacks.update import LocalSteps
@@ -88,6 +89,7 @@ __all__ = [
     "read_update",
     "reid_rank",
     "round_covariance",
+    "spear",
     "ssim",
     "suite",
     "view",

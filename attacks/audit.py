@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
+from attacks.batch_statistics import buffers_after, sent_statistics, with_buffers
 from attacks.explain import Explanation, explain
 from attacks.metrics import ORACLES, baseline_images, feature_error, match_batch, psnr, ssim
 from attacks.observation import Observation, noise_std_of, observe, select
@@ -68,6 +69,7 @@ def leakage(
     class_means: Tensor | None = None,
     decoys: tuple[Tensor, Tensor] | None = None,
     reveal_labels: bool = True,
+    send_buffers: bool = False,
     seed: int = 0,
     done: MutableMapping[str, Found] | None = None,
     progress: Callable[[str], None] | None = None,
@@ -90,7 +92,8 @@ def leakage(
         loss: see ``Observation``.
         update: a given update of the images in ``x`` as one batch; None computes it. If the images
             do not explain it, nothing is attacked: the report is void and says what is likely
-            wrong. ``clip`` and ``noise_multiplier`` state what was done to it.
+            wrong. ``clip`` and ``noise_multiplier`` state what was done to it. Running statistics
+            in it count too: their change beside local steps, else as they are after the round.
         local: see ``Observation``.
         clip: see ``observe``.
         noise_multiplier: see ``observe``.
@@ -105,6 +108,8 @@ def leakage(
             out. An attacker who is not told the labels does not know which: an oracle then.
         decoys: (images, labels) that are not in ``x``, for the re-identification rank.
         reveal_labels: whether the attacker is told ``y``.
+        send_buffers: whether clients also send the running statistics of batch normalisation, after
+            a gradient or one local step. A given update has them, or has not.
         seed: of the starting points and of the noise; the same for all views.
         done: results so far, by a key of (adversary, view, batch, clip, noise). The audit reads
             and fills it, so that an interrupted audit can resume. One mapping serves one set of
@@ -133,6 +138,7 @@ def leakage(
         class_means=class_means,
         decoys=decoys,
         reveal_labels=reveal_labels,
+        send_buffers=send_buffers,
         seed=seed,
         done=done,
         progress=progress,
@@ -166,6 +172,7 @@ class Audit:
     class_means: Tensor | None = None
     decoys: tuple[Tensor, Tensor] | None = None
     reveal_labels: bool = True
+    send_buffers: bool = False
     seed: int = 0
     done: MutableMapping[str, Found] | None = None
     progress: Callable[[str], None] | None = None
@@ -182,13 +189,8 @@ class Audit:
         noise_std_of(self.clip, self.noise_multiplier)
         for adversary in self.adversaries or ():
             checks.choice("adversaries", adversary, ["server", "recipient"])
-        if self.update is not None and batch != len(self.x):
-            raise ConfigError("update: a given update is of one batch; set batch to len(x).")
-        if self.update is not None and self.noise_multiplier and "server" in self._everyone:
-            raise ConfigError(
-                "adversaries: a given update already contains its noise, so that only the "
-                "recipient can be audited; leave out the server."
-            )
+        if self.update is not None:
+            self._refuse_given(batch)
         if self.decoys is not None and batch > 1:
             raise ConfigError(f"decoys: rank an image by itself; leave them out at batch={batch}.")
         if not self.views:
@@ -201,6 +203,18 @@ class Audit:
         if len(self.x) % batch:
             raise ConfigError(f"batch={batch}: must divide the number of images, {len(self.x)}.")
         _ = self.names  # refuses a pattern that matches nothing
+
+    def _refuse_given(self, batch: int) -> None:
+        """Raise a ConfigError for options that contradict a given update."""
+        if batch != len(self.x):
+            raise ConfigError("update: a given update is of one batch; set batch to len(x).")
+        if self.send_buffers:
+            raise ConfigError("send_buffers: a given update has its buffers, or has not.")
+        if self.noise_multiplier and "server" in self._everyone:
+            raise ConfigError(
+                "adversaries: a given update already contains its noise, so that only the "
+                "recipient can be audited; leave out the server."
+            )
 
     def report(self) -> LeakageReport:
         """Run every attack on every view of every batch, for one adversary after the other.
@@ -244,7 +258,7 @@ class Audit:
             generator = torch.Generator().manual_seed(self.seed + number)
             noise = {"noise_multiplier": self.noise_multiplier, "generator": generator}
         x, y = self.images(number)
-        return observe(
+        seen = observe(
             *(self.model, x, y),
             visible=self._views[view],
             loss=self.loss,
@@ -253,13 +267,14 @@ class Audit:
             reveal_labels=self.reveal_labels,
             **noise,
         )
+        return with_buffers(self.model, seen, x) if self.send_buffers else seen
 
     @cached_property
     def names(self) -> dict[str, frozenset[str]]:
         """The parameters of each view."""
         known = [name for name, _ in self.model.named_parameters()]
         if self.update is not None:
-            known = list(self.update)
+            known = [name for name in self.update if name not in dict(self.model.named_buffers())]
         return {view: frozenset(select(known, pats)) for view, pats in self._views.items()}
 
     @cached_property
@@ -327,8 +342,9 @@ class Audit:
 
     def _observe_given(self, update: Mapping[str, Tensor], view: str) -> Observation:
         b, c, h, w = self.x.shape
+        buffers = dict(self.model.named_buffers())
         whole = Observation(
-            update={name: as_double(value) for name, value in update.items()},
+            update={name: as_double(v) for name, v in update.items() if name not in buffers},
             state=double_state(self.model),
             shape=(b, c, h, w),
             labels=self.y if self.reveal_labels else None,
@@ -337,6 +353,7 @@ class Audit:
             loss=self.loss,
             local=self.local,
             training=self.model.training,
+            buffers=buffers_after(self.model, update, changes=self.local is not None),
         )
         return whole.restrict(select(list(whole.update), self._views[view]))
 
@@ -476,6 +493,14 @@ class Audit:
         with torch.no_grad():
             return float(self.loss(twin(x.double()), y))
 
+    def _buffers_told(self) -> str:
+        """Return whether batch statistics were sent, and can be told from the buffers."""
+        seen = self.observe(next(iter(self._views)), self._everyone[0], 0)
+        if not seen.buffers:
+            return "not sent"
+        usable = bool(sent_statistics(self.model, seen))
+        return "sent" if usable else "sent, but not of one batch in training mode: not used"
+
     def _threat(self) -> dict[str, Any]:
         """Return what the attacker knows and what was done to the update, as JSON types."""
         return {
@@ -485,6 +510,7 @@ class Audit:
             "batch": self.batch,
             "mode": "train" if self.model.training else "eval",
             "weights": "public",
+            "buffers": self._buffers_told(),
             "labels": "revealed" if self.reveal_labels else "inferred",
             "clip": self.clip,
             "noise_multiplier": self.noise_multiplier,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from accounting.checks import ConfigError
+from attacks.batch_statistics import statistics_gap
 from attacks.observation import Observation
 from attacks.reconstruction.reconstruct import flat
 from attacks.update import as_double, clip_scale, ready, simulated_update
@@ -93,8 +94,26 @@ def explain(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) ->
     most = noise * float(chi2.isf(_CHANCE, len(seen))) / size
     found = Explanation(gap / size, least, (math.sqrt(most) + math.sqrt(EXPLAINED)) ** 2)
     if found.explained:
-        return found
+        return _with_statistics(model, observation, x, found)
     return replace(found, causes=_causes(model, observation, x, y, found))
+
+
+def _with_statistics(
+    model: nn.Module, observation: Observation, x: Tensor, found: Explanation
+) -> Explanation:
+    """Return ``found``, or why the running statistics that were sent are not those of ``x``."""
+    gap = statistics_gap(model, observation)
+    if gap is None:
+        return found
+    with torch.no_grad():
+        left = float(gap(as_double(x)))
+    if left <= EXPLAINED:
+        return found
+    clause = (
+        "buffers: the running statistics that were sent are not those that one batch of these "
+        "images leaves; leave the buffers out of the update"
+    )
+    return replace(found, residual=left, least=0.0, most=EXPLAINED, causes=(clause,))
 
 
 def replay(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) -> Tensor:

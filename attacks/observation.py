@@ -6,7 +6,7 @@ cannot be tuned, stopped or selected by them.
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -47,6 +47,8 @@ class Observation:
         training: whether the client's model was in training mode (batch statistics).
         sent: all parameters that trained and were clipped jointly, where some of them are not
             visible; () means the visible ones.
+        buffers: running statistics of batch normalisation after the client's training, by name,
+            where the client sends them; they are not clipped, and no noise covers them.
 
     Raises:
         ConfigError: an empty update, a name or shape that is not the model's, or a value that is
@@ -63,6 +65,7 @@ class Observation:
     local: LocalSteps | None = None
     training: bool = False
     sent: tuple[str, ...] = ()
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.update:
@@ -75,8 +78,8 @@ class Observation:
         for name, value in self.state.items():
             if value.is_floating_point() and not bool(value.isfinite().all()):
                 raise ConfigError(f"state[{name!r}]: has values that are not finite.")
-        for name, value in self.update.items():
-            _check_entry(name, value, self.state)
+        for where, sent in (("update", self.update), ("buffers", self.buffers)):
+            _check_entries(where, sent, self.state)
         if self.sent and not set(self.update) <= set(self.sent) <= set(self.state):
             raise ConfigError("sent: must contain every visible name, and only names of the model.")
         if self.clip is not None:
@@ -214,17 +217,22 @@ def _check_batch(x: Tensor, y: Tensor) -> None:
         raise ConfigError(f"y: {y.dtype} {tuple(y.shape)}; must be ({x.shape[0]},) integers.")
 
 
-def _check_entry(name: str, value: Tensor, state: Mapping[str, Tensor]) -> None:
+def _check_entries(where: str, sent: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    for name, value in sent.items():
+        _check_entry(where, name, value, state)
+
+
+def _check_entry(where: str, name: str, value: Tensor, state: Mapping[str, Tensor]) -> None:
     if name not in state:
         raise ConfigError(
-            f"update[{name!r}]: is not a parameter of the model. {_near(name, state)}"
+            f"{where}[{name!r}]: is not a parameter of the model. {_near(name, state)}"
         )
     if value.shape != state[name].shape:
         raise ConfigError(
-            f"update[{name!r}]: shape {tuple(value.shape)}; must be {tuple(state[name].shape)}."
+            f"{where}[{name!r}]: shape {tuple(value.shape)}; must be {tuple(state[name].shape)}."
         )
     if not bool(value.isfinite().all()):
-        raise ConfigError(f"update[{name!r}]: has values that are not finite.")
+        raise ConfigError(f"{where}[{name!r}]: has values that are not finite.")
 
 
 def _near(name: str, names: Iterable[str]) -> str:

@@ -6,13 +6,17 @@ from typing import Any
 
 from torch import nn
 
+from attacks.batch_statistics import sent_statistics
 from attacks.observation import Observation
 from attacks.reconstruction.analytic import invert_first_dense
 from attacks.reconstruction.cosine import MOST_GUESSES, cosine_tv
 from attacks.reconstruction.features import dense_then_invert
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import Reconstruction, dlg
+from attacks.reconstruction.spear import spear
 
+_STATISTICS = 1e-2  # weight of the batch statistics beside the residual
+_DRAWS = 30_000  # of spear: seconds
 Attack = Callable[[nn.Module, Observation, int], Reconstruction | None]
 
 
@@ -37,9 +41,11 @@ def suite(
     searches = {"restarts": restarts, "max_evaluations": max_evaluations}
     attacks: dict[str, Attack] = {
         "invert_dense": lambda model, seen, _: invert_first_dense(model, seen),
+        "spear": partial(_seeded, spear, {"draws": _DRAWS}),
         "dense_then_invert": partial(_seeded, dense_then_invert, searches),
         "dlg": partial(_seeded, dlg, searches | {"newton_steps": newton_steps}),
     }
+    attacks["dlg + statistics"] = partial(_if_sent, searches | {"newton_steps": 0})
     if steps:
         cosine = {"restarts": 2 * restarts, "steps": steps, "tv": (tv / 3, 20 * tv)}
         attacks["cosine_tv"] = partial(_if_labelled, cosine_tv, cosine)
@@ -56,6 +62,15 @@ def _seeded(
     seed: int,
 ) -> Reconstruction | None:
     return attack(model, seen, seed=seed, **options)
+
+
+def _if_sent(
+    options: Mapping[str, float], model: nn.Module, seen: Observation, seed: int
+) -> Reconstruction | None:
+    """Return None where the client sent no statistics of its batch."""
+    if not sent_statistics(model, seen):
+        return None
+    return _seeded(dlg, {**options, "statistics": _STATISTICS}, model, seen, seed)
 
 
 def _if_labelled(

@@ -123,13 +123,31 @@ def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruc
         if gw.shape[1] == pixels
         for found in recovered_inputs(gw, gb, batch)
     ]
+    return best_inputs(model, observation, inputs, start)
+
+
+def best_inputs(
+    model: nn.Module, observation: Observation, inputs: Sequence[Tensor], start: float
+) -> Reconstruction | None:
+    """Return the (n, I) ``inputs`` that match the update best, as images; None of none.
+
+    An image that is missing is left grey; the others are paired with the labels.
+
+    Args:
+        model: the client's architecture.
+        observation: what the attacker has seen.
+        inputs: candidates, n <= B rows of as many entries as an image has pixels.
+        start: ``time.perf_counter()`` when the attack began.
+    """
     if not inputs:
         return None
     tried: list[tuple[float, Tensor, Tensor]] = []
     for labels in label_candidates(model, observation):
         loss = matching_loss(model, observation, labels)
         for found in inputs:
-            image = _ordered(loss, found.cpu().reshape(observation.shape).clamp(0, 1))
+            whole = torch.full(observation.shape, 0.5, dtype=torch.float64)
+            whole[: len(found)] = found.cpu().reshape(len(found), *whole.shape[1:]).clamp(0, 1)
+            image = _ordered(loss, whole)
             tried.append((float(loss(image).detach()), image, labels))
     match, image, labels = min(tried, key=lambda one: one[0])
     return Reconstruction(
@@ -162,14 +180,13 @@ def _ordered(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def recovered_inputs(gw: Tensor, gb: Tensor | None, batch: int) -> list[Tensor]:
-    """Return candidates for the (batch, I) inputs of a dense layer, grey where none is found."""
+    """Return candidates for the inputs of a dense layer, (n, I) with n <= batch."""
     if batch == 1:
         return [invert_dense(gw, gb)[None]]
     if gb is None:
         return []
     rows = invert_dense_rows(gw, gb, batch)
-    grey = torch.full((batch - len(rows), gw.shape[1]), 0.5, dtype=torch.float64)
-    return [torch.cat([rows, grey])] if len(rows) else []
+    return [rows] if len(rows) else []
 
 
 def visible_dense(

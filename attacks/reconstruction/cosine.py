@@ -22,6 +22,7 @@ from attacks.reconstruction.reconstruct import (
     check_bounds,
     differentiable_update,
     flat,
+    known_statistics,
     matching_loss,
     starting_point,
     total_variation,
@@ -44,6 +45,7 @@ def cosine_tv(
     steps: int = 2000,
     learning_rate: float = 0.1,
     tv: float | Sequence[float] = (3e-3, 0.2),
+    statistics: float = 0.0,
     signed: bool = True,
     bounds: Bounds = (0.0, 1.0),
     seed: int = 0,
@@ -66,6 +68,7 @@ def cosine_tv(
         steps: steps of Adam, >= 1.
         learning_rate: > 0; falls to a tenth after 3/8, 5/8 and 7/8 of the steps.
         tv: weight of the total variation, >= 0; of several, the restarts take each in turn.
+        statistics: see ``dlg``.
         signed: step by the sign of the gradient.
         bounds: least and greatest pixel value.
         seed: of the starting points.
@@ -80,6 +83,7 @@ def cosine_tv(
     weights = [checks.nonnegative("tv", w) for w in ([tv] if isinstance(tv, float | int) else tv)]
     if not weights:
         raise ConfigError("tv=(): is empty; pass a weight, or 0 for no prior.")
+    gap = known_statistics(model, observation, statistics)
     seed = checks.count("seed", seed, minimum=0)
     check_bounds(bounds)
     start = time.perf_counter()
@@ -99,6 +103,7 @@ def cosine_tv(
                 steps=max(steps // _SCOUTS, 1),
                 learning_rate=rate,
                 tv=tv,
+                statistics=statistics,
                 signed=signed,
                 bounds=bounds,
                 seed=seed,
@@ -120,6 +125,8 @@ def cosine_tv(
     for step in range(steps):
         mine = update(x)
         prior = prior_weights @ total_variation(x).mean(-1)
+        if gap is not None:
+            prior = prior + statistics * torch.stack([gap(one.double()) for one in x]).sum()
         pulls = cosine_slope(mine, target, restarts)[1]
         outputs = [*mine, prior]
         moved = [i for i, part in enumerate(outputs) if part.requires_grad]  # depends on the pixels

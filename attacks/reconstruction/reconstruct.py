@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
+from attacks.batch_statistics import statistics_gap
 from attacks.observation import Observation
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.solvers import (
@@ -63,6 +64,7 @@ def dlg(
     max_evaluations: int = 1000,
     newton_steps: int = 15,
     tv: float = 0.0,
+    statistics: float = 0.0,
     bounds: Bounds = (0.0, 1.0),
     seed: int = 0,
 ) -> Reconstruction:
@@ -82,6 +84,8 @@ def dlg(
             as there are unknowns; it is not used above 1024 unknowns, nor with a prior.
         tv: weight of the total variation in the loss, >= 0: a prior that helps where the update is
             noisy or does not determine the image.
+        statistics: weight of the batch statistics in the loss, >= 0; needs buffers that the client
+            sent after one step in training mode.
         bounds: least and greatest pixel value.
         seed: of the starting points.
 
@@ -93,16 +97,18 @@ def dlg(
     budget = checks.count("max_evaluations", max_evaluations)
     newton_steps = checks.count("newton_steps", newton_steps, minimum=0)
     tv = checks.nonnegative("tv", tv)
+    gap = known_statistics(model, observation, statistics)
     seed = checks.count("seed", seed, minimum=0)
     check_bounds(bounds)
     start = time.perf_counter()
     labels, wasted = _labels(model, observation, budget, bounds, seed)
     residual = matching_residual(model, observation, labels)
     match = matching_loss(model, observation, labels)
-    loss = match if tv == 0 else _with_prior(match, tv)
+    plain = tv == 0 and gap is None
+    loss = match if plain else _with_prior(match, tv, statistics, gap)
     points = [starting_point(observation.shape, bounds, [seed, i]) for i in range(restarts)]
     searches = [partial(quasi_newton, loss, x0, bounds, budget) for x0 in points]
-    if newton_steps and tv == 0 and points[0].numel() <= _NEWTON_UNKNOWNS:
+    if newton_steps and plain and points[0].numel() <= _NEWTON_UNKNOWNS:
         searches += [partial(gauss_newton, residual, x0, bounds, newton_steps) for x0 in points]
     tried: list[Search] = []
     for search in searches:
@@ -113,7 +119,7 @@ def dlg(
     return Reconstruction(
         x=best.x.detach(),
         labels=labels,
-        match=best.value if tv == 0 else float(match(best.x).detach()),
+        match=best.value if plain else float(match(best.x).detach()),
         status=best.status,
         evaluations=wasted + sum(search.evaluations for search in tried),
         seconds=time.perf_counter() - start,
@@ -262,5 +268,35 @@ def check_bounds(bounds: Bounds) -> None:
         )
 
 
-def _with_prior(match: Callable[[Tensor], Tensor], tv: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: match(x) + tv * total_variation(x).mean()
+def known_statistics(
+    model: nn.Module, observation: Observation, weight: float
+) -> Callable[[Tensor], Tensor] | None:
+    """Return the gap in the batch statistics, or None if ``weight`` is 0.
+
+    Raises:
+        ConfigError: a weight above 0 where no statistics of one batch were sent.
+    """
+    if checks.nonnegative("statistics", weight) == 0:
+        return None
+    gap = statistics_gap(model, observation)
+    if gap is None:
+        raise ConfigError(
+            f"statistics={weight:g}: needs buffers that the client sent after one step in training "
+            "mode; leave it out."
+        )
+    return gap
+
+
+def _with_prior(
+    match: Callable[[Tensor], Tensor],
+    tv: float,
+    statistics: float,
+    gap: Callable[[Tensor], Tensor] | None,
+) -> Callable[[Tensor], Tensor]:
+    def loss(x: Tensor) -> Tensor:
+        value = match(x)
+        if tv:
+            value = value + tv * total_variation(x).mean()
+        return value if gap is None else value + statistics * gap(x)
+
+    return loss

@@ -183,7 +183,7 @@ def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
 
 
 def _update(model: nn.Module, sent: Path | None, before: Path | None) -> dict[str, Tensor] | None:
-    """Return the given update of the model's parameters; load the weights before, if any."""
+    """Return the given update, with the buffers that were sent; load the weights before, if any."""
     if sent is None:
         return None
     update = for_model(model, read_update(sent))
@@ -191,8 +191,7 @@ def _update(model: nn.Module, sent: Path | None, before: Path | None) -> dict[st
         start = for_model(model, read_update(before))
         _load_weights(model, before, model.state_dict() | start)
         update = change_of_weights(update, start)
-    buffers = {name for name, _ in model.named_buffers()}
-    return {name: value for name, value in update.items() if name not in buffers}
+    return update
 
 
 def _load_weights(model: nn.Module, path: Path, state: Mapping[str, Tensor] | None = None) -> None:

@@ -1,0 +1,155 @@
+"""Batch statistics: what a client's running statistics say about its batch.
+
+A client that sends its buffers sends more than an update. In training mode batch normalisation
+moves its running mean and variance by a known share towards those of the batch, so that
+
+    mean of the batch = before + (after - before) / momentum
+
+per channel and layer. After one step these are the statistics of the images themselves; gradient
+inversion uses them as a prior (Yin et al. 2021). After several steps they are of several weights.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from accounting.checks import ConfigError
+from attacks.observation import Observation
+from attacks.update import State, as_double, ready
+
+_KINDS = ("running_mean", "running_var")
+Statistics = dict[str, Tensor]  # of a batch, by the name of the buffer that they move
+
+
+def sent_statistics(model: nn.Module, observation: Observation) -> Statistics:
+    """Return the mean and the unbiased variance per channel of the client's batch.
+
+    Returns:
+        by the name of the buffer; empty where none was sent, where the client did not train in
+        training mode, or where it took several steps.
+    """
+    single = observation.local is None or observation.local.steps == 1
+    if not observation.training or not single:
+        return {}
+    found = {}
+    for layer, module in _normalisations(model):
+        share = _share(layer, module, observation.state)
+        for kind in _KINDS:
+            name = f"{layer}.{kind}".lstrip(".")
+            if name in observation.buffers and share > 0:
+                before = as_double(observation.state[name])
+                found[name] = before + (as_double(observation.buffers[name]) - before) / share
+    return found
+
+
+def statistics_gap(model: nn.Module, observation: Observation) -> Callable[[Tensor], Tensor] | None:
+    """Return x (B, C, H, W) -> relative squared gap of its statistics s, or None if none is known.
+
+    It is the mean of ||s(x) - s||^2 / ||s||^2: every layer counts alike.
+    """
+    wanted = sent_statistics(model, observation)
+    if not wanted:
+        return None
+    reach = batch_statistics(model, observation.state)
+
+    def gap(x: Tensor) -> Tensor:
+        mine = reach(x)
+        parts = [
+            (mine[name] - value).square().sum() / value.square().sum().clamp(min=1e-30)
+            for name, value in wanted.items()
+        ]
+        return torch.stack(parts).mean()
+
+    return gap
+
+
+def batch_statistics(model: nn.Module, state: State) -> Callable[[Tensor], Statistics]:
+    """Return x (B, C, H, W) -> the statistics of its batch at the weights ``state``."""
+    twin = ready(model, training=True)
+    wide = {name: as_double(value) for name, value in state.items()}
+    seen: Statistics = {}
+
+    def watch(layer: str, module: nn.Module) -> None:
+        def look(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            over = [0, *range(2, inputs[0].ndim)]
+            names = [f"{layer}.{kind}".lstrip(".") for kind in _KINDS]
+            seen[names[0]] = inputs[0].mean(over)
+            seen[names[1]] = inputs[0].var(over)
+
+        module.register_forward_pre_hook(look)
+
+    for layer, module in _normalisations(twin):
+        watch(layer, module)
+
+    def reach(x: Tensor) -> Statistics:
+        seen.clear()
+        functional_call(twin, wide, (x,))
+        return dict(seen)
+
+    return reach
+
+
+def with_buffers(model: nn.Module, observation: Observation, x: Tensor) -> Observation:
+    """Return ``observation`` with the running statistics that the batch ``x`` leaves.
+
+    Raises:
+        ConfigError: several local steps, or a client that did not train in training mode.
+    """
+    if not observation.training:
+        raise ConfigError("send_buffers=True: in eval mode a client's buffers do not move.")
+    if observation.local is not None and observation.local.steps > 1:
+        raise ConfigError("send_buffers=True: is only for a gradient, or one local step.")
+    state = observation.state
+    with torch.no_grad():
+        found = batch_statistics(model, state)(as_double(x))
+    after = {}
+    for layer, module in _normalisations(model):
+        share = _share(layer, module, state)
+        for kind in _KINDS:
+            name = f"{layer}.{kind}".lstrip(".")
+            if name in state:
+                before = as_double(state[name])
+                after[name] = before + share * (found[name] - before)
+    return replace(observation, buffers=after)
+
+
+def buffers_after(
+    model: nn.Module, update: Mapping[str, Tensor], changes: bool
+) -> dict[str, Tensor]:
+    """Return the running statistics among the tensors that a client sent, as after its training.
+
+    Args:
+        model: before the round.
+        update: what was sent, by name; also parameters.
+        changes: whether the tensors are after - before.
+
+    Raises:
+        ConfigError: a shape that is not the model's.
+    """
+    known = {name: value for name, value in model.named_buffers() if name.endswith(_KINDS)}
+    found = {}
+    for name, before in known.items():
+        if name in update:
+            if update[name].shape != before.shape:
+                raise ConfigError(
+                    f"update[{name!r}]: shape {tuple(update[name].shape)}; must be "
+                    f"{tuple(before.shape)}."
+                )
+            start = as_double(before) if changes else 0.0
+            found[name] = as_double(update[name]) + start
+    return found
+
+
+def _normalisations(model: nn.Module) -> list[tuple[str, nn.modules.batchnorm._BatchNorm]]:
+    kind = nn.modules.batchnorm._BatchNorm
+    return [(name, one) for name, one in model.named_modules() if isinstance(one, kind)]
+
+
+def _share(layer: str, module: nn.modules.batchnorm._BatchNorm, state: State) -> float:
+    """Return by how much one batch moves the running statistics; 1 / count without a momentum."""
+    if module.momentum is not None:
+        return float(module.momentum)
+    return 1 / (float(state[f"{layer}.num_batches_tracked".lstrip(".")]) + 1)

@@ -1,0 +1,127 @@
+"""Running statistics that a client sends tell the mean and variance of its batch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import ConfigError
+from attacks import LocalSteps, dlg, explain, leakage, observe, psnr, suite
+from attacks.batch_statistics import sent_statistics, statistics_gap, with_buffers
+from attacks.report import VERDICTS
+
+ONLY = {"norm": ["1.*"]}
+BRIEF = suite(restarts=1, max_evaluations=60, newton_steps=0, steps=0, tv=0)
+
+
+@pytest.fixture
+def model():
+    """Batch normalisation right after the first convolution; what follows is narrow."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, stride=2),
+        nn.BatchNorm2d(8),
+        nn.Tanh(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.BatchNorm2d(8, momentum=None),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.uniform_(-0.3, 0.3, generator=generator)
+    return net.train()
+
+
+def trained_by_torch(model, x, y, steps=1):
+    """Return the state dict of a client that trains as torch does, momentum and all."""
+    model = model.double()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    solver = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        solver.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        solver.step()
+    after = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(before)
+    return {name: after[name] - before[name] for name in after}
+
+
+def test_they_are_those_of_the_batch_as_torch_computes_them(model, digits):
+    x, y = digits[0][:3], digits[1][:3]
+    model(x.float())  # so that the buffers before the round are not 0 and 1
+    change = trained_by_torch(model, x, y)
+    seen = observe(model, x, y, local=LocalSteps(learning_rate=0.1))
+    sent = replace(
+        seen,
+        buffers={k: seen.state[k] + change[k] for k in seen.state if "running" in k},
+    )
+    found = sent_statistics(model, sent)
+    inner = model[0](x)
+    assert torch.allclose(found["1.running_mean"], inner.mean((0, 2, 3)), atol=1e-12)
+    assert torch.allclose(found["1.running_var"], inner.var((0, 2, 3)), atol=1e-12)
+    assert set(found) == {f"{i}.running_{k}" for i in (1, 4) for k in ("mean", "var")}
+    assert float(statistics_gap(model, sent)(x)) < 1e-20
+    assert float(statistics_gap(model, sent)(digits[0][3:6])) > 1e-2
+    made = with_buffers(model, seen, x)
+    for name, value in sent.buffers.items():
+        assert torch.allclose(made.buffers[name], value, atol=1e-12)
+
+
+def test_they_say_nothing_after_several_steps_or_in_eval_mode(model, digits):
+    x, y = digits[0][:2], digits[1][:2]
+    seen = with_buffers(model, observe(model, x, y), x)
+    steps = LocalSteps(learning_rate=0.1, steps=2)
+    assert sent_statistics(model, replace(seen, local=steps)) == {}
+    assert sent_statistics(model, replace(seen, training=False)) == {}
+    assert statistics_gap(model, observe(model, x, y)) is None
+    with pytest.raises(ConfigError, match="one local step"):
+        with_buffers(model, replace(seen, local=steps), x)
+    with pytest.raises(ConfigError, match="statistics"):
+        dlg(model, observe(model, x, y), statistics=1.0)
+
+
+def test_as_a_prior_they_find_what_the_update_alone_does_not(model, digits):
+    x, y = digits[0][:1], digits[1][:1]
+    seen = observe(model, x, y, visible=["1.*"])
+    short = {"restarts": 1, "max_evaluations": 300, "newton_steps": 0}
+    alone = dlg(model, seen, **short)
+    sent = with_buffers(model, seen, x)
+    helped = dlg(model, sent, statistics=1.0, **short)
+    others = dlg(model, with_buffers(model, seen, digits[0][1:2]), statistics=1.0, **short)
+    scores = [float(psnr(found.x, x)) for found in (alone, helped, others)]
+    assert scores[1] > scores[0] + 3, scores
+    assert scores[2] < scores[1] - 3, scores
+
+
+def test_an_audit_uses_them_and_says_so(model, digits):
+    x, y = digits[0][:1], digits[1][:1]
+    change = trained_by_torch(model, x, y)
+    local = LocalSteps(learning_rate=0.1)
+    options = {"views": ONLY, "local": local, "attacks": BRIEF}
+    report = leakage(model, x, y, update=change, **options)
+    assert report.verdict in VERDICTS[:5]
+    assert report.threat["buffers"] == "sent"
+    assert "dlg + statistics" in report.rows[0].by_attack or report.verdict == "recovered"
+    assert leakage(model, x, y, send_buffers=True, **options).threat["buffers"] == "sent"
+    with pytest.raises(ConfigError, match="a given update"):
+        leakage(model, x, y, update=change, send_buffers=True, **options)
+    twice = trained_by_torch(model, x, y, steps=2)
+    more = LocalSteps(learning_rate=0.1, steps=2)
+    none = {"never": lambda *_: None}
+    void = leakage(model, x, 9 - y, views=ONLY, local=more, update=twice, attacks=none)
+    assert "not used" in void.threat["buffers"]
+
+
+def test_statistics_of_other_images_make_an_audit_void(model, digits):
+    x, y = digits[0][:2], digits[1][:2]
+    seen = with_buffers(model, observe(model, x, y), x)
+    assert explain(model, seen, x, y).explained
+    other = with_buffers(model, observe(model, x, y), digits[0][2:4])
+    told = explain(model, other, x, y)
+    assert not told.explained
+    assert told.causes[0].startswith("buffers: the running statistics")
+    bad = {name: value[:1] for name, value in seen.buffers.items()}
+    with pytest.raises(ConfigError, match="shape"):
+        replace(seen, buffers=bad)

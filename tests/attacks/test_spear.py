@@ -1,0 +1,110 @@
+"""SPEAR: batches come out of a dense layer before a ReLU, and out of LoRA on it."""
+
+import pytest
+import torch
+from torch import nn
+
+from accounting import ConfigError
+from attacks import leakage, match_batch, observe, psnr, spear
+from attacks.reconstruction.analytic import invert_first_dense
+from attacks.reconstruction.spear import unmix
+
+BATCH = 8
+
+
+def decibels(found, x):
+    """Return the PSNR of each image; two images of one label come in any order."""
+    return psnr(found.x[match_batch(found.x, x)], x)
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def filled(model, bound=0.125):
+    generator = seeded(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+    return model
+
+
+@pytest.fixture
+def net():
+    return filled(nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
+
+
+class LoRA(nn.Module):
+    """A frozen dense layer with an adapter, which has been trained before."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(64, 128)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(64, 8, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(8, 128, bias=False)})
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x):
+        flat = x.flatten(1)
+        adapted = self.lora_B["default"](self.lora_A["default"](flat))
+        return self.head(torch.relu(self.dense(flat) + adapted))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_batch_of_which_few_images_have_a_neuron_of_their_own(net, digits, dtype):
+    x, y = digits[0][:BATCH], digits[1][:BATCH]
+    seen = observe(net, x, y, visible=["1.*"])
+    rounded = {name: value.to(dtype).double() for name, value in seen.update.items()}
+    seen = type(seen)(rounded, seen.state, seen.shape, seen.labels)
+    found = spear(net, seen)
+    assert float(decibels(found, x).min()) > (120 if dtype == torch.float64 else 60)
+    rows = invert_first_dense(net, seen)
+    assert int((decibels(rows, x) > 60).sum()) < BATCH
+
+
+def test_nothing_is_found_in_the_update_of_other_images(net, digits):
+    x, y = digits[0][:4], digits[1][:4]
+    generator = seeded(0)
+    seen = observe(net, torch.rand(4, 1, 8, 8, generator=generator), y)
+    assert float(decibels(spear(net, seen), x).max()) < 15
+    noise = {k: torch.randn(v.shape, generator=generator).double() for k, v in seen.update.items()}
+    assert spear(net, type(seen)(noise, seen.state, seen.shape, seen.labels)) is None
+
+
+def test_lora_lets_a_batch_out_up_to_scale(digits):
+    """The images' brightest pixel is 1, which is what the missing bias would have told."""
+    brightest = digits[0].flatten(1).amax(1) == 1
+    x, y = digits[0][brightest][:4], digits[1][brightest][:4]
+    model = filled(LoRA())
+    found = spear(model, observe(model, x, y, visible=["lora_*"]))
+    assert float(decibels(found, x).min()) > 120
+    assert spear(model, observe(model, x, y, visible=["lora_B.*"])) is None
+    with torch.no_grad():
+        model.lora_B["default"].weight.zero_()
+    assert spear(model, observe(model, x, y, visible=["lora_*"])) is None
+
+
+def test_layers_that_do_not_let_them_out(net, digits):
+    x, y = digits[0][:BATCH], digits[1][:BATCH]
+    assert spear(net, observe(net, x[:1], y[:1])) is None
+    smooth = filled(nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)))
+    assert spear(smooth, observe(smooth, x, y), draws=5000) is None
+    narrow = filled(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 10)))
+    assert spear(narrow, observe(narrow, x, y), draws=5000) is None
+    with pytest.raises(ConfigError, match="draws"):
+        spear(net, observe(net, x, y), draws=0)
+    with pytest.raises(ConfigError, match="finite"):
+        unmix(torch.full((4, 3), torch.nan), None, 2, draws=10)
+
+
+def test_equal_images_are_one(net, digits):
+    x, y = digits[0][[0, 0, 1]], digits[1][[0, 0, 1]]
+    found = spear(net, observe(net, x, y))
+    assert int((decibels(found, x) > 100).sum()) == 1 + 1  # one of the two, and the other image
+
+
+def test_the_suite_says_which_attack_found_them(net, digits):
+    x, y = digits[0][:4], digits[1][:4]
+    report = leakage(net, x, y, views={"first": ["1.*"]}, batch=4)
+    assert report.verdict == "recovered"
+    assert report.rows[0].recovered == 4
