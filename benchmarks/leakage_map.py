@@ -16,7 +16,8 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ from torch import Tensor, nn
 from accounting.checks import ConfigError
 from attacks import leakage, networks, observe, suite
 from attacks.reconstruction.labels import label_candidates
+from attacks.suite import Attack
+from attacks.text.observation import TextObservation, observe_text, token_embedding
+from attacks.text.read import span_test
+from attacks.text.score import text_scores, token_f1, unigram_guess
 from privpart.cli.audit.store import TrialFolder
 from privpart.data.tasks import fashion_mnist
 from privpart.models import MODELS, build_network
@@ -142,7 +147,6 @@ SUBJECTS = (
         LAYERS,
         SMALL,
         smooth=True,
-        trials=2,
     ),
     Subject(
         "LeNet, tanh, after 150 steps of Adam",
@@ -151,7 +155,6 @@ SUBJECTS = (
         LAYERS,
         SMALL,
         smooth=True,
-        trials=2,
     ),
     Subject(
         "EMNIST CNN (FedPT)",
@@ -182,6 +185,150 @@ SUBJECTS = (
 )
 
 
+SONNET = """shall i compare thee to a summers day thou art more lovely and more temperate
+rough winds do shake the darling buds of may and summers lease hath all too short a date
+sometime too hot the eye of heaven shines and often is his gold complexion dimmed
+and every fair from fair sometime declines by chance or natures changing course untrimmed
+but thy eternal summer shall not fade nor lose possession of that fair thou owst
+nor shall death brag thou wanderst in his shade when in eternal lines to time thou growst
+so long as men can breathe or eyes can see so long lives this and this gives life to thee"""
+VOCABULARY, WORDS, SENTENCES, PRIVATE = 2000, 8, 12, (0, 5)
+RARE = 5  # ids below it are left out, as special tokens are
+
+
+def sentences() -> Tensor:
+    """Return lines of a sonnet as ids (12, 8): a word's id is its hash."""
+    ids = [RARE + zlib.crc32(word.encode()) % (VOCABULARY - RARE) for word in SONNET.split()]
+    return torch.tensor(ids[: SENTENCES * WORDS]).reshape(SENTENCES, WORDS)
+
+
+@dataclass(frozen=True)
+class TextSubject:
+    """A network of token ids; ``classes`` is 0 for one that predicts the next token."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    views: Mapping[str, tuple[str, ...]]
+    classes: int = 0
+
+
+def lora(first_round: bool) -> Callable[[], nn.Module]:
+    """Return a function that builds a small BERT with LoRA on query and value, of rank 32."""
+
+    def build() -> nn.Module:
+        from peft import LoraConfig, get_peft_model
+        from transformers import BertConfig, BertForSequenceClassification
+
+        config = BertConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=256,
+            max_position_embeddings=WORDS,
+        )
+        wanted = LoraConfig(r=32, lora_alpha=32, target_modules=["query", "value"])
+        model = get_peft_model(BertForSequenceClassification(config), wanted)
+        model.requires_grad_(True)
+        if not first_round:
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    nn.init.normal_(parameter, std=0.02)
+        return model
+
+    return build
+
+
+LORA = {
+    "A and B": ("*lora_[AB]*",),
+    "A": ("*lora_A*",),
+    "B": ("*lora_B*",),
+    "A of the first layer's query": ("*layer.0.*query.lora_A*",),
+    "A of the second layer": ("*layer.1.*lora_A*",),
+    "the head": ("*classifier.*",),
+}
+TEXTS = (
+    TextSubject(
+        "Word transformer (FedPT)",
+        lambda: build_network("word_lm", vocabulary=VOCABULARY),
+        _ladder("word_lm")
+        | {
+            "embedding": ("embedding.*",),
+            "first attention": ("layers.0.attention.*",),
+            "first dense layer of layer 0": ("layers.0.linear1.*",),
+            "last dense layer of layer 2": ("layers.2.linear2.*",),
+            "all norms": ("type:LayerNorm",),
+            "all biases": ("*.bias",),
+        },
+    ),
+    TextSubject(
+        "Text classifier (FedPart)",
+        lambda: build_network("text_transformer", vocabulary=VOCABULARY),
+        _ladder("text_transformer")
+        | {f"#{i + 1}": g for i, g in enumerate(MODELS["text_transformer"].groups)},
+        classes=5,
+    ),
+    TextSubject("LoRA transformer, a later round", lora(first_round=False), LORA, classes=2),
+    TextSubject("LoRA transformer, the first round", lora(first_round=True), LORA, classes=2),
+)
+
+
+def audit_text(subject: TextSubject) -> list[dict[str, Any]]:
+    """Return a row per part: what is read of two sentences, and what a guess would score."""
+    model, lines = seeded(subject.build), sentences()
+    tokens = lines[list(PRIVATE)]
+    public = [line.tolist() for i, line in enumerate(lines) if i not in PRIVATE]
+    truth = [tuple(line) for line in tokens.tolist()]
+    guess = unigram_guess(public, WORDS)
+    y = torch.arange(len(tokens)) % subject.classes if subject.classes else None
+    total = sum(parameter.numel() for parameter in model.parameters())
+    rows = []
+    for name, patterns in subject.views.items():
+        visible = matching_parameters(model, patterns)
+        began = time.process_time()
+        seen = observe_text(model, tokens, y, visible=visible, reveal_labels=False)
+        count = sum(value.numel() for value in seen.update.values())
+        row = {"view": name, "visible": count, "share": count / total}
+        row |= read(model, seen, truth) | {"cpu_seconds": time.process_time() - began}
+        row["guess_f1"] = sum(token_f1(guess, one) for one in truth) / len(truth)
+        print(f"{subject.name} | {name}: {row['verdict']}", flush=True)
+        rows.append(row)
+    return rows
+
+
+def read(
+    model: nn.Module, seen: TextObservation, truth: Sequence[tuple[int, ...]]
+) -> dict[str, Any]:
+    """Return what the span test and the rows of the embedding give away."""
+    if not any(bool(value.any()) for value in seen.update.values()):
+        return {"verdict": "nothing sent", "bag_f1": None, "f1": None, "exact": 0}
+    flat = {token for one in truth for token in one}
+    found = span_test(model, seen)
+    bags = [set(found.bag)] if found is not None else []
+    embedding = seen.update.get(f"{token_embedding(model)[0]}.weight")
+    if embedding is not None:
+        rows = embedding.norm(dim=1)
+        bags.append(set((rows > RELATIVE * rows.max()).nonzero()[:, 0].tolist()))
+    bag = max((token_f1(sorted(one), sorted(flat)) for one in bags), default=0.0)
+    scores = text_scores(found.sentences, truth) if found is not None else []
+    exact = sum(one.exact for one in scores)
+    verdict = "read" if exact == len(truth) else "partly read" if exact else "not read"
+    if not exact and bag > KNOWN:
+        verdict = "its words"
+    return {
+        "verdict": verdict,
+        "exact": exact,
+        "f1": sum(one.f1 for one in scores) / len(scores) if scores else None,
+        "bag_f1": bag,
+        "match": found.match if found is not None and found.match < float("inf") else None,
+    }
+
+
+TEXT = {"vocabulary": VOCABULARY, "words": WORDS, "sentences": len(PRIVATE)}
+RELATIVE = 1e-9  # of the largest: rows of an embedding below it are zero
+KNOWN = 0.9  # F1 of the bag of words above which it counts as known
+
+
 def settings(subject: Subject, search: bool) -> dict[str, Any]:
     """Return what the rows of a subject depend on, beside the code."""
     searched = search or subject.smooth
@@ -190,6 +337,14 @@ def settings(subject: Subject, search: bool) -> dict[str, Any]:
         "trials": subject.trials,
         "decoys": DECOYS,
     }
+
+
+def attacks_of(chosen: Mapping[str, Any]) -> dict[str, Attack]:
+    """Return the attacks, the one first that is cheapest where it works."""
+    every = suite(**chosen["budget"])
+    if not chosen["searched"]:
+        every.pop("dense_then_invert")  # its search takes a minute for a row
+    return {"dlg": every["dlg"], **every}
 
 
 def audit(subject: Subject, chosen: dict[str, Any], out: Path) -> list[dict[str, Any]]:
@@ -203,7 +358,7 @@ def audit(subject: Subject, chosen: dict[str, Any], out: Path) -> list[dict[str,
         x,
         y,
         views=views,
-        attacks=suite(**chosen["budget"]),
+        attacks=attacks_of(chosen),
         decoys=images.decoys(max(subject.trials, LABELLED)),
         done=TrialFolder(folder, chosen | {"views": sorted(views)}, subject.name),
         progress=lambda message: print(f"{subject.name} | {message}", flush=True),
@@ -240,8 +395,9 @@ def table(document: Mapping[str, Any]) -> str:
     """Return the map as markdown."""
     lines = []
     for subject in document["subjects"]:
-        lines += [f"**{subject['name']}** ({subject['kind']})", "", *HEAD]
-        lines += [_line(row) for row in subject["rows"]]
+        text = subject["kind"] == "text"
+        lines += [f"**{subject['name']}**", "", *(TEXT_HEAD if text else HEAD)]
+        lines += [_text_line(row) if text else _line(row) for row in subject["rows"]]
         lines.append("")
     return "\n".join(lines)
 
@@ -251,6 +407,19 @@ HEAD = (
     "| inputs read |",
     "|---|---|---|---|---|---|---|---|",
 )
+
+
+TEXT_HEAD = (
+    "| part sent | share | verdict | sentences read | F1 of the words (guess) |",
+    "|---|---|---|---|---|",
+)
+
+
+def _text_line(row: Mapping[str, Any]) -> str:
+    bag = "-" if row["bag_f1"] is None else f"{row['bag_f1']:.2f} ({row['guess_f1']:.2f})"
+    read_of = f"{row['exact']} of {len(PRIVATE)}"
+    cells = (row["view"], f"{100 * row['share']:.2g} %", row["verdict"], read_of, bag)
+    return f"| {' | '.join(cells)} |"
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -282,26 +451,29 @@ def main() -> None:
     done = {}
     if options.result.exists():
         done = {one["name"]: one for one in json.loads(options.result.read_text())["subjects"]}
-    for subject in SUBJECTS:
+    for subject in (*SUBJECTS, *TEXTS):
         if options.only is not None and not any(part in subject.name for part in options.only):
             continue
-        chosen = settings(subject, options.search)
+        chosen = TEXT if isinstance(subject, TextSubject) else settings(subject, options.search)
         if done.get(subject.name, {}).get("settings") == chosen:
             continue
         started = time.process_time()
-        rows = audit(subject, chosen, options.out)
-        spent = time.process_time() - started
+        rows = (
+            audit_text(subject)
+            if isinstance(subject, TextSubject)
+            else audit(subject, chosen, options.out)
+        )
         done[subject.name] = {
             "name": subject.name,
-            "kind": "images",
+            "kind": "text" if isinstance(subject, TextSubject) else "images",
             "settings": chosen,
-            "cpu_seconds_of_the_last_run": spent,
+            "cpu_seconds_of_the_last_run": time.process_time() - started,
             "rows": rows,
         }
         document = {
             "method": __doc__,
             "machine": machine("torch", "numpy", "scipy"),
-            "subjects": [done[one.name] for one in SUBJECTS if one.name in done],
+            "subjects": [done[one.name] for one in (*SUBJECTS, *TEXTS) if one.name in done],
         }
         options.result.write_text(json.dumps(document, indent=1) + "\n")
     print(table(json.loads(options.result.read_text())))
