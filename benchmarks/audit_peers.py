@@ -267,6 +267,28 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return table
 
 
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the summary as markdown: a row per network, budget and batch, a column per side."""
+    head = ["network, batch", "images", "mean image", *SIDES]
+    rows: dict[tuple[Any, ...], dict[str, str]] = {}
+    for line in lines:
+        cells = rows.setdefault((line["network"], line["budget"], line["batch"]), {})
+        if "images" not in line:
+            cells[line["side"]] = "failed"
+            continue
+        cells |= {"images": str(line["images"]), "mean image": f"{line['mean_image_median']:.1f}"}
+        low, high = line["recovered_rate_95"]
+        rate = f"{line['recovered']}, {low:.0%} to {high:.0%}"
+        cells[line["side"]] = (
+            f"{line['psnr_median']:.1f} ({rate}), {line['cpu_seconds_median']:.0f} s"
+        )
+    text = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for (network, _, batch), cells in rows.items():
+        own = [cells.get(name, "-") for name in head[1:]]
+        text.append(f"| {network}, {batch} | {' | '.join(own)} |")
+    return "\n".join(text)
+
+
 def main() -> None:
     """Run what is missing, trial by trial, and write the results after each."""
     parser = argparse.ArgumentParser()
@@ -303,8 +325,7 @@ def main() -> None:
             "runs": runs,
         }
         options.result.write_text(json.dumps(document, indent=1) + "\n")
-    for line in summary(runs):
-        print(json.dumps(line))
+    print(table(json.loads(options.result.read_text())["table"]))
 
 
 def _trial(
