@@ -9,6 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+from attacks.text.bag import bag_of_tokens
 from attacks.text.observation import TextObservation, text_residual
 from attacks.text.sentences import Sentence, assembled, completed
 from attacks.text.spans import Reader, tokens_in_span
@@ -51,12 +52,12 @@ def span_test(model: nn.Module, seen: TextObservation) -> ReadText | None:
     if norm(seen.update) == 0:
         return None
     reader = Reader(model, seen)
-    tokens = tokens_in_span(reader)
+    tokens = tokens_in_span(reader, bag_of_tokens(model, seen))
     if tokens is None:
         return None
     columns = tuple(tuple(token for token, _ in column) for column in tokens.by_position)
     bag = frozenset(token for column in columns for token in column)
-    batch, length = seen.shape
+    batch, _ = seen.shape
     sentences: Sequence[Sentence] = assembled(reader, tokens)
     if not sentences and batch == 1 and columns[0]:
         sentences = [tuple(column[0] for column in columns if column)]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
 from scipy.optimize import linear_sum_assignment
 
@@ -88,24 +89,19 @@ def unigram_guess(public: Sequence[Ids], length: int) -> tuple[int, ...]:
 
 def bigram_guess(public: Sequence[Ids], length: int) -> tuple[int, ...]:
     """Return the sentence that a bigram model of public sentences finds most likely."""
-    if not public:
-        return ()
     starts = Counter(sentence[0] for sentence in public if len(sentence))
-    pairs: dict[int, Counter[int]] = {}
-    for sentence in public:
-        for a, b in zip(sentence, sentence[1:], strict=False):
-            pairs.setdefault(a, Counter())[b] += 1
-    total = sum(starts.values())
-    paths = {token: (count / total, (token,)) for token, count in starts.items()}
+    follow: dict[int, Counter[int]] = {}
+    for a, b in chain.from_iterable(map(pairwise, public)):
+        follow.setdefault(a, Counter())[b] += 1
+    paths: dict[int, tuple[float, tuple[int, ...]]]
+    paths = {token: (float(count), (token,)) for token, count in starts.items()}
     for _ in range(length - 1):
-        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for token, (chance, path) in paths.items():
-            following = pairs.get(token, Counter())
-            for other, count in following.items():
-                value = chance * count / following.total()
-                if value > longer.get(other, (0.0, ()))[0]:
-                    longer[other] = (value, (*path, other))
+        longer = [
+            (chance * count / follow[token].total(), (*path, other))
+            for token, (chance, path) in paths.items()
+            for other, count in follow.get(token, Counter()).items()
+        ]
         if not longer:
             break
-        paths = longer
-    return max(paths.values())[1]
+        paths = {path[-1]: (chance, path) for chance, path in sorted(longer)}
+    return max(paths.values())[1] if paths else ()

@@ -13,16 +13,20 @@ from torch.func import functional_call
 
 from attacks.text.observation import TextObservation, text_residual
 from attacks.text.spans import FoundTokens, Reader, Source, Span, span
-from attacks.update import norm, simulated_update
+from attacks.update import simulated_update
 
 _KEPT = 16  # prefixes per sentence of the batch
 _GAP = 3.0  # between the distances of true and of false prefixes
-_STARTS = 1  # searches for each sentence in a turn
-_TURNS = 6
+_CONTEXTS = 4  # random sentences around each token
+_SHORTLIST = 16  # tokens of a position that a search tries again
+_TURNS = 8
 _SWEEPS = 8
 _ALIKE = 100.0  # how much farther than the nearest a true sentence may be
+_KICK = 0.15  # share of the tokens replaced before a search continues
+_NEAR = 1e-4  # distance that a true sentence keeps in float32
 _ENOUGH = 8  # open directions that tell sentences apart
 _NEAREST = 12  # last tokens tried per sentence
+_ITERATIONS = 60
 _STEP = 1e-3  # length of the step in a difference quotient
 
 Sentence = tuple[int, ...]
@@ -89,9 +93,10 @@ def _replaced(reader: Reader, source: Source, seen: Span, tokens: FoundTokens) -
 
     Tokens of sentences that were found are left out of the next turn, as far as others remain.
     """
-    columns = [[token for token, _ in column] for column in tokens.by_position if column]
-    batch = reader.seen.shape[0]
     generator = torch.Generator().manual_seed(0)
+    columns = [[token for token, _ in column] for column in tokens.by_position if column]
+    columns = _settled(reader, source, seen, columns, generator)
+    batch = reader.seen.shape[0]
     found: dict[Sentence, float] = {}
     for _ in range(_TURNS):
         done = _nearest(found)[:batch]
@@ -102,15 +107,46 @@ def _replaced(reader: Reader, source: Source, seen: Span, tokens: FoundTokens) -
             [token for token in column if token not in known] or column
             for column, known in zip(columns, used, strict=True)
         ]
-        found |= _descended(reader, source, seen, open_columns, generator)
+        found |= _descended(reader, source, seen, open_columns, found, batch - len(done), generator)
     return (_nearest(found) + sorted(found.keys() - _nearest(found), key=found.__getitem__))[:batch]
+
+
+def _settled(
+    reader: Reader,
+    source: Source,
+    seen: Span,
+    columns: Sequence[Sequence[int]],
+    generator: torch.Generator,
+) -> list[list[int]]:
+    """Return the tokens of each position that fit it in the midst of other tokens.
+
+    What a layer reads depends more on its own token than on the others of a sentence, so that a
+    true token is near the span even in a false sentence.
+    """
+    most = max(len(column) for column in columns)
+    least = torch.full((most, len(columns)), torch.inf, dtype=torch.float64)
+    for _ in range(_CONTEXTS):
+        rows = torch.stack([torch.randperm(most, generator=generator) for _ in columns], 1)
+        tried = torch.tensor(
+            [[c[int(k) % len(c)] for c, k in zip(columns, row, strict=True)] for row in rows]
+        )
+        found = seen.distance(reader.inputs(source, tried))
+        if found.shape[1] != len(columns):  # one vector of the whole sentence
+            return [list(column) for column in columns]
+        least.scatter_reduce_(0, rows, found, "amin")
+    batch = reader.seen.shape[0]
+    kept = []
+    for column, distances in zip(columns, least.T, strict=True):
+        best = _before_gap(distances[: len(column)], 1, batch, 1.0)
+        kept.append([column[i] for i in best[: _KEPT * batch]])
+    return kept
 
 
 def _nearest(found: Mapping[Sentence, float]) -> list[Sentence]:
     """Return the sentences that are nearly as near as the nearest, in this order."""
     if not found:
         return []
-    limit = _ALIKE * max(min(found.values()), 1e-12)
+    limit = min(_ALIKE * max(min(found.values()), 1e-12), _NEAR)
     return sorted((s for s in found if found[s] <= limit), key=found.__getitem__)
 
 
@@ -119,35 +155,53 @@ def _descended(
     source: Source,
     seen: Span,
     columns: Sequence[Sequence[int]],
+    known: Mapping[Sentence, float],
+    wanted: int,
     generator: torch.Generator,
 ) -> dict[Sentence, float]:
     """Return sentences that no single other token improves, and the distance of each.
 
-    All searches advance together; each keeps the token of the position with most choices.
+    All searches advance together; each keeps one token, of the position with fewest choices.
     """
-    anchor = max(range(len(columns)), key=lambda i: len(columns[i]))
-    count = len(columns[anchor]) * _STARTS
-    choices = [torch.tensor(column) for column in columns]
-    state = torch.stack(
-        [column[torch.randint(len(column), (count,), generator=generator)] for column in choices], 1
-    )
-    state[:, anchor] = choices[anchor].repeat(_STARTS)
+    wide = [i for i, c in enumerate(columns) if len(c) >= wanted]
+    anchor = min(wide or range(len(columns)), key=lambda i: len(columns[i]))
+    count = len(columns[anchor])
+    choices = [torch.tensor(column).expand(count, -1) for column in columns]
+    state = torch.stack([_picked(column, generator) for column in choices], 1)
+    state[:, anchor] = choices[anchor][0]
+    for row, token in zip(state, columns[anchor], strict=True):
+        alike = [sentence for sentence in known if sentence[anchor] == token]
+        if alike:  # from the nearest so far, with a few tokens replaced
+            old = torch.tensor(min(alike, key=known.__getitem__))
+            row.copy_(torch.where(torch.rand(len(row), generator=generator) < _KICK, row, old))
+            row[anchor] = token
     least = torch.full((count,), torch.inf, dtype=torch.float64)
     moving = torch.arange(count)
     for _ in range(_SWEEPS):
         before = least[moving].clone()
         for i, column in enumerate(choices):
-            if i == anchor or (len(column) < 2 and bool(least[moving].isfinite().all())):
+            width = column.shape[1]
+            if i == anchor or (width < 2 and bool(least[moving].isfinite().all())):
                 continue
-            tried = state[moving].repeat_interleave(len(column), 0)
-            tried[:, i] = column.repeat(len(moving))
+            tried = state[moving].repeat_interleave(width, 0)
+            tried[:, i] = column[moving].flatten()
             left = seen.distance(reader.inputs(source, tried)).square().mean(1).sqrt()
-            least[moving], best = left.reshape(len(moving), -1).min(1)
-            state[moving, i] = column[best]
+            ranked, order = left.reshape(len(moving), width).sort(1)
+            nearest = torch.zeros(count, min(width, _SHORTLIST), dtype=torch.long)
+            nearest[moving] = column[moving].gather(1, order[:, :_SHORTLIST])
+            choices[i] = nearest
+            least[moving] = ranked[:, 0]
+            state[moving, i] = nearest[moving, 0]
         moving = moving[least[moving] < before]
         if not len(moving):
             break
     return {tuple(s): d for s, d in zip(state.tolist(), least.tolist(), strict=True)}
+
+
+def _picked(column: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random choice of each row."""
+    chosen = torch.randint(column.shape[1], (len(column), 1), generator=generator)
+    return column.gather(1, chosen)[:, 0]
 
 
 def completed(reader: Reader, sentences: Sequence[Sentence]) -> list[Sentence]:
@@ -210,17 +264,56 @@ def _along(reader: Reader, sentences: Sequence[Sequence[int]]) -> Tensor:
     scale = float(ours @ theirs / (ours @ ours)) if seen.clip is not None else 1.0
     sign = -1.0 if seen.local is None else 1.0
     left = {name: value / scale - said[name] for name, value in seen.update.items()}
-    step = sign * _STEP / max(norm(left), 1e-300)
-    with torch.no_grad():
-        up, down = (
-            functional_call(
-                reader.net,
-                {**seen.state, **{n: seen.state[n] + s * step * v for n, v in left.items()}},
-                (tokens,),
-            )
-            for s in (1, -1)
-        )
     rows = torch.arange(len(sentences))
     last = torch.tensor([len(s) - 2 for s in sentences])
-    gain: Tensor = (up - down)[rows, last]
-    return gain
+    sign = -1.0 if seen.local is None else 1.0
+    return sign * _solved(reader, tokens, rows, last, left)
+
+
+def _solved(
+    reader: Reader, tokens: Tensor, rows: Tensor, last: Tensor, left: Mapping[str, Tensor]
+) -> Tensor:
+    """Return the least logit slopes at the last positions whose gradient is ``left``, (B, V).
+
+    By conjugate gradients on the normal equations (CGLS).
+    """
+    state = reader.seen.state
+    leaves = {name: state[name].detach().clone().requires_grad_(True) for name in left}
+
+    def logits(weights: Mapping[str, Tensor]) -> Tensor:
+        out: Tensor = functional_call(reader.net, {**state, **weights}, (tokens,))[rows, last]
+        return out
+
+    out = logits(leaves)
+
+    def back(z: Tensor) -> Tensor:
+        found = torch.autograd.grad(out, list(leaves.values()), z, retain_graph=True)
+        return torch.cat([value.flatten() for value in found])
+
+    def forth(r: Tensor) -> Tensor:
+        step = _STEP / max(float(r.norm()), 1e-300)
+        parts = r.split([value.numel() for value in leaves.values()])
+        move = {
+            name: part.reshape(value.shape) * step
+            for (name, value), part in zip(leaves.items(), parts, strict=True)
+        }
+        with torch.no_grad():
+            up = logits({name: leaves[name] + value for name, value in move.items()})
+            down = logits({name: leaves[name] - value for name, value in move.items()})
+        return (up - down) / (2 * step)
+
+    residual = torch.cat([left[name].flatten() for name in leaves])
+    z = torch.zeros_like(out).detach()
+    slope = forth(residual)
+    direction, size = slope, float(slope.square().sum())
+    for _ in range(_ITERATIONS):
+        if size == 0:
+            break
+        moved = back(direction)
+        along = size / float(moved.square().sum())
+        z = z + along * direction
+        residual = residual - along * moved
+        slope = forth(residual)
+        before, size = size, float(slope.square().sum())
+        direction = slope + (size / before) * direction
+    return z

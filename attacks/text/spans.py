@@ -5,8 +5,8 @@ span of the inputs x. While the tokens of a batch are fewer than the width, only
 that span, and whoever knows the weights tests every token of the vocabulary, or every sentence.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from scipy.stats import beta
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from attacks.text.observation import TextObservation, text_model, vocabulary
 
@@ -23,10 +24,9 @@ _FALSE = 1e-2  # expected false tokens, were the inputs of other tokens random d
 _MARGIN = 0.5  # they are not random: many share a position
 _ROUNDING = 100.0  # how far above its rounding error a singular value must be
 _ROWS = 2**14  # inputs computed at a time
-_SPARE = 4  # accepted tokens per position and sentence: (a, i), (b, i), (b, j) also span (a, j)
 
 
-class _Enough(Exception):
+class _EnoughError(Exception):
     """Ends a forward pass whose later layers are not needed."""
 
 
@@ -67,11 +67,9 @@ class Reader:
     def _inputs(self, source: Source, tokens: Tensor) -> Tensor:
         found: list[Tensor] = []
         module = self.net.get_submodule(source.module)
-        with torch.no_grad(), _listening(module, found, source.state):
-            try:
-                self.net(tokens)
-            except _Enough:
-                pass
+        listening = _listening(module, found, source.state)
+        with torch.no_grad(), listening, suppress(_EnoughError):
+            self.net(tokens)
         return found[0] if found[0].ndim == 3 else found[0][:, None]
 
     @cached_property
@@ -120,7 +118,10 @@ class Reader:
         return kept
 
 
-def _hooks(name: str, module: nn.Module, keep) -> Iterator:  # type: ignore[no-untyped-def]
+Keep = Callable[[str, dict[str, bool], bool, Tensor], None]
+
+
+def _hooks(name: str, module: nn.Module, keep: Keep) -> Iterator[RemovableHandle]:
     if isinstance(module, nn.LSTM):
         yield module.register_forward_pre_hook(
             lambda _m, args: keep(name, {f"{name}.weight_ih_l0": False}, False, args[0])
@@ -147,11 +148,11 @@ def dense_weight(module: nn.Module) -> str:
 def _listening(module: nn.Module, found: list[Tensor], state: bool) -> Iterator[None]:
     def before(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
         found.append(args[0])
-        raise _Enough
+        raise _EnoughError
 
     def after(_module: nn.Module, _args: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> None:
         found.append(out[0])
-        raise _Enough
+        raise _EnoughError
 
     hook = (
         module.register_forward_hook(after) if state else module.register_forward_pre_hook(before)
@@ -276,6 +277,7 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTok
     by_position = []
     for column in distances.T:
         order = column.argsort()
-        inside = [(int(t), float(column[t])) for t in order[: _SPARE * seen.shape[0]]]
+        # of (a, i), (b, i) and (b, j) in the batch, (a, j) is a combination: accept it as well
+        inside = [(int(t), float(column[t])) for t in order[: seen.shape[0] * length]]
         by_position.append(tuple(pair for pair in inside if pair[1] <= threshold))
     return FoundTokens(tuple(by_position), distances, threshold)
