@@ -34,9 +34,10 @@ from accounting.checks import ConfigError
 from attacks import leakage, networks, observe, suite
 from attacks.reconstruction.labels import label_candidates
 from attacks.suite import Attack
-from attacks.text.observation import TextObservation, observe_text, token_embedding
+from attacks.text.bag import bag_of_tokens
+from attacks.text.observation import TextObservation, observe_text
 from attacks.text.read import span_test
-from attacks.text.score import text_scores, token_f1, unigram_guess
+from attacks.text.score import rouge_l, text_scores, token_f1, unigram_guess
 from privpart.cli.audit.store import TrialFolder
 from privpart.data.tasks import fashion_mnist
 from privpart.models import MODELS, build_network
@@ -290,6 +291,7 @@ def audit_text(subject: TextSubject) -> list[dict[str, Any]]:
         count = sum(value.numel() for value in seen.update.values())
         row = {"view": name, "visible": count, "share": count / total}
         row |= read(model, seen, truth) | {"cpu_seconds": time.process_time() - began}
+        row["guess_rouge"] = sum(rouge_l(guess, one) for one in truth) / len(truth)
         row["guess_f1"] = sum(token_f1(guess, one) for one in truth) / len(truth)
         print(f"{subject.name} | {name}: {row['verdict']}", flush=True)
         rows.append(row)
@@ -301,31 +303,34 @@ def read(
 ) -> dict[str, Any]:
     """Return what the span test and the rows of the embedding give away."""
     if not any(bool(value.any()) for value in seen.update.values()):
-        return {"verdict": "nothing sent", "bag_f1": None, "f1": None, "exact": 0}
+        return {"verdict": "nothing sent", "bag_f1": None, "rouge": None, "exact": 0}
     flat = {token for one in truth for token in one}
     found = span_test(model, seen)
     bags = [set(found.bag)] if found is not None else []
-    embedding = seen.update.get(f"{token_embedding(model)[0]}.weight")
-    if embedding is not None:
-        rows = embedding.norm(dim=1)
-        bags.append(set((rows > RELATIVE * rows.max()).nonzero()[:, 0].tolist()))
+    rows = bag_of_tokens(model, seen)
+    if rows is not None:
+        bags.append(set(rows.tolist()))
     bag = max((token_f1(sorted(one), sorted(flat)) for one in bags), default=0.0)
     scores = text_scores(found.sentences, truth) if found is not None else []
     exact = sum(one.exact for one in scores)
-    verdict = "read" if exact == len(truth) else "partly read" if exact else "not read"
-    if not exact and bag > KNOWN:
+    rouge = sum(one.rouge for one in scores) / len(truth)
+    verdict = "not read"
+    if bag > KNOWN:
         verdict = "its words"
+    if rouge >= ORDERED:
+        verdict = "read" if exact == len(truth) else "nearly read"
     return {
         "verdict": verdict,
         "exact": exact,
-        "f1": sum(one.f1 for one in scores) / len(scores) if scores else None,
+        "rouge": rouge,
         "bag_f1": bag,
         "match": found.match if found is not None and found.match < float("inf") else None,
     }
 
 
+KNOWN = 0.9  # F1 of the bag of words above which it counts as known
+ORDERED = 0.8  # mean ROUGE-L above which the sentences count as nearly read
 TEXT = {"vocabulary": VOCABULARY, "words": WORDS, "sentences": len(PRIVATE)}
-RELATIVE = 1e-9  # of the largest: rows of an embedding below it are zero
 KNOWN = 0.9  # F1 of the bag of words above which it counts as known
 
 
@@ -410,15 +415,21 @@ HEAD = (
 
 
 TEXT_HEAD = (
-    "| part sent | share | verdict | sentences read | F1 of the words (guess) |",
+    "| part sent | share | verdict | ROUGE-L (guess) | F1 of the words (guess) |",
     "|---|---|---|---|---|",
 )
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %" if share > 0.01 else f"{100 * share:.1g} %"
+
+
 def _text_line(row: Mapping[str, Any]) -> str:
-    bag = "-" if row["bag_f1"] is None else f"{row['bag_f1']:.2f} ({row['guess_f1']:.2f})"
-    read_of = f"{row['exact']} of {len(PRIVATE)}"
-    cells = (row["view"], f"{100 * row['share']:.2g} %", row["verdict"], read_of, bag)
+    scores = ["-", "-"]
+    if row["bag_f1"] is not None:
+        kinds = (("rouge", "guess_rouge"), ("bag_f1", "guess_f1"))
+        scores = [f"{row[found]:.2f} ({row[guess]:.2f})" for found, guess in kinds]
+    cells = (row["view"], f"{_percent(row['share'])}", row["verdict"], *scores)
     return f"| {' | '.join(cells)} |"
 
 
@@ -428,7 +439,7 @@ def _line(row: Mapping[str, Any]) -> str:
     psnr = f"{scores[len(scores) // 2]:.1f}" if scores else "-"
     cells = (
         row["view"],
-        f"{100 * row['share']:.2g} %",
+        f"{_percent(row['share'])}",
         row["verdict"],
         f"{psnr} ({row['baseline_median']:.1f})",
         row["attack"],
