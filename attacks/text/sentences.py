@@ -18,6 +18,7 @@ from attacks.update import simulated_update
 _KEPT = 16  # prefixes per sentence of the batch
 _GAP = 3.0  # between the distances of true and of false prefixes
 _CONTEXTS = 4  # random sentences around each token
+_TRIED = 64  # sentences computed at a time, where positions have few tokens
 _SHORTLIST = 16  # tokens of a position that a search tries again
 _TURNS = 8
 _SWEEPS = 8
@@ -165,11 +166,13 @@ def _descended(
     """
     wide = [i for i, c in enumerate(columns) if len(c) >= wanted]
     anchor = min(wide or range(len(columns)), key=lambda i: len(columns[i]))
-    count = len(columns[anchor])
+    starts = max(1, _TRIED // (len(columns[anchor]) * max(map(len, columns))))
+    anchored = [*columns[anchor]] * starts
+    count = len(anchored)
     choices = [torch.tensor(column).expand(count, -1) for column in columns]
     state = torch.stack([_picked(column, generator) for column in choices], 1)
-    state[:, anchor] = choices[anchor][0]
-    for row, token in zip(state, columns[anchor], strict=True):
+    state[:, anchor] = torch.tensor(anchored)
+    for row, token in zip(state, anchored, strict=True):
         alike = [sentence for sentence in known if sentence[anchor] == token]
         if alike:  # from the nearest so far, with a few tokens replaced
             old = torch.tensor(min(alike, key=known.__getitem__))
