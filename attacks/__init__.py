@@ -7,7 +7,15 @@ only where the attack is known to work: read the verdict, not the decibels.
 from attacks.audit import leakage
 from attacks.defences import DefencePoint, defences
 from attacks.explain import Explanation, explain
-from attacks.load import change_of_weights, for_model, from_arrays, gradients_of, read_update
+from attacks.load import (
+    change_of_weights,
+    for_model,
+    from_array_record,
+    from_arrays,
+    from_pfl,
+    gradients_of,
+    read_update,
+)
 from attacks.lower_bounds.bounds import (
     Bound,
     PointEstimate,
@@ -34,6 +42,7 @@ from attacks.lower_bounds.replay import Replay, paired
 from attacks.metrics import baselines, feature_error, match_batch, psnr, ssim, wilson
 from attacks.observation import Observation, observe
 from attacks.reconstruction.analytic import invert_dense
+from attacks.reconstruction.april import april
 from attacks.reconstruction.cosine import cosine_tv
 from attacks.reconstruction.features import dense_then_invert
 from attacks.reconstruction.labels import infer_labels
@@ -58,6 +67,7 @@ __all__ = [
     "Replay",
     "Scorer",
     "View",
+    "april",
     "baselines",
     "canary_clients",
     "change_of_weights",
@@ -72,7 +82,9 @@ __all__ = [
     "explain",
     "feature_error",
     "for_model",
+    "from_array_record",
     "from_arrays",
+    "from_pfl",
     "gradients_of",
     "guesses",
     "infer_labels",

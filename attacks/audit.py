@@ -571,7 +571,10 @@ def feature_errors(model: nn.Module, seen: Observation, x: Tensor) -> dict[str, 
     layers = visible_dense(seen, [name for name, m in model.named_modules() if is_dense(m)])
     errors = {}
     for name, weight, bias in layers:
-        reached = layer_input(model, seen, name)(as_double(x))[0].detach()
+        rows = layer_input(model, seen, name)(as_double(x)).detach()
+        if len(rows) != 1:  # of a layer that acts on each token, or is not called
+            continue
+        reached = rows[0]
         if bias is not None and bool(bias.any()) and bool(reached.any()):
             errors[name] = feature_error(invert_dense(weight, bias), reached)
     return errors

@@ -9,13 +9,14 @@ from torch import nn
 from attacks.batch_statistics import sent_statistics
 from attacks.observation import Observation
 from attacks.reconstruction.analytic import invert_first_dense
+from attacks.reconstruction.april import april
 from attacks.reconstruction.cosine import MOST_GUESSES, cosine_tv
 from attacks.reconstruction.features import dense_then_invert
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import Reconstruction, dlg
 from attacks.reconstruction.spear import spear
 
-_STATISTICS = 1e-2  # weight of the batch statistics beside the residual
+_STATISTICS = 1.0  # weight of the batch statistics beside the residual
 _DRAWS = 30_000  # of spear: seconds
 Attack = Callable[[nn.Module, Observation, int], Reconstruction | None]
 
@@ -41,6 +42,7 @@ def suite(
     searches = {"restarts": restarts, "max_evaluations": max_evaluations}
     attacks: dict[str, Attack] = {
         "invert_dense": lambda model, seen, _: invert_first_dense(model, seen),
+        "april": lambda model, seen, _: april(model, seen),
         "spear": partial(_seeded, spear, {"draws": _DRAWS}),
         "dense_then_invert": partial(_seeded, dense_then_invert, searches),
         "dlg": partial(_seeded, dlg, searches | {"newton_steps": newton_steps}),

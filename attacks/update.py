@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, replace_all_batch_norm_modules_
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -164,8 +165,10 @@ def attacked_gradient(
     leaves = {name: weights[name].requires_grad_(True) for name in names}
 
     def gradient(x: Tensor, y: Tensor, loss: Loss) -> dict[str, Tensor]:
+        with sdpa_kernel(SDPBackend.MATH):
+            value = loss(twin(x), y)
         slopes = torch.autograd.grad(
-            loss(twin(x), y), list(leaves.values()), create_graph=True, materialize_grads=True
+            value, list(leaves.values()), create_graph=True, materialize_grads=True
         )
         return dict(zip(leaves, slopes, strict=True))
 
@@ -210,7 +213,8 @@ def _differentiable(
     graph: bool = True,
 ) -> dict[str, Tensor]:
     inputs = {k: v if v.requires_grad else v.requires_grad_(True) for k, v in leaves.items()}
-    value = loss(functional_call(model, {**state, **inputs}, (x,)), y)
+    with sdpa_kernel(SDPBackend.MATH):  # the only attention that can be differentiated twice
+        value = loss(functional_call(model, {**state, **inputs}, (x,)), y)
     slopes = torch.autograd.grad(
         value, list(inputs.values()), create_graph=graph, materialize_grads=True
     )
@@ -221,7 +225,8 @@ def _functional(
     model: nn.Module, state: State, leaves: State, x: Tensor, y: Tensor, loss: Loss
 ) -> dict[str, Tensor]:
     def value(weights: State) -> Tensor:
-        return loss(functional_call(model, {**state, **weights}, (x,)), y)
+        with sdpa_kernel(SDPBackend.MATH):
+            return loss(functional_call(model, {**state, **weights}, (x,)), y)
 
     slopes: dict[str, Tensor] = torch.func.grad(value)(dict(leaves))
     return slopes

@@ -199,5 +199,6 @@ def visible_dense(
 
 
 def is_dense(module: nn.Module) -> bool:
-    """Return whether the closed forms apply to ``module``."""
-    return isinstance(module, nn.Linear)
+    """Return whether the closed forms apply to ``module``: an attention's own is never called."""
+    inner = nn.modules.linear.NonDynamicallyQuantizableLinear
+    return isinstance(module, nn.Linear) and not isinstance(module, inner)

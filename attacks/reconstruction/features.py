@@ -3,8 +3,10 @@
 import time
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accounting import checks
 from attacks.observation import Observation
@@ -21,6 +23,7 @@ from attacks.update import ready
 
 _NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
 _NEWTON_STEPS = 20
+_RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
 
 
 def dense_then_invert(
@@ -35,8 +38,9 @@ def dense_then_invert(
 
     The layers before it are known: frozen ones come from a public seed, trained ones from the
     last release. So only a forward pass has to be inverted, which is far easier than matching
-    gradients, works with ReLU, and needs no other layer. Of several visible layers, the result of
-    the one with the best match is returned.
+    gradients, works with ReLU, and needs no other layer. Where a layer acts on each token, or its
+    bias is not in view, the space that its inputs span is what is inverted. Of several visible
+    layers, the result of the one with the best match is returned.
 
     Args:
         model: the client's architecture.
@@ -56,13 +60,14 @@ def dense_then_invert(
     start = time.perf_counter()
     labels = label_candidates(model, observation)[0]
     match = matching_loss(model, observation, labels)
-    searches = [
-        _invert(layer_input(model, observation, name), features, sure, observation, options)
-        for name, features, sure in (
-            (name, invert_dense(weight, bias), bias is not None) for name, weight, bias in layers
-        )
-        for options in [(restarts, budget, seed)]
-    ]
+    searches = []
+    for name, weight, bias in layers:
+        reach = layer_input(model, observation, name)
+        goal = _goal(weight, bias, reach(torch.full(observation.shape, 0.5).double()))
+        if goal is not None:
+            searches.append(_invert(reach, *goal, observation, (restarts, budget, seed)))
+    if not searches:
+        return None
     matches = [float(match(search.x).detach()) for search in searches]
     best = min(range(len(searches)), key=matches.__getitem__)
     return Reconstruction(
@@ -79,7 +84,11 @@ def dense_then_invert(
 def layer_input(
     model: nn.Module, observation: Observation, layer: str
 ) -> Callable[[Tensor], Tensor]:
-    """Return x (B, C, H, W) -> the input of ``layer``, (B, I), at the observed weights."""
+    """Return x (B, C, H, W) -> the rows (n, I) that enter ``layer``, at the observed weights.
+
+    There is a row per image, or per token where the layer acts on each token; none where the
+    model uses its weight without calling it.
+    """
     twin = ready(model, observation.training)
     state = {k: v.double() if v.is_floating_point() else v for k, v in observation.state.items()}
 
@@ -90,10 +99,11 @@ def layer_input(
 
     def features(x: Tensor) -> Tensor:
         try:
-            functional_call(twin, state, (x,))
+            with sdpa_kernel(SDPBackend.MATH):  # the only attention with forward derivatives
+                functional_call(twin, state, (x,))
         except _ReachedError as reached:
-            return reached.value.flatten(1)
-        raise AssertionError(f"{layer}: is never reached")  # impossible: its gradient is not zero
+            return reached.value.flatten(0, -2)
+        return x.new_empty(0, 0)  # something else uses its weight
 
     return features
 
@@ -106,6 +116,23 @@ class _ReachedError(Exception):
         self.value = value
 
 
+def _goal(weight: Tensor, bias: Tensor | None, rows: Tensor) -> tuple[Tensor, bool] | None:
+    """Return the input of a layer; or a basis of the space of its inputs, and False.
+
+    The gradient of the weight spans the rows that enter the layer if its rank is their number. A
+    space of as many dimensions as a row says nothing about them.
+    """
+    if len(rows) == 0:
+        return None
+    if len(rows) == 1 and bias is not None:
+        return invert_dense(weight, bias)[None], True
+    _, size, right = torch.linalg.svd(weight.double(), full_matrices=False)
+    rank = int((size > _RANK * size[0]).sum()) if len(rows) > 1 else 1
+    if rank < len(rows) or rank == weight.shape[1]:
+        return None
+    return right[:rank], False
+
+
 def _invert(
     features: Callable[[Tensor], Tensor],
     wanted: Tensor,
@@ -113,18 +140,19 @@ def _invert(
     observation: Observation,
     options: tuple[int, int, int],
 ) -> Search:
-    """Find x with features(x) = wanted; unless ``sure``, only the direction of wanted is known."""
+    """Find x with features(x) = wanted; unless ``sure``, with features in the space of wanted."""
     restarts, budget, seed = options
     size = float(wanted.norm())
 
     def residual(x: Tensor) -> Tensor:
-        return (features(x)[0] - wanted) / size
+        return (features(x) - wanted).flatten() / size
 
     def objective(x: Tensor) -> Tensor:
         if sure:
             return residual(x).square().sum()
-        there = features(x)[0]
-        return 1 - (there @ wanted).square() / (there.square().sum() * size**2).clamp(min=1e-30)
+        there = features(x)
+        inside = (there @ wanted.T).square().sum()
+        return 1 - inside / there.square().sum().clamp(min=1e-30)
 
     tried = []
     for restart in range(restarts):

@@ -18,7 +18,9 @@ from attacks import (
     change_of_weights,
     dlg,
     for_model,
+    from_array_record,
     from_arrays,
+    from_pfl,
     gradients_of,
     observe,
     psnr,
@@ -187,3 +189,84 @@ def test_a_model_that_returns_an_object_with_logits(lenet, digits):
     found = dlg(Answer(), observe(Answer(), x, y, reveal_labels=False), restarts=1)
     assert float(psnr(found.x, x)) > 60
     assert torch.equal(found.labels, y)
+
+
+def in_protocol_buffers(number, content):
+    """Return one field of variable length, as Flower 1.42 writes it."""
+    size, length = len(content), b""
+    while size >= 0x80:
+        length += bytes([size & 0x7F | 0x80])
+        size >>= 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+
+def array_record(arrays):
+    items = b""
+    for name, array in arrays.items():
+        data = io.BytesIO()
+        np.save(data, array)
+        parts = [(1, str(array.dtype).encode()), (2, bytes(array.shape)), (3, b"numpy.ndarray")]
+        value = b"".join(in_protocol_buffers(*part) for part in [*parts, (4, data.getvalue())])
+        item = in_protocol_buffers(1, name.encode()) + in_protocol_buffers(2, value)
+        items += in_protocol_buffers(1, item)
+    return items
+
+
+class FlowerArray:
+    def __init__(self, array):
+        self.array = array
+
+    def numpy(self):
+        return self.array
+
+
+def test_an_array_record_of_flower(lenet, tmp_path):
+    state = {name: value.numpy() for name, value in lenet.state_dict().items()}
+    record = array_record(state)
+    metrics = in_protocol_buffers(1, in_protocol_buffers(1, b"loss") + in_protocol_buffers(3, b""))
+    inner = in_protocol_buffers(1, b"arrays") + in_protocol_buffers(2, record)
+    for content in (record, metrics + in_protocol_buffers(1, inner)):
+        (tmp_path / "u.pb").write_bytes(content)
+        found = read_update(tmp_path / "u.pb")
+        assert list(found) == sorted(state)
+        assert all(np.array_equal(found[name].numpy(), state[name]) for name in state)
+    found = from_array_record({name: FlowerArray(value) for name, value in state.items()})
+    assert list(found) == sorted(state)
+    bare = {str(i): FlowerArray(value) for i, value in enumerate(state.values())}
+    assert list(for_model(lenet, from_array_record(bare))) == list(state)
+    (tmp_path / "u.pb").write_bytes(array_record({str(i): v for i, v in enumerate(state.values())}))
+    assert list(for_model(lenet, read_update(tmp_path / "u.pb"))) == list(state)
+
+
+@pytest.mark.parametrize(
+    "kind", ["cut", "pickle", "text", "stype", "empty", "junk", "long", "deep"]
+)
+def test_an_array_record_that_is_damaged_or_hostile_is_refused(kind, tmp_path):
+    good = array_record({"a": np.zeros(3)})
+    deep = good
+    for _ in range(3000):
+        deep = in_protocol_buffers(1, in_protocol_buffers(1, b"a") + in_protocol_buffers(2, deep))
+    content = {
+        "cut": good[:-3],
+        "pickle": good.replace(b"\x93NUMPY", b"\x80\x04pick"),
+        "text": array_record({"a": np.array(["text"])}),
+        "stype": good.replace(b"numpy.ndarray", b"other.ndarray"),
+        "empty": b"",
+        "junk": b"\x0f" * 100,
+        "long": b"\xff" * 100,
+        "deep": deep,
+    }[kind]
+    (tmp_path / "u.pb").write_bytes(content)
+    with pytest.raises(ConfigError):
+        read_update(tmp_path / "u.pb")
+
+
+def test_the_statistics_of_pfl_are_a_change_times_a_weight():
+    class Statistics(dict):
+        weight = 4.0
+
+    found = from_pfl(Statistics({"_module.a": np.full(2, 8.0, np.float32)}))
+    assert found["a"].tolist() == [2.0, 2.0]
+    Statistics.weight = 0.0
+    with pytest.raises(ConfigError, match="weight"):
+        from_pfl(Statistics(a=np.ones(1)))

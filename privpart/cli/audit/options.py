@@ -70,13 +70,14 @@ class AuditOptions:
     trials: Annotated[int, typer.Option(help="Updates to attack, each of --batch images.")] = 10
     batch: Annotated[int, typer.Option(help="Images per update.")] = 1
     weights: Annotated[
-        Path | None, typer.Option(help=".safetensors or .npz of the weights; by default untrained.")
+        Path | None,
+        typer.Option(help="The weights: .safetensors, .npz or .pb; by default untrained."),
     ] = None
     gradient: Annotated[
         Path | None,
         typer.Option(
-            help="An update of your own, of the first --batch images: .safetensors, .npz, or a "
-            "folder of peft."
+            help="An update of your own, of the first --batch images: .safetensors, .npz, .pb "
+            "(Flower's ArrayRecord), or a folder of peft."
         ),
     ] = None
     before: Annotated[

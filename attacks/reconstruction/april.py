@@ -1,0 +1,285 @@
+"""Vision transformers: the image from position and patch embeddings, or from q, k and v.
+
+For one image, each in closed form, on tokens z_n = E x_n + c_n of patches x_n:
+
+- *embeddings*: the gradient of the position embedding is that of every token, g_n, and the patch
+  embedding's is sum_n g_n x_n^T: linear equations in the patches.
+- *span*: the gradient of q, k or v is sum_n d_n u_n^T, whose rows span the tokens u_n, layer
+  normalisation or not. A patch whose token lies in the span solves linear equations of its own.
+- *attention*: where the first attention acts on the tokens themselves and nothing bypasses it,
+  sum_n g_n z_n^T = W_q^T dW_q + W_k^T dW_k + W_v^T dW_v (APRIL: Lu et al., CVPR 2022).
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import fold
+
+from attacks.observation import Observation
+from attacks.reconstruction.analytic import best_inputs
+from attacks.reconstruction.labels import label_candidates
+from attacks.reconstruction.reconstruct import Reconstruction
+from attacks.update import as_double, ready
+
+_RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
+_GREY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    """What one forward and backward pass of a probe shows.
+
+    Attributes:
+        patches: name of the convolution that embeds the patches.
+        tokens: (N, d) its output.
+        token_slopes: (N, d) gradient of the loss in it.
+        slopes: gradient of the loss by parameter.
+        inputs: (T, d) input of each dense layer or attention, by the name of its weight.
+        normed: (T, d) input and output of each layer normalisation, by its name.
+    """
+
+    patches: str
+    tokens: Tensor
+    token_slopes: Tensor
+    slopes: dict[str, Tensor]
+    inputs: dict[str, Tensor]
+    normed: dict[str, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """Dense layers in view that all take the tokens E x_n + c_n, normalised or not.
+
+    Attributes:
+        weights: names of their weights, (O, d) each.
+        norm: name of the layer normalisation before them, "" for none.
+        constants: (N, d), c_n.
+        first: which of the rows is the first patch; before it is a class token, if any.
+    """
+
+    weights: tuple[str, ...]
+    norm: str
+    constants: Tensor
+    first: int
+
+
+def april(model: nn.Module, observation: Observation) -> Reconstruction | None:
+    """Reconstruct one image from a vision transformer's first layers, in closed form.
+
+    Layers are found by what they compute, not by their names: patches go through the convolution
+    whose stride is its kernel, and what reaches an attention differs from its output by a constant.
+
+    Args:
+        model: the client's architecture.
+        observation: of a batch of one.
+
+    Returns:
+        The solution that matches best; None where no closed form applies.
+    """
+    start = time.perf_counter()
+    if observation.shape[0] != 1:
+        return None
+    probes = [_trace(model, observation, seed) for seed in (0, 1)]
+    one, two = probes
+    if one is None or two is None:
+        return None
+    kernel = observation.state[f"{one.patches}.weight"].shape[2:]
+    solutions = list(_from_embeddings(observation, one, two))
+    for reached in _reached(observation, one, two):
+        solutions.append(_in_span(observation, one, reached))
+        if not reached.norm:
+            solutions += _through_attention(observation, one, two, reached)
+    images = [_image(patches, kernel, observation.shape) for patches in solutions]
+    return best_inputs(model, observation, images, start)
+
+
+def _from_embeddings(seen: Observation, one: _Trace, two: _Trace) -> Iterator[Tensor]:
+    """Yield the patches that the gradients of position and patch embedding have in common."""
+    patch = seen.update.get(f"{one.patches}.weight")
+    if patch is None or not bool(patch.any()):
+        return
+    for slopes, first in _positions(seen, one, two):
+        yield _nearest_to_grey(
+            slopes[first : first + len(one.tokens)].T, as_double(patch).flatten(1)
+        )
+
+
+def _positions(seen: Observation, one: _Trace, two: _Trace) -> Iterator[tuple[Tensor, int]]:
+    """Yield each position embedding's gradient (T, d), and the row of the first patch."""
+    count, width = one.tokens.shape
+    for name, value in seen.update.items():
+        if value.numel() % width or value.numel() < count * width:
+            continue
+        a, b = (trace.slopes[name].reshape(-1, width) for trace in (one, two))
+        for first in range(len(a) - count + 1):
+            rows = slice(first, first + count)
+            if _alike(a[rows], one.token_slopes) and _alike(b[rows], two.token_slopes):
+                yield as_double(value).reshape(-1, width), first
+
+
+def _reached(seen: Observation, one: _Trace, two: _Trace) -> Iterator[_Reached]:
+    """Yield what is known of the layers that the tokens reach first."""
+    bias = seen.state.get(f"{one.patches}.bias")
+    shift = torch.zeros(()) if bias is None else as_double(bias)
+    visible = [name for name in one.inputs if name in seen.update]
+    found: dict[tuple[str, int], tuple[list[str], Tensor]] = {}
+    for name in visible:
+        sources = {"": (one.inputs[name], two.inputs[name])}
+        for norm, (before, after) in one.normed.items():
+            if after.shape == one.inputs[name].shape and torch.equal(after, one.inputs[name]):
+                sources[norm] = (before, two.normed[norm][0])
+        for norm, (a, b) in sources.items():
+            constant = _constant(one, two, a, b)
+            if constant is not None:
+                first, added = constant
+                found.setdefault((norm, first), ([], shift + added))[0].append(name)
+    for (norm, first), (weights, constants) in found.items():
+        yield _Reached(tuple(weights), norm, constants, first)
+
+
+def _constant(one: _Trace, two: _Trace, a: Tensor, b: Tensor) -> tuple[int, Tensor] | None:
+    """Return the first row, and what is added to the tokens there; None if it is not constant."""
+    count, width = one.tokens.shape
+    if a.shape != b.shape or a.shape[-1] != width:
+        return None
+    for first in range(len(a) - count + 1):
+        rows = slice(first, first + count)
+        if _alike(a[rows] - one.tokens, b[rows] - two.tokens):
+            return first, a[rows] - one.tokens
+    return None
+
+
+def _in_span(seen: Observation, one: _Trace, reached: _Reached) -> Tensor:
+    """Return the patches whose tokens are in the row space of the layers' gradients.
+
+    Outside of the span, scale * centred(E x + c) + size * shift vanishes: linear in the patch and
+    in the size of the token. A patch with more pixels than equations stays near to grey.
+    """
+    grad = torch.cat([as_double(seen.update[name]) for name in reached.weights])
+    _, size, right = torch.linalg.svd(grad, full_matrices=True)
+    outside = right[int((size > _RANK * size[0]).sum()) :]
+    embedding = as_double(seen.state[f"{one.patches}.weight"]).flatten(1)
+    constants = reached.constants
+    pixels = embedding.shape[1]
+    if not reached.norm:
+        return _nearest_to_grey(outside @ embedding, -outside @ constants.T).T
+    scale, shift = (
+        as_double(seen.state[name]) if name in seen.state else torch.full((len(right),), absent)
+        for name, absent in ((f"{reached.norm}.weight", 1.0), (f"{reached.norm}.bias", 0.0))
+    )
+    terms = outside @ (scale[:, None] * (embedding - embedding.mean(0)))
+    fixed = outside @ (scale * (constants - constants.mean(1, keepdim=True))).T
+    if bool(shift.any()):
+        terms = torch.cat([terms, (outside @ shift.double())[:, None]], 1)
+    return _nearest_to_grey(terms, -fixed).T[:, :pixels]
+
+
+def _through_attention(
+    seen: Observation, one: _Trace, two: _Trace, reached: _Reached
+) -> Iterator[Tensor]:
+    """Yield the patches by APRIL's equation, from every position embedding in view."""
+    product = torch.stack(
+        [as_double(seen.state[name]).T @ as_double(seen.update[name]) for name in reached.weights]
+    ).sum(0)
+    embedding = as_double(seen.state[f"{one.patches}.weight"]).flatten(1)
+    for slopes, first in _positions(seen, one, two):
+        tokens = _solve(slopes.T, product)[first : first + len(one.tokens)]
+        yield _nearest_to_grey(embedding, (tokens - reached.constants).T).T
+
+
+def _nearest_to_grey(terms: Tensor, fixed: Tensor) -> Tensor:
+    """Return the least-squares solution of terms @ X = fixed that is nearest to grey."""
+    return _GREY + _solve(terms, fixed - _GREY * terms.sum(1, keepdim=True))
+
+
+def _solve(terms: Tensor, fixed: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.lstsq(terms, fixed, rcond=_RANK, driver="gelsd").solution
+    return found
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-6, atol=1e-9 * float(b.abs().max()))
+
+
+def _image(patches: Tensor, kernel: torch.Size, shape: tuple[int, ...]) -> Tensor:
+    """Return patches (N, P) as an image, (1, C * H * W); a border without a patch is grey."""
+    size = (shape[2] // kernel[0] * kernel[0], shape[3] // kernel[1] * kernel[1])
+    image = torch.full(shape, _GREY, dtype=torch.float64)
+    sides = (kernel[0], kernel[1])
+    image[:, :, : size[0], : size[1]] = fold(patches.T[None], size, sides, stride=sides)
+    return image.flatten(1)
+
+
+def _trace(model: nn.Module, seen: Observation, seed: int) -> _Trace | None:
+    """Return what a random image shows; None where the model does not embed patches."""
+    twin = ready(model, seen.training)
+    embeddings = [name for name, module in twin.named_modules() if _embeds_patches(module)]
+    if not embeddings:
+        return None
+    inputs, normed, tokens = _watched(twin, embeddings[0])
+    generator = torch.Generator().manual_seed(seed)
+    probe = torch.rand(seen.shape, generator=generator, dtype=torch.float64)
+    state = {name: as_double(value) for name, value in seen.state.items()}
+    leaves = {name: state[name].requires_grad_() for name in seen.update}
+    state[f"{embeddings[0]}.weight"].requires_grad_()
+    logits = functional_call(twin, state, (probe,))
+    if len(tokens) != 1:
+        return None
+    label = label_candidates(model, seen)[0]
+    slopes = torch.autograd.grad(
+        seen.loss(logits, label), [tokens[0], *leaves.values()], materialize_grads=True
+    )
+    return _Trace(
+        patches=embeddings[0],
+        tokens=_rows(tokens[0].flatten(2).mT),
+        token_slopes=_rows(slopes[0].flatten(2).mT),
+        slopes=dict(zip(leaves, slopes[1:], strict=True)),
+        inputs={name: _rows(value) for name, value in inputs.items()},
+        normed={name: (_rows(a), _rows(b)) for name, (a, b) in normed.items()},
+    )
+
+
+def _watched(
+    twin: nn.Module, patches: str
+) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]], list[Tensor]]:
+    """Return what a forward pass of ``twin`` fills: see ``_Trace``."""
+    inputs: dict[str, Tensor] = {}
+    normed: dict[str, tuple[Tensor, Tensor]] = {}
+    tokens: list[Tensor] = []
+
+    def watch(name: str, module: nn.Module) -> None:
+        def look(_module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+            if isinstance(module, nn.LayerNorm):
+                normed[name] = (given[0], out)
+            elif isinstance(module, nn.Conv2d):
+                tokens.append(out)
+            else:
+                attends = isinstance(module, nn.MultiheadAttention)
+                inputs[f"{name}.{'in_proj_weight' if attends else 'weight'}"] = given[0]
+
+        module.register_forward_hook(look)
+
+    for name, module in twin.named_modules():
+        if name == patches or isinstance(module, nn.Linear | nn.LayerNorm | nn.MultiheadAttention):
+            watch(name, module)
+    return inputs, normed, tokens
+
+
+def _embeds_patches(module: nn.Module) -> bool:
+    """Return whether ``module`` is a convolution of patches that do not overlap."""
+    return (
+        isinstance(module, nn.Conv2d)
+        and tuple(module.kernel_size) == tuple(module.stride)
+        and math.prod(module.kernel_size) > 1
+        and module.padding in ((0, 0), "valid")
+        and module.groups == 1
+    )
+
+
+def _rows(value: Tensor) -> Tensor:
+    return value.detach().flatten(0, -2)
