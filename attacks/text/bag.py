@@ -21,7 +21,7 @@ def bag_of_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
         return None
     size = rows.double().norm(dim=1)
     moved = size > _ROUNDING * seen.resolution * torch.finfo(torch.float32).eps * size.max()
-    found = moved.nonzero()[:, 0]
+    found: Tensor = moved.nonzero()[:, 0]
     batch, length = seen.shape
     if len(found) > batch * length or not len(found):
         return None

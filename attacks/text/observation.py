@@ -1,8 +1,9 @@
 """Text observation: everything that an attacker may use of an update of token ids."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +80,9 @@ def text_model(model: nn.Module, pad: int | None = None) -> nn.Module:
     if pad is None or not _takes_attention_mask(model):
         return twin
 
-    def add(_module: nn.Module, args: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> object:
+    def add(
+        _module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         return args, {**given, "attention_mask": (args[0] != pad).long()}
 
     twin.register_forward_pre_hook(add, with_kwargs=True)

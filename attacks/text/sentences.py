@@ -105,10 +105,19 @@ def _replaced(reader: Reader, source: Source, seen: Span, tokens: FoundTokens) -
             break
         used = [{sentence[i] for sentence in done} for i in range(len(columns))]
         open_columns = [
-            [token for token in column if token not in known] or column
+            [*([t for t in column if t not in known] or column)]
             for column, known in zip(columns, used, strict=True)
         ]
-        found |= _descended(reader, source, seen, open_columns, found, batch - len(done), generator)
+        found |= _descended(
+            reader,
+            source,
+            seen,
+            columns,
+            open_columns,
+            {} if done else found,
+            batch - len(done),
+            generator,
+        )
     return (_nearest(found) + sorted(found.keys() - _nearest(found), key=found.__getitem__))[:batch]
 
 
@@ -156,13 +165,15 @@ def _descended(
     source: Source,
     seen: Span,
     columns: Sequence[Sequence[int]],
+    begin: Sequence[Sequence[int]],
     known: Mapping[Sentence, float],
     wanted: int,
     generator: torch.Generator,
 ) -> dict[Sentence, float]:
     """Return sentences that no single other token improves, and the distance of each.
 
-    All searches advance together; each keeps one token, of the position with fewest choices.
+    All searches advance together. Before any sentence is known, each keeps one token, of the
+    position with fewest choices; later they start from tokens of no known sentence, ``begin``.
     """
     wide = [i for i, c in enumerate(columns) if len(c) >= wanted]
     anchor = min(wide or range(len(columns)), key=lambda i: len(columns[i]))
@@ -170,8 +181,12 @@ def _descended(
     anchored = [*columns[anchor]] * starts
     count = len(anchored)
     choices = [torch.tensor(column).expand(count, -1) for column in columns]
-    state = torch.stack([_picked(column, generator) for column in choices], 1)
-    state[:, anchor] = torch.tensor(anchored)
+    first = [torch.tensor(column).expand(count, -1) for column in begin]
+    state = torch.stack([_picked(column, generator) for column in first], 1)
+    if wanted == reader.seen.shape[0]:
+        state[:, anchor] = torch.tensor(anchored)
+    else:  # a token that no found sentence has may be a false one
+        anchor = -1
     for row, token in zip(state, anchored, strict=True):
         alike = [sentence for sentence in known if sentence[anchor] == token]
         if alike:  # from the nearest so far, with a few tokens replaced
@@ -295,7 +310,7 @@ def _solved(
 
     def forth(r: Tensor) -> Tensor:
         step = _STEP / max(float(r.norm()), 1e-300)
-        parts = r.split([value.numel() for value in leaves.values()])
+        parts = torch.split(r, [value.numel() for value in leaves.values()])
         move = {
             name: part.reshape(value.shape) * step
             for (name, value), part in zip(leaves.items(), parts, strict=True)

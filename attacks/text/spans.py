@@ -61,7 +61,7 @@ class Reader:
 
     def inputs(self, source: Source, tokens: Tensor) -> Tensor:
         """Return the inputs of the source's layers, (S, T, width)."""
-        parts = tokens.split(max(1, _ROWS // tokens.shape[1]))
+        parts = torch.split(tokens, max(1, _ROWS // tokens.shape[1]))
         return torch.cat([self._inputs(source, part) for part in parts])
 
     def _inputs(self, source: Source, tokens: Tensor) -> Tensor:
@@ -200,14 +200,15 @@ class Span:
         if self.rank == 0:
             return torch.ones(x.shape[:-1], dtype=x.dtype)
         left = x - (x @ self.rows.T) @ self.rows
-        return left.norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-300)
+        share: Tensor = left.norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-300)
+        return share
 
     def threshold(self, candidates: int) -> float:
         """Return a distance that a random direction hardly keeps, in so many trials."""
         if self.open == 0 or self.rank == 0:
             return 0.0
         share = float(beta.ppf(_FALSE / max(candidates, 1), self.open / 2, self.rank / 2))
-        return _MARGIN * share**0.5
+        return _MARGIN * float(share**0.5)
 
 
 def span(seen: TextObservation, source: Source) -> Span:
