@@ -130,7 +130,9 @@ class EmbeddedEngine:
             yield from self._with_memory.run(task, start, local, self._watch)
             return
         computation = self._ready(task, start, local)
-        kept = self._taken(task, start).updates
+        looked = self._taken(task, start)
+        kept = looked.updates
+        self._watched += [looked.seen[client] for client in task.clients if client in looked.seen]
         left = [client for client in task.clients if client not in kept]
         others = self._updates(computation, task, left, start, local)
         for client in task.clients:
@@ -270,6 +272,7 @@ class EmbeddedEngine:
         kept: Kept,
     ) -> Iterator[CohortSum]:
         known: set[ClientId] = set()
+        self._watched += kept.seen.values()
         for clients, total, unclipped in (*kept.sums, *_summed(kept.updates, task)):
             yield task.sum_of(clients, total, unclipped)
             known.update(clients)
@@ -319,7 +322,7 @@ class EmbeddedEngine:
             workers=self.workers,
             bfloat16=self._bfloat16,
             sums=self._may_sum,
-            keep=not self.options.health,
+            watches=self.options.health,
         )
 
     def _tell(self, computation: LocalComputation, task: RoundTask) -> None:
@@ -340,7 +343,7 @@ class EmbeddedEngine:
     def _found(self, task: RoundTask, start: Tensor) -> Kept | None:
         """Return what is known of a round on which methods were tried; None of another round."""
         looked = self._looked
-        if looked is None or looked.task is not task or not torch.equal(looked.start, start):
+        if looked is None or looked.task != task or not torch.equal(looked.start, start):
             return None
         return looked.kept
 

@@ -96,6 +96,10 @@ class LocalComputation:
         data_seed: order of examples; each (round, client) has its own generator, so no result
             depends on which clients ran before it.
         features: outputs of the frozen prefix, if ``model`` is only the layers behind it.
+
+    Attributes:
+        ends_only: whether clients in memory have only the examples of a full batch and of their
+            last one, so that two steps show both.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class LocalComputation:
         self.model = model
         self.clients = clients
         self.features = features
+        self.ends_only = False
         self.convolutional = any(isinstance(m, nn.Conv2d) for m in model.module.modules())
         self._data_seed = data_seed
         self._vectorized = VectorizedTraining(model, local)
@@ -370,6 +375,9 @@ class LocalComputation:
     def _rows(self, clients: Sequence[ClientId]) -> list[Tensor]:
         """Return each client's rows of ``x``, and compute the features that are missing there."""
         rows = [self.users.indices[client] for client in clients]
+        if self.ends_only:
+            size = self.local.batch_size
+            rows = [own[max(0, (len(own) - 1) // size * size - size) :] for own in rows]
         if self.features is not None and rows:
             self.features.compute(rows)
         return rows
