@@ -43,6 +43,11 @@ def namespace(device: torch.device) -> Any:  # noqa: ANN401
     return getattr(torch, device.type)
 
 
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes of an accelerator."""
+    return int(namespace(device).mem_get_info(device)[0])
+
+
 def clock(device: torch.device) -> float:
     """Return seconds for timing work on a device; only differences have a meaning.
 

@@ -17,7 +17,7 @@ from privpart.clip import add_in_place, clip, l2_norm
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.choice import Choice, Kept
-from privpart.engines.device import find_device, one_thread
+from privpart.engines.device import find_device, free_memory, one_thread
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.memory import ClientsWithMemory
 from privpart.engines.methods import LocalComputation, Method, prefix_fits
@@ -89,7 +89,6 @@ class EmbeddedEngine:
         self.local = local
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self.workers = self.options.workers
-        self._chunk_size = self.options.chunk_size(model.dim)
         self._may_sum = self.options.may_sum
         self.method = self._fixed_method()
         self._use_ghost_sum = False  # until a round finds it faster
@@ -99,6 +98,8 @@ class EmbeddedEngine:
         self._report = report or _to_stderr
         self._with_memory = ClientsWithMemory(model, clients, data_seed, self._report)
         self._device = find_device(self.options.device)
+        free = None if self.options.on_cpu else free_memory(self._device)
+        self._chunk_size = self.options.chunk_size(model.dim, free)
         self._cache_prefix = self.options.cache_prefix
         if self._cache_prefix is None and self.method and not self.method.vectorized:
             self._cache_prefix = False  # a prescribed loop caches only if told to

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from privpart.clip import clip, l2_norm
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.device import full_float32, namespace
+from privpart.engines.device import free_memory, full_float32
 from privpart.engines.frozen_prefix import Features, feature_bytes
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.layers import (
@@ -273,7 +273,7 @@ class LocalComputation:
         losses: list[float | None] | None = None if watch is None else [None] * len(rows)
         norms = [0.0] * len(rows)
         unclipped = out if start.is_cpu else torch.empty_like(out, device=start.device)
-        for place in self._vectorized.updates(
+        written: Iterable[int] = self._vectorized.updates(
             start,
             self.x,
             self.users.y,
@@ -282,11 +282,13 @@ class LocalComputation:
             out=unclipped,
             channels_last=channels_last,
             losses=losses,
-        ):
+        )
+        if unclipped is not out:
+            written = list(written)
+            out.copy_(unclipped)  # one copy: each waits for the device
+        # Clipped on the CPU, as in ``client_update``: the guarantee rests on its rounding.
+        for place in written:
             update = out[place]
-            # Clipped on the CPU, as in ``client_update``: the guarantee rests on its rounding.
-            if unclipped is not out:
-                update.copy_(unclipped[place])
             if watch is not None:
                 norms[place] = l2_norm(update)
             clipped = clip(update, task.clip_norm, out=update)
@@ -502,7 +504,7 @@ def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:
 
 def _free_memory(device: torch.device) -> int:
     if device.type != "cpu":
-        return int(namespace(device).mem_get_info(device)[0])
+        return free_memory(device)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # workers share the outputs, and a container may limit shared memory further
     if _SHARED_MEMORY.is_dir():

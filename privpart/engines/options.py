@@ -19,6 +19,11 @@ Precision = Literal["float32", "bfloat16"]
 
 _CHUNK_BYTES = 2**24
 """Larger blocks are returned to the system when freed, and their pages cleared at the next use."""
+_LARGEST_COPY = 2**30
+"""Bytes of updates that are copied from an accelerator at once, and which the CPU holds."""
+_PARTS = 16
+"""An accelerator has for each client an update, parameters, a gradient, Adam's state, and what its
+layers keep."""
 _LARGEST_CHUNK = 128
 
 
@@ -114,9 +119,15 @@ class EngineOptions:
         """Whether sums of clipped updates are allowed and implemented for these options."""
         return self.sums and self.on_cpu and self.precision == "float32"
 
-    def chunk_size(self, dim: int) -> int:
-        """Return how many clients, with updates of shape (dim,), are computed at once at most."""
-        return max(1, min(_LARGEST_CHUNK, _CHUNK_BYTES // (4 * dim)))
+    def chunk_size(self, dim: int, free: int | None = None) -> int:
+        """Return how many clients, with updates of shape (dim,), are computed at once at most.
+
+        Args:
+            dim: number of parameters that train.
+            free: bytes of an accelerator; None on the CPU.
+        """
+        most = _CHUNK_BYTES if free is None else min(_LARGEST_COPY, free // _PARTS)
+        return max(1, min(_LARGEST_CHUNK, most // (4 * dim)))
 
     def refuse(
         self,
