@@ -483,6 +483,7 @@ def _key(
         "code": _code(),
         "torch": torch.__version__,
         "processor": _processor() if device.type == "cpu" else _accelerator(device),
+        "tf32": computation.tf32,
         "threads": 1 if workers > 1 else torch.get_num_threads(),
         "network": hashlib.sha256(network.encode()).hexdigest(),
         "x": [*computation.x.shape[1:], str(computation.x.dtype)],

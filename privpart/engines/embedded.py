@@ -241,6 +241,10 @@ class EmbeddedEngine:
     def _bfloat16(self) -> bool:
         return self.options.precision == "bfloat16"
 
+    @property
+    def _tf32(self) -> bool:
+        return self.options.precision == "tf32"
+
     def _updates(
         self,
         computation: LocalComputation,
@@ -382,7 +386,9 @@ class EmbeddedEngine:
     def _new_computation(self, local: LocalTraining) -> LocalComputation:
         model = self.model.on(self._device)
         if not isinstance(self.clients, Users):
-            return LocalComputation(model, self.clients, local=local, data_seed=self.data_seed)
+            return LocalComputation(
+                model, self.clients, local=local, data_seed=self.data_seed, tf32=self._tf32
+            )
         users = self.clients.on(self._device)
         parts = None
         if self._cache_prefix is not False and not changes_inputs(local):
@@ -392,7 +398,12 @@ class EmbeddedEngine:
             model = parts[1]
             features = Features(parts[0], users.x, shared=self.workers > 1)
         return LocalComputation(
-            model, users, local=local, data_seed=self.data_seed, features=features
+            model,
+            users,
+            local=local,
+            data_seed=self.data_seed,
+            features=features,
+            tf32=self._tf32,
         )
 
     @contextmanager
@@ -432,7 +443,8 @@ class EmbeddedEngine:
     def _setting(self) -> str:
         cached = self._computation is not None and self._computation.features is not None
         prefix = "frozen prefix cached, " if cached else ""
-        return prefix + (f"{self.workers} workers, " if self.workers > 1 else "")
+        rounded = "products rounded to TF32, " if self._tf32 else ""
+        return prefix + rounded + (f"{self.workers} workers, " if self.workers > 1 else "")
 
 
 def _frozen_prefix(model: PartialModel) -> tuple[nn.Sequential, PartialModel]:

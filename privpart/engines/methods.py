@@ -24,7 +24,7 @@ from privpart.clip import clip, l2_norm
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.device import free_memory, full_float32
+from privpart.engines.device import float32_products, free_memory
 from privpart.engines.frozen_prefix import Features, feature_bytes
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.layers import (
@@ -96,6 +96,7 @@ class LocalComputation:
         data_seed: order of examples; each (round, client) has its own generator, so no result
             depends on which clients ran before it.
         features: outputs of the frozen prefix, if ``model`` is only the layers behind it.
+        tf32: whether a CUDA device rounds the factors of products to 10 bits.
 
     Attributes:
         ends_only: whether clients in memory have only the examples of a full batch and of their
@@ -110,8 +111,10 @@ class LocalComputation:
         local: LocalTraining,
         data_seed: int,
         features: Features | None = None,
+        tf32: bool = False,
     ) -> None:
         self.model = model
+        self.tf32 = tf32
         self.clients = clients
         self.features = features
         self.ends_only = False
@@ -192,7 +195,7 @@ class LocalComputation:
         Raises:
             ConfigError: a client's examples cannot be trained on; the sentence names the client.
         """
-        with full_float32(self.device), unwritten(self.model):
+        with float32_products(self.device, tf32=self.tf32), unwritten(self.model):
             self._updates(task, clients, start.to(self.device), method, out[: len(clients)], watch)
 
     def _updates(

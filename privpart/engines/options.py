@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from privpart.client import LocalTraining
 
 Batching = Literal["auto", "loop", "vmap"]
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 
 _CHUNK_BYTES = 2**24
 """Larger blocks are returned to the system when freed, and their pages cleared at the next use."""
@@ -45,7 +45,8 @@ class EngineOptions:
         precision: "bfloat16" rounds the factors of matrix products and convolutions to 8 bits and
             computes one client after another. It is faster for large convolutions on processors
             with bfloat16 instructions, and slower for small networks. Updates change by about 1e-2
-            of their norm.
+            of their norm. "tf32" lets a CUDA device round the factors to 10 bits, in every way to
+            compute clients; "float32" keeps it from rounding convolutions so, as torch does.
         sums: allow the engine to return sums of updates that it clipped itself, on the CPU, for
             clients with ``steps=1``, where "auto" finds that faster. The server cannot clip those
             updates again.
@@ -83,6 +84,11 @@ class EngineOptions:
         if self.batching == "vmap" and self.precision == "bfloat16":
             raise ConfigError(
                 "batching=vmap: bfloat16 computes one client after another; use auto or loop."
+            )
+        if self.precision == "tf32" and not str(self.device).startswith("cuda"):
+            raise ConfigError(
+                f"precision=tf32: only CUDA devices round so, and device={self.device}; leave it "
+                "out, or use bfloat16."
             )
         if self.worker_timeout is not None:
             checks.positive("worker_timeout", self.worker_timeout)

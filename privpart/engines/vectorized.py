@@ -267,7 +267,7 @@ def _moved(batches: Sequence[Sequence[Tensor]], device: torch.device) -> list[li
     """Return each client's batches on a device, in one copy, because each waits for the device."""
     each = [rows for own in batches for rows in own]
     if device.type != "cpu" and each:
-        each = list(torch.cat(each).to(device).split([len(rows) for rows in each]))
+        each = list(torch.split(torch.cat(each).to(device), [len(rows) for rows in each]))
     left = iter(each)
     return [[next(left) for _ in own] for own in batches]
 
