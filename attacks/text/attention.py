@@ -21,7 +21,7 @@ from attacks.text.spans import FoundTokens, Reader, Source
 _QUERY = ("query", "q_proj", "q_lin", "q")
 _KEY = ("key", "k_proj", "k_lin", "k")
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "heads")
-_ZERO = 1e-10  # of the greatest eigenvalue: a direction that no query and no key has
+_ZERO = 1e-6  # of the greatest eigenvalue: a direction that no query and no key has
 _MOST = 600  # tokens put in sentences
 _TURNS = 10
 

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from attacks.text.attention import attending
 from attacks.text.observation import TextObservation, text_residual
 from attacks.text.spans import FoundTokens, Reader, Source, Span, span, tokens_in_span
-from attacks.update import simulated_update
+from attacks.update import norm, simulated_update
 
 _KEPT = 16  # prefixes per sentence of the batch
 _GAP = 3.0  # between the distances of true and of false prefixes
@@ -29,7 +29,7 @@ _KICK = 0.15  # share of the tokens replaced before a search continues
 _EXACT = 1e-9  # distance at which no search is needed
 _MOST_PAIRS = 2**13
 _MOST_LABELS = 64
-_NEAR = 1e-4  # distance that a true sentence keeps in float32
+_NEAR = 3e-4  # distance that a true sentence keeps in float32
 _ENOUGH = 8  # open directions that tell sentences apart
 _NEAREST = 12  # last tokens tried per sentence
 _ITERATIONS = 60
@@ -101,7 +101,9 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
             y = torch.tensor([label])
             sent = simulated_update(reader.net, seen.state, names, tokens, y, seen.loss, seen.local)
             part = {k: v - sent[k] / reader.seen.shape[0] for k, v in seen.update.items()}
-            left = replace(seen, update=part, shape=(seen.shape[0] - 1, seen.shape[1]))
+            rounding = seen.resolution * norm(seen.update) / max(norm(part), 1e-300)
+            shape = (seen.shape[0] - 1, seen.shape[1])
+            left = replace(seen, update=part, shape=shape, rounding=rounding)
             tried.append((span(left, source).rank, label, left))
         best = min(tried, key=lambda one: one[:2])
         if best[0] >= rank:

@@ -24,7 +24,7 @@ Reach = Literal["token", "prefix", "sentence"]
 _FALSE = 1e-2  # expected false tokens, were the inputs of other tokens random directions
 _MARGIN = 0.5  # they are not random: many share a position
 _NOISE = 2.0  # how far above its expectation the length of the noise on a vector may be
-_ROUNDING = 100.0  # how far above its rounding error a singular value must be
+_ROUNDING = 10.0  # how far above its rounding error a singular value must be
 _ROWS = 2**14  # inputs computed at a time
 
 
