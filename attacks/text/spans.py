@@ -5,6 +5,7 @@ span of the inputs x. While the tokens of a batch are fewer than the width, only
 that span, and whoever knows the weights tests every token of the vocabulary, or every sentence.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ Reach = Literal["token", "prefix", "sentence"]
 
 _FALSE = 1e-2  # expected false tokens, were the inputs of other tokens random directions
 _MARGIN = 0.5  # they are not random: many share a position
-_ROUNDING = 100.0  # how far above its rounding error a singular value must be
+_NOISE = 2.0  # how far above its expectation the length of the noise on a vector may be
+_ROUNDING = 10.0  # how far above its rounding error a singular value must be
 _ROWS = 2**14  # inputs computed at a time
 
 
@@ -58,6 +60,12 @@ class Reader:
         )
         self.vocabulary = vocabulary(model)
         self.seen = seen
+
+    def of(self, seen: TextObservation) -> "Reader":
+        """Return a reader of another update of the same parameters."""
+        other = copy.copy(self)
+        other.seen = seen
+        return other
 
     def inputs(self, source: Source, tokens: Tensor) -> Tensor:
         """Return the inputs of the source's layers, (S, T, width)."""
@@ -180,10 +188,12 @@ class Span:
     Args:
         rows: (rank, width), orthonormal.
         condition: least singular value relative to the greatest.
+        error: distance that rounding and noise give an input that lies in the span.
     """
 
     rows: Tensor
     condition: float = 0.0
+    error: float = 1.0
 
     @property
     def rank(self) -> int:
@@ -204,11 +214,15 @@ class Span:
         return share
 
     def threshold(self, candidates: int) -> float:
-        """Return a distance that a random direction hardly keeps, in so many trials."""
+        """Return a distance that a random direction hardly keeps, in so many trials.
+
+        Inputs that share a token or a position are alike, and lie nearer than random directions;
+        so the threshold is no more than what rounding and noise explain.
+        """
         if self.open == 0 or self.rank == 0:
             return 0.0
         share = float(beta.ppf(_FALSE / max(candidates, 1), self.open / 2, self.rank / 2))
-        return _MARGIN * float(share**0.5)
+        return min(_MARGIN * float(share**0.5), self.error)
 
 
 def span(seen: TextObservation, source: Source) -> Span:
@@ -232,7 +246,11 @@ def span(seen: TextObservation, source: Source) -> Span:
         floor = max(floor, seen.noise_std * (high**0.5 + wide**0.5))
     most = seen.shape[0] * seen.shape[1]
     rank = min(int((values > floor).sum()), most)
-    return Span(rows[:rank], float(values[rank - 1] / values[0]) if rank else 0.0)
+    if rank == 0:
+        return Span(rows[:0])
+    least = float(values[rank - 1])
+    error = seen.resolution * float(values[0]) + _NOISE * seen.noise_std * rows.shape[1] ** 0.5
+    return Span(rows[:rank], least / float(values[0]), error / least)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
