@@ -48,11 +48,13 @@ max_participations = 1
 mechanism = { name = "blt" }
 [model]
 factory = "./text_code.py:Net"
-train = ["embedding.*", "lstm.*"]
+train = ["*"]
 seed = 7
+keep = ["*"]
 [data]
 clients = "./text_code.py:clients"
 clients_per_round = 4
+[server]
 [client]
 learning_rate = 0.5
 """
@@ -89,29 +91,29 @@ def network(folder):
 
 def test_a_plan_of_text_is_audited_by_what_it_trains(audited, folder):
     done, report = audited(
-        *("--plan", "plan.toml", "--trials", "2", "--format", "csv", "--fail-on", "partial"),
+        *("--plan", "plan.toml", "--trials", "1", "--format", "csv", "--fail-on", "partial"),
         out="plan",
     )
     assert done.returncode == 4, done.stderr
     (row,) = csv.DictReader(done.stdout.splitlines())
-    assert (row["view"], row["verdict"], row["exact"]) == ("trained", "recovered", "2")
+    assert (row["view"], row["verdict"], row["exact"]) == ("trained", "recovered", "1")
     assert report["schema"] == "privpart/text-leakage/1"
     assert report["guesses"].keys() == {"unigram", "bigram"}
     assert report["rows"][0]["guess_rouge_median"] < 0.5
     assert report["rows"][0]["sentences"] == report["truth"]
-    assert 0.5 < report["rows"][0]["share"] < 1
+    assert report["rows"][0]["share"] == 1
     page = (folder / "plan" / "leakage.html").read_text()
-    assert page.count('class="right">word') == 14
-    again, _ = audited("--plan", "plan.toml", "--trials", "2", "--fail-on", "partial", out="plan")
+    assert page.count('class="right">word') == 7
+    again, _ = audited("--plan", "plan.toml", "--trials", "1", "--fail-on", "partial", out="plan")
     assert again.returncode == 4
     assert "recovered" in again.stdout
-    assert len(list((folder / "plan" / "trials").glob("*.json"))) == 2
+    assert len(list((folder / "plan" / "trials").glob("*.json"))) == 1
 
 
 def test_noise_is_beside_its_epsilon_and_lets_nothing_be_read(audited):
     done, report = audited(
         *("--plan", "plan.toml", "--trials", "1", "--length", "4", "--clip", "0.5"),
-        *("--noise-multiplier", "0.5", "--view", "lstm.*"),
+        *("--noise-multiplier", "0.5"),
         out="noise",
     )
     assert done.returncode == 0, done.stderr
