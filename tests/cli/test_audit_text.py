@@ -49,8 +49,6 @@ mechanism = { name = "blt" }
 [model]
 factory = "./text_code.py:Net"
 train = ["*"]
-seed = 7
-keep = ["*"]
 [data]
 clients = "./text_code.py:clients"
 clients_per_round = 4
@@ -118,7 +116,8 @@ def test_noise_is_beside_its_epsilon_and_lets_nothing_be_read(audited):
     )
     assert done.returncode == 0, done.stderr
     verdicts = {row["adversary"]: row["verdict"] for row in report["rows"]}
-    assert verdicts == {"server": "recovered", "recipient": "attack failed"}
+    assert verdicts["server"] in ("recovered", "partial")
+    assert verdicts["recipient"] == "attack failed"
     assert len(report["truth"][0]) == 4
     assert 5 < report["accountant"]["epsilon"] < 12
     assert "Accountant: epsilon" in done.stdout
@@ -191,17 +190,20 @@ def test_sentences_of_clients_are_what_token_ids_describe():
     assert list(_examples((ids, following))) == [((5, 6, 7, 8), None)]
     labelled = {"input_ids": ids, "attention_mask": attended, "label": torch.tensor([1, 0])}
     assert list(_examples(labelled)) == [((5, 6, 7), 1), ((5, 6), 0)]
-    tokens, labels, pad = _together(list(_examples(labelled)))
+    tokens, labels, pad = _together(list(_examples(labelled)), 9)
     assert (tokens.tolist(), labels.tolist(), pad) == ([[5, 6, 7], [5, 6, 0]], [1, 0], 0)
+    assert _together([((0, 1), None), ((0,), None)], 9)[2] == 2
     with pytest.raises(ConfigError, match="length is missing"):
-        _together([((0, 1), None), ((1,), None)])
+        _together([((0, 1), None), ((1,), None)], 2)
     for odd in ((torch.zeros(2, 3), ids), ({"a": ids, "b": ids}, ids), ids):
         with pytest.raises(ConfigError, match="text"):
             list(_examples(odd))
 
 
 def test_what_was_read_survives_an_interruption(tmp_path):
-    read = ReadText(((3, 4),), frozenset({3, 4}), float("inf"), 1.5, ((3,), (4,)), torch.tensor([1]))
+    read = ReadText(
+        ((3, 4),), frozenset({3, 4}), float("inf"), 1.5, ((3,), (4,)), torch.tensor([1])
+    )
     kept = TextFolder(tmp_path, LeakageOptions(plan=tmp_path).identity(), "0")
     kept["key"] = {"span_test": read, "bag_of_tokens": None}
     found = kept["key"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from accounting.checks import ConfigError
 from attacks import read_update
+from attacks.text.observation import vocabulary
 from privpart.cli.audit.inputs import given_update, load_given, own_model
 from privpart.cli.audit.options import LeakageOptions, views
 from privpart.data.batches import Batch
@@ -94,7 +95,7 @@ def _of_plan(path: Path, options: LeakageOptions, wanted: int) -> TextInputs:
             "From Python, pass the loss to attacks.text_leakage."
         )
     batches, public = _chosen(made, options, wanted // options.batch)
-    tokens, labels, pad = _together([one for batch in batches for one in batch])
+    tokens, labels, pad = _together([one for batch in batches for one in batch], vocabulary(module))
     return TextInputs(
         model=module,
         tokens=tokens,
@@ -211,16 +212,21 @@ def _ids(inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401  of a client's e
     return found, whole if not isinstance(kept, Tensor) else kept.long()
 
 
-def _together(examples: Sequence[Example]) -> tuple[Tensor, Tensor | None, int | None]:
-    """Return sentences as (N, T) ids, their labels, and the padding after the shorter ones."""
+def _together(examples: Sequence[Example], words: int) -> tuple[Tensor, Tensor | None, int | None]:
+    """Return sentences as (N, T) ids, their labels, and the padding after the shorter ones.
+
+    No position attends to the padding and no loss counts it, so any of the ``words`` ids serves
+    that is in no sentence.
+    """
     longest = max(len(sentence) for sentence, _ in examples)
     pad = None
     if any(len(sentence) < longest for sentence, _ in examples):
-        pad = 0
-        if any(pad in sentence for sentence, _ in examples):
+        used = {token for sentence, _ in examples for token in sentence}
+        pad = next((token for token in range(words) if token not in used), None)
+        if pad is None:
             raise ConfigError(
-                "length is missing: the sentences differ in length, and token 0, which would pad "
-                "them, is in one of them; cut them to one length (--length)."
+                "length is missing: the sentences differ in length, and no token is left to pad "
+                "them with; cut them to one length (--length)."
             )
     tokens = torch.tensor([[*s, *[pad or 0] * (longest - len(s))] for s, _ in examples])
     labels = [y for _, y in examples if y is not None]
