@@ -52,6 +52,14 @@ class TextObservation(Observation):
         """Relative rounding error of the update."""
         if self.rounding is not None:
             return self.rounding
+        eps = self._resolution_of_type()
+        if self.local is None:
+            return eps
+        # the change of a weight is rounded as the weight is
+        before = norm({name: self.state[name] for name in self.update})
+        return eps * max(1.0, before / max(norm(self.update), 1e-300))
+
+    def _resolution_of_type(self) -> float:
         for dtype in _EXACT_TYPES:
             if all(torch.equal(v.to(dtype).double(), v.double()) for v in self.update.values()):
                 return torch.finfo(dtype).eps

@@ -22,7 +22,7 @@ _GAP = 3.0  # between the distances of true and of false prefixes
 _CONTEXTS = 4  # random sentences around each token
 _TRIED = 64  # sentences computed at a time, where positions have few tokens
 _SHORTLIST = 16  # tokens of a position that a search tries again
-_TURNS = 8
+_TURNS = 3
 _SWEEPS = 8
 _ALIKE = 100.0  # how much farther than the nearest a true sentence may be
 _KICK = 0.15  # share of the tokens replaced before a search continues
@@ -120,7 +120,7 @@ def _improved(
     sentences: Sequence[Sentence],
 ) -> dict[Sentence, float]:
     """Return the sentences after replacing one or two tokens at a time, and their distances."""
-    columns = [torch.tensor([token for token, _ in column]) for column in tokens.by_position]
+    columns = [torch.tensor([t for t, _ in column]) for column in tokens.by_position if column]
     several = [i for i, column in enumerate(columns) if len(column) > 1]
     doubtful = [i for i in several if len(columns[i]) > reader.seen.shape[0]]
     pairs = [(i, j) for i in doubtful for j in doubtful if i < j]
@@ -128,21 +128,38 @@ def _improved(
         pairs = []
     found: dict[Sentence, float] = {}
     for sentence in sentences:
-        best = torch.tensor(sentence)
-        least = float(_distances(reader, source, seen, best[None]))
+        best = list(sentence)  # of all positions, those from ``length`` on perhaps padding
+        length, least = _best_length(reader, source, seen, best)
         for _ in range(_SWEEPS):
             before = least
             for places in [*((i,) for i in several), *pairs]:
                 if least <= _EXACT:
                     break
-                tried = _changed(best, columns, places)
+                if places[-1] >= length:
+                    continue
+                tried = _changed(torch.tensor(best[:length]), columns, places)
                 left = _distances(reader, source, seen, tried)
                 if float(left.min()) < least:
-                    best, least = tried[left.argmin()], float(left.min())
+                    best[:length], least = tried[left.argmin()].tolist(), float(left.min())
+            if least > _EXACT:
+                length, least = _best_length(reader, source, seen, best)
             if least == before:
                 break
-        found[tuple(best.tolist())] = least
+        found[tuple(best[:length])] = least
     return found
+
+
+def _best_length(
+    reader: Reader, source: Source, seen: Span, sentence: Sequence[int]
+) -> tuple[int, float]:
+    """Return the length to which padding best cuts the sentence, and the distance then."""
+    whole = torch.tensor(sentence)
+    if reader.seen.pad is None:
+        return len(sentence), float(_distances(reader, source, seen, whole[None]))
+    cuts = [whole[:n][None] for n in range(1, len(sentence) + 1)]
+    left = [float(_distances(reader, source, seen, cut)) for cut in cuts]
+    least = min(range(len(left)), key=left.__getitem__)
+    return least + 1, left[least]
 
 
 def _changed(sentence: Tensor, columns: Sequence[Tensor], places: tuple[int, ...]) -> Tensor:
@@ -155,7 +172,13 @@ def _changed(sentence: Tensor, columns: Sequence[Tensor], places: tuple[int, ...
 
 def _distances(reader: Reader, source: Source, seen: Span, sentences: Tensor) -> Tensor:
     """Return the distance of each sentence: the root mean square of those of its inputs."""
-    return seen.distance(reader.inputs(source, sentences)).square().mean(1).sqrt()
+    filled = torch.full((len(sentences), reader.seen.shape[1]), reader.seen.pad or 0)
+    width = sentences.shape[1]
+    filled[:, :width] = sentences
+    if reader.seen.pad is None:
+        filled = sentences
+    rows = reader.inputs(source, filled)[:, :width]
+    return seen.distance(rows).square().mean(1).sqrt()
 
 
 def _grown(reader: Reader, source: Source, seen: Span, tokens: FoundTokens) -> list[Sentence]:

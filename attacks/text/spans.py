@@ -24,6 +24,8 @@ Reach = Literal["token", "prefix", "sentence"]
 _FALSE = 1e-2  # expected false tokens, were the inputs of other tokens random directions
 _MARGIN = 0.5  # they are not random: many share a position
 _NOISE = 2.0  # how far above its expectation the length of the noise on a vector may be
+_SURE = 1e-5  # distance below which an input that was searched for lies in the span
+_SPARE = 16  # directions that a search leaves open
 _ROUNDING = 10.0  # how far above its rounding error a singular value must be
 _ROWS = 2**14  # inputs computed at a time
 
@@ -289,10 +291,15 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTok
         return None
     # the widest open span tells most; others only see fewer tokens (GPT-2's query: no first one)
     source, one = max(useful, key=lambda pair: (pair[1].open > 0, pair[1].rank))
-    filled = candidates[:, None].expand(-1, length)
+    rows = reader.inputs(source, candidates[:, None].expand(-1, length))
     distances = torch.full((reader.vocabulary, length), torch.inf, dtype=torch.float64)
-    distances[candidates] = one.distance(reader.inputs(source, filled))
-    threshold = one.threshold(len(candidates) * length)
+    high = sum(min(seen.update[name].shape) for name in source.weights)
+    if one.rank == high < seen.shape[0] * length:  # more tokens than directions were sent
+        distances[candidates] = _pursued(one, rows.flatten(0, 1)).reshape(rows.shape[:2])
+        threshold = _SURE
+    else:
+        distances[candidates] = one.distance(rows)
+        threshold = one.threshold(len(candidates) * length)
     by_position = []
     for column in distances.T:
         order = column.argsort()
@@ -300,3 +307,48 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTok
         inside = [(int(t), float(column[t])) for t in order[: seen.shape[0] * length]]
         by_position.append(tuple(pair for pair in inside if pair[1] <= threshold))
     return FoundTokens(tuple(by_position), distances, threshold)
+
+
+def _pursued(seen: Span, x: Tensor) -> Tensor:
+    """Return the distance of each input from a span that shows only combinations of the inputs.
+
+    Of k inputs, r combinations were sent, as by LoRA's A. With k - r of the inputs added, the span
+    holds them all. The inputs that come nearest to it are added one at a time (rank-aware matching
+    pursuit, Davies and Eldar 2012); a false one does no harm while directions remain. Once several
+    inputs lie in the span, each added one is judged by the span of all the others.
+
+    Returns:
+        1 everywhere where too few directions remain.
+    """
+    x = x / x.norm(dim=1, keepdim=True)
+    left, basis, chosen = x.clone(), seen.rows, list[int]()
+    while len(basis) > 1 and len(chosen) + len(basis) + _SPARE <= x.shape[1]:
+        away = _away(left, basis)
+        if int((away < _SURE).sum()) > 1:
+            return _judged(seen, x, chosen, away)
+        nearest = int(away.argmin())
+        chosen.append(nearest)
+        axis = left[nearest] / left[nearest].norm()
+        left = left - (left @ axis)[:, None] * axis
+        _, values, rows = torch.linalg.svd(
+            basis - (basis @ axis)[:, None] * axis, full_matrices=False
+        )
+        basis = rows[values > _SURE]
+    return torch.ones(len(x), dtype=x.dtype)
+
+
+def _away(left: Tensor, basis: Tensor) -> Tensor:
+    """Return the distance of each vector from the span, 1 for those of which nothing is left."""
+    size = left.norm(dim=1)
+    share = (left - (left @ basis.T) @ basis).norm(dim=1) / size.clamp(min=1e-300)
+    return torch.where(size > _SURE, share, 1.0)
+
+
+def _judged(seen: Span, x: Tensor, chosen: list[int], away: Tensor) -> Tensor:
+    held = x[(away < _SURE).nonzero()[:, 0]]
+    away = away.clone()
+    for i in chosen:
+        others = torch.cat([seen.rows, held, x[[j for j in chosen if j != i]]])
+        _, values, rows = torch.linalg.svd(others, full_matrices=False)
+        away[i] = Span(rows[values > _SURE]).distance(x[i])
+    return away
