@@ -117,7 +117,7 @@ _MOMENTUM = Idle("momentum", "optimizer", _is("optimizer", "adam"), "has a momen
 _WITHOUT_SEARCH = frozenset({"invert_dense"})
 """Attacks in closed form, whatever the effort."""
 _OF_IMAGES = "data data_dir mode effort decoys"
-_AUDIT_FREE = "model data batch weights mode local_steps hide_labels attack seed view out form clip"
+_AUDIT_FREE = "batch weights local_steps hide_labels attack seed view out form clip"
 _AUDIT = (
     _DATA_DIR,
     Idle(
@@ -308,7 +308,7 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "audit defences": Options(
-        free=f"{_AUDIT_FREE} trials noise_multiplier",
+        free=f"{_AUDIT_FREE} model data mode trials noise_multiplier",
         idle=(
             *_AUDIT,
             Idle(

@@ -25,7 +25,7 @@ from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
 PAGE = "leakage.html"
-_WIDTH = 120
+_WIDTH = 136
 _MEANING = {
     "recovered": "'recovered': nine tokens in ten of a sentence came back in order, and a guess "
     "without the update does not do that.",
