@@ -1,8 +1,10 @@
 """Sentences: put the tokens that spans revealed in order, and complete them by the gradient.
 
 In a decoder the inputs of the second layer depend on the tokens before them, so sentences grow from
-the left; in an encoder they depend on the whole sentence, and one token after another is replaced
-by a better one (DAGER searches there exhaustively). Either search costs forward passes only.
+the left. In an encoder they depend on the whole sentence: query and key of the first layer tell
+which tokens attended to one another, and tokens that remain doubtful are replaced one or two at a
+time (DAGER searches there exhaustively). What a classifier's known sentences sent is subtracted, so
+that fewer tokens are doubtful in the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -126,27 +128,38 @@ def _improved(
     pairs = [(i, j) for i in doubtful for j in doubtful if i < j]
     if sum(len(columns[i]) * len(columns[j]) for i, j in pairs) > _MOST_PAIRS:
         pairs = []
-    found: dict[Sentence, float] = {}
-    for sentence in sentences:
-        best = list(sentence)  # of all positions, those from ``length`` on perhaps padding
+    moves = [*((i,) for i in several), *pairs]
+    return dict(_climbed(reader, source, seen, columns, moves, list(one)) for one in sentences)
+
+
+def _climbed(
+    reader: Reader,
+    source: Source,
+    seen: Span,
+    columns: Sequence[Tensor],
+    moves: Sequence[tuple[int, ...]],
+    best: list[int],
+) -> tuple[Sentence, float]:
+    """Return the sentence that no single move improves, and its distance.
+
+    ``best`` has tokens for all positions; those from ``length`` on may be padding.
+    """
+    length, least = _best_length(reader, source, seen, best)
+    for _ in range(_SWEEPS):
+        before = least
+        for places in moves:
+            if least <= _EXACT or places[-1] >= length:
+                continue
+            tried = _changed(torch.tensor(best[:length]), columns, places)
+            left = _distances(reader, source, seen, tried)
+            if float(left.min()) < least:
+                best[:length], least = tried[left.argmin()].tolist(), float(left.min())
+        if least <= _EXACT:
+            break
         length, least = _best_length(reader, source, seen, best)
-        for _ in range(_SWEEPS):
-            before = least
-            for places in [*((i,) for i in several), *pairs]:
-                if least <= _EXACT:
-                    break
-                if places[-1] >= length:
-                    continue
-                tried = _changed(torch.tensor(best[:length]), columns, places)
-                left = _distances(reader, source, seen, tried)
-                if float(left.min()) < least:
-                    best[:length], least = tried[left.argmin()].tolist(), float(left.min())
-            if least > _EXACT:
-                length, least = _best_length(reader, source, seen, best)
-            if least == before:
-                break
-        found[tuple(best[:length])] = least
-    return found
+        if least == before:
+            break
+    return tuple(best[:length]), least
 
 
 def _best_length(
