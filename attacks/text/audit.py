@@ -2,6 +2,8 @@
 
 As the audit of images (``attacks.audit``): an update that the true sentences do not explain is not
 attacked, and the score of a guess that needs no update stands beside every score.
+
+It is one file above 500 lines because the options are documented once, where they are checked.
 """
 
 import math
