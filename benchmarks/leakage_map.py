@@ -133,7 +133,7 @@ LAYERS = {
 NORMS = {"all norms": ("type:GroupNorm",)}
 SMALL = {"restarts": 1, "max_evaluations": 300, "newton_steps": 0, "steps": 150, "tv": 1e-2}
 LARGE = {"restarts": 1, "max_evaluations": 60, "newton_steps": 0, "steps": 60, "tv": 1e-2}
-FEATURES = {"restarts": 1, "max_evaluations": 400, "newton_steps": 0, "steps": 0, "tv": 0.0}
+FEATURES = {"restarts": 1, "max_evaluations": 200, "newton_steps": 0, "steps": 0, "tv": 0.0}
 MATCHING = ("dlg", "dlg + statistics")  # needs second derivatives, at ten times the price
 UNSEARCHED = "not searched"
 
