@@ -51,7 +51,7 @@ BREACHING = {
     "breaching, deepleakage": "deepleakage",
 }
 FEATURES = 0.1  # share of our seconds for the features of the dense layer; matching gets the rest
-_TIMED = (4, 10)  # steps of two trials, which tell the seconds of a step from those of a start
+_TIMED = (8, 40)  # steps of two trials, which tell the seconds of a step from those of a start
 
 
 @dataclass(frozen=True)
