@@ -5,6 +5,7 @@ parameters of an undisturbed one. Whatever a node sends, a round goes on without
 The nodes are threads of the test, which speak to the SuperLink as a SuperNode does.
 """
 
+import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,7 +44,7 @@ def deployed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flower") / "deployment"
     with Deployment(folder, {"PRIVPART_STATE_DIR": state}) as found:
         found.start_superlink()
-        found.register(*NAMES)
+        found.register(*NAMES, "west")
         yield found
 
 
@@ -213,15 +214,15 @@ def test_a_supernode_killed_or_stopped_misses_rounds_and_comes_back(deployed, tm
         for number, name in enumerate(NAMES[:2]):
             node = Node(deployed, name, own, partition_id=number, num_partitions=3)
             stack.enter_context(node)
-        stack.callback(lambda: "south" in deployed.processes and deployed.kill("south"))
-        deployed.start_node("south", share)
+        deployed.start_node("west", share)
+        stack.callback(deployed.kill, "west", signal.SIGTERM)
         run = submit(deployed, app, out)
         until(6, "a round of all nodes")
-        deployed.kill("south")
+        deployed.kill("west")
         until(4, "a round without the node that was killed")
-        deployed.start_node("south", share)
+        deployed.start_node("west", share)
         until(6, "a round with the node started again")
-        thaw = deployed.freeze("south")
+        thaw = deployed.freeze("west")
         until(4, "a round without the node that was stopped")
         thaw()
         until(6, "a round with the node that goes on")
