@@ -123,7 +123,7 @@ def plan_of(rounds: int, clients: int = 4) -> str:
 
 def write_app(folder: Path, out: Path, plan: str, **settings: int | float | str) -> Path:
     """Write an app as ``privpart flower init`` does, beside this plan; return its folder."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.toml").write_text(plan)
     (folder / "task.py").write_text(TASK)
     write_flower_app(folder)
