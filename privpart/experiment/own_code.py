@@ -800,7 +800,7 @@ def _refuse_changed(file: str) -> None:
 def _refuse_stale(module: ModuleType) -> None:
     """Check that no file of the module's project has changed since ``load`` first saw it.
 
-    No record need hold such a file, so that it may have changed earlier is no reason to refuse it:
+    No record need hold such a file, so one that may have changed earlier is not refused:
     Flower writes an app's files and imports some in one process, before privpart.
     """
     file = getattr(module, "__file__", None)
