@@ -112,7 +112,8 @@ def _score_slopes(q: Tensor, k: Tensor, dq: Tensor, dk: Tensor) -> Tensor:
     both = a[:, None].clamp(min=0) + b[None].clamp(min=0)
     wanted = left.T @ (q @ dk.T + dq @ k.T) @ right
     known = both > _ZERO * both.max()
-    return left @ torch.where(known, wanted / both, 0.0) @ right.T
+    slopes: Tensor = left @ torch.where(known, wanted / both, 0.0) @ right.T
+    return slopes
 
 
 def _sentences(

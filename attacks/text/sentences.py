@@ -94,7 +94,7 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
     if not whole or count > _MOST_LABELS:
         return None
     names = seen.sent or tuple(seen.update)
-    labels = range(count) if seen.labels is None else seen.labels.unique().tolist()
+    labels = range(count) if seen.labels is None else sorted(set(seen.labels.tolist()))
     for sentence in sentences:
         tokens = _filled(reader, [sentence])
         rank = span(seen, source).rank

@@ -10,7 +10,8 @@ next round, until every method was.
 
 The figures are cached by everything that they depend on (``_key``), so that the cells of a sweep
 and later runs only check the method that was the fastest. The cache decides how clients are
-computed and nothing else: a damaged file is ignored, and one that lies costs time.
+computed and nothing else: a damaged file is ignored, and one that lies costs time. The choice and
+its trials are one file, because what a trial may cost depends on what is still to be tried.
 """
 
 import hashlib

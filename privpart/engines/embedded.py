@@ -1,4 +1,7 @@
-"""Embedded engine: computes the clients of each round on this machine."""
+"""Embedded engine: computes the clients of each round on this machine.
+
+Updates and sums are one file, because both take from a round what was computed to time methods.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
