@@ -17,6 +17,7 @@ This is the only module that imports flwr, inside functions: the other engines d
 one file, because what one side of the network writes the other reads.
 """
 
+import difflib
 import io
 import json
 import secrets
@@ -689,6 +690,7 @@ def server_app(
         evaluate_every: rounds between evaluations by the plan's metric; default 10.
         callbacks: called after each committed round, see ``fit``.
     """
+    _flwr()
     import flwr.serverapp
 
     given = {
@@ -749,8 +751,11 @@ class Settings:
         """Return the settings that were given in the code or in the app's table of settings.
 
         Raises:
-            ConfigError: one was given in both, or is missing.
+            ConfigError: one was given in both, or is missing, or a name is almost that of one.
         """
+        for name in sorted(config.keys() - given.keys()):  # others may be for clients of one's own
+            if near := difflib.get_close_matches(name.replace("-", "_"), given, 1, 0.8):
+                raise ConfigError(f"{name}: is not a setting; write {near[0]}, or rename yours.")
         found = {name: value for name, value in given.items() if value is not None}
         for name in given.keys() & config.keys():
             if name in found:
@@ -903,6 +908,7 @@ def client_app(
             such client of the plan's, so that one data set serves a federation on one machine.
         options: fields of ``EngineOptions`` by keyword; none is ``deterministic=True``.
     """
+    _flwr()
     import flwr.clientapp
 
     settings = EngineOptions(**(options or {"deterministic": True}))

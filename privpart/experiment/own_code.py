@@ -15,7 +15,8 @@ Python may run a cached compilation of a file (``__pycache__``), which it
 takes for current if it names the file's time and size.
 
 ``load`` refuses a process whose memory holds other code than the files: another file under the name
-of a recorded one, or a file that has changed, or may have, since the process imported it.
+of a recorded one, a recorded file that has changed, or may have, since the process imported it, or
+any other of the project that has changed since ``load`` first saw it.
 
 Both are one file, because ``load`` must import what ``record`` found.
 """
@@ -93,6 +94,8 @@ _added: list[str] = []
 """Folders that ``load`` has put on ``sys.path``; records do not depend on them."""
 _imported: dict[str, str] = {}
 """Own files that this process has imported -> SHA-256 of each when ``load`` first saw them."""
+_beside: dict[str, str] = {}
+"""The same of files that no record may hold, such as those that are imported by a computed name."""
 
 
 def is_reference(text: str) -> bool:
@@ -668,6 +671,7 @@ def load(reference: str, folder: Path) -> Callable[..., Any]:
     module = _run(parsed, folder) if parsed.path is None else _import_file(parsed, folder)
     _memory.look()
     _refuse_another(parsed, folder)
+    _refuse_stale(module)
     try:
         found = getattr(module, parsed.name)
     except AttributeError:
@@ -744,7 +748,8 @@ class _Memory:
 
     A file that was last changed before its module came into memory is what the module was made
     from. When a module came is known from both sides only for what ``load`` imports; any other came
-    after the last look that did not see it.
+    after the last look that did not see it, and after this module if it is below it in
+    ``sys.modules``, which is in the order of import.
 
     Attributes:
         since: by file, a time (ns) before its import.
@@ -752,24 +757,30 @@ class _Memory:
 
     def __init__(self) -> None:
         self.since: dict[str, int] = {}
+        self._began = time.time_ns()
         self._last = _process_start()
 
     def look(self) -> None:
         """Note the own files that have come into memory, and when."""
         now = time.time_ns()
-        self.since = {file: self.since.get(file, self._last) for file in _own_files()}
-        self._last = now
+        order = list(sys.modules)
+        before = order.index(__name__) if __name__ in order else len(order)
+        since: dict[str, int] = {}
+        for place, file in _own_files():
+            after = self._last if place < before else max(self._last, self._began)
+            since[file] = min(since.get(file, now), self.since.get(file, after))
+        self.since, self._last = since, now
 
 
 _memory = _Memory()
 
 
-def _own_files() -> Iterator[str]:
-    """Yield the own source files of the modules in memory."""
-    for name, module in list(sys.modules.items()):
+def _own_files() -> Iterator[tuple[int, str]]:
+    """Yield the own source files of the modules in memory, and the place of each in the order."""
+    for place, (name, module) in enumerate(list(sys.modules.items())):
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if name != "__main__" and isinstance(file, str) and file.endswith(".py") and _is_own(file):
-            yield file
+            yield place, file
 
 
 def _refuse_changed(file: str) -> None:
@@ -780,12 +791,34 @@ def _refuse_changed(file: str) -> None:
         if file not in _imported and changed >= _memory.since.get(file, 0):
             raise ConfigError(
                 f"{_shown(file)}: may have changed since this process imported it; start a new "
-                "process, in which privpart imports it first."
+                "process, which imports privpart before it."
             )
         if _imported.setdefault(file, now) != now:
-            raise ConfigError(
-                f"{_shown(file)}: has changed since this process imported it; start a new process."
-            )
+            raise _has_changed(file)
+
+
+def _refuse_stale(module: ModuleType) -> None:
+    """Check that no file of the module's project has changed since ``load`` first saw it.
+
+    No record need hold such a file, so one that may have changed earlier is not refused:
+    Flower writes an app's files and imports some in one process, before privpart.
+    """
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not _is_own(file):
+        return
+    depth = module.__name__.count(".") + hasattr(module, "__path__")
+    root = f"{Path(file).parents[depth]}/".replace("//", "/")
+    for path in filter(lambda path: path.startswith(root), _memory.since):
+        with suppress(OSError):
+            now = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            if _beside.setdefault(path, now) != now:
+                raise _has_changed(path)
+
+
+def _has_changed(file: str) -> ConfigError:
+    return ConfigError(
+        f"{_shown(file)}: has changed since this process imported it; start a new process."
+    )
 
 
 def _refuse_another(reference: _Reference, folder: Path) -> None:

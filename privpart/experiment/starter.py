@@ -262,8 +262,8 @@ def write_flower_app(folder: Path) -> list[Path]:
     The app trains the ``plan.toml`` of the folder; where there is none, the starter's is written.
 
     Raises:
-        ConfigError: Flower would refuse the folder's name, its plan is not valid, one of the files
-            exists, or the folder cannot be written to.
+        ConfigError: Flower would refuse the folder's name, its plan is not valid or not one for a
+            network, one of the files exists, or the folder cannot be written to.
     """
     folder = folder.absolute()
     name = folder.name
@@ -281,7 +281,9 @@ def write_flower_app(folder: Path) -> list[Path]:
         folder / "README.md": _README.format(name=name, shell=shlex.quote(run)),
     }
     if (folder / "plan.toml").exists():
-        read(folder / "plan.toml")
+        from privpart.engines.flower import refuse_over_network  # imports torch
+
+        refuse_over_network(read(folder / "plan.toml"))
     else:
         texts |= {folder / "plan.toml": _PLAN, folder / "task.py": _TASK}
     return _write(texts)

@@ -101,7 +101,7 @@ schema = "privpart/plan/1"
 [privacy]
 rounds = 4
 clip_norm = 0.3
-noise_multiplier = {noise}
+noise_multiplier = 1.0
 delta = 1e-5
 minimum_cohort = {minimum}
 mechanism = {{ name = "tree" }}
@@ -125,8 +125,8 @@ momentum = 0.9
 """
 
 
-def write_plan(folder: Path, noise: float = 1.0, minimum: int = 5) -> Path:
+def write_plan(folder: Path, minimum: int = 5) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.toml"
-    path.write_text(PLAN.format(noise=noise, minimum=minimum))
+    path.write_text(PLAN.format(minimum=minimum))
     return path

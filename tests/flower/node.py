@@ -23,7 +23,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 
 Answer = Callable[[Message, Context], Sequence[Message]]
 """From a message to the answers that are sent, in this order; none is silence."""
-POLL = 0.05
+POLL = 0.2
 
 
 class Node:

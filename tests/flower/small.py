@@ -1,4 +1,4 @@
-"""A training that takes no time, as files of an app: six clients, four rounds."""
+"""A training that takes no time, as files of an app: six clients."""
 
 import re
 from pathlib import Path
@@ -9,17 +9,16 @@ from privpart import train
 from privpart.experiment.export import released_parameters
 from privpart.experiment.starter import write_flower_app
 
-ROUNDS = 4
 SEED = 7
-PLAN = f"""\
+PLAN = """\
 schema = "privpart/plan/1"
 
 [privacy]
-rounds = {ROUNDS}
+rounds = {rounds}
 clip_norm = 0.5
 noise_multiplier = 1.5
 delta = 1e-3
-max_participations = {ROUNDS}
+max_participations = {rounds}
 min_separation = 1
 minimum_cohort = 3
 mechanism = {{ name = "tree" }}
@@ -32,7 +31,7 @@ keep = []
 
 [data]
 clients = "./task.py:clients"
-clients_per_round = 4
+clients_per_round = {clients}
 seed = 0
 
 [client]
@@ -117,9 +116,14 @@ app = server_app(Path(__file__).parent / "plan.toml")
 """A server_app.py; ORDER_FILE is to be replaced."""
 
 
-def write_app(folder: Path, out: Path, plan: str = PLAN, **settings: int | float | str) -> Path:
+def plan_of(rounds: int, clients: int = 4) -> str:
+    """Return a plan of so many rounds, with so many of the six clients in each."""
+    return PLAN.format(rounds=rounds, clients=clients)
+
+
+def write_app(folder: Path, out: Path, plan: str, **settings: int | float | str) -> Path:
     """Write an app as ``privpart flower init`` does, beside this plan; return its folder."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.toml").write_text(plan)
     (folder / "task.py").write_text(TASK)
     write_flower_app(folder)

@@ -5,6 +5,7 @@ parameters of an undisturbed one. Whatever a node sends, a round goes on without
 The nodes are threads of the test, which speak to the SuperLink as a SuperNode does.
 """
 
+import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ pytest.importorskip("flwr", reason="Flower is not in this environment: make flow
 from deployment import Deployment, Proxy, write_certificates
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from node import Node
-from small import KILLED, PLAN, SEED, committed, train_here, write_app
+from small import KILLED, SEED, committed, plan_of, train_here, write_app
 
 from privpart.engines.flower import client_app
 from privpart.experiment.export import released_parameters
@@ -28,6 +29,13 @@ pytestmark = pytest.mark.slow
 NAMES = ("north", "east", "south")
 SHORT = 15.0
 """Seconds that a round waits for its answers."""
+KINDS = (
+    "twice", "not finite", "too long", "shape", "float64", "bytes", "another plan", "another round",
+    "somebody else's", "metric", "nothing", "error", "silence",
+)  # fmt: skip
+"""What a hostile node sends, a kind in each round."""
+COUNTED = {"not finite": 6, "too long": 6, "twice": 6, "somebody else's": 6}
+"""Clients that count in a round with such an answer; 4 where the two of the node do not."""
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +44,16 @@ def deployed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flower") / "deployment"
     with Deployment(folder, {"PRIVPART_STATE_DIR": state}) as found:
         found.start_superlink()
-        found.register(*NAMES)
+        found.register(*NAMES, "west")
         yield found
 
 
 @pytest.fixture(scope="module")
 def app(deployed):
     """The app of every test: an ordinary one, whose server kills what it is told to."""
-    plan = PLAN.replace("rounds = 4", "rounds = 10").replace(
-        "_participations = 4", "_participations = 10"
-    )
-    plan = plan.replace("clients_per_round = 4", "clients_per_round = 6")
-    settings = {"seed": SEED, "timeout": SHORT}
-    text = "/nowhere"
-    folder = write_app(deployed.folder.parent / "app", Path(text), plan, nodes=3, **settings)
+    plan = plan_of(rounds=len(KINDS), clients=6)
+    settings = {"seed": SEED, "timeout": SHORT, "nodes": 3}
+    folder = write_app(deployed.folder.parent / "app", Path("/nowhere"), plan, **settings)
     order = deployed.folder / "order"
     (folder / "server_app.py").write_text(KILLED.replace("ORDER_FILE", str(order)))
     return folder
@@ -114,7 +118,7 @@ def test_whatever_is_killed_at_any_phase_nothing_is_lost(deployed, app, tmp_path
         last = submit(deployed, app, out)
         assert deployed.result(last) == "finished:completed", deployed.said(last)
     assert torch.equal(released_parameters(out)[0], train_here(app, SEED))
-    assert counted(out) == [6] * 10
+    assert counted(out) == [6] * len(KINDS)
 
 
 def changed(kind: str, reply: Message, message: Message) -> list[Message]:
@@ -154,14 +158,6 @@ def changed(kind: str, reply: Message, message: Message) -> list[Message]:
     }[kind]()
 
 
-COUNTED = {"not finite": 6, "too long": 6, "twice": 6, "somebody else's": 6}
-"""Clients that count in a round with such an answer; 4 where the two of the node do not."""
-KINDS = [
-    "twice", "not finite", "too long", "shape", "float64", "bytes", "another plan", "another round",
-    "metric", "nothing", "error", "silence",
-]  # fmt: skip
-
-
 def test_whatever_a_node_sends_the_round_goes_on_and_says_why(deployed, app, tmp_path):
     out, asked = tmp_path / "run", iter(KINDS)
     own = honest(app)
@@ -177,11 +173,10 @@ def test_whatever_a_node_sends_the_round_goes_on_and_says_why(deployed, app, tmp
         nodes(deployed, app, stack, south=hostile)
         run = submit(deployed, app, out)
         assert deployed.result(run) == "finished:completed", deployed.said(run)
-    expected = [COUNTED.get(kind, 4) for kind in KINDS[:10]]
-    assert counted(out) == expected, deployed.said(run)
     said = deployed.said(run)
-    for number, kind in enumerate(KINDS[:10]):
-        assert COUNTED.get(kind) or f"round {number}" in said, kind
+    assert counted(out) == [COUNTED.get(kind, 4) for kind in KINDS], said
+    for number, kind in enumerate(KINDS):
+        assert kind in ("twice", "not finite", "too long") or f", round {number}: " in said, kind
 
 
 def test_a_node_that_is_cut_off_misses_rounds_and_comes_back(deployed, app, tmp_path):
@@ -204,6 +199,36 @@ def test_a_node_that_is_cut_off_misses_rounds_and_comes_back(deployed, app, tmp_
     assert 4 in found[2:5]
     assert found[-1] == 6
     assert set(found) == {4, 6}
+
+
+def test_a_supernode_killed_or_stopped_misses_rounds_and_comes_back(deployed, tmp_path):
+    out, share = tmp_path / "run", "partition-id=2 num-partitions=3"
+    app = write_app(tmp_path / "app", out, plan_of(rounds=8, clients=6), nodes=3, timeout=45.0)
+    own = honest(app)
+
+    def until(so_many: int, what: str) -> None:
+        met = len(counted(out)) if out.exists() else 0
+        deployed.wait_in(run, lambda: out.exists() and so_many in counted(out)[met:], what)
+
+    with ExitStack() as stack:
+        for number, name in enumerate(NAMES[:2]):
+            node = Node(deployed, name, own, partition_id=number, num_partitions=3)
+            stack.enter_context(node)
+        deployed.start_node("west", share)
+        stack.callback(deployed.kill, "west", signal.SIGTERM)
+        run = submit(deployed, app, out)
+        until(6, "a round of all nodes")
+        deployed.kill("west")
+        until(4, "a round without the node that was killed")
+        deployed.start_node("west", share)
+        until(6, "a round with the node started again")
+        thaw = deployed.freeze("west")
+        until(4, "a round without the node that was stopped")
+        thaw()
+        until(6, "a round with the node that goes on")
+        assert deployed.result(run) == "finished:completed", deployed.said(run)
+    said = deployed.said(run)
+    assert said.count("2 of its clients are missing from the round") >= 2, said
 
 
 def test_a_node_of_another_plan_or_version_declines_and_nothing_begins(deployed, app, tmp_path):

@@ -1,10 +1,12 @@
 """Flower app: what `privpart flower init` writes is read by Flower, and takes nobody's place."""
 
+import sys
 import tomllib
 
 import pytest
 
 from accounting import ConfigError
+from privpart.engines.flower import Settings, client_app, server_app
 from privpart.experiment.starter import write_flower_app, write_starter
 
 THREE = {"pyproject.toml", "server_app.py", "client_app.py"}
@@ -68,3 +70,38 @@ def test_a_plan_that_is_not_valid_gets_no_app(tmp_path):
     with pytest.raises(ConfigError, match="not a valid plan"):
         write_flower_app(folder)
     assert names(folder) == {"plan.toml"}
+
+
+def test_a_plan_that_no_network_trains_gets_no_app(tmp_path):
+    write_starter(tmp_path / "mine")
+    plan = tmp_path / "mine" / "plan.toml"
+    plan.write_text(plan.read_text().replace("# local =", "local ="))
+    with pytest.raises(ConfigError, match="stay on its node"):
+        write_flower_app(tmp_path / "mine")
+    assert names(tmp_path / "mine") == {"plan.toml", "task.py"}
+
+
+def test_without_flower_an_app_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    for app in (server_app, client_app):
+        with pytest.raises(ConfigError, match="Flower is not installed: pip install"):
+            app(tmp_path / "plan.toml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"out": None}, "out: is missing"),
+        ({"out": "run"}, "must be an absolute path"),
+        ({"authenticated": 1}, "must be true or false"),
+        ({"nodes": 0}, "nodes"),
+        ({"time-out": 5.0}, "time-out: is not a setting; write timeout"),
+    ],
+)
+def test_settings_that_are_missing_or_wrong(changes, words):
+    given = dict.fromkeys(("out", "nodes", "authenticated", "timeout"))
+    config = {"out": "/srv/run", "nodes": 2, "authenticated": True, "data-folder": "/data"}
+    assert Settings.of(given, config).timeout == 3600
+    found = {name: value for name, value in {**config, **changes}.items() if value is not None}
+    with pytest.raises(ConfigError, match=words):
+        Settings.of(given, found)

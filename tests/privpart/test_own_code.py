@@ -614,6 +614,40 @@ def test_code_that_changed_after_its_import_is_refused(write):
     assert "start a new process" in sentence(load, "./task.py:f", folder)
 
 
+def test_a_file_that_was_imported_by_a_computed_name_and_changed_is_refused(write):
+    task = "from importlib import import_module\ndef f(): return import_module('plug' + 'in1').x\n"
+    folder = write({"task.py": task, "plugin1.py": "x = 1\n"})
+    assert load("./task.py:f", folder)() == 1
+    load("./task.py:f", folder)  # sees it in memory
+    write({"plugin1.py": "x = 2\n"})
+    assert "plugin1.py: has changed since" in sentence(load, "./task.py:f", folder)
+
+
+WRITTEN = """
+import sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+(folder / "app.py").write_text("import time\\ntime.sleep(0.01)\\n" + sys.argv[2])
+(folder / "task.py").write_text("def f(): return 1\\n")
+sys.path.insert(0, sys.argv[1])
+import app
+from privpart.experiment.own_code import ConfigError, load
+try:
+    print(load("./task.py:f", folder)())
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_files_written_and_imported_by_one_process_as_flowers_are(first, tmp_path):
+    lines = ["import task", "import privpart.experiment.own_code"]
+    app = "\n".join(lines[::-1] if first else lines)
+    command = [sys.executable, "-c", WRITTEN, str(tmp_path), app]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said == "1\n" if first else "which imports privpart before it" in said
+
+
 IMPORTED = """
 import sys
 from pathlib import Path
