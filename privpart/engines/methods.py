@@ -369,7 +369,7 @@ class LocalComputation:
 
     def _rows(self, clients: Sequence[ClientId]) -> list[Tensor]:
         """Return each client's rows of ``x``, and compute the features that are missing there."""
-        rows = [self.users.indices[client] for client in clients]
+        rows = self.users.indices.of_each(clients)
         if self.features is not None and rows:
             self.features.compute(rows)
         return rows
