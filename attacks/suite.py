@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -35,7 +36,8 @@ def suite(
         max_evaluations: of each search of those two.
         newton_steps: see ``dlg``.
         steps: of ``cosine_tv``; 0 leaves it out.
-        tv: weight of the prior in ``cosine_tv`` and in "dlg + tv"; 0 leaves the latter out.
+        tv: weight of the prior in "dlg + tv", which 0 leaves out; the restarts of ``cosine_tv``
+            take a third of it and twenty times it in turn.
     """
     searches = {"restarts": restarts, "max_evaluations": max_evaluations}
     attacks: dict[str, Attack] = {
@@ -47,7 +49,7 @@ def suite(
     }
     attacks["dlg + statistics"] = partial(_if_sent, searches | {"newton_steps": 0})
     if steps:
-        cosine = {"restarts": 2 * restarts, "steps": steps, "tv": tv}
+        cosine = {"restarts": 2 * restarts, "steps": steps, "tv": (tv / 3, 20 * tv)}
         attacks["cosine_tv"] = partial(_if_labelled, cosine_tv, cosine)
     if tv:
         attacks["dlg + tv"] = partial(_seeded, dlg, searches | {"restarts": 1, "tv": tv})
@@ -56,7 +58,7 @@ def suite(
 
 def _seeded(
     attack: Callable[..., Reconstruction | None],
-    options: Mapping[str, float],
+    options: Mapping[str, Any],
     model: nn.Module,
     seen: Observation,
     seed: int,
@@ -75,7 +77,7 @@ def _if_sent(
 
 def _if_labelled(
     attack: Callable[..., Reconstruction | None],
-    options: Mapping[str, float],
+    options: Mapping[str, Any],
     model: nn.Module,
     seen: Observation,
     seed: int,

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from attacks import Observation, cosine_tv, observe
-from attacks.networks import resnet8, smooth_lenet
+from attacks.networks import relu_resnet8, smooth_lenet
 from attacks.reconstruction.reconstruct import matching_loss
 
 RESULT = Path(__file__).parent / "results" / "attacks.json"
@@ -157,7 +157,7 @@ def main() -> None:
     cases = {
         "LeNet, 28x28": jobs(lambda: smooth_lenet(generator(), size=28), (1, 1, 28, 28), MANY),
         "ResNet-8 of width 16, 32x32": jobs(
-            lambda: resnet8(generator(), width=16), (1, 3, 32, 32), (4,)
+            lambda: relu_resnet8(generator(), width=16), (1, 3, 32, 32), (4,)
         ),
     }
     times = {name: measured(found) for name, found in cases.items()}

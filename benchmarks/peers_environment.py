@@ -15,6 +15,12 @@ from packaging.requirements import Requirement
 
 FOLDER = Path(__file__).parent.parent / ".peers"
 FLOWER = "1.42.0"
+PEERS = {"pfl": ("pfl==0.6.0",), "breaching": ("breaching==0.1.2",)}  # flower: see _flower
+TOLD = {
+    "pfl": ("pfl", "torch", "numpy"),
+    "flower": ("flwr", "ray", "certifi", "torch"),
+    "breaching": ("breaching", "hydra-core", "torchvision", "torch", "numpy"),
+}
 _ASK = (
     "import json, importlib.metadata as m;"
     "print(json.dumps({d.metadata['Name'].lower(): d.version for d in m.distributions()}))"
@@ -35,7 +41,7 @@ class NotInstalledError(Exception):
 
 
 def environment(peer: str) -> Environment:
-    """Return the environment of "pfl" or "flower", created if it does not exist.
+    """Return the environment of "pfl", "flower" or "breaching", created if it does not exist.
 
     Raises:
         NotInstalledError: pip failed.
@@ -51,12 +57,11 @@ def environment(peer: str) -> Environment:
         constraints.write_text("\n".join(held) + "\n")
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         pip += ["-c", str(constraints)]
-        note = _flower(pip, python) if peer == "flower" else _run([*pip, "torch", "pfl==0.6.0"])
+        note = _flower(pip, python) if peer == "flower" else _run([*pip, "torch", *PEERS[peer]])
         stamp.write_text(json.dumps({"wanted": wanted, "note": note}))
         found = {"note": note}
-    told = {"pfl": ("pfl", "torch", "numpy"), "flower": ("flwr", "ray", "certifi", "torch")}[peer]
     versions = json.loads(_run([str(python), "-c", _ASK]))
-    return Environment(python, {name: versions[name] for name in told}, found["note"])
+    return Environment(python, {name: versions[name] for name in TOLD[peer]}, found["note"])
 
 
 def _flower(pip: list[str], python: Path) -> str:

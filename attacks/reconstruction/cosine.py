@@ -44,7 +44,7 @@ def cosine_tv(
     restarts: int = 8,
     steps: int = 2000,
     learning_rate: float = 0.1,
-    tv: float = 3e-3,
+    tv: float | Sequence[float] = (3e-3, 0.2),
     statistics: float = 0.0,
     signed: bool = True,
     bounds: Bounds = (0.0, 1.0),
@@ -57,13 +57,17 @@ def cosine_tv(
     last point of the restart whose relative residual is least. A fixed number of steps proves
     nothing: the status is "budget" unless the residual says otherwise.
 
+    The right weight of the prior depends on the images, and the residual tells which it was: on
+    photographs 0.2, as published, found 44 dB where 0.003 found 16; on clothes 0.003 found 34 where
+    0.2 found 18. So the restarts take different weights.
+
     Args:
         model: the client's architecture; its weights are taken from ``observation``.
         observation: what the attacker has seen.
         restarts: starting points, >= 1; one more costs little on a small network.
         steps: steps of Adam, >= 1.
         learning_rate: > 0; falls to a tenth after 3/8, 5/8 and 7/8 of the steps.
-        tv: weight of the total variation, >= 0.
+        tv: weight of the total variation, >= 0; of several, the restarts take each in turn.
         statistics: see ``dlg``.
         signed: step by the sign of the gradient.
         bounds: least and greatest pixel value.
@@ -76,7 +80,9 @@ def cosine_tv(
     restarts = checks.count("restarts", restarts)
     steps = checks.count("steps", steps)
     rate = checks.positive("learning_rate", learning_rate)
-    tv = checks.nonnegative("tv", tv)
+    weights = [checks.nonnegative("tv", w) for w in ([tv] if isinstance(tv, float | int) else tv)]
+    if not weights:
+        raise ConfigError("tv=(): is empty; pass a weight, or 0 for no prior.")
     gap = known_statistics(model, observation, statistics)
     seed = checks.count("seed", seed, minimum=0)
     check_bounds(bounds)
@@ -113,11 +119,12 @@ def cosine_tv(
     points = [starting_point(observation.shape, bounds, [seed, i]) for i in range(restarts)]
     x = torch.stack(points).to(dtype).requires_grad_(True)
     solver = torch.optim.Adam([x], lr=rate)
+    prior_weights = torch.tensor([weights[i % len(weights)] for i in range(restarts)], dtype=dtype)
     one = torch.ones((), dtype=dtype)
     milestones = {int(part * steps) for part in _DECAY_AT}
     for step in range(steps):
         mine = update(x)
-        prior = tv * total_variation(x).mean(-1).sum()
+        prior = prior_weights @ total_variation(x).mean(-1)
         if gap is not None:
             prior = prior + statistics * torch.stack([gap(one.double()) for one in x]).sum()
         pulls = cosine_slope(mine, target, restarts)[1]

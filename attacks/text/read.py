@@ -27,7 +27,7 @@ class ReadText:
             where only the tokens are known.
         bag: ids that the update shows to be in the batch.
         match: relative residual of the update of these sentences, ||u(s) - u||^2 / ||u||^2;
-            infinite where they are no whole batch.
+            infinite where they are not a whole batch.
         seconds: spent.
         by_position: for each position, the tokens that the span test accepted.
         labels: of a classifier, as matched; None for a language model.

@@ -216,6 +216,7 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "init": Options(free="folder"),
+    "flower init": Options(free="folder"),
     "doctor": Options(
         free="plan form",
         idle=(Idle("all_clients", "plan", _missing("plan"), "there are no clients to read"),),

@@ -29,7 +29,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 import typer
 
 from accounting import ConfigError
-from privpart.cli import audit, sweep
+from privpart.cli import audit, flower, sweep
 from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.budget_book import budget
 from privpart.cli.close import close
@@ -76,6 +76,7 @@ for _command in _COMMANDS:
     app.command(cls=Command)(_command)
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(audit.app, name="audit")
+app.add_typer(flower.app, name="flower")
 
 
 def _print_version(wanted: bool) -> None:

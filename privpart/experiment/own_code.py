@@ -667,7 +667,6 @@ def load(reference: str, folder: Path) -> Callable[..., Any]:
     _memory.look()
     module = _run(parsed, folder) if parsed.path is None else _import_file(parsed, folder)
     _memory.look()
-    _refuse_stale(module)
     _refuse_another(parsed, folder)
     try:
         found = getattr(module, parsed.name)
@@ -771,18 +770,6 @@ def _own_files() -> Iterator[str]:
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if name != "__main__" and isinstance(file, str) and file.endswith(".py") and _is_own(file):
             yield file
-
-
-def _refuse_stale(module: ModuleType) -> None:
-    """Check that the code in memory is what its files hold, or a record would be of other code."""
-    file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or not _is_own(file):
-        return
-    depth = module.__name__.count(".") + hasattr(module, "__path__")
-    root = str(Path(file).parents[depth])
-    for path in _memory.since:
-        if _is_inside(path, root):
-            _refuse_changed(path)
 
 
 def _refuse_changed(file: str) -> None:
@@ -938,10 +925,6 @@ def _is_pythons(file: str) -> bool:
 
 def _is_in_site(file: str) -> bool:
     return not _SITES.isdisjoint(file.split("/"))
-
-
-def _is_inside(file: str, folder: str) -> bool:
-    return file.startswith(folder.rstrip("/") + "/")
 
 
 def _same(file: object, other: str | Path) -> bool:

@@ -1,11 +1,15 @@
-"""Starter: a plan and the code that it names, which train as they are and are there to be edited.
+"""Starter: a plan, the code that it names and a Flower app, which train as they are.
 
-Both are texts, because nobody imports them here: they belong to the person who asked for them.
+They are texts, because nobody imports them here: they belong to the person who asked for them.
 """
 
+import json
+import re
+import shlex
 from pathlib import Path
 
 from accounting.checks import ConfigError
+from privpart.experiment.plan_file import read
 
 _PLAN = """\
 # A training of your own. It runs as it is, on images of digits that come with scikit-learn:
@@ -144,6 +148,103 @@ def digits() -> tuple[Tensor, Tensor]:
 '''
 
 
+_APP = """\
+# The training of plan.toml as a Flower app; README.md says how to run it.
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "Federated training under a privacy plan"
+dependencies = []               # Flower installs these again for every run; ours are there already
+
+[tool.flwr.app]
+publisher = "me"
+
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+
+[tool.flwr.app.config]
+out = {out}
+nodes = 2                       # the run begins when so many have said which clients they have
+authenticated = false           # true where the SuperLink has --enable-supernode-auth
+timeout = 3600                  # seconds to wait for the answers of a round
+evaluate_every = 10
+"""
+
+_SERVER_APP = '''\
+"""What runs beside the SuperLink: the rounds of plan.toml, committed to a run folder."""
+
+from pathlib import Path
+
+from privpart.engines.flower import server_app
+
+app = server_app(Path(__file__).parent / "plan.toml")
+'''
+
+_CLIENT_APP = '''\
+"""What runs on every SuperNode: local training of the clients that it hosts, under plan.toml."""
+
+from pathlib import Path
+
+from privpart.engines.flower import client_app
+
+app = client_app(Path(__file__).parent / "plan.toml")
+'''
+
+_README = """\
+# {name}: a training under a privacy plan, over Flower
+
+| file | what it is |
+|---|---|
+| `plan.toml` | the whole training; `privpart epsilon --plan plan.toml` says what it costs |
+| `server_app.py` | runs beside the SuperLink: the rounds, committed to the run folder |
+| `client_app.py` | runs on every SuperNode: trains the clients that it hosts, by this plan alone |
+| `pyproject.toml` | tells Flower of the two; its last table has the settings of the run |
+
+Every machine needs privpart and flwr, and what the plan's code imports. Flower carries the Python
+and TOML files of this folder to the nodes, and no data: what `clients()` reads must be on the node.
+
+## On one machine
+
+    flwr run . --stream
+
+Flower simulates two nodes (this needs `flwr[simulation]`). Each gets a `partition-id` and answers
+for its share of the clients.
+
+## Over a network
+
+Where the server is, with a certificate for its name:
+
+    flower-superlink --host 0.0.0.0 --port 8000 --enable-supernode-auth \\
+      --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key \\
+      --database superlink.db --disable-runtime-dependency-installation
+
+Set `authenticated = true` in `pyproject.toml`. For each node, a key that the SuperLink is told of:
+
+    ssh-keygen -q -t ecdsa -b 384 -N "" -f node1
+    flwr supernode register node1.pub
+
+On the node, which needs `ca.crt` and its own private key:
+
+    flower-supernode --superlink server:8000 --root-certificates ca.crt \\
+      --auth-supernode-private-key node1
+
+`clients()` there returns the node's own clients, each with an id that no other node uses. Where one
+data set serves several nodes, `--node-config "partition-id=0 num-partitions=2"` gives the node its
+share. Then `flwr run .` begins the run.
+
+## Afterwards
+
+`flwr run` ends with 0 also where the run has failed. These do not:
+
+    privpart report {shell}
+    privpart verify {shell}
+
+If anything was killed, `flwr run .` again continues the run that is in the folder.
+"""
+
+
 def write_starter(folder: Path) -> list[Path]:
     """Write ``plan.toml`` and ``task.py`` into a folder, and return their paths.
 
@@ -152,9 +253,44 @@ def write_starter(folder: Path) -> list[Path]:
     Raises:
         ConfigError: one of the files exists, or the folder cannot be written to.
     """
+    return _write({folder / "plan.toml": _PLAN, folder / "task.py": _TASK})
+
+
+def write_flower_app(folder: Path) -> list[Path]:
+    """Write a Flower app into a folder, and return the paths of what was written.
+
+    The app trains the ``plan.toml`` of the folder; where there is none, the starter's is written.
+
+    Raises:
+        ConfigError: Flower would refuse the folder's name, its plan is not valid, one of the files
+            exists, or the folder cannot be written to.
+    """
+    folder = folder.absolute()
+    name = folder.name
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9-]{0,31}", name):
+        raise ConfigError(
+            f"{folder}: Flower takes the name of this folder for the app's and refuses it; choose "
+            "one of at most 32 letters, digits and hyphens that begins with a letter."
+        )
+    run = str(folder.parent / f"{name}-run")
+    out = json.dumps(run, ensure_ascii=False)
+    texts = {
+        folder / "pyproject.toml": _APP.format(name=name, out=out),
+        folder / "server_app.py": _SERVER_APP,
+        folder / "client_app.py": _CLIENT_APP,
+        folder / "README.md": _README.format(name=name, shell=shlex.quote(run)),
+    }
+    if (folder / "plan.toml").exists():
+        read(folder / "plan.toml")
+    else:
+        texts |= {folder / "plan.toml": _PLAN, folder / "task.py": _TASK}
+    return _write(texts)
+
+
+def _write(texts: dict[Path, str]) -> list[Path]:
+    folder = next(iter(texts)).parent
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: is a file; name a folder.")
-    texts = {folder / "plan.toml": _PLAN, folder / "task.py": _TASK}
     for path in texts:
         if path.exists() or path.is_symlink():
             raise ConfigError(f"{path}: exists already; name another folder, or move it away.")

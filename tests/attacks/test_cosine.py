@@ -38,6 +38,17 @@ def test_restarts_are_independent_of_their_company(relu, digits, local):
     assert len(set(together.restarts)) == 3
 
 
+def test_restarts_take_the_weights_of_the_prior_in_turn(relu, digits):
+    seen = observe(relu, digits[0][:1], digits[1][:1])
+    options = {"steps": 20, "dtype": torch.float64}
+    none, heavy = (cosine_tv(relu, seen, restarts=2, tv=tv, **options) for tv in (0, 5.0))
+    mixed = cosine_tv(relu, seen, restarts=2, tv=(0, 5.0), **options)
+    assert mixed.restarts == pytest.approx((none.restarts[0], heavy.restarts[1]), rel=1e-9)
+    assert mixed.match == min(mixed.restarts)
+    with pytest.raises(ConfigError, match=r"tv=\(\)"):
+        cosine_tv(relu, seen, tv=())
+
+
 def test_the_distance_by_hand(relu, digits):
     x, y = digits[0][:1], digits[1][:1]
     seen = observe(relu, x, y, visible=["conv2.*", "dense1.*"], clip=0.1)

@@ -256,7 +256,7 @@ def test_progress_and_hidden_labels(lenet, digits):
     assert lines == [
         f"server/full/full/{number}: {attack}"
         for number in (0, 1)
-        for attack in ("invert_dense", "dense_then_invert")
+        for attack in ("invert_dense", "april", "spear", "dense_then_invert")
     ]
     assert min(result.rows[0].psnr) > 60
     assert result.to_dict()["threat"]["labels"] == "inferred"

@@ -59,6 +59,7 @@ CASES = {
     "calibrate": [FITTED, [*FITTED, "--solve", "rounds", "--noise-multiplier", "4"]],
     "mechanisms": [["--rounds", "64", "--delta", "1e-6"]],
     "init": [["mine"]],
+    "flower init": [["mine"]],
     "doctor": [PLANNED],
     "train": [[*PLANNED, "--out", "run"], RESUMED, [*RESUMED, "--workers", "2"]],
     "close": [["run"]],

@@ -128,17 +128,12 @@ class Deployment:
         self.port = free_port()
         self.home = self.folder / "home"
         self.home.mkdir()
-        (self.home / "config.toml").write_text(
-            '[superlink]\ndefault = "here"\n\n[superlink.here]\n'
-            f'address = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{self.folder / "certificates" / "ca.crt"}"\n'
-        )
         return self
 
     def __exit__(self, *_: object) -> None:
         for name in list(self.processes):
             self.kill(name)
-        for pid, _ in self._ours():
+        for pid, _ in self.ours():
             _signal(pid, signal.SIGKILL)
 
     def variables(self) -> dict[str, str]:
@@ -151,6 +146,7 @@ class Deployment:
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
             MARK: str(self.folder),
             **self.environment,
@@ -159,15 +155,30 @@ class Deployment:
     def start_superlink(self) -> None:
         """Start the SuperLink, on the database that it left if it was killed."""
         held = self.folder / "certificates"
+        self._configure(f'root-certificates = "{held / "ca.crt"}"')
+        self._superlink(
+            *("--ssl-ca-certfile", str(held / "ca.crt")),
+            *("--ssl-certfile", str(held / "server.pem")),
+            *("--ssl-keyfile", str(held / "server.key")),
+            "--enable-supernode-auth",
+        )
+
+    def start_simulation(self) -> None:
+        """Start a SuperLink that simulates two SuperNodes, as ``flwr run`` does by itself."""
+        self._configure("insecure = true")
+        self._superlink("--insecure", "--simulation")
+
+    def _configure(self, trust: str) -> None:
+        text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{trust}\n'
+        (self.home / "config.toml").write_text(f'{text}address = "127.0.0.1:{self.port}"\n')
+
+    def _superlink(self, *arguments: str) -> None:
         self._start(
             "superlink",
             "flower-superlink",
             *("--host", "127.0.0.1", "--port", str(self.port)),
-            *("--ssl-ca-certfile", str(held / "ca.crt")),
-            *("--ssl-certfile", str(held / "server.pem")),
-            *("--ssl-keyfile", str(held / "server.key")),
-            *("--enable-supernode-auth", "--database", str(self.folder / "superlink.db")),
-            "--disable-runtime-dependency-installation",
+            *("--database", str(self.folder / "superlink.db")),
+            *("--disable-runtime-dependency-installation", *arguments),
         )
         self.wait_for(lambda: _listens(self.port), "the SuperLink listens")
 
@@ -261,6 +272,10 @@ class Deployment:
         except (ValueError, KeyError, IndexError):
             raise DeploymentError(f"flwr list: {told.stdout}{told.stderr}") from None
 
+    def said(self, run: int) -> str:
+        """Return what the ServerApp of a run wrote."""
+        return self.flwr("log", str(run), "here", "--show").stdout
+
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """End a process that this deployment started; what that started must notice by itself."""
         process = self.processes.pop(name)
@@ -281,7 +296,7 @@ class Deployment:
 
     def server_app(self) -> int | None:
         """Return the process id of the ServerApp that is running, if one is."""
-        return next((pid for pid, line in self._ours() if "flwr-serverapp" in line), None)
+        return next((pid for pid, line in self.ours() if "flwr-serverapp" in line), None)
 
     def kill_server_app(self) -> None:
         """Kill the ServerApp that is running."""
@@ -306,6 +321,23 @@ class Deployment:
                 raise DeploymentError(f"waited until {what}: {why}\n{self.logs()}")
             time.sleep(0.2)
 
+    def wait_in(self, run: int, happened: Callable[[], object], what: str) -> None:
+        """Wait until something has happened while the ServerApp of a run works.
+
+        Raises:
+            DeploymentError: the ServerApp ended before it, or it took too long.
+        """
+        self.wait_for(lambda: self.server_app() or happened(), "the ServerApp works")
+        self.wait_for(lambda: happened() or not self.server_app(), what, 3 * PATIENCE)
+        if not happened():
+            raise DeploymentError(f"waited until {what}: the ServerApp ended\n{self.said(run)}")
+
+    def result(self, run: int) -> str:
+        """Wait until the ServerApp of a run has ended, and return what Flower says of the run."""
+        self.wait_for(self.server_app, "the ServerApp works")
+        self.wait_for(lambda: not self.server_app(), "the ServerApp ends", 3 * PATIENCE)
+        return self.status(run)
+
     def logs(self, lines: int = 30) -> str:
         """Return the end of every log."""
         ends = []
@@ -314,7 +346,7 @@ class Deployment:
             ends.append("\n".join([f"--- {path.name}", *end]))
         return "\n".join(ends)
 
-    def _ours(self) -> Iterator[tuple[int, str]]:
+    def ours(self) -> Iterator[tuple[int, str]]:
         """Yield the processes whose environment carries this deployment's mark."""
         mark = f"{MARK}={self.folder}".encode()
         for entry in Path("/proc").iterdir():
@@ -334,6 +366,7 @@ class Proxy:
 
     def __init__(self, target: int) -> None:
         self.target = target
+        self.bytes = 0
         self.passes = threading.Event()
         self.passes.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -374,6 +407,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while chunk := one.recv(1 << 16):
                 self.passes.wait()
+                self.bytes += len(chunk)
                 other.sendall(chunk)
         with contextlib.suppress(OSError):
             other.shutdown(socket.SHUT_WR)

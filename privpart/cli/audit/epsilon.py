@@ -4,15 +4,17 @@ import json
 import math
 import secrets
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from accounting import Guarantee, checks
 from accounting.checks import ConfigError
 from privpart.cli.options import Format
+from privpart.cli.output import as_csv
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from collections.abc import Iterator
@@ -90,7 +92,9 @@ def epsilon(
     fail_on: Annotated[
         ViolationOnly | None, typer.Option(help="Exit with 4 at a violation.")
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="table or json.")] = Format.TABLE,
+    form: Annotated[
+        Format, typer.Option("--format", help="table, json, or csv: a line per bound.")
+    ] = Format.TABLE,
 ) -> None:
     """Bound epsilon from below, and compare it with what the accountant says.
 
@@ -99,8 +103,6 @@ def epsilon(
 
     Example: privpart audit epsilon --plan examples/digits.toml --simulate --replay --out audit
     """
-    if form is Format.CSV:
-        raise ConfigError("format=csv: the report is nested; use table or json.")
     checks.probability("confidence", confidence)
     if run is not None:
         from privpart.run.canaries import AUDIT
@@ -339,9 +341,23 @@ def _write(found: "EpsilonAudit", folder: Path, form: Format) -> None:
         raise ConfigError(f"out={folder}: cannot be used: {error.strerror}.") from None
     if form is Format.JSON:
         typer.echo(text)
+    elif form is Format.CSV:
+        typer.echo(as_csv(_lines(found)), nl=False)
     else:
         _show(found)
     typer.echo(f"privpart: written: {written}", err=True)
+
+
+def _lines(found: "EpsilonAudit") -> list[dict[str, Any]]:
+    """Return a line per bound; without a bound, one line whose fields of the bound are empty."""
+    from attacks.lower_bounds.bounds import Bound
+
+    names = [field.name for field in fields(Bound)]
+    own = {"verdict": found.verdict, "epsilon_of_accountant": found.epsilon}
+    bounds = [asdict(bound) for bound in found.bounds] or [
+        dict.fromkeys(names) | {"delta": found.delta}
+    ]
+    return [own | bound for bound in bounds]
 
 
 def _show(found: "EpsilonAudit") -> None:

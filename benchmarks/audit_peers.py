@@ -1,0 +1,357 @@
+"""Audit peers: what each attack reconstructs from the same update within the same budget.
+
+Run: ``python benchmarks/audit_peers.py``; writes results/audit_peers.json. It resumes:
+runs that the file holds, made with the same settings, are not repeated. The first run creates an
+environment for breaching under .peers/ (1.3 GB).
+
+Sides: privpart (its attacks one after the other, the result chosen by its own residual), breaching
+0.1.2 ("invertinggradients" and "deepleakage" as configured there), and DLG, iDLG and Inverting
+Gradients as their papers give them (``audit_peers_stock``). All see the same float32 gradient of
+the same images on the same start values, in eval mode, and may spend the same processor seconds
+(those of one thread). Labels are known to all, except to the sides that search for them as their
+papers do (DLG, deepleakage) and to iDLG, which infers its one.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"  # before numpy loads
+
+import audit_peers_stock as stock
+import numpy as np
+import torch
+from audit_peers_cases import NETWORKS, SIZE, Block, Network, Normalised, batch_of
+from machine import machine
+from peers_environment import Environment, NotInstalledError, _run, environment
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from attacks import Observation, Reconstruction, cosine_tv, dense_then_invert, dlg
+from attacks.metrics import match_batch, psnr, wilson
+from attacks.reconstruction.reconstruct import GOOD_ENOUGH, matching_loss
+from attacks.report import RECOVERED_DB
+
+RESULT = Path(__file__).parent / "results" / "audit_peers.json"
+TRIALS = {1: 3, 2: 2, 4: 2, 8: 1}  # batches of each size
+BUDGET = 10.0  # processor seconds
+OURS = "privpart"
+BREACHING = {
+    "breaching, invertinggradients": "invertinggradients",
+    "breaching, deepleakage": "deepleakage",
+}
+# Shares of our budget for features and for matching; cosine matching gets the rest. Second-order
+# matching has no useful curvature on ReLU, which an attacker knows.
+SHARES = {"smooth": (0.1, 0.6), "relu": (0.1, 0.1)}
+_WARM = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch: the network inside its normalisation, and the update that a client sends."""
+
+    name: str
+    trial: int
+    x: Tensor
+    y: Tensor
+    budget: float
+
+    @property
+    def network(self) -> Network:
+        """The network and its normalisation."""
+        return NETWORKS[self.name]
+
+    def inside(self) -> nn.Module:
+        """Return the network that takes normalised images."""
+        return self.network.seeded(self.trial)
+
+    def gradient(self) -> list[Tensor]:
+        """Return the float32 gradient that the client sends."""
+        model = self.inside()
+        x = (self.x - self.network.mean) / self.network.std
+        return list(torch.autograd.grad(cross_entropy(model(x), self.y), model.parameters()))
+
+
+def photographs() -> Tensor:
+    """Return 32 colour images (3, 32, 32) in [0, 1]: windows of scikit-learn's two photographs."""
+    from sklearn.datasets import load_sample_images
+
+    windows = []
+    for picture in load_sample_images().images:
+        scaled = torch.from_numpy(np.array(picture[:384, :640])).float() / 255
+        for row in scaled.reshape(4, 96, 640, 3):
+            for left in range(0, 384, 96):
+                window = row[:, left : left + 96].reshape(SIZE, 3, SIZE, 3, 3).mean((1, 3))
+                windows.append(window.permute(2, 0, 1))
+    half = len(windows) // 2
+    mixed = [windows[i // 2 + half * (i % 2)] for i in range(len(windows))]
+    return torch.stack(mixed)
+
+
+def ours(case: Case) -> dict[str, Any]:
+    """Return what our attacks find within the budget, the best by its own residual."""
+    model = Normalised(case.network, case.inside()).eval()
+    names = [name for name, _ in model.named_parameters()]
+    seen = Observation(
+        update=dict(zip(names, case.gradient(), strict=True)),
+        state=dict(model.state_dict()),
+        shape=tuple(case.x.shape),
+        labels=case.y,
+    )
+    rough = any(isinstance(module, nn.ReLU | Block) for module in model.modules())
+    features, matching = SHARES["relu" if rough else "smooth"]
+    start = time.process_time()
+    end = start + case.budget
+    found: dict[str, Reconstruction] = {}
+    if len(case.y) == 1:
+        twin = deepcopy(model).double()
+        forward = _each(lambda x: twin(x).sum(), case.x.double())
+        tried = dense_then_invert(
+            model, seen, restarts=1, max_evaluations=_count(features * case.budget, forward)
+        )
+        if tried is not None:
+            found["dense_then_invert"] = tried
+    if not _solved(found):
+        each = _each(matching_loss(model, seen, case.y), case.x.double())
+        evaluations = _count(matching * case.budget, each)
+        found["dlg"] = dlg(model, seen, restarts=1, newton_steps=0, max_evaluations=evaluations)
+    if not _solved(found):
+        began = time.process_time()
+        cosine_tv(model, seen, restarts=2, steps=_WARM)
+        each = (time.process_time() - began) / _WARM
+        steps = min(stock.STEPS, _count(end - time.process_time(), each))
+        found["cosine_tv"] = cosine_tv(model, seen, restarts=2, steps=steps)
+    seconds = time.process_time() - start
+    chosen = min(found, key=lambda name: found[name].match)
+    own = {name: _decibels(one.x, case.x) for name, one in found.items()}
+    matches = {name: one.match for name, one in found.items()}
+    return {
+        "x": found[chosen].x,
+        "seconds": seconds,
+        "chosen": chosen,
+        "psnr_by_attack": own,
+        "match_by_attack": matches,
+    }
+
+
+def _solved(found: dict[str, Reconstruction]) -> bool:
+    return any(one.match <= GOOD_ENOUGH for one in found.values())
+
+
+def _each(loss: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    """Return the processor seconds of one evaluation of a loss and its gradient."""
+    point = torch.rand_like(x).requires_grad_(True)
+    began = time.process_time()
+    for _ in range(_WARM):
+        torch.autograd.grad(loss(point), point)
+    return (time.process_time() - began) / _WARM
+
+
+def _count(seconds: float, each: float) -> int:
+    return max(1, int(seconds / each))
+
+
+def by_stock(side: str, case: Case) -> dict[str, Any]:
+    """Return what a stock attack finds; the image is in [0, 1]."""
+    network = case.network
+    model, target, shape = case.inside(), case.gradient(), tuple(case.x.shape)
+    generator = torch.Generator().manual_seed(case.trial)
+    start = time.process_time()
+    if side == "Inverting Gradients, as published":
+        bounds = ((0 - network.mean) / network.std, (1 - network.mean) / network.std)
+        x, _ = stock.inverting_gradients(
+            model, target, case.y, shape, bounds, case.budget, generator
+        )
+    else:
+        attack = stock.dlg if side == "DLG, as published" else stock.idlg
+        x = attack(model, target, shape, case.budget, generator)
+    return {"x": x * network.std + network.mean, "seconds": time.process_time() - start}
+
+
+STOCK = ("Inverting Gradients, as published", "DLG, as published", "iDLG, as published")
+SIDES = [OURS, *STOCK, *BREACHING]
+
+
+def by_breaching(jobs: Sequence[tuple[str, Case]], python: Path) -> list[dict[str, Any]]:
+    """Return what breaching finds in each job; it runs in an environment of its own."""
+    with tempfile.TemporaryDirectory(prefix="audit-peers") as folder:
+        for number, (side, case) in enumerate(jobs):
+            np.savez(
+                Path(folder) / f"{number:04}.job.npz",
+                network=case.name,
+                seed=case.trial,
+                mode=BREACHING[side],
+                budget=case.budget,
+                labels=case.y.numpy(),
+                **{f"g{i}": g.numpy() for i, g in enumerate(case.gradient())},
+            )
+        _run([str(python), str(Path(__file__).parent / "audit_peers_breaching.py"), folder])
+        answers = []
+        for number in range(len(jobs)):
+            with np.load(Path(folder) / f"{number:04}.out.npz") as answer:
+                answers.append(dict(answer))
+    return [
+        {"error": str(one["error"])}
+        if "error" in one
+        else {"x": torch.from_numpy(one["x"]), "seconds": float(one["seconds"])}
+        for one in answers
+    ]
+
+
+def _decibels(x: Tensor, truth: Tensor) -> list[float]:
+    """Return the PSNR of each true image, after the best pairing; an image with NaN is grey."""
+    images = x.double().nan_to_num(0.5).clamp(0, 1)
+    found: list[float] = psnr(images[match_batch(images, truth)], truth.double()).tolist()
+    return found
+
+
+KEY = ("network", "batch", "side", "trial", "budget")
+
+
+def key(side: str, case: Case) -> tuple[Any, ...]:
+    """Return what a run is known by."""
+    return case.name, len(case.y), side, case.trial, case.budget
+
+
+def row(side: str, case: Case, mean: Tensor, found: dict[str, Any]) -> dict[str, Any]:
+    """Return a run as JSON types."""
+    what = dict(zip(KEY, key(side, case), strict=True))
+    if "error" in found:
+        return what | {"error": found["error"]}
+    x = found.pop("x")
+    guess = mean.expand_as(case.x).double()
+    return what | {
+        "psnr": _decibels(x, case.x),
+        "psnr_of_the_mean_image": psnr(guess, case.x.double()).tolist(),
+        **found,
+    }
+
+
+def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per network, batch and side."""
+    table = []
+    group = ("network", "budget", "batch", "side")
+    keys = dict.fromkeys(tuple(r[k] for k in group) for r in runs)
+    for values in sorted(keys, key=lambda k: (list(NETWORKS).index(k[0]), *k[1:3])):
+        own = [r for r in runs if tuple(r[k] for k in group) == values]
+        failed = [r["error"] for r in own if "error" in r]
+        done = [r for r in own if "error" not in r]
+        scores = [value for r in done for value in r["psnr"]]
+        line: dict[str, Any] = dict(zip(group, values, strict=True))
+        if failed:
+            line["errors"] = {"runs": len(failed), "first": failed[0]}
+        if scores:
+            above = sum(value >= RECOVERED_DB for value in scores)
+            guesses = [value for r in done for value in r["psnr_of_the_mean_image"]]
+            line |= {
+                "images": len(scores),
+                "psnr_median": median(scores),
+                "psnr_least": min(scores),
+                "psnr_most": max(scores),
+                "mean_image_median": median(guesses),
+                "recovered": above,
+                "recovered_rate_95": list(wilson(above, len(scores))),
+                "cpu_seconds_median": median(r["seconds"] for r in done),
+            }
+        table.append(line)
+    return table
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the summary as markdown: a row per network, budget and batch, a column per side."""
+    head = ["network, batch", "images", "mean image", *SIDES]
+    rows: dict[tuple[Any, ...], dict[str, str]] = {}
+    for line in lines:
+        cells = rows.setdefault((line["network"], line["budget"], line["batch"]), {})
+        if "images" not in line:
+            cells[line["side"]] = "failed"
+            continue
+        cells |= {"images": str(line["images"]), "mean image": f"{line['mean_image_median']:.1f}"}
+        low, high = line["recovered_rate_95"]
+        rate = f"{line['recovered']}, {low:.0%} to {high:.0%}"
+        cells[line["side"]] = (
+            f"{line['psnr_median']:.1f} ({rate}), {line['cpu_seconds_median']:.0f} s"
+        )
+    text = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for (network, _, batch), cells in rows.items():
+        own = [cells.get(name, "-") for name in head[1:]]
+        text.append(f"| {network}, {batch} | {' | '.join(own)} |")
+    return "\n".join(text)
+
+
+def main() -> None:
+    """Run what is missing, trial by trial, and write the results after each."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--batches", nargs="*", type=int, default=list(TRIALS))
+    parser.add_argument("--trials", type=int, default=max(TRIALS.values()))
+    parser.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES)
+    parser.add_argument("--budget", type=float, default=BUDGET)
+    parser.add_argument("--result", type=Path, default=RESULT)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = {"shares": SHARES, "success_db": RECOVERED_DB}
+    old = json.loads(options.result.read_text()) if options.result.exists() else {}
+    runs = old["runs"] if old.get("settings") == json.loads(json.dumps(settings)) else []
+    try:
+        env: Environment | None = environment("breaching")
+        versions: Any = env.versions
+    except NotInstalledError as error:
+        env, versions = None, {"left_out": f"not installed: {error}"}
+    images = photographs()
+    for trial, name in itertools.product(range(options.trials), options.networks):
+        cases = [
+            Case(name, trial, *batch_of(images, batch, trial), options.budget)
+            for batch in options.batches
+            if trial < TRIALS.get(batch, options.trials)
+        ]
+        _trial(cases, options.sides, runs, images.mean(0), env)
+        document = {
+            "method": __doc__,
+            "machine": machine("torch", "numpy", "scipy"),
+            "breaching": versions,
+            "settings": settings,
+            "table": summary(runs),
+            "runs": runs,
+        }
+        options.result.write_text(json.dumps(document, indent=1) + "\n")
+    print(table(json.loads(options.result.read_text())["table"]))
+
+
+def _trial(
+    cases: list[Case],
+    sides: Sequence[str],
+    runs: list[dict[str, Any]],
+    mean: Tensor,
+    env: Environment | None,
+) -> None:
+    """Add the runs of one trial that are missing."""
+    have = {tuple(r[k] for k in KEY) for r in runs}
+    todo = [
+        (side, case)
+        for case in cases
+        for side in sides
+        if key(side, case) not in have and not (side.startswith("iDLG") and len(case.y) > 1)
+    ]
+    for side, case in todo:
+        if side not in BREACHING:
+            found = ours(case) if side == OURS else by_stock(side, case)
+            runs.append(row(side, case, mean, found))
+    jobs = [(side, case) for side, case in todo if side in BREACHING]
+    if env is not None and jobs:
+        answers = by_breaching(jobs, env.python)
+        runs += [row(*job, mean, found) for job, found in zip(jobs, answers, strict=True)]
+
+
+if __name__ == "__main__":
+    main()

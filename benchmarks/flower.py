@@ -1,0 +1,319 @@
+"""Flower beside the embedded engine: processor and wall time of a round, bytes, and memory.
+
+Run: ``.flower/bin/python benchmarks/flower.py [part ...]``; writes benchmarks/results/flower.json,
+and keeps what a run does not measure.
+
+    rounds    two nodes and four clients a round, with all 10^4 or 10^7 parameters trained: one
+              process (deterministic, as the nodes are), a deployment with TLS and authentication,
+              and Flower's own simulation, which needs ray==2.55.1
+    bytes     what goes through the wires of both nodes, TLS and polling included, per round, with
+              all parameters trained and with the last layer alone, beside what the plans promise
+    memory    resident size of the ServerApp over 200 rounds; the nodes are threads, because a
+              SuperNode starts a process per message
+
+Times are from the commit of the first round to that of the last; processor time is that of all
+processes, of the SuperLink and the nodes too. Spread is that of the rounds.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before numpy loads
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "flower"))
+
+from deployment import Deployment, Proxy
+from machine import machine
+from small import write_app
+
+RESULT = Path(__file__).parent / "results" / "flower.json"
+ROUNDS, MANY = 4, 200
+SIZES = {"1e4": (100, 90), "1e7": (1000, 9890)}
+"""Inputs and hidden units of the network."""
+
+PLAN = """\
+schema = "privpart/plan/1"
+
+[privacy]
+rounds = {rounds}
+clip_norm = 0.5
+noise_multiplier = 1.5
+delta = 1e-3
+max_participations = {rounds}
+min_separation = 1
+minimum_cohort = 3
+mechanism = {{ name = "tree" }}
+
+[model]
+factory = "./task.py:network"
+sizes = {{ inputs = {inputs}, hidden = {hidden} }}
+train = ["{train}"]
+seed = 3
+keep = []
+
+[data]
+clients = "./task.py:clients"
+options = {{ inputs = {inputs} }}
+clients_per_round = 4
+seed = 0
+
+[client]
+learning_rate = 0.1
+epochs = 1
+batch_size = 8
+
+[server]
+learning_rate = 0.5
+"""
+TASK = '''\
+"""Random points of eight clients, and a network of two layers."""
+
+import torch
+from privpart.data import Users
+from torch import nn
+
+
+class Network(nn.Module):
+    def __init__(self, inputs, hidden):
+        super().__init__()
+        self.body = nn.Linear(inputs, hidden)
+        self.head = nn.Linear(hidden, 10)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)))
+
+
+def network(inputs, hidden):
+    return Network(inputs, hidden)
+
+
+def clients(inputs):
+    draws = torch.Generator().manual_seed(1)
+    x = torch.randn(64, inputs, generator=draws)
+    y = torch.randint(10, (64,), generator=draws)
+    return Users(x, y, torch.split(torch.arange(64), 8))
+'''
+SERVER = '''\
+"""The ServerApp of the plan; it notes each commit and its own memory."""
+
+import json
+import time
+from pathlib import Path
+
+from flwr.serverapp import ServerApp
+from privpart.engines.flower import Settings, serve
+
+
+def note(record):
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    with Path("NOTES").open("a") as notes:
+        notes.write(json.dumps([record.round, time.time(), resident]) + "\\n")
+
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    settings = Settings(**context.run_config)
+    serve(grid, Path(__file__).parent / "plan.toml", settings, callbacks=[note], poll=POLL)
+'''
+HERE = """\
+import sys, time, resource, json
+from pathlib import Path
+from privpart import train
+times = []
+def note(record):
+    used = time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    times.append([record.round, time.time(), used])
+train(plan=sys.argv[1], out=sys.argv[2], seed=7, progress=False, callbacks=[note])
+print(json.dumps(times))
+"""
+
+
+class Training:
+    """An app in a folder of its own, and what its ServerApp notes."""
+
+    def __init__(
+        self, size: str, train: str = "*", rounds: int = ROUNDS, poll: float = 3.0
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="privpart-flower-"))
+        os.environ["PRIVPART_STATE_DIR"] = str(self.folder / "state")
+        inputs, hidden = SIZES[size]
+        plan = PLAN.format(inputs=inputs, hidden=hidden, train=train, rounds=rounds)
+        self.out, self.notes = self.folder / "run", self.folder / "notes"
+        settings = {"seed": 7, "authenticated": "true"}
+        self.app = write_app(self.folder / "app", self.out, plan, **settings)
+        (self.app / "task.py").write_text(TASK)
+        text = SERVER.replace("NOTES", str(self.notes)).replace("POLL", str(poll))
+        (self.app / "server_app.py").write_text(text)
+
+    def noted(self) -> list[list[float]]:
+        """Return round, time and resident bytes of each commit."""
+        if not self.notes.exists():
+            return []
+        return [json.loads(line) for line in self.notes.read_text().splitlines() if line]
+
+
+def ticks(deployment: Deployment) -> float:
+    """Return the processor seconds of all processes of a deployment, and of those they had."""
+    total = 0
+    for pid, _ in deployment.ours():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += sum(int(number) for number in fields[11:15])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def over(deployment: Deployment, run: int, of: Training, rounds: int, look: Any) -> list[Any]:  # noqa: ANN401
+    """Return what ``look`` returned when each round had been committed."""
+    seen: list[Any] = []
+    for number in range(rounds):
+        deployment.wait_in(run, lambda at=number: len(of.noted()) > at, f"round {number}")
+        seen.append(look())
+    return seen
+
+
+def summary(wall: list[float], cpu: list[float]) -> dict[str, float]:
+    """Return seconds of a round, from the times at which rounds were committed."""
+    rounds = [after - before for before, after in pairwise(wall)]
+    return {
+        "wall_least": round(min(rounds), 3),
+        "wall_median": round(median(rounds), 3),
+        "wall_most": round(max(rounds), 3),
+        "cpu_mean": round((cpu[-1] - cpu[0]) / (len(cpu) - 1), 3),
+        "rounds": len(rounds),
+    }
+
+
+def embedded(size: str) -> dict[str, float]:
+    """Return times of the same training in one process."""
+    of = Training(size)
+    (of.folder / "here.py").write_text(HERE)
+    line = [sys.executable, of.folder / "here.py", of.app / "plan.toml", of.folder / "here"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    times = json.loads(done.stdout)
+    return summary([one[1] for one in times], [one[2] for one in times])
+
+
+def deployed(size: str, train: str = "*") -> dict[str, Any]:
+    """Return times of a real deployment and the bytes on its wires."""
+    of = Training(size, train)
+    with Deployment(of.folder / "deployment") as there, ExitStack() as stack:
+        there.start_superlink()
+        there.register("north", "south")
+        wires = [stack.enter_context(Proxy(there.port)) for _ in range(2)]
+        for number, wire in enumerate(wires):
+            config = f"partition-id={number} num-partitions=2"
+            there.start_node(("north", "south")[number], config, wire.port)
+        run = there.submit(of.app)
+
+        def look() -> tuple[float, float, int]:
+            return time.time(), ticks(there), sum(wire.bytes for wire in wires)
+
+        seen = over(there, run, of, ROUNDS, look)
+    wall, cpu, sent = ([one[part] for one in seen] for part in range(3))
+    per_round = round((sent[-1] - sent[0]) / (ROUNDS - 1))
+    return {**summary(wall, cpu), "bytes_per_round": per_round}
+
+
+def simulated(size: str) -> dict[str, Any]:
+    """Return times of Flower's own simulation of two nodes."""
+    of = Training(size)
+    with Deployment(of.folder / "deployment") as there:
+        there.start_simulation()
+        run = there.submit(of.app)
+        until = time.monotonic() + 400
+        cpu: list[float] = []
+        while len(of.noted()) < ROUNDS:
+            if time.monotonic() > until:
+                raise SystemExit(there.said(run))
+            if len(of.noted()) > len(cpu):
+                cpu.append(ticks(there))
+            time.sleep(0.02)
+        cpu.append(ticks(there))
+    return summary([one[1] for one in of.noted()], cpu)
+
+
+def promised(size: str, train: str) -> int:
+    """Return the bytes of a round's messages by the plan: four clients' vectors up, two down."""
+    inputs, hidden = SIZES[size]
+    head = 10 * hidden + 10
+    trained = head if train == "head.*" else head + inputs * hidden + hidden
+    return 4 * trained * (4 + 2)
+
+
+def memory() -> dict[str, Any]:
+    """Return the resident size of the ServerApp over many rounds."""
+    from node import Node
+
+    from privpart.engines.flower import client_app
+
+    of = Training("1e4", rounds=MANY, poll=0.05)
+    own = client_app(of.app / "plan.toml")
+    with Deployment(of.folder / "deployment") as there, ExitStack() as stack:
+        there.start_superlink()
+        there.register("north", "south")
+        for number, name in enumerate(("north", "south")):
+            node = Node(
+                there,
+                name,
+                lambda message, context: [own(message, context)],
+                partition_id=number,
+                num_partitions=2,
+            )
+            stack.enter_context(node)
+        run = there.submit(of.app)
+        for least in (1, *range(20, MANY + 1, 20)):
+            there.wait_in(run, lambda at=least: len(of.noted()) >= at, f"{least} rounds")
+    sizes = {int(one[0]) + 1: round(one[2] / 2**20, 1) for one in of.noted()}
+    return {"MiB after round": {str(at): sizes[at] for at in (1, 10, 50, 100, 150, 200)}}
+
+
+def main(wanted: list[str]) -> None:
+    """Measure the wanted parts, and write what was found."""
+    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    parts = wanted or ["rounds", "bytes", "memory"]
+    for size in SIZES:
+        here = found.setdefault(f"{size} parameters", {})
+        if "rounds" in parts:
+            here["embedded"] = embedded(size)
+            here["deployment"] = deployed(size)
+            here["simulation"] = simulated(size)
+        if "bytes" in parts:
+            full = here["deployment"] if "rounds" in parts else deployed(size)
+            last = deployed(size, "head.*")
+            sent = [full["bytes_per_round"], last["bytes_per_round"]]
+            plans = [promised(size, train) for train in ("*", "head.*")]
+            here["bytes per round"] = {
+                "all parameters": {"wires": sent[0], "plan": plans[0]},
+                "last layer": {"wires": sent[1], "plan": plans[1]},
+                "ratio": {
+                    "wires": round(sent[0] / sent[1], 2),
+                    "plan": round(plans[0] / plans[1], 2),
+                },
+            }
+        write(found)
+    if "memory" in parts:
+        found["ServerApp over 200 rounds"] = memory()
+        write(found)
+
+
+def write(found: dict[str, Any]) -> None:
+    """Write what has been found so far."""
+    found["machine"] = machine("cryptography", "flwr", "numpy", "torch")
+    RESULT.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,248 @@
+"""A real SuperLink and ServerApp, and everything that goes wrong around them.
+
+Nothing is lost: whatever is killed, the run is continued from its folder and ends with the
+parameters of an undisturbed one. Whatever a node sends, a round goes on without it, and says why.
+The nodes are threads of the test, which speak to the SuperLink as a SuperNode does.
+"""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not in this environment: make flower")
+
+from deployment import Deployment, Proxy, write_certificates
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from node import Node
+from small import KILLED, PLAN, SEED, committed, train_here, write_app
+
+from privpart.engines.flower import client_app
+from privpart.experiment.export import released_parameters
+from privpart.run.ledger import Ledger
+
+pytestmark = pytest.mark.slow
+NAMES = ("north", "east", "south")
+SHORT = 15.0
+"""Seconds that a round waits for its answers."""
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    state = str(tmp_path_factory.getbasetemp() / "witnesses")
+    folder = tmp_path_factory.mktemp("flower") / "deployment"
+    with Deployment(folder, {"PRIVPART_STATE_DIR": state}) as found:
+        found.start_superlink()
+        found.register(*NAMES)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def app(deployed):
+    """The app of every test: an ordinary one, whose server kills what it is told to."""
+    plan = PLAN.replace("rounds = 4", "rounds = 10").replace(
+        "_participations = 4", "_participations = 10"
+    )
+    plan = plan.replace("clients_per_round = 4", "clients_per_round = 6")
+    settings = {"seed": SEED, "timeout": SHORT}
+    text = "/nowhere"
+    folder = write_app(deployed.folder.parent / "app", Path(text), plan, nodes=3, **settings)
+    order = deployed.folder / "order"
+    (folder / "server_app.py").write_text(KILLED.replace("ORDER_FILE", str(order)))
+    return folder
+
+
+def honest(app: Path):
+    """Return what an honest node answers with."""
+    own = client_app(app / "plan.toml")
+    return lambda message, context: [own(message, context)]
+
+
+def nodes(deployed: Deployment, app: Path, stack: ExitStack, **answers) -> list[Node]:
+    """Start the three nodes; those that are not named are honest."""
+    found = []
+    for number, name in enumerate(NAMES):
+        answer = answers.get(name) or honest(app)
+        node = Node(deployed, name, answer, partition_id=number, num_partitions=len(NAMES))
+        found.append(stack.enter_context(node))
+    return found
+
+
+def submit(deployed: Deployment, app: Path, out: Path) -> int:
+    return deployed.submit(app, f'out="{out}"')
+
+
+def counted(out: Path) -> list[int]:
+    """Return how many clients counted in each round."""
+    ledger = Ledger(out / "ledger.sqlite", read_only=True)
+    try:
+        return [row.counted for row in ledger.rows()]
+    finally:
+        ledger.close()
+
+
+PHASES = ("begun", "answered", "summed", "committed")
+
+
+def kill(deployed: Deployment, app: Path, out: Path, what: str, phase: str, at: int) -> None:
+    """Begin or continue a run, and kill the ServerApp or the SuperLink in a phase of a round."""
+    order, link = deployed.folder / "order", deployed.processes["superlink"]
+    order.write_text(f"{phase} {at} {0 if what == 'ServerApp' else link.pid}")
+    run = submit(deployed, app, out)
+    deployed.wait_in(run, lambda: not order.exists(), f"{what} is killed in round {at}, {phase}")
+    if what == "SuperLink":
+        link.wait()
+        del deployed.processes["superlink"]
+        deployed.start_superlink()
+    deployed.wait_for(lambda: not deployed.server_app(), f"the ServerApp without {what} ends")
+    if what == "ServerApp":
+        assert committed(out) == at + (phase == "committed")
+    else:  # the ServerApp lives on for seconds, and may commit a round that it has the answers of
+        assert committed(out) in (at, at + 1)
+
+
+def test_whatever_is_killed_at_any_phase_nothing_is_lost(deployed, app, tmp_path):
+    out = tmp_path / "run"
+    with ExitStack() as stack:
+        nodes(deployed, app, stack)
+        for number, phase in enumerate(PHASES):
+            kill(deployed, app, out, "ServerApp", phase, 2 * number)
+            kill(deployed, app, out, "SuperLink", phase, 2 * number + 1)
+        last = submit(deployed, app, out)
+        assert deployed.result(last) == "finished:completed", deployed.said(last)
+    assert torch.equal(released_parameters(out)[0], train_here(app, SEED))
+    assert counted(out) == [6] * 10
+
+
+def changed(kind: str, reply: Message, message: Message) -> list[Message]:
+    """Return what a hostile node sends in place of an honest reply."""
+    content = reply.content
+    updates, fields = content["updates"], dict(content["task"])
+    name = next(iter(updates))
+    vector = updates[name].numpy()
+
+    def records(arrays: dict[str, Array] | None = None, **others: object) -> list[Message]:
+        kept = ArrayRecord(arrays) if arrays is not None else updates
+        found = {"updates": kept, "task": ConfigRecord(fields), **others}
+        return [Message(RecordDict(found), reply_to=message)]
+
+    def each(array: Array) -> list[Message]:
+        return records(dict.fromkeys(updates, array))
+
+    if kind == "twice":
+        return [reply, Message(content, reply_to=message)]
+    if kind == "another plan":
+        fields["plan"] = "0" * 64
+        return records()
+    if kind == "another round":
+        fields["round"] += 1
+        return records()
+    return {
+        "not finite": lambda: each(Array(np.full_like(vector, np.nan))),
+        "too long": lambda: each(Array(vector * 1e30)),
+        "shape": lambda: each(Array(vector[:-1])),
+        "float64": lambda: each(Array(vector.astype(np.float64))),
+        "bytes": lambda: each(Array("float32", (10**12,), "numpy.ndarray", b"\x93NUMPY" * 9)),
+        "somebody else's": lambda: records({str(n): updates[name] for n in range(6)}),
+        "metric": lambda: records(metrics=MetricRecord({"loss": 0.5})),
+        "nothing": lambda: [Message(RecordDict(), reply_to=message)],
+        "error": lambda: [Message(Error(0, "no"), reply_to=message)],
+        "silence": lambda: [],
+    }[kind]()
+
+
+COUNTED = {"not finite": 6, "too long": 6, "twice": 6, "somebody else's": 6}
+"""Clients that count in a round with such an answer; 4 where the two of the node do not."""
+KINDS = [
+    "twice", "not finite", "too long", "shape", "float64", "bytes", "another plan", "another round",
+    "metric", "nothing", "error", "silence",
+]  # fmt: skip
+
+
+def test_whatever_a_node_sends_the_round_goes_on_and_says_why(deployed, app, tmp_path):
+    out, asked = tmp_path / "run", iter(KINDS)
+    own = honest(app)
+
+    def hostile(message: Message, context) -> list[Message]:
+        replies = own(message, context)
+        if message.metadata.message_type != "train":
+            return replies
+        kind = next(asked, None)
+        return replies if kind is None else changed(kind, replies[0], message)
+
+    with ExitStack() as stack:
+        nodes(deployed, app, stack, south=hostile)
+        run = submit(deployed, app, out)
+        assert deployed.result(run) == "finished:completed", deployed.said(run)
+    expected = [COUNTED.get(kind, 4) for kind in KINDS[:10]]
+    assert counted(out) == expected, deployed.said(run)
+    said = deployed.said(run)
+    for number, kind in enumerate(KINDS[:10]):
+        assert COUNTED.get(kind) or f"round {number}" in said, kind
+
+
+def test_a_node_that_is_cut_off_misses_rounds_and_comes_back(deployed, app, tmp_path):
+    out = tmp_path / "run"
+    own = honest(app)
+    with ExitStack() as stack:
+        wire = stack.enter_context(Proxy(deployed.port))
+        for number, name in enumerate(NAMES):
+            port = wire.port if name == "south" else 0
+            node = Node(deployed, name, own, port, partition_id=number, num_partitions=3)
+            stack.enter_context(node)
+        run = submit(deployed, app, out)
+        deployed.wait_in(run, lambda: committed(out) >= 2, "two rounds")
+        wire.cut()
+        deployed.wait_in(run, lambda: committed(out) >= 4, "two rounds without a node")
+        wire.join()
+        assert deployed.result(run) == "finished:completed", deployed.said(run)
+    found = counted(out)
+    assert found[:2] == [6, 6]
+    assert 4 in found[2:5]
+    assert found[-1] == 6
+    assert set(found) == {4, 6}
+
+
+def test_a_node_of_another_plan_or_version_declines_and_nothing_begins(deployed, app, tmp_path):
+    other = app / "other.toml"
+    other.write_text((app / "plan.toml").read_text().replace("clip_norm = 0.5", "clip_norm = 5.0"))
+    versions = client_app(app / "plan.toml")
+
+    def later(message: Message, context) -> list[Message]:
+        message.content["task"]["schema"] = "privpart/flower/0"  # as an older server's would be
+        return [versions(message, context)]
+
+    out = tmp_path / "run"
+    plans = client_app(other)
+    with ExitStack() as stack:
+        answers = {"east": lambda m, c: [plans(m, c)], "south": later}
+        nodes(deployed, app, stack, **answers)
+        run = submit(deployed, app, out)
+        assert deployed.result(run) == "finished:failed"
+        said = deployed.said(run)
+    assert not out.exists()
+    assert "plan is" in said, said
+    assert "schema is" in said
+    assert "nodes=3: 1 said in time which clients they have" in said
+
+
+def test_a_stranger_and_a_wrong_certificate_never_become_a_node(deployed, tmp_path):
+    write_certificates(tmp_path / "elsewhere")
+    deployed.start_node("stranger")
+    deployed.start_node("north", certificate=tmp_path / "elsewhere" / "ca.crt")
+
+    def said(name: str) -> str:
+        return (deployed.folder / f"{name}.log").read_text()
+
+    try:
+        until = time.monotonic() + 90
+        while "failed" not in said("north").lower() or "failed" not in said("stranger").lower():
+            assert time.monotonic() < until, deployed.logs()
+            time.sleep(0.5)
+        assert "SuperNode ID" not in said("north") + said("stranger")
+    finally:
+        deployed.kill("stranger")
+        deployed.kill("north")
