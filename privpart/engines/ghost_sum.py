@@ -9,7 +9,7 @@ the product (ghost clipping: Goodfellow 2015; Li et al. 2022, section 4), and th
 clients is a single product of two matrices.
 
 Sequences of known layers are called on the batch of all clients. Any other network, such as a
-transformer with adapters, is called under torch.func.vmap, which keeps clients apart whatever the
+transformer with adapters, is called under torch.func.vmap, which keeps examples apart whatever the
 network computes; ``_Tapped`` notes each use of a trained parameter. A use that it does not know is
 found by its gradient, and raises.
 """
@@ -273,17 +273,18 @@ class GhostSum:
         """Return the clients' updates of any network, by name, from its products and lookups."""
         parameters = dict(self._model.module.named_parameters())
         trained = {id(parameters[name]): name for name in self._model.trainable}
-        taps = _Tapped(trained, learning_rate)
+        taps = _Tapped(trained, learning_rate, clients=len(x))
 
-        def forward(own: Tensor) -> Tensor:
+        # example by example, so that none sees another one, nor what pads short batches
+        def forward(example: Tensor) -> Tensor:
             with taps, sdpa_kernel(SDPBackend.MATH):
-                return logits_of(self._model.module(own))
+                return logits_of(self._model.module(example.unsqueeze(0))).squeeze(0)
 
         with self._model.lent(start), nothing_kept(self._model):
             self._model.train_only()
-            logits = vmap(forward)(x)
+            logits = vmap(forward)(x.flatten(0, 1))
             leaves = [parameters[name] for name in self._model.trainable]
-            rest = torch.autograd.grad(loss(logits.flatten(0, 1)), leaves, allow_unused=True)
+            rest = torch.autograd.grad(loss(logits), leaves, allow_unused=True)
             for name, gradient in zip(self._model.trainable, rest, strict=True):
                 if gradient is not None:
                     raise RuntimeError(f"{name} is used in a way that ghost clipping does not know")
@@ -313,14 +314,16 @@ class _Tapped(IndexedEmbeddings):
     Args:
         trained: names, by the parameters' ids.
         learning_rate: of the step.
+        clients: V; the examples are V n.
 
     Attributes:
         found: by name, the clients' updates from each use, once gradients were computed.
     """
 
-    def __init__(self, trained: Mapping[int, str], learning_rate: float) -> None:
+    def __init__(self, trained: Mapping[int, str], learning_rate: float, *, clients: int) -> None:
         super().__init__()
         self._trained = trained
+        self._clients = clients
         self._learning_rate = learning_rate
         self.found: dict[str, list[_Updates]] = {}
 
@@ -354,7 +357,7 @@ class _Tapped(IndexedEmbeddings):
         out = functional.linear(input, *self._held(weight, bias))
 
         def note(given: Tensor, gradient: Tensor) -> None:
-            clients = len(given)
+            clients = self._clients
             left = gradient.reshape(clients, -1, gradient.shape[-1]).double() * -self._learning_rate
             right = given.reshape(clients, -1, given.shape[-1]).double()
             self._note(weight, lambda: Factored(left, right))
@@ -367,7 +370,7 @@ class _Tapped(IndexedEmbeddings):
         out = looked_up(input, *self._held(weight)[:1], *others, **named)
 
         def note(given: Tensor, gradient: Tensor) -> None:
-            words = given.flatten(1)
+            words = given.reshape(self._clients, -1)
             right = gradient.reshape(*words.shape, -1).double() * -self._learning_rate
             if padding is not None:
                 right[words == padding % len(weight)] = 0.0
@@ -387,7 +390,7 @@ class _Tapped(IndexedEmbeddings):
         plain = nn.LayerNorm(list(normalized_shape), eps, elementwise_affine=False)
 
         def note(given: Tensor, gradient: Tensor) -> None:
-            rows = [one.reshape(len(one), -1, *normalized_shape) for one in (given, gradient)]
+            rows = [one.reshape(self._clients, -1, *normalized_shape) for one in (given, gradient)]
             found = _norm_gradients(plain, *rows)
             for parameter, own in ((weight, found["weight"]), (bias, found["bias"])):
                 self._note(
