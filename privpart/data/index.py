@@ -118,8 +118,8 @@ class ClientIds(Sequence[ClientId]):
         place = int(numbers.searchsorted(numbers.dtype.type(client)))
         return place if place < len(numbers) and numbers[place] == client else None
 
-    def numbers(self) -> _Array | list[int]:
-        """Return the whole numbers among the ids, ascending."""
+    def as_array(self) -> _Array | list[int]:
+        """Return the ids that are whole numbers, ascending; as a list if they exceed 64 bits."""
         return self._numbers if isinstance(self._numbers, list) else self._array(self._numbers)
 
     @property
@@ -263,7 +263,7 @@ class Index:
         rows = torch.from_numpy(before + np.arange(len(before)))
         if self._rows is not None:
             rows = self._rows[rows].long()
-        return list(rows.split(lengths.tolist()))
+        return list(torch.split(rows, lengths.tolist()))
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self._at(place) for place in range(len(self)))
@@ -322,11 +322,12 @@ class Index:
         return torch.arange(start, end) if self._rows is None else self._rows[start:end].long()
 
     def _places(self, clients: Sequence[ClientId]) -> _Array:
-        numbers = self.ids.numbers() if isinstance(self.ids, ClientIds) else None
-        if clients and set(map(type, clients)) == {int} and not isinstance(numbers, list):
+        numbers = self.ids.as_array() if isinstance(self.ids, ClientIds) else None
+        whole = [client for client in clients if type(client) is int]
+        if whole and len(whole) == len(clients) and not isinstance(numbers, list):
             limits = np.iinfo(np.int64 if numbers is None else numbers.dtype)
-            if limits.min <= min(clients) and max(clients) <= limits.max:
-                asked = np.array(clients, dtype=limits.dtype)
+            if limits.min <= min(whole) and max(whole) <= limits.max:
+                asked = np.array(whole, dtype=limits.dtype)
                 places = asked if numbers is None else numbers.searchsorted(asked)
                 inside = (places >= 0) & (places < len(self if numbers is None else numbers))
                 if inside.all() and (numbers is None or (numbers[places] == asked).all()):

@@ -11,7 +11,7 @@ clients is a single product of two matrices.
 Sequences of known layers are called on the batch of all clients. Any other network, such as a
 transformer with adapters, is called under torch.func.vmap, which keeps examples apart whatever the
 network computes; ``_Tapped`` notes each use of a trained parameter. A use that it does not know is
-found by its gradient, and raises.
+found by its gradient, and raises. Both are one file, because layers of both have the same updates.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class Factored:
             found = grams.sum(dim=(1, 2))
         else:
             some = max(1, _PRODUCTS // (out * columns))
-            parts = zip(self.left.split(some), self.right.split(some), strict=True)
+            parts = zip(torch.split(self.left, some), torch.split(self.right, some), strict=True)
             found = torch.cat([(left.mT @ right).square().sum(dim=(1, 2)) for left, right in parts])
         lengths = self.left.norm(dim=2) * self.right.norm(dim=2)
         slack = _SLACK * (rows + out + columns)
@@ -98,9 +98,10 @@ class LookedUp:
     def squared_norms(self) -> Tensor:
         """Return each client's squared norm, shape (V,), rounded up: never below the true one."""
         same = self.words.unsqueeze(2) == self.words.unsqueeze(1)
-        found = ((self.right @ self.right.mT) * same).sum(dim=(1, 2))
+        found: Tensor = ((self.right @ self.right.mT) * same).sum(dim=(1, 2))
         slack = _SLACK * (self.right.shape[1] + self.right.shape[2])
-        return found + slack * self.right.norm(dim=2).sum(dim=1).square()
+        squared: Tensor = found + slack * self.right.norm(dim=2).sum(dim=1).square()
+        return squared
 
     def drop(self, absent: Tensor) -> None:
         """Set some clients' updates to zero; a weight of zero would keep their NaN."""
@@ -109,9 +110,10 @@ class LookedUp:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return the sum over clients, shape (length, width), with weights of shape (V,)."""
         total = self.right.new_zeros(self.length, self.right.shape[2])
-        return total.index_add_(
+        own: Tensor = total.index_add_(
             0, self.words.flatten(), (self.right * weights[:, None, None]).flatten(0, 1)
         )
+        return own
 
     def factored(self) -> Factored:
         """Return the same updates as products, for a table that is a dense layer's, too."""
@@ -126,7 +128,8 @@ class Materialized:
 
     def squared_norms(self) -> Tensor:
         """Return each client's squared norm, shape (V,)."""
-        return torch.linalg.vector_norm(self.each.flatten(1), dim=1).square()
+        lengths: Tensor = torch.linalg.vector_norm(self.each.flatten(1), dim=1)
+        return lengths.square()
 
     def drop(self, absent: Tensor) -> None:
         """Set some clients' updates to zero."""
@@ -238,11 +241,10 @@ class GhostSum:
                 update.drop(absent)
         weights = factors(norms, clip_norm)
         for name, place in self._model.views(out).items():
-            update = updates.get(name)
-            if update is None:
-                place.zero_()  # the network does not use it
+            if name in updates:
+                place.copy_(updates[name].weighted_sum(weights))
             else:
-                place.copy_(update.weighted_sum(weights))
+                place.zero_()  # the network does not use it
         return int((norms <= clip_norm).sum())
 
     def _backpropagate(
@@ -386,20 +388,20 @@ class _Tapped(IndexedEmbeddings):
         bias: Tensor | None = None,
         eps: float = 1e-5,
     ) -> Tensor:
-        out = layer_norm(input, normalized_shape, *self._held(weight, bias), eps)
-        plain = nn.LayerNorm(list(normalized_shape), eps, elementwise_affine=False)
+        shape, held = list(normalized_shape), self._held(weight, bias)
+        out = layer_norm(input, shape, held[0], held[1], eps)
+        plain = nn.LayerNorm(shape, eps, elementwise_affine=False)
 
         def note(given: Tensor, gradient: Tensor) -> None:
-            rows = [one.reshape(self._clients, -1, *normalized_shape) for one in (given, gradient)]
+            rows = [one.reshape(self._clients, -1, *shape) for one in (given, gradient)]
             found = _norm_gradients(plain, *rows)
-            for parameter, own in ((weight, found["weight"]), (bias, found["bias"])):
-                self._note(
-                    parameter, lambda own=own: Materialized(own.double() * -self._learning_rate)
-                )
+            each = {k: own.double().mul_(-self._learning_rate) for k, own in found.items()}
+            self._note(weight, lambda: Materialized(each["weight"]))
+            self._note(bias, lambda: Materialized(each["bias"]))
 
         return self._tap(out, input, note, weight, bias)
 
-    def _held(self, *parameters: Tensor | None) -> list[Tensor | None]:
+    def _held(self, *parameters: Tensor | None) -> list[Any]:
         """Return parameters, the trained ones without their gradient, which the tap replaces."""
         return [p.detach() if p is not None and id(p) in self._trained else p for p in parameters]
 
@@ -461,15 +463,15 @@ def _joined(uses: Sequence["_Updates"]) -> "_Updates":
     """Return the sum of a parameter's updates from each of its uses."""
     if len(uses) == 1:
         return uses[0]
-    if all(isinstance(use, Materialized) for use in uses):
-        return Materialized(sum(use.each for use in uses))  # type: ignore[union-attr, arg-type]
-    parts = [use.factored() if isinstance(use, LookedUp) else use for use in uses]
-    if not all(isinstance(part, Factored) for part in parts):
+    vectors = [use.each for use in uses if isinstance(use, Materialized)]
+    if len(vectors) == len(uses):
+        return Materialized(torch.stack(vectors).sum(dim=0))
+    if vectors:
         raise RuntimeError("a trained parameter is a vector of one layer and a matrix of another")
-    return Factored(
-        torch.cat([part.left for part in parts], dim=1),  # type: ignore[union-attr]
-        torch.cat([part.right for part in parts], dim=1),  # type: ignore[union-attr]
-    )
+    parts = [use.factored() if isinstance(use, LookedUp) else use for use in uses]
+    found = [part for part in parts if isinstance(part, Factored)]
+    left, right = torch.cat([f.left for f in found], 1), torch.cat([f.right for f in found], 1)
+    return Factored(left, right)
 
 
 def _layers(network: nn.Module) -> Iterator[nn.Module]:

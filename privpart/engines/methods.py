@@ -332,7 +332,10 @@ class LocalComputation:
                 out=out,
                 watch=None if watch is None else lambda each: norms.extend(each.tolist()),
             )
-        except IndexError:  # a word or label out of range: one after another says whose it is
+        except (IndexError, RuntimeError) as error:
+            if not _out_of_range(error):
+                raise
+            # one client after another says whose word or label it is
             each = torch.empty(len(clients), self.model.dim)
             self.updates(task, clients, start, Method(), each)
             raise

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from accounting import ConfigError
 from privpart import LocalTraining, PartialModel, RoundTask, Users
 from privpart.engines import layers, methods
 from privpart.engines.layers import StepsInPlace, replaced_dense
@@ -277,6 +278,16 @@ def test_ghost_clipping_is_the_sum_of_the_plain_clipped_updates(network):
     changed = summed(held, FREE)[0] - summed(held, FREE, (0,))[0]
     assert (summed(held, FREE)[0] - summed(data, FREE)[0]).norm() > 1e-3  # power
     assert (others - changed).norm() < 1e-6
+
+
+def test_ghost_clipping_names_the_client_of_a_word_out_of_range():
+    model = built(Table, ["*"])
+    data = users(model.module)
+    data.x[data.indices[1][0], 2] = WORDS
+    work = LocalComputation(model, data, local=STEP, data_seed=5)
+    total = torch.empty(model.dim, dtype=torch.float64)
+    with pytest.raises(ConfigError, match="client 1"):
+        work.sum(TASK, TASK.clients, model.flat.clone(), total)
 
 
 class Unknown(nn.Module):
