@@ -256,8 +256,8 @@ def _cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(case: Case, repeats: int) -> dict[str, Any]:
-    """Measure all ways of a case in turns."""
+def measure(case: Case, repeats: int, *, one_thread: bool = False) -> dict[str, Any]:
+    """Measure all ways of a case in turns; of those on one thread, processor seconds alone."""
     users = case.users()
     clients = range(case.clients)
     ways: dict[str, Plain | Engine] = {
@@ -265,11 +265,12 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         "plain, 1 thread, channels last": Plain(
             case, users, clients, 1, layout=torch.channels_last
         ),
-        "plain, 2 threads": Plain(case, users, clients, 2),
         "engine, 1 process": Engine(case, users, clients, 1),
-        "engine, 2 workers": Engine(case, users, clients, 2),
     }
-    first, wall, cpu = {}, {name: [] for name in ways}, {name: [] for name in ways}
+    if not one_thread:
+        ways["plain, 2 threads"] = Plain(case, users, clients, 2)
+        ways["engine, 2 workers"] = Engine(case, users, clients, 2)
+    first, seconds_of, cpu = {}, {name: [] for name in ways}, {name: [] for name in ways}
     for name, way in ways.items():
         began = time.perf_counter()
         way.round()
@@ -277,18 +278,18 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         for name, way in ways.items():
             seconds, processors = _turn(way)
-            wall[name].append(seconds)
+            seconds_of[name].append(seconds)
             cpu[name].append(processors)
-    said = ways["engine, 2 workers"].said
+    said = list(ways.values())[-1].said
     for way in ways.values():
         way.close()
     rows = [
         {
             "way": name,
             "first_round_seconds": first[name],
-            "wall_least": min(wall[name]),
-            "wall_median": statistics.median(wall[name]),
-            "wall_most": max(wall[name]),
+            "wall_least": min(seconds_of[name]),
+            "wall_median": statistics.median(seconds_of[name]),
+            "wall_most": max(seconds_of[name]),
             "cpu_least": min(cpu[name]),
             "cpu_median": statistics.median(cpu[name]),
             "cpu_most": max(cpu[name]),
@@ -296,12 +297,16 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         for name in ways
     ]
     by = {row["way"]: row for row in rows}
-    fastest, alone = by["engine, 2 workers"], by["engine, 1 process"]
-    one_thread = [row for row in rows if row["way"].startswith("plain, 1 thread")]
-    plain = {key: min(row[key] for row in one_thread) for key in ("cpu_least", "cpu_median")}
-    return {
-        "ratio_to_plain_2_threads": by["plain, 2 threads"]["wall_least"] / fastest["wall_least"],
-        "ratio_to_plain_1_thread": by["plain, 1 thread"]["wall_least"] / fastest["wall_least"],
+    alone = by["engine, 1 process"]
+    layouts = [row for row in rows if row["way"].startswith("plain, 1 thread")]
+    plain = {key: min(row[key] for row in layouts) for key in ("cpu_least", "cpu_median")}
+    wall = {
+        f"ratio_to_{name.replace(', ', '_').replace(' ', '_')}": by[name]["wall_least"]
+        / by["engine, 2 workers"]["wall_least"]
+        for name in ("plain, 2 threads", "plain, 1 thread")
+        if not one_thread
+    }
+    return wall | {
         "ratio_cpu": plain["cpu_least"] / alone["cpu_least"],
         "ratio_cpu_median": plain["cpu_median"] / alone["cpu_median"],
         "target": case.target,
@@ -329,11 +334,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--result", type=Path, default=RESULT)
+    parser.add_argument(
+        "--one-thread", action="store_true", help="only ratio_cpu, for a machine that is busy"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = {}
     for name in options.cases:
-        cases[name] = measure(CASES[name], options.repeats)
+        cases[name] = measure(CASES[name], options.repeats, one_thread=options.one_thread)
         ratios = {k: v for k, v in cases[name].items() if k.startswith("ratio")}
         print(name, {k: round(v, 2) for k, v in ratios.items()}, flush=True)
         _write(options.result, cases, options.repeats)

@@ -46,7 +46,7 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
         that has parameters and is known to be a function of the example alone.
     """
     network = model.module
-    if type(network) is not nn.Sequential or _hooked(network):
+    if type(network) is not nn.Sequential or hooked(network):
         return None
     parameters = dict(network.named_parameters())
     # by name, because requires_grad changes from round to round if groups take turns
@@ -77,7 +77,7 @@ def _fixed(layer: nn.Module, trained: set[int]) -> bool:
 def functions_of_the_example(layer: nn.Module) -> bool:
     """Return whether a layer is known to treat each example separately and to keep no state."""
     return all(
-        type(part) in _FUNCTIONS_OF_THE_EXAMPLE and not _hooked(part) and not _of_the_batch(part)
+        type(part) in _FUNCTIONS_OF_THE_EXAMPLE and not hooked(part) and not _of_the_batch(part)
         for part in layer.modules()
     )
 
@@ -88,7 +88,7 @@ def _of_the_batch(layer: nn.Module) -> bool:
     return type(layer) is nn.Embedding and layer.scale_grad_by_freq
 
 
-def _hooked(layer: nn.Module) -> bool:
+def hooked(layer: nn.Module) -> bool:
     """Return whether hooks or a replaced ``forward`` change what the layer's type computes."""
     hooks = [layer._forward_hooks, layer._forward_pre_hooks]
     hooks += [layer._backward_hooks, layer._backward_pre_hooks]

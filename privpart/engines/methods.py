@@ -342,7 +342,10 @@ class LocalComputation:
                 out=out,
                 watch=None if watch is None else lambda each: norms.extend(each.tolist()),
             )
-        except IndexError:  # a word or label out of range: one after another says whose it is
+        except (IndexError, RuntimeError) as error:
+            if not _out_of_range(error):
+                raise
+            # one client after another says whose word or label it is
             each = torch.empty(len(clients), self.model.dim)
             self.updates(task, clients, start, Method(), each)
             raise
@@ -379,7 +382,7 @@ class LocalComputation:
 
     def _rows(self, clients: Sequence[ClientId]) -> list[Tensor]:
         """Return each client's rows of ``x``, and compute the features that are missing there."""
-        rows = [self.users.indices[client] for client in clients]
+        rows = self.users.indices.of_each(clients)
         if self.ends_only:
             size = self.local.batch_size
             rows = [own[max(0, (len(own) - 1) // size * size - size) :] for own in rows]

@@ -107,7 +107,7 @@ class VectorizedTraining:
             [own[batch] for batch in self.local.batches(len(own), generator)]
             for own, generator in zip(rows, generators, strict=True)
         ]
-        with self._model.lent(start), self._nothing_kept():
+        with self._model.lent(start), nothing_kept(self._model):
             if single_step(self.local):
                 first = [own[0] if own else torch.empty(0, dtype=torch.int64) for own in batches]
                 self._single_step(start, x, y, first, out, channels_last, losses)
@@ -176,17 +176,6 @@ class VectorizedTraining:
                 for place, loss in zip(order, watched, strict=False):
                     losses[place] = loss
 
-    @contextmanager
-    def _nothing_kept(self) -> Iterator[None]:
-        """Raise if the network kept anything: one client's data would reach the others."""
-        before = [(id(buffer), buffer._version) for buffer in self._model.module.buffers()]
-        layers = LayerStates(dict(self._model.module.named_modules()))
-        yield
-        if before != [(id(buffer), buffer._version) for buffer in self._model.module.buffers()]:
-            raise RuntimeError("the network writes to its buffers; use batching='loop'")
-        if layers.changed():
-            raise RuntimeError("the network sets attributes of its layers; use batching='loop'")
-
     def _step(
         self,
         stack: _Stack,
@@ -253,6 +242,18 @@ class VectorizedTraining:
 
     def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
         return mean_loss(self._forward(parts, x), y)
+
+
+@contextmanager
+def nothing_kept(model: PartialModel) -> Iterator[None]:
+    """Raise if the network kept anything: one client's data would reach the others."""
+    before = [(id(buffer), buffer._version) for buffer in model.module.buffers()]
+    layers = LayerStates(dict(model.module.named_modules()))
+    yield
+    if before != [(id(buffer), buffer._version) for buffer in model.module.buffers()]:
+        raise RuntimeError("the network writes to its buffers; use batching='loop'")
+    if layers.changed():
+        raise RuntimeError("the network sets attributes of its layers; use batching='loop'")
 
 
 def single_step(local: LocalTraining) -> bool:
@@ -399,7 +400,7 @@ class IndexedEmbeddings(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         """Call ``func``, or the indexed lookup in place of ``nn.functional.embedding``."""
         if func is functional.embedding:
-            return _looked_up(*args, **(kwargs or {}))
+            return looked_up(*args, **(kwargs or {}))
         if func is torch.embedding:
             raise RuntimeError("torch.embedding mixes clients under vmap; use nn.Embedding")
         return func(*args, **(kwargs or {}))
@@ -421,7 +422,7 @@ class BatchedAttention(IndexedEmbeddings):
     ) -> Any:  # noqa: ANN401
         """Call ``func``, or products in place of ``multi_head_attention_forward``."""
         if func is functional.multi_head_attention_forward:
-            attended = _attended(*args, **(kwargs or {}))
+            attended = attention_by_rows(*args, **(kwargs or {}))
             if attended is not None:
                 return attended, None
         return super().__torch_function__(func, types, args, kwargs)
@@ -433,7 +434,7 @@ def _by_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return rows.view(*x.shape[:-1], -1)
 
 
-def _attended(
+def attention_by_rows(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -476,7 +477,7 @@ def _attended(
     return _by_rows(mixed, out_proj_weight, out_proj_bias)
 
 
-def _looked_up(
+def looked_up(
     input: Tensor,  # noqa: A002  torch's name
     weight: Tensor,
     padding_idx: int | None = None,

@@ -47,6 +47,8 @@ def test_owners_hold_their_rows(owners, kind):
         assert index[client].tolist() == held[type(client), client]
         assert index[client].dtype is torch.int64
     assert [rows.tolist() for rows in index] == [index[c].tolist() for c in index.ids]
+    for asked in ([*index.ids], [*index.ids][::-2], []):
+        assert [r.tolist() for r in index.of_each(asked)] == [index[c].tolist() for c in asked]
     assert [index.owner(row) for row in range(len(owners))] == owners
     assert index.owner(len(owners)) is None
     assert index.owner(-1) is None
@@ -73,6 +75,21 @@ def test_rows_per_client_by_list_dict_and_ids():
     assert named["b"].tolist() == [4, 0]
     assert named[np.int64(7)].tolist() == [1]
     assert Index.of_rows({"b": rows[0], 7: rows[1], "a": rows[2]})["a"].tolist() == [2, 3]
+
+
+def test_rows_of_many_clients_at_once():
+    for index in (
+        Index.of_equal_parts(torch.arange(12), 4),
+        Index.of_rows([[0], [], [2, 1], [5]]),
+        Index.of_rows([[0], [], [2, 1], [5]], ids=[7, "a", 2**63 - 1, -3]),
+    ):
+        asked = [*index.ids][::-1] * 2
+        found = index.of_each(tuple(asked))
+        assert [rows.tolist() for rows in found] == [index[c].tolist() for c in asked]
+        assert {rows.dtype for rows in found} == {torch.int64}
+        for unknown in (-1, 4, 2**63 - 2, 2**70, "b"):
+            with pytest.raises(ConfigError, match=f"client {unknown!r}"):
+                index.of_each([index.ids[0], unknown])
 
 
 def test_a_row_may_be_held_twice_and_by_nobody():
