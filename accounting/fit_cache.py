@@ -111,7 +111,7 @@ def _versioned(key: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path, key: Mapping[str, Any], built: Callable[[Any], Made]) -> Made | None:
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:  # a pipe would never end
             return None
         held = json.loads(path.read_text(encoding="utf-8"))
         return built(held["value"]) if held["key"] == _versioned(key) else None

@@ -50,6 +50,10 @@ from attacks.reconstruction.reconstruct import Reconstruction, dlg, reid_rank
 from attacks.reconstruction.spear import spear
 from attacks.report import LeakageReport, LeakageRow
 from attacks.suite import suite
+from attacks.text.audit import text_leakage
+from attacks.text.observation import TextObservation, observe_text
+from attacks.text.read import ReadText, span_test
+from attacks.text.report import TextReport
 from attacks.update import LocalSteps
 
 __all__ = [
@@ -63,9 +67,12 @@ __all__ = [
     "Observation",
     "PlantedCanaries",
     "PointEstimate",
+    "ReadText",
     "Reconstruction",
     "Replay",
     "Scorer",
+    "TextObservation",
+    "TextReport",
     "View",
     "april",
     "baselines",
@@ -92,6 +99,7 @@ __all__ = [
     "leakage",
     "match_batch",
     "observe",
+    "observe_text",
     "one_run",
     "one_run_gdp",
     "paired",
@@ -101,9 +109,11 @@ __all__ = [
     "read_update",
     "reid_rank",
     "round_covariance",
+    "span_test",
     "spear",
     "ssim",
     "suite",
+    "text_leakage",
     "view",
     "wilson",
     "worst_view",

@@ -78,8 +78,8 @@ def explain(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) ->
     Args:
         model: the client's architecture; its weights are taken from ``observation``.
         observation: with the clip, the noise and the local steps that somebody states.
-        x: (B, C, H, W), said to be the client's images.
-        y: (B,) their labels.
+        x: (B, C, H, W), said to be the client's images; or (B, T), its sentences.
+        y: (B,) their labels; or (B, T), the tokens that a language model predicts.
     """
     said = replay(model, observation, x, y)
     seen = _values(observation)
@@ -87,7 +87,7 @@ def explain(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) ->
     gap = float((said - seen).square().sum())
     if size == 0:
         fits = gap == 0
-        clause = () if fits else ("it is zero, and that of these images is not",)
+        clause = () if fits else ("it is zero, and that of these examples is not",)
         return Explanation(0.0 if fits else math.inf, 0.0, EXPLAINED, clause)
     noise = observation.noise_std**2
     least = noise * float(chi2.ppf(_CHANCE, len(seen))) / size
@@ -135,7 +135,7 @@ def _causes(
     if found.residual < found.least:
         return ("it contains less noise than the noise multiplier says",)
     if not torch.equal(replay(model, observation, x, y), replay(model, observation, x, y)):
-        return ("mode: the model's forward pass is random, so that no images explain its update",)
+        return ("mode: the model's forward pass is random, so that no examples explain its update",)
     fits = [(left, clause) for left, clause in _fits(model, observation, x, y) if left < found.most]
     if fits:
         return (min(fits, key=lambda one: one[0])[1],)
@@ -144,8 +144,8 @@ def _causes(
         _descent(model, observation, x, y),
     )
     return tuple(clause for clause in others if clause) or (
-        "other weights (of another round?), other images, labels or scaling of the pixels, another "
-        "loss, or noise that is not stated",
+        "other weights (of another round?), other examples, labels or scaling of the inputs, "
+        "another loss, or noise that is not stated",
     )
 
 
@@ -176,7 +176,7 @@ def _fits(
 def _variants(observation: Observation) -> Iterator[tuple[bool, Any, str]]:
     """Yield (training, local, clause) of updates that are easily mistaken for one another."""
     mode = observation.training
-    other = f"mode: the images explain it in {'eval' if mode else 'train'} mode"
+    other = f"mode: the examples explain it in {'eval' if mode else 'train'} mode"
     yield mode, observation.local, ""
     yield not mode, observation.local, other
     if observation.local is not None:
@@ -219,7 +219,7 @@ def _another_label(
     model: nn.Module, observation: Observation, x: Tensor, y: Tensor, most: float
 ) -> str:
     """Return a clause on the label of one image that explains the update in place of ``y``."""
-    if len(x) != 1:
+    if y.shape != (1,):  # several, or the tokens of a language model
         return ""
     seen = _values(observation)
     net = ready(model, observation.training).double()

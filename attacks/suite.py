@@ -13,7 +13,7 @@ from attacks.reconstruction.april import april
 from attacks.reconstruction.cosine import MOST_GUESSES, cosine_tv
 from attacks.reconstruction.features import dense_then_invert
 from attacks.reconstruction.labels import label_candidates
-from attacks.reconstruction.reconstruct import Reconstruction, dlg
+from attacks.reconstruction.reconstruct import FALLING, Reconstruction, dlg
 from attacks.reconstruction.spear import spear
 
 _STATISTICS = 1.0  # weight of the batch statistics beside the residual
@@ -34,25 +34,33 @@ def suite(
     Args:
         restarts: of ``dlg`` and ``dense_then_invert``; ``cosine_tv`` takes twice as many.
         max_evaluations: of each search of those two.
-        newton_steps: see ``dlg``.
+        newton_steps: of each of their Gauss-Newton searches.
         steps: of ``cosine_tv``; 0 leaves it out.
-        tv: weight of the prior in "dlg + tv", which 0 leaves out; the restarts of ``cosine_tv``
-            take a third of it and twenty times it in turn.
+        tv: weight of the prior in "dlg + tv", and of the one between ten times and a tenth of it
+            in "dlg + falling tv"; 0 leaves both out. The restarts of ``cosine_tv`` take a third of
+            it and twenty times it in turn.
     """
-    searches = {"restarts": restarts, "max_evaluations": max_evaluations}
+    searches = {
+        "restarts": restarts,
+        "max_evaluations": max_evaluations,
+        "newton_steps": newton_steps,
+    }
     attacks: dict[str, Attack] = {
         "invert_dense": lambda model, seen, _: invert_first_dense(model, seen),
         "april": lambda model, seen, _: april(model, seen),
         "spear": partial(_seeded, spear, {"draws": _DRAWS}),
         "dense_then_invert": partial(_seeded, dense_then_invert, searches),
-        "dlg": partial(_seeded, dlg, searches | {"newton_steps": newton_steps}),
+        "dlg": partial(_seeded, dlg, searches),
     }
     attacks["dlg + statistics"] = partial(_if_sent, searches | {"newton_steps": 0})
     if steps:
         cosine = {"restarts": 2 * restarts, "steps": steps, "tv": (tv / 3, 20 * tv)}
         attacks["cosine_tv"] = partial(_if_labelled, cosine_tv, cosine)
     if tv:
-        attacks["dlg + tv"] = partial(_seeded, dlg, searches | {"restarts": 1, "tv": tv})
+        once = searches | {"restarts": 1}
+        attacks["dlg + tv"] = partial(_seeded, dlg, once | {"tv": tv})
+        falling = {"tv": tuple(10 * tv * weight / FALLING[0] for weight in FALLING)}
+        attacks["dlg + falling tv"] = partial(_seeded, dlg, once | falling)
     return attacks
 
 

@@ -19,8 +19,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,7 +39,7 @@ from torch.nn.functional import cross_entropy
 
 from attacks import Observation, Reconstruction, cosine_tv, dense_then_invert, dlg
 from attacks.metrics import match_batch, psnr, wilson
-from attacks.reconstruction.reconstruct import GOOD_ENOUGH, matching_loss
+from attacks.reconstruction.reconstruct import FALLING, GOOD_ENOUGH
 from attacks.report import RECOVERED_DB
 
 RESULT = Path(__file__).parent / "results" / "audit_peers.json"
@@ -50,10 +50,8 @@ BREACHING = {
     "breaching, invertinggradients": "invertinggradients",
     "breaching, deepleakage": "deepleakage",
 }
-# Shares of our budget for features and for matching; cosine matching gets the rest. Second-order
-# matching has no useful curvature on ReLU, which an attacker knows.
-SHARES = {"smooth": (0.1, 0.6), "relu": (0.1, 0.1)}
-_WARM = 2
+FEATURES = 0.1  # share of our seconds for the features of the dense layer; matching gets the rest
+_TIMED = (8, 40)  # steps of two trials, which tell the seconds of a step from those of a start
 
 
 @dataclass(frozen=True)
@@ -108,53 +106,58 @@ def ours(case: Case) -> dict[str, Any]:
         shape=tuple(case.x.shape),
         labels=case.y,
     )
-    rough = any(isinstance(module, nn.ReLU | Block) for module in model.modules())
-    features, matching = SHARES["relu" if rough else "smooth"]
-    start = time.process_time()
-    end = start + case.budget
+    left = case.budget
     found: dict[str, Reconstruction] = {}
-    if len(case.y) == 1:
-        twin = deepcopy(model).double()
-        forward = _each(lambda x: twin(x).sum(), case.x.double())
-        tried = dense_then_invert(
-            model, seen, restarts=1, max_evaluations=_count(features * case.budget, forward)
-        )
-        if tried is not None:
-            found["dense_then_invert"] = tried
-    if not _solved(found):
-        each = _each(matching_loss(model, seen, case.y), case.x.double())
-        evaluations = _count(matching * case.budget, each)
-        found["dlg"] = dlg(model, seen, restarts=1, newton_steps=0, max_evaluations=evaluations)
-    if not _solved(found):
+    for name, attack, share in _plan(model, seen):
+        steps = _count(share * left, _each(attack))
         began = time.process_time()
-        cosine_tv(model, seen, restarts=2, steps=_WARM)
-        each = (time.process_time() - began) / _WARM
-        steps = min(stock.STEPS, _count(end - time.process_time(), each))
-        found["cosine_tv"] = cosine_tv(model, seen, restarts=2, steps=steps)
-    seconds = time.process_time() - start
+        tried = attack(steps)
+        left -= time.process_time() - began
+        if tried is not None:
+            found[name] = tried
+        if tried is not None and tried.match <= GOOD_ENOUGH:
+            break
     chosen = min(found, key=lambda name: found[name].match)
     own = {name: _decibels(one.x, case.x) for name, one in found.items()}
     matches = {name: one.match for name, one in found.items()}
     return {
         "x": found[chosen].x,
-        "seconds": seconds,
+        "seconds": case.budget - left,
         "chosen": chosen,
         "psnr_by_attack": own,
         "match_by_attack": matches,
     }
 
 
-def _solved(found: dict[str, Reconstruction]) -> bool:
-    return any(one.match <= GOOD_ENOUGH for one in found.values())
+Counted = Callable[[int], Reconstruction | None]
 
 
-def _each(loss: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """Return the processor seconds of one evaluation of a loss and its gradient."""
-    point = torch.rand_like(x).requires_grad_(True)
-    began = time.process_time()
-    for _ in range(_WARM):
-        torch.autograd.grad(loss(point), point)
-    return (time.process_time() - began) / _WARM
+def _plan(model: nn.Module, seen: Observation) -> list[tuple[str, Counted, float]]:
+    """Return our attacks, as functions of their steps, and their shares of the seconds left.
+
+    Second-order matching has no useful curvature on ReLU, which an attacker knows.
+    """
+    features = partial(dense_then_invert, model, seen, restarts=1, newton_steps=0)
+    falling = partial(dlg, model, seen, restarts=1, newton_steps=0, tv=FALLING)
+    plan: list[tuple[str, Counted, float]] = []
+    if seen.shape[0] == 1:
+        plan.append(("dense_then_invert", lambda n: features(max_evaluations=n), FEATURES))
+    if any(isinstance(module, nn.ReLU | Block) for module in model.modules()):
+        cosine = partial(cosine_tv, model, seen, restarts=2)
+        return [*plan, ("cosine_tv", lambda n: cosine(steps=min(n, stock.STEPS)), 1.0)]
+    return [*plan, ("dlg + falling tv", lambda n: falling(max_evaluations=n), 1.0)]
+
+
+def _each(attack: Counted) -> float:
+    """Return the processor seconds of a step, without those of the start and of the first call."""
+    attack(1)
+    few, many = _TIMED
+    times = [time.process_time()]
+    for steps in _TIMED:
+        attack(steps)
+        times.append(time.process_time())
+    start, both = times[1] - times[0], times[2] - times[1]
+    return max((both - start) / (many - few), both / many / 2)
 
 
 def _count(seconds: float, each: float) -> int:
@@ -300,7 +303,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path, default=RESULT)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    settings = {"shares": SHARES, "success_db": RECOVERED_DB}
+    settings = {"features": FEATURES, "success_db": RECOVERED_DB}
     old = json.loads(options.result.read_text()) if options.result.exists() else {}
     runs = old["runs"] if old.get("settings") == json.loads(json.dumps(settings)) else []
     try:

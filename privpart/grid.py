@@ -24,6 +24,11 @@ _BITS = 20
 _MOST_BITS = 24
 """With each bit twice as many draws are too close to a half for float64 and take longer."""
 _MOST_CLIP_BITS = 26
+_ROOM_BITS = 6
+"""A modular sum has room for 2^6 standard deviations of a draw: 10 of a mechanism whose noise, of
+several draws, has six times that of one."""
+_MOST_MODULUS_BITS = 51
+"""So that the sum of two numbers around zero, and their noise, are exact in float64."""
 """So that sums of squares of an update's integers stay below 2^53, where float64 adds exactly."""
 _FINE = 128
 _COARSE = 8
@@ -95,21 +100,29 @@ class Grid:
 
 
 def modulus_bits(grid: Grid, clients: int) -> int:
-    """Return the least k such that sums of so many updates modulo 2^k cannot wrap around.
+    """Return the least k such that noised sums of so many updates modulo 2^k do not wrap around.
 
     Entries of an update's integers are at most ``grid.norm``, so those of the sum lie within
-    clients x norm, and below half of the modulus on both sides.
+    clients x norm, and with the room for noise below half of the modulus on both sides.
 
     Raises:
-        ConfigError: more than 2^53 would be needed, above which the server's sum is not exact.
+        ConfigError: more than 2^51 would be needed, above which the server's sum is not exact.
     """
-    most = clients * math.floor(grid.norm)
-    if most >= 2**52:
+    most = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
+    if most.bit_length() >= _MOST_MODULUS_BITS:
         raise ConfigError(
-            f"{clients} clients: their sum needs a modulus above 2^53, and would not be exact; ask "
-            "fewer at a time."
+            f"{clients} clients: their sum needs a modulus above 2^{_MOST_MODULUS_BITS}, and would "
+            "not be exact; ask fewer at a time."
         )
     return most.bit_length() + 1
+
+
+def is_modulus(bits: object, grid: Grid, clients: int) -> bool:
+    """Return whether sums of so many updates modulo 2^bits do not wrap around, and are exact."""
+    if type(bits) is not int or not 0 < bits <= _MOST_MODULUS_BITS:
+        return False
+    longest: int = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
+    return 1 << (bits - 1) > longest
 
 
 def residues(update: Tensor, clip_norm: float, grid: Grid, bits: int) -> NDArray[np.int64]:
@@ -132,6 +145,15 @@ def centred(total: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
     """
     found: NDArray[np.int64] = total - ((total >= 2 ** (bits - 1)).astype(np.int64) << bits)
     return found
+
+
+def wrap(numbers: Array, bits: int) -> None:
+    """Replace whole numbers, below 2^53, by those from -2^(bits-1) below 2^(bits-1).
+
+    After the noise of modular sums, this is post-processing: whatever others put into a sum, and
+    wherever it wraps around, what is released depends on a client only through its noised sum.
+    """
+    numbers -= 2.0**bits * np.floor(numbers * 2.0**-bits + 0.5)
 
 
 def noise_bits(noise_multiplier: float, dim: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from accounting import Participation
 from accounting.checks import ConfigError
-from privpart.grid import Grid, centred
+from privpart.grid import Grid, centred, is_modulus
 
 ClientId = int | str
 """A whole number of magnitude below 2^256, or a string of 1 to 256 characters.
@@ -148,7 +148,8 @@ class ModularSum:
 
     A protocol of secure aggregation makes it: the server sees no update and cannot clip it again,
     so the report asserts the clipping. A client that does not follow the protocol may move the sum
-    as far as it likes.
+    as far as it likes. It learns no more of the others: every sum is noised and released, whatever
+    its length, and wraps around after the noise (``privpart.grid.wrap``).
 
     Attributes:
         clients: ids of the clients in the sum, each once.
@@ -273,8 +274,9 @@ def admitted_modular(
 ) -> tuple[ModularSum, NDArray[np.int64]] | Reason:
     """Return a sum, and its numbers around zero, if it answers the task and could not wrap around.
 
-    Anything else gets the reason to refuse it. A sum that is longer than so many clipped updates
-    was made by a mistake, or by clients that did not clip.
+    Anything else gets the reason to refuse it. A sum that is longer than so many clipped updates is
+    admitted: were it refused, a client that adds a number at will could test the others' sum, which
+    has no noise yet, round by round that is not released.
     """
     if type(part) is not ModularSum or type(part.clients) is not tuple or task.grid is None:
         return "malformed"
@@ -285,14 +287,11 @@ def admitted_modular(
     if not _is_vector(part.total, {torch.int64}, shape):
         return "wrong shape or type"
     numbers = part.total.resolve_neg().numpy().copy()
-    if type(part.bits) is not int or not 0 < part.bits <= 53:
+    if not is_modulus(part.bits, task.grid, len(part.clients)):
         return "modulus"
-    longest = len(part.clients) * task.grid.norm
-    if 2 ** (part.bits - 1) <= longest or numbers.min() < 0 or numbers.max() >= 2**part.bits:
+    if numbers.min() < 0 or numbers.max() >= 2**part.bits:
         return "modulus"
-    numbers = centred(numbers, part.bits)
-    squares = float(np.linalg.norm(numbers.astype(np.float64)))
-    return (part, numbers) if squares <= longest * (1 + 1e-9) else "malformed"
+    return part, centred(numbers, part.bits)
 
 
 def _not_of(task: RoundTask, part: CohortSum | ModularSum) -> Reason | None:

@@ -156,6 +156,14 @@ class PrivacyPlan:
             return None
         return groups.schedule[round_] if round_ < self.rounds else ()
 
+    def may_clip_to(self, clip_norm: float, round_: int) -> bool:
+        """Return whether clients may be told this clip norm in a round."""
+        first, adaptive = float(self.clip_norm), self.adaptive_clipping
+        if adaptive is None:
+            return clip_norm == first
+        steps = sum(restart <= round_ for restart in restarts(self.mechanism))
+        return adaptive.reaches(clip_norm, steps, first=first)
+
     @property
     def update_noise_multiplier(self) -> float:
         """Noise multiplier of the updates: larger if noised bits are released with them."""
@@ -393,6 +401,15 @@ class AdaptiveClipping:
         share = min(1.0, max(0.0, unclipped))
         wanted = clip_norm * math.exp(-self.rate * (share - self.quantile))
         return min(first * _CLIP_NORM_RANGE, max(first / _CLIP_NORM_RANGE, wanted))
+
+    def reaches(self, clip_norm: float, steps: int, *, first: float) -> bool:
+        """Return whether so many steps from ``first`` may come to a clip norm."""
+        if steps == 0 or not 0 < clip_norm < math.inf:
+            return clip_norm == first
+        most = math.log(_CLIP_NORM_RANGE)
+        down = min(most, steps * self.rate * (1 - self.quantile))
+        up = min(most, steps * self.rate * self.quantile)
+        return -down - 1e-9 <= math.log(clip_norm / first) <= up + 1e-9
 
 
 def restarts(mechanism: Mechanism) -> frozenset[int]:

@@ -30,7 +30,7 @@ from torch import Tensor
 from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
 from privpart.clip import add_in_place, clip, l2_norm
-from privpart.grid import Grid, noise_bits, quantise
+from privpart.grid import Grid, noise_bits, quantise, wrap
 from privpart.messages import (
     ClientId,
     ClientUpdate,
@@ -298,7 +298,7 @@ class Server:
             self._participations.setdefault(client, []).append(self.round)
         noise = self._draw() if self._coming is None else self._coming.result()
         self._coming = None
-        self._step(found.total, noise)
+        self._step(found.total, noise, found.modulus_bits)
         self.round += 1
         self._adapt(found.bits)
         self._halted = ""
@@ -365,7 +365,7 @@ class Server:
         rounds = self._participations.get(client, ())
         return limit_reached(self.plan.participation, rounds, self.round)
 
-    def _step(self, total: Tensor, noise: Tensor | None) -> None:
+    def _step(self, total: Tensor, noise: Tensor | None, modulus_bits: int | None) -> None:
         """Release the noised sum: divide it by a public constant and take a step.
 
         The number of clients that came is private, and dividing by it would let one client weigh
@@ -376,7 +376,7 @@ class Server:
         step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
         gradient = self._gradient[: len(total)]
         self._last = (total, noise, step / self.plan.report_goal)
-        _quotient(total, noise, -self.plan.report_goal / step, gradient)
+        _quotient(total, noise, -self.plan.report_goal / step, gradient, modulus_bits)
         active = [self._groups[group] for group in self._active()]
         for part, own in zip(active, torch.split(gradient, [len(p) for p in active]), strict=True):
             part.grad = own
@@ -524,6 +524,7 @@ class RoundSum:
             too.
         summed: number of clients whose updates came as part of a trusted sum.
         self_clipped: number of those that clipped and rounded their updates themselves.
+        modulus_bits: the sum is one modulo 2^modulus_bits; None if it is a plain sum.
         bits: +1/2 for each update that was not clipped, -1/2 for each that was.
 
     Guarantees:
@@ -550,6 +551,7 @@ class RoundSum:
         self.refused: set[ClientId] = set()
         self.summed = 0
         self.self_clipped = 0
+        self.modulus_bits: int | None = None
         self.bits = 0.0
         self._task = task
         self._limit_reached = limit_reached
@@ -629,7 +631,9 @@ class RoundSum:
         if why := self._reason(admitted_.clients):
             self._refuse(why, named, len(named))
             return
+        bits = self.modulus_bits = min(admitted_.bits, self.modulus_bits or admitted_.bits)
         self.total += torch.from_numpy(numbers)
+        wrap(self.total.numpy(), bits)
         self.summed += len(named)
         self.self_clipped += len(named)
         self.came.update(named)
@@ -681,8 +685,10 @@ def _norm(part: Tensor) -> float:
     return float(torch.linalg.vector_norm(part.double()))
 
 
-def _quotient(total: Tensor, noise: Tensor | None, divisor: float, out: Tensor) -> None:
-    """Write (total + noise) / divisor in float32.
+def _quotient(
+    total: Tensor, noise: Tensor | None, divisor: float, out: Tensor, modulus_bits: int | None
+) -> None:
+    """Write (total + noise) / divisor in float32; the sum, modulo 2^modulus_bits if that is given.
 
     Part by part, since wide vectors of the model's length would cost more than the arithmetic.
     """
@@ -696,6 +702,8 @@ def _quotient(total: Tensor, noise: Tensor | None, divisor: float, out: Tensor) 
         else:
             np.copyto(part, noise[here].numpy())
             np.add(part, total[here].numpy(), out=part)
+            if modulus_bits is not None:
+                wrap(part, modulus_bits)
             np.multiply(part, factor, out=part)
         np.copyto(out[here].numpy(), part, casting="same_kind")
 

@@ -24,6 +24,7 @@ from attacks.reconstruction.reconstruct import (
     flat,
     known_statistics,
     matching_loss,
+    prior_weights,
     starting_point,
     total_variation,
 )
@@ -80,9 +81,7 @@ def cosine_tv(
     restarts = checks.count("restarts", restarts)
     steps = checks.count("steps", steps)
     rate = checks.positive("learning_rate", learning_rate)
-    weights = [checks.nonnegative("tv", w) for w in ([tv] if isinstance(tv, float | int) else tv)]
-    if not weights:
-        raise ConfigError("tv=(): is empty; pass a weight, or 0 for no prior.")
+    weights = prior_weights(tv)
     gap = known_statistics(model, observation, statistics)
     seed = checks.count("seed", seed, minimum=0)
     check_bounds(bounds)
@@ -119,12 +118,12 @@ def cosine_tv(
     points = [starting_point(observation.shape, bounds, [seed, i]) for i in range(restarts)]
     x = torch.stack(points).to(dtype).requires_grad_(True)
     solver = torch.optim.Adam([x], lr=rate)
-    prior_weights = torch.tensor([weights[i % len(weights)] for i in range(restarts)], dtype=dtype)
+    pressure = torch.tensor([weights[i % len(weights)] for i in range(restarts)], dtype=dtype)
     one = torch.ones((), dtype=dtype)
     milestones = {int(part * steps) for part in _DECAY_AT}
     for step in range(steps):
         mine = update(x)
-        prior = prior_weights @ total_variation(x).mean(-1)
+        prior = pressure @ total_variation(x).mean(-1)
         if gap is not None:
             prior = prior + statistics * torch.stack([gap(one.double()) for one in x]).sum()
         pulls = cosine_slope(mine, target, restarts)[1]

@@ -22,7 +22,6 @@ from attacks.reconstruction.solvers import SOLVED, Search, gauss_newton, quasi_n
 from attacks.update import ready
 
 _NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
-_NEWTON_STEPS = 20
 _RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
 
 
@@ -32,6 +31,7 @@ def dense_then_invert(
     *,
     restarts: int = 2,
     max_evaluations: int = 1000,
+    newton_steps: int = 20,
     seed: int = 0,
 ) -> Reconstruction | None:
     """Read a dense layer's input off its gradient exactly, then find the image that gives it.
@@ -46,7 +46,9 @@ def dense_then_invert(
         model: the client's architecture.
         observation: of a batch of one.
         restarts: starting points for each layer, >= 1.
-        max_evaluations: budget of each search.
+        max_evaluations: budget of each L-BFGS-B search.
+        newton_steps: budget of each Gauss-Newton search, >= 0, which continues one that stopped
+            short; a step costs as many evaluations as there are unknowns, see ``dlg``.
         seed: of the starting points.
 
     Returns:
@@ -54,6 +56,7 @@ def dense_then_invert(
     """
     restarts = checks.count("restarts", restarts)
     budget = checks.count("max_evaluations", max_evaluations)
+    newton_steps = checks.count("newton_steps", newton_steps, minimum=0)
     layers = visible_dense(observation, [n for n, m in model.named_modules() if is_dense(m)])
     if not layers or observation.shape[0] != 1:
         return None
@@ -61,11 +64,12 @@ def dense_then_invert(
     labels = label_candidates(model, observation)[0]
     match = matching_loss(model, observation, labels)
     searches = []
+    options = (restarts, budget, newton_steps, seed)
     for name, weight, bias in layers:
         reach = layer_input(model, observation, name)
         goal = _goal(weight, bias, reach(torch.full(observation.shape, 0.5).double()))
         if goal is not None:
-            searches.append(_invert(reach, *goal, observation, (restarts, budget, seed)))
+            searches.append(_invert(reach, *goal, observation, options))
     if not searches:
         return None
     matches = [float(match(search.x).detach()) for search in searches]
@@ -138,10 +142,10 @@ def _invert(
     wanted: Tensor,
     sure: bool,
     observation: Observation,
-    options: tuple[int, int, int],
+    options: tuple[int, int, int, int],
 ) -> Search:
     """Find x with features(x) = wanted; unless ``sure``, with features in the space of wanted."""
-    restarts, budget, seed = options
+    restarts, budget, newton_steps, seed = options
     size = float(wanted.norm())
 
     def residual(x: Tensor) -> Tensor:
@@ -158,8 +162,9 @@ def _invert(
     for restart in range(restarts):
         x0 = starting_point(observation.shape, (0.0, 1.0), [seed, restart])
         tried.append(quasi_newton(objective, x0, (0.0, 1.0), budget))
-        if sure and tried[-1].value > SOLVED and x0.numel() <= _NEWTON_UNKNOWNS:
-            tried.append(gauss_newton(residual, tried[-1].x, (0.0, 1.0), _NEWTON_STEPS))
+        unsolved = sure and tried[-1].value > SOLVED
+        if newton_steps and unsolved and x0.numel() <= _NEWTON_UNKNOWNS:
+            tried.append(gauss_newton(residual, tried[-1].x, (0.0, 1.0), newton_steps))
         if tried[-1].value < GOOD_ENOUGH:
             break
     best = min(tried, key=lambda search: search.value)

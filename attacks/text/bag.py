@@ -6,14 +6,18 @@ from torch import Tensor, nn
 from attacks.text.observation import TextObservation, token_embedding
 
 _ROUNDING = 100.0
+_OUTSIDE = 1e-3  # share of a row that leaves the span of the others, at most, by chance
 
 
 def bag_of_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
-    """Return the ids whose embedding moved: exactly the tokens of the batch, without padding.
+    """Return the ids that the model read: exactly the tokens of the batch, without padding.
+
+    Where the output layer shares the embedding's weight, every row moves; see ``_tied``. A token
+    that stands only last in its sentences is then predicted and not read, and is left out.
 
     Returns:
-        None where the embedding is not in view, where noise covers its rows, and where the output
-        layer shares its weight, so that every row moves.
+        None where the embedding is not in view, where noise covers its rows, and where the rows
+        tell too little.
     """
     name, _ = token_embedding(model)
     rows = seen.update.get(f"{name}.weight")
@@ -23,6 +27,26 @@ def bag_of_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
     moved = size > _ROUNDING * seen.resolution * torch.finfo(torch.float32).eps * size.max()
     found: Tensor = moved.nonzero()[:, 0]
     batch, length = seen.shape
-    if len(found) > batch * length or not len(found):
+    if not len(found):
         return None
-    return found
+    return found if len(found) <= batch * length else _tied(rows.double(), seen)
+
+
+def _tied(rows: Tensor, seen: TextObservation) -> Tensor | None:
+    """Return the ids whose rows leave the span of the output layer's inputs.
+
+    The output layer moves each row by a combination of its inputs, which are fewer than their
+    width; a token that was read moves its row by something else as well.
+    """
+    batch, length = seen.shape
+    size = rows.norm(dim=1)
+    quiet = size.argsort()[: len(rows) // 2]  # tokens that were read or predicted move most
+    _, values, basis = torch.linalg.svd(rows[quiet], full_matrices=False)
+    floor = _ROUNDING * seen.resolution * float(values[0])
+    rank = min(int((values > floor).sum()), batch * length)
+    if rank == rows.shape[1]:
+        return None
+    basis = basis[:rank]
+    left = (rows - (rows @ basis.T) @ basis).norm(dim=1)
+    outside: Tensor = (left > _OUTSIDE * size).nonzero()[:, 0]
+    return outside if 0 < len(outside) <= batch * length else None

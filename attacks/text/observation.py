@@ -34,10 +34,13 @@ class TextObservation(Observation):
             none.
         language: whether the loss is that of the tokens themselves (``NextToken``), so that
             whoever knows the tokens knows the labels.
+        rounding: relative rounding error of the update; None takes that of the smallest type that
+            holds it.
     """
 
     pad: int | None = None
     language: bool = False
+    rounding: float | None = None
 
     def __post_init__(self) -> None:
         super(TextObservation, self).__post_init__()  # slots make a second class
@@ -46,7 +49,17 @@ class TextObservation(Observation):
 
     @property
     def resolution(self) -> float:
-        """Relative rounding error of the update: that of the smallest type that can hold it."""
+        """Relative rounding error of the update."""
+        if self.rounding is not None:
+            return self.rounding
+        eps = self._resolution_of_type()
+        if self.local is None:
+            return eps
+        # the change of a weight is rounded as the weight is
+        before = norm({name: self.state[name] for name in self.update})
+        return eps * max(1.0, before / max(norm(self.update), 1e-300))
+
+    def _resolution_of_type(self) -> float:
         for dtype in _EXACT_TYPES:
             if all(torch.equal(v.to(dtype).double(), v.double()) for v in self.update.values()):
                 return torch.finfo(dtype).eps

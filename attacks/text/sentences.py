@@ -1,30 +1,37 @@
 """Sentences: put the tokens that spans revealed in order, and complete them by the gradient.
 
 In a decoder the inputs of the second layer depend on the tokens before them, so sentences grow from
-the left; in an encoder they depend on the whole sentence, and one token after another is replaced
-by a better one (DAGER searches there exhaustively). Either search costs forward passes only.
+the left. In an encoder they depend on the whole sentence: query and key of the first layer tell
+which tokens attended to one another, and tokens that remain doubtful are replaced one or two at a
+time (DAGER searches there exhaustively). What a classifier's known sentences sent is subtracted, so
+that fewer tokens are doubtful in the others.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from attacks.text.attention import attending
 from attacks.text.observation import TextObservation, text_residual
-from attacks.text.spans import FoundTokens, Reader, Source, Span, span
-from attacks.update import simulated_update
+from attacks.text.spans import FoundTokens, Reader, Source, Span, span, tokens_in_span
+from attacks.update import norm, simulated_update
 
 _KEPT = 16  # prefixes per sentence of the batch
 _GAP = 3.0  # between the distances of true and of false prefixes
 _CONTEXTS = 4  # random sentences around each token
 _TRIED = 64  # sentences computed at a time, where positions have few tokens
 _SHORTLIST = 16  # tokens of a position that a search tries again
-_TURNS = 8
+_TURNS = 3
 _SWEEPS = 8
 _ALIKE = 100.0  # how much farther than the nearest a true sentence may be
 _KICK = 0.15  # share of the tokens replaced before a search continues
-_NEAR = 1e-4  # distance that a true sentence keeps in float32
+_EXACT = 1e-9  # distance at which no search is needed
+_MOST_PAIRS = 2**13
+_MOST_LABELS = 64
+_NEAR = 3e-4  # distance that a true sentence keeps in float32
 _ENOUGH = 8  # open directions that tell sentences apart
 _NEAREST = 12  # last tokens tried per sentence
 _ITERATIONS = 60
@@ -52,7 +59,139 @@ def assembled(reader: Reader, tokens: FoundTokens) -> list[Sentence]:
     source, seen = best
     if source.reach == "prefix":
         return _grown(reader, source, seen, tokens)
-    return _replaced(reader, source, seen, tokens)
+    begin = _improved(reader, source, seen, tokens, attending(reader, tokens))
+    batch = reader.seen.shape[0]
+    done = _nearest(begin)[:batch]
+    if not done:
+        begin = _replaced(reader, source, seen, tokens)
+        done = _nearest(begin)[:batch]
+    if 0 < len(done) < batch and (rest := without(reader, done)) is not None:
+        others = tokens_in_span(rest)
+        if others is not None and all(others.by_position):
+            return [*done, *assembled(rest, others)][:batch]
+    if len(done) < batch:
+        begin |= _replaced(reader, source, seen, tokens)
+    return sorted(begin, key=begin.__getitem__)[:batch]
+
+
+def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
+    """Return a reader of what the other sentences of the batch sent, once some are known.
+
+    The update of a classifier is the mean of those of its sentences. Of all labels of a known
+    sentence, the right one leaves the gradients of fewest directions.
+
+    Returns:
+        None where the update is not such a mean, and where no label explains a sentence.
+    """
+    seen = reader.seen
+    additive = seen.local is None or (seen.local.steps == 1 and seen.local.optimizer == "sgd")
+    if seen.language or seen.clip is not None or not additive or seen.noise_std > 0:
+        return None
+    whole = seen.local is None or seen.local.rows(0, seen.shape[0]) == list(range(seen.shape[0]))
+    source = next(s for s in reader.sources if s.reach == "token")
+    with torch.no_grad():
+        count = reader.net(_filled(reader, sentences[:1])).shape[-1]
+    if not whole or count > _MOST_LABELS:
+        return None
+    names = seen.sent or tuple(seen.update)
+    labels = range(count) if seen.labels is None else sorted(set(seen.labels.tolist()))
+    for sentence in sentences:
+        tokens = _filled(reader, [sentence])
+        rank = span(seen, source).rank
+        tried = []
+        for label in labels:
+            y = torch.tensor([label])
+            sent = simulated_update(reader.net, seen.state, names, tokens, y, seen.loss, seen.local)
+            part = {k: v - sent[k] / reader.seen.shape[0] for k, v in seen.update.items()}
+            rounding = seen.resolution * norm(seen.update) / max(norm(part), 1e-300)
+            shape = (seen.shape[0] - 1, seen.shape[1])
+            left = replace(seen, update=part, shape=shape, rounding=rounding)
+            tried.append((span(left, source).rank, label, left))
+        best = min(tried, key=lambda one: one[:2])
+        if best[0] >= rank:
+            return None
+        seen = best[2]
+    return reader.of(seen)
+
+
+def _improved(
+    reader: Reader,
+    source: Source,
+    seen: Span,
+    tokens: FoundTokens,
+    sentences: Sequence[Sentence],
+) -> dict[Sentence, float]:
+    """Return the sentences after replacing one or two tokens at a time, and their distances."""
+    columns = [torch.tensor([t for t, _ in column]) for column in tokens.by_position if column]
+    several = [i for i, column in enumerate(columns) if len(column) > 1]
+    doubtful = [i for i in several if len(columns[i]) > reader.seen.shape[0]]
+    pairs = [(i, j) for i in doubtful for j in doubtful if i < j]
+    if sum(len(columns[i]) * len(columns[j]) for i, j in pairs) > _MOST_PAIRS:
+        pairs = []
+    moves = [*((i,) for i in several), *pairs]
+    return dict(_climbed(reader, source, seen, columns, moves, list(one)) for one in sentences)
+
+
+def _climbed(
+    reader: Reader,
+    source: Source,
+    seen: Span,
+    columns: Sequence[Tensor],
+    moves: Sequence[tuple[int, ...]],
+    best: list[int],
+) -> tuple[Sentence, float]:
+    """Return the sentence that no single move improves, and its distance.
+
+    ``best`` has tokens for all positions; those from ``length`` on may be padding.
+    """
+    length, least = _best_length(reader, source, seen, best)
+    for _ in range(_SWEEPS):
+        before = least
+        for places in moves:
+            if least <= _EXACT or places[-1] >= length:
+                continue
+            tried = _changed(torch.tensor(best[:length]), columns, places)
+            left = _distances(reader, source, seen, tried)
+            if float(left.min()) < least:
+                best[:length], least = tried[left.argmin()].tolist(), float(left.min())
+        if least <= _EXACT:
+            break
+        length, least = _best_length(reader, source, seen, best)
+        if least == before:
+            break
+    return tuple(best[:length]), least
+
+
+def _best_length(
+    reader: Reader, source: Source, seen: Span, sentence: Sequence[int]
+) -> tuple[int, float]:
+    """Return the length to which padding best cuts the sentence, and the distance then."""
+    whole = torch.tensor(sentence)
+    if reader.seen.pad is None:
+        return len(sentence), float(_distances(reader, source, seen, whole[None]))
+    cuts = [whole[:n][None] for n in range(1, len(sentence) + 1)]
+    left = [float(_distances(reader, source, seen, cut)) for cut in cuts]
+    least = min(range(len(left)), key=left.__getitem__)
+    return least + 1, left[least]
+
+
+def _changed(sentence: Tensor, columns: Sequence[Tensor], places: tuple[int, ...]) -> Tensor:
+    """Return the sentence with every choice of tokens at these positions."""
+    choices = torch.cartesian_prod(*(columns[i] for i in places)).reshape(-1, len(places))
+    tried = sentence.repeat(len(choices), 1)
+    tried[:, list(places)] = choices
+    return tried
+
+
+def _distances(reader: Reader, source: Source, seen: Span, sentences: Tensor) -> Tensor:
+    """Return the distance of each sentence: the root mean square of those of its inputs."""
+    filled = torch.full((len(sentences), reader.seen.shape[1]), reader.seen.pad or 0)
+    width = sentences.shape[1]
+    filled[:, :width] = sentences
+    if reader.seen.pad is None:
+        filled = sentences
+    rows = reader.inputs(source, filled)[:, :width]
+    return seen.distance(rows).square().mean(1).sqrt()
 
 
 def _grown(reader: Reader, source: Source, seen: Span, tokens: FoundTokens) -> list[Sentence]:
@@ -89,8 +228,10 @@ def _before_gap(distances: Tensor, least: int, most: int, threshold: float) -> l
     return order[:count].tolist()
 
 
-def _replaced(reader: Reader, source: Source, seen: Span, tokens: FoundTokens) -> list[Sentence]:
-    """Return sentences found by replacing one token at a time, nearest first.
+def _replaced(
+    reader: Reader, source: Source, seen: Span, tokens: FoundTokens
+) -> dict[Sentence, float]:
+    """Return sentences found from random ones by replacing one token at a time, and distances.
 
     Tokens of sentences that were found are left out of the next turn, as far as others remain.
     """
@@ -118,7 +259,7 @@ def _replaced(reader: Reader, source: Source, seen: Span, tokens: FoundTokens) -
             batch - len(done),
             generator,
         )
-    return (_nearest(found) + sorted(found.keys() - _nearest(found), key=found.__getitem__))[:batch]
+    return found
 
 
 def _settled(

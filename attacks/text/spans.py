@@ -5,6 +5,7 @@ span of the inputs x. While the tokens of a batch are fewer than the width, only
 that span, and whoever knows the weights tests every token of the vocabulary, or every sentence.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ Reach = Literal["token", "prefix", "sentence"]
 
 _FALSE = 1e-2  # expected false tokens, were the inputs of other tokens random directions
 _MARGIN = 0.5  # they are not random: many share a position
-_ROUNDING = 100.0  # how far above its rounding error a singular value must be
+_NOISE = 2.0  # how far above its expectation the length of the noise on a vector may be
+_SURE = 1e-5  # distance below which an input that was searched for lies in the span
+_SPARE = 16  # directions that a search leaves open
+_ROUNDING = 10.0  # how far above its rounding error a singular value must be
 _ROWS = 2**14  # inputs computed at a time
 
 
@@ -58,6 +62,12 @@ class Reader:
         )
         self.vocabulary = vocabulary(model)
         self.seen = seen
+
+    def of(self, seen: TextObservation) -> "Reader":
+        """Return a reader of another update of the same parameters."""
+        other = copy.copy(self)
+        other.seen = seen
+        return other
 
     def inputs(self, source: Source, tokens: Tensor) -> Tensor:
         """Return the inputs of the source's layers, (S, T, width)."""
@@ -180,10 +190,12 @@ class Span:
     Args:
         rows: (rank, width), orthonormal.
         condition: least singular value relative to the greatest.
+        error: distance that rounding and noise give an input that lies in the span.
     """
 
     rows: Tensor
     condition: float = 0.0
+    error: float = 1.0
 
     @property
     def rank(self) -> int:
@@ -204,11 +216,15 @@ class Span:
         return share
 
     def threshold(self, candidates: int) -> float:
-        """Return a distance that a random direction hardly keeps, in so many trials."""
+        """Return a distance that a random direction hardly keeps, in so many trials.
+
+        Inputs that share a token or a position are alike, and lie nearer than random directions;
+        so the threshold is no more than what rounding and noise explain.
+        """
         if self.open == 0 or self.rank == 0:
             return 0.0
         share = float(beta.ppf(_FALSE / max(candidates, 1), self.open / 2, self.rank / 2))
-        return _MARGIN * float(share**0.5)
+        return min(_MARGIN * float(share**0.5), self.error)
 
 
 def span(seen: TextObservation, source: Source) -> Span:
@@ -232,7 +248,11 @@ def span(seen: TextObservation, source: Source) -> Span:
         floor = max(floor, seen.noise_std * (high**0.5 + wide**0.5))
     most = seen.shape[0] * seen.shape[1]
     rank = min(int((values > floor).sum()), most)
-    return Span(rows[:rank], float(values[rank - 1] / values[0]) if rank else 0.0)
+    if rank == 0:
+        return Span(rows[:0])
+    least = float(values[rank - 1])
+    error = seen.resolution * float(values[0]) + _NOISE * seen.noise_std * rows.shape[1] ** 0.5
+    return Span(rows[:rank], least / float(values[0]), error / least)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,10 +291,15 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTok
         return None
     # the widest open span tells most; others only see fewer tokens (GPT-2's query: no first one)
     source, one = max(useful, key=lambda pair: (pair[1].open > 0, pair[1].rank))
-    filled = candidates[:, None].expand(-1, length)
+    rows = reader.inputs(source, candidates[:, None].expand(-1, length))
     distances = torch.full((reader.vocabulary, length), torch.inf, dtype=torch.float64)
-    distances[candidates] = one.distance(reader.inputs(source, filled))
-    threshold = one.threshold(len(candidates) * length)
+    high = sum(min(seen.update[name].shape) for name in source.weights)
+    if one.rank == high < seen.shape[0] * length:  # more tokens than directions were sent
+        distances[candidates] = _pursued(one, rows.flatten(0, 1)).reshape(rows.shape[:2])
+        threshold = _SURE
+    else:
+        distances[candidates] = one.distance(rows)
+        threshold = one.threshold(len(candidates) * length)
     by_position = []
     for column in distances.T:
         order = column.argsort()
@@ -282,3 +307,48 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTok
         inside = [(int(t), float(column[t])) for t in order[: seen.shape[0] * length]]
         by_position.append(tuple(pair for pair in inside if pair[1] <= threshold))
     return FoundTokens(tuple(by_position), distances, threshold)
+
+
+def _pursued(seen: Span, x: Tensor) -> Tensor:
+    """Return the distance of each input from a span that shows only combinations of the inputs.
+
+    Of k inputs, r combinations were sent, as by LoRA's A. With k - r of the inputs added, the span
+    holds them all. The inputs that come nearest to it are added one at a time (rank-aware matching
+    pursuit, Davies and Eldar 2012); a false one does no harm while directions remain. Once several
+    inputs lie in the span, each added one is judged by the span of all the others.
+
+    Returns:
+        1 everywhere where too few directions remain.
+    """
+    x = x / x.norm(dim=1, keepdim=True)
+    left, basis, chosen = x.clone(), seen.rows, list[int]()
+    while len(basis) > 1 and len(chosen) + len(basis) + _SPARE <= x.shape[1]:
+        away = _away(left, basis)
+        if int((away < _SURE).sum()) > 1:
+            return _judged(seen, x, chosen, away)
+        nearest = int(away.argmin())
+        chosen.append(nearest)
+        axis = left[nearest] / left[nearest].norm()
+        left = left - (left @ axis)[:, None] * axis
+        _, values, rows = torch.linalg.svd(
+            basis - (basis @ axis)[:, None] * axis, full_matrices=False
+        )
+        basis = rows[values > _SURE]
+    return torch.ones(len(x), dtype=x.dtype)
+
+
+def _away(left: Tensor, basis: Tensor) -> Tensor:
+    """Return the distance of each vector from the span, 1 for those of which nothing is left."""
+    size = left.norm(dim=1)
+    share = (left - (left @ basis.T) @ basis).norm(dim=1) / size.clamp(min=1e-300)
+    return torch.where(size > _SURE, share, 1.0)
+
+
+def _judged(seen: Span, x: Tensor, chosen: list[int], away: Tensor) -> Tensor:
+    held = x[(away < _SURE).nonzero()[:, 0]]
+    away = away.clone()
+    for i in chosen:
+        others = torch.cat([seen.rows, held, x[[j for j in chosen if j != i]]])
+        _, values, rows = torch.linalg.svd(others, full_matrices=False)
+        away[i] = Span(rows[values > _SURE]).distance(x[i])
+    return away

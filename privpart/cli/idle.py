@@ -116,7 +116,8 @@ _DATA_DIR = Idle(
 _MOMENTUM = Idle("momentum", "optimizer", _is("optimizer", "adam"), "has a momentum of its own")
 _WITHOUT_SEARCH = frozenset({"invert_dense"})
 """Attacks in closed form, whatever the effort."""
-_AUDIT_FREE = "model data batch weights mode local_steps hide_labels attack seed view out form clip"
+_OF_IMAGES = "data data_dir mode effort decoys"
+_AUDIT_FREE = "batch weights local_steps hide_labels attack seed view out form clip"
 _AUDIT = (
     _DATA_DIR,
     Idle(
@@ -278,8 +279,14 @@ TABLE: Mapping[str, Options] = {
     ),
     "sweep show": Options(free="folder form"),
     "audit leakage": Options(
-        free=f"{_AUDIT_FREE} gradient schedule fail_on",
+        free=f"{_AUDIT_FREE} gradient schedule fail_on plan tokens",
         idle=(
+            Idle("model", "plan", _given("plan"), "has a model of its own"),
+            Idle(_OF_IMAGES, "plan", _given("plan"), "is of text"),
+            Idle(_OF_IMAGES, "tokens", _given("tokens"), "is of text"),
+            Idle("length", "plan", _missing("plan"), "sentences are as long as they are"),
+            Idle("length", "tokens", _given("tokens"), "are as long as they are"),
+            Idle("pad words", "tokens", _missing("tokens"), "a plan has its own"),
             *_AUDIT,
             Idle(
                 "before",
@@ -301,7 +308,7 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "audit defences": Options(
-        free=f"{_AUDIT_FREE} trials noise_multiplier",
+        free=f"{_AUDIT_FREE} model data mode trials noise_multiplier",
         idle=(
             *_AUDIT,
             Idle(

@@ -78,7 +78,8 @@ def train(
         typer.Option(
             help="'bfloat16' rounds the factors of the clients' products to 8 bits. It is faster "
             "for large convolutions on processors with bfloat16 instructions, and slower for small "
-            "networks. It may change with --resume, which does not affect privacy.",
+            "networks. 'tf32' lets a CUDA device round them to 10 bits. It may change with "
+            "--resume, which does not affect privacy.",
             rich_help_panel=_ENGINE,
         ),
     ] = _DEFAULTS.precision,

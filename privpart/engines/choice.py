@@ -1,7 +1,8 @@
 """Choice: finds the fastest method for a training while its first rounds run.
 
-No round waits for a probe. A method is first checked against one client after another: on one
-client, by its first steps if it has many. One that fails, or computes something else, is dropped.
+No round waits for a probe. A method is first checked against one client after another, before
+either is clipped: on a client or two, by two steps if they take many, of a full batch and of the
+last one. A method that fails, or computes something else, is dropped.
 It is then timed; where clients take moments, on clients whose updates the round needs anyway. All
 other work is thrown away, and bounded: by the work of two clients in the first round, and in a
 later one by a twentieth of its cohort, or one method's trial. What does not fit is tried in the
@@ -9,7 +10,8 @@ next round, until every method was.
 
 The figures are cached by everything that they depend on (``_key``), so that the cells of a sweep
 and later runs only check the method that was the fastest. The cache decides how clients are
-computed and nothing else: a damaged file is ignored, and one that lies costs time.
+computed and nothing else: a damaged file is ignored, and one that lies costs time. The choice and
+its trials are one file, because what a trial may cost depends on what is still to be tried.
 """
 
 import hashlib
@@ -25,7 +27,7 @@ import torch
 from torch import Tensor
 
 from accounting.fit_cache import read_figures, write_figures
-from privpart.client import LocalTraining
+from privpart.client import LocalTraining, Watch
 from privpart.clip import clip
 from privpart.engines.device import clock, namespace, one_thread
 from privpart.engines.methods import LocalComputation, Method, candidates
@@ -49,6 +51,8 @@ _TIE = 0.95
 """A later method of the list is taken if its time is below this part of an earlier one's."""
 _NOTHING = 1e-6
 """Part of the clip norm below which an update is that of a client with nothing to learn."""
+_NEVER_REACHED = 1e30
+"""Clip norm of updates that are compared: clipping would hide that one is twice as long."""
 _TOLERANCE = 1e-2
 """Relative difference of updates above which a method computes something else than rounding."""
 
@@ -60,12 +64,14 @@ class Kept:
     Attributes:
         updates: clipped updates of single clients, shape (c,).
         sums: clients, the sum of their clipped updates, shape (d,), and how many were not clipped.
+        seen: what ``Watch`` gets of each of these clients, if that was asked for.
 
-    No client is in two of them.
+    No client is in two of ``updates`` and ``sums``.
     """
 
     updates: dict[ClientId, Tensor] = field(default_factory=dict)
     sums: list[tuple[Sequence[ClientId], Tensor, int]] = field(default_factory=list)
+    seen: dict[ClientId, tuple[float | None, float]] = field(default_factory=dict)
 
 
 class Choice:
@@ -78,7 +84,7 @@ class Choice:
         workers: processes that compute rounds; more than one have a thread each.
         bfloat16: whether all methods round to bfloat16.
         sums: whether ghost clipping is allowed.
-        keep: whether the round can use results of clients that were timed.
+        watches: whether losses and norms of clients are measured.
 
     Attributes:
         each: the fastest method known for single updates.
@@ -96,7 +102,7 @@ class Choice:
         workers: int = 1,
         bfloat16: bool = False,
         sums: bool = False,
-        keep: bool = True,
+        watches: bool = False,
     ) -> None:
         self._why = computation.one_at_a_time
         self._methods = [Method(bfloat16=bfloat16)]
@@ -107,7 +113,7 @@ class Choice:
             self._why = "the only way for this network"
         self._plain, *others = self._methods
         self.each = self.fastest = self._plain
-        self._chunk, self._workers, self._keep = chunk, workers, keep
+        self._chunk, self._workers, self._watches = chunk, workers, watches
         self._seconds: dict[Method, float] = {}  # of a typical client
         self._notes: dict[Method, str] = {}
         self._remembered: Mapping[str, float] | None = None
@@ -138,7 +144,7 @@ class Choice:
             return kept
         wasted = max(_WASTED, _WASTED_LATER * len(task.clients) if self._begun else 0.0)
         with one_thread(self._workers > 1):
-            trial = _Trial(computation, task, start, self._plain, kept if self._keep else None)
+            trial = _Trial(computation, task, start, self._plain, kept, watches=self._watches)
             if self._plain not in self._seconds:
                 self._seconds[self._plain] = trial.one_by_one(self._plain)
             tried = False
@@ -236,7 +242,8 @@ class _Trial:
         task: the round.
         start: the round's trained part.
         plain: the method that others are compared with.
-        kept: gets results of whole clients; None throws all away.
+        kept: gets results of whole clients.
+        watches: whether it also gets their losses and norms.
 
     Attributes:
         wasted: clients whose work was thrown away so far; a part of a client counts in part.
@@ -248,10 +255,12 @@ class _Trial:
         task: RoundTask,
         start: Tensor,
         plain: Method,
-        kept: Kept | None,
+        kept: Kept,
+        *,
+        watches: bool,
     ) -> None:
         self._computation, self._task, self._start = computation, task, start
-        self._plain, self._kept = plain, kept
+        self._plain, self._kept, self._watches = plain, kept, watches
         self._local = computation.local
         held = {c: len(computation.users.indices[c]) for c in dict.fromkeys(task.clients)}
         sizes = sorted(size for size in held.values() if size)
@@ -267,12 +276,14 @@ class _Trial:
         self._checked = asked[:1] if few else list(dict.fromkeys([asked[0], asked[-1]]))
         asked = self._checked + [client for client in asked if client not in self._checked]
         self._asked = asked
-        self._unused = asked[len(self._checked) :] if kept is not None else []
+        self._unused = asked[len(self._checked) :]
         self.wasted = 0.0
-        self._reference, seconds = self._updates(self._checked, plain, few=True)
+        computed = self._unclipped(self._checked, plain)
+        self._reference = computed.updates
         # at most: the first steps prepare, too
-        self._client = seconds / len(self._checked) / self._part
-        self._keep(self._checked, self._reference, few=True)
+        self._client = computed.seconds / len(self._checked) / self._part
+        clipped = torch.stack([clip(update, task.clip_norm) for update in computed.updates])
+        self._keep(self._checked, replace(computed, updates=clipped), few=True)
 
     @property
     def _whole(self) -> bool:
@@ -303,7 +314,7 @@ class _Trial:
         if method.ghost_sum:
             return self._sums_agree()
         clients = self._asked[:2] if method.vectorized else self._asked[:1]
-        found, _ = self._updates(clients, method, few=True)
+        found = self._unclipped(clients, method).updates
         self.wasted += self._part * len(clients)
         return all(map(self._agree, found, self._reference))  # of those that were checked
 
@@ -312,7 +323,7 @@ class _Trial:
         clients = self._checked[: min(2, most)]
         if not clients:
             raise RuntimeError("this round's training has no sums")
-        total, _, _ = self._sum(clients)
+        total, _, _, _ = self._sum(clients)
         self.wasted += len(clients)
         task = self._task
         longest = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
@@ -364,11 +375,12 @@ class _Trial:
         again = not clients
         clients = clients or self._asked[:most]
         while clients:
-            total, unclipped, seconds = self._sum(clients)
-            if self._kept is None or again:
+            total, unclipped, seconds, seen = self._sum(clients)
+            if again:
                 self.wasted += len(clients)
             else:
                 self._kept.sums.append((clients, total, unclipped))
+                self._kept.seen.update(zip(clients, seen, strict=self._watches))
             prepared = math.isfinite(found)  # by the first call, if that was of the same size
             found = min(found, seconds / len(clients))
             clients = [] if prepared or seconds > _SHORT else self._fresh(most)
@@ -379,43 +391,69 @@ class _Trial:
         found, self._unused = self._unused[:most], self._unused[most:]
         return found
 
-    def _keep(self, clients: Sequence[ClientId], updates: Tensor, *, few: bool) -> None:
+    def _keep(self, clients: Sequence[ClientId], computed: "_Computed", *, few: bool) -> None:
         """Keep the updates if they are whole clients'; else count them as wasted."""
-        if self._kept is None or (few and self._part < 1):
-            self.wasted += len(clients) * (self._part if few else 1.0)
+        if few and self._part < 1:
+            self.wasted += len(clients) * self._part
             return
         self.wasted += sum(client in self._kept.updates for client in clients)
-        self._kept.updates.update(zip(clients, updates, strict=True))
+        self._kept.updates.update(zip(clients, computed.updates, strict=True))
+        self._kept.seen.update(zip(clients, computed.seen, strict=self._watches))
 
     def _timed(self, clients: Sequence[ClientId], method: Method, *, few: bool) -> float:
         """Return the seconds of a typical client; keep what the round can use."""
-        updates, seconds = self._updates(clients, method, few=few)
-        self._keep(clients, updates, few=few)
         local = self._few if few else self._local
+        computed = self._computed(clients, method, self._task, local)
+        self._keep(clients, computed, few=few)
         rows = sum(_rows(local, len(self._computation.users.indices[c])) for c in clients)
-        return seconds / rows * _rows(self._local, self._size)
+        return computed.seconds / rows * _rows(self._local, self._size)
 
-    def _updates(
-        self, clients: Sequence[ClientId], method: Method, *, few: bool
-    ) -> tuple[Tensor, float]:
+    def _unclipped(self, clients: Sequence[ClientId], method: Method) -> "_Computed":
+        """Compute updates that are not clipped, which would hide their length; of few steps."""
+        task = replace(self._task, clip_norm=_NEVER_REACHED)
+        self._computation.ends_only = self._part < 1
+        try:
+            return self._computed(clients, method, task, self._few)
+        finally:
+            self._computation.ends_only = False
+
+    def _computed(
+        self, clients: Sequence[ClientId], method: Method, task: RoundTask, local: LocalTraining
+    ) -> "_Computed":
         computation = self._computation
-        out = torch.empty(len(clients), computation.model.active_dim(self._task.active))
+        out = torch.empty(len(clients), computation.model.active_dim(task.active))
         computation.prepare(clients)
-        computation.local = self._few if few else self._local
+        seen: list[tuple[float | None, float]] = []
+        computation.local = local
         try:
             began = clock(computation.device)
-            computation.updates(self._task, clients, self._start, method, out)
-            return out, clock(computation.device) - began
+            computation.updates(task, clients, self._start, method, out, self._watch(seen))
+            return _Computed(out, clock(computation.device) - began, seen)
         finally:
             computation.local = self._local
 
-    def _sum(self, clients: Sequence[ClientId]) -> tuple[Tensor, int, float]:
+    def _sum(
+        self, clients: Sequence[ClientId]
+    ) -> tuple[Tensor, int, float, list[tuple[float | None, float]]]:
         computation = self._computation
         total = torch.empty(computation.model.dim, dtype=torch.float64)
         computation.prepare(clients)
+        seen: list[tuple[float | None, float]] = []
         began = clock(computation.device)
-        unclipped = computation.sum(self._task, clients, self._start, total)
-        return total, unclipped, clock(computation.device) - began
+        unclipped = computation.sum(self._task, clients, self._start, total, self._watch(seen))
+        return total, unclipped, clock(computation.device) - began, seen
+
+    def _watch(self, seen: list[tuple[float | None, float]]) -> Watch | None:
+        return (lambda *one: seen.append(one)) if self._watches else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """Updates of clients, shape (clients, c), the seconds that they took, and what was watched."""
+
+    updates: Tensor
+    seconds: float
+    seen: Sequence[tuple[float | None, float]]
 
 
 def _steps(local: LocalTraining, examples: int) -> int:
@@ -446,6 +484,7 @@ def _key(
         "code": _code(),
         "torch": torch.__version__,
         "processor": _processor() if device.type == "cpu" else _accelerator(device),
+        "tf32": computation.tf32,
         "threads": 1 if workers > 1 else torch.get_num_threads(),
         "network": hashlib.sha256(network.encode()).hexdigest(),
         "x": [*computation.x.shape[1:], str(computation.x.dtype)],

@@ -32,7 +32,7 @@ def find_device(device: str | torch.device) -> torch.device:
             f"device='{found}': torch {torch.__version__} sees {seen} here; use one of these, or "
             "install a torch and a driver for the accelerator."
         )
-    # ``full_float32`` needs this setting, which torch 2.9 introduced
+    # ``float32_products`` needs this setting, which torch 2.9 introduced
     if not hasattr(torch.backends.cudnn, "conv"):
         raise ConfigError(f"device='{found}': needs torch 2.9, here is {torch.__version__}.")
     return found
@@ -41,6 +41,11 @@ def find_device(device: str | torch.device) -> torch.device:
 def namespace(device: torch.device) -> Any:  # noqa: ANN401
     """Return torch's module for a kind of device, such as ``torch.cuda``."""
     return getattr(torch, device.type)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes of an accelerator."""
+    return int(namespace(device).mem_get_info(device)[0])
 
 
 def clock(device: torch.device) -> float:
@@ -56,22 +61,23 @@ def clock(device: torch.device) -> float:
 
 
 @contextmanager
-def full_float32(device: torch.device) -> Iterator[None]:
+def float32_products(device: torch.device, *, tf32: bool = False) -> Iterator[None]:
     """Within this context, compute float32 convolutions in float32 on CUDA devices.
 
     By default torch lets cuDNN round the inputs of convolutions to TF32's 10 bits; two methods of
     the same training would then differ by more than float32's rounding. Matrix products are float32
     by default (torch's "CUDA semantics", section TensorFloat-32), so that setting is left alone:
-    a user who changed it asked for it.
+    a user who changed it asked for it. With ``tf32``, all of them are rounded so instead.
     """
     if device.type != "cuda":
         yield
         return
     cudnn: Any = torch.backends.cudnn
-    kinds = (cudnn.conv, cudnn.rnn)
+    cuda: Any = torch.backends.cuda
+    kinds = (cudnn.conv, cudnn.rnn, *((cuda.matmul,) if tf32 else ()))
     before = [kind.fp32_precision for kind in kinds]
     for kind in kinds:
-        kind.fp32_precision = "ieee"
+        kind.fp32_precision = "tf32" if tf32 else "ieee"
     try:
         yield
     finally:

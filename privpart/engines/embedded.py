@@ -1,4 +1,7 @@
-"""Embedded engine: computes the clients of each round on this machine."""
+"""Embedded engine: computes the clients of each round on this machine.
+
+Updates and sums are one file, because both take from a round what was computed to time methods.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +20,7 @@ from privpart.clip import add_in_place, clip, l2_norm
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.choice import Choice, Kept
-from privpart.engines.device import find_device, one_thread
+from privpart.engines.device import find_device, free_memory, one_thread
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.memory import ClientsWithMemory
 from privpart.engines.methods import LocalComputation, Method, prefix_fits
@@ -89,7 +92,6 @@ class EmbeddedEngine:
         self.local = local
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self.workers = self.options.workers
-        self._chunk_size = self.options.chunk_size(model.dim)
         self._may_sum = self.options.may_sum
         self.method = self._fixed_method()
         self._use_ghost_sum = False  # until a round finds it faster
@@ -99,6 +101,8 @@ class EmbeddedEngine:
         self._report = report or _to_stderr
         self._with_memory = ClientsWithMemory(model, clients, data_seed, self._report)
         self._device = find_device(self.options.device)
+        free = None if self.options.on_cpu else free_memory(self._device)
+        self._chunk_size = self.options.chunk_size(model.dim, free)
         self._cache_prefix = self.options.cache_prefix
         if self._cache_prefix is None and self.method and not self.method.vectorized:
             self._cache_prefix = False  # a prescribed loop caches only if told to
@@ -130,7 +134,9 @@ class EmbeddedEngine:
             yield from self._with_memory.run(task, start, local, self._watch)
             return
         computation = self._ready(task, start, local)
-        kept = self._taken(task, start).updates
+        looked = self._taken(task, start)
+        kept = looked.updates
+        self._watched += [looked.seen[client] for client in task.clients if client in looked.seen]
         left = [client for client in task.clients if client not in kept]
         others = self._updates(computation, task, left, start, local)
         for client in task.clients:
@@ -238,6 +244,10 @@ class EmbeddedEngine:
     def _bfloat16(self) -> bool:
         return self.options.precision == "bfloat16"
 
+    @property
+    def _tf32(self) -> bool:
+        return self.options.precision == "tf32"
+
     def _updates(
         self,
         computation: LocalComputation,
@@ -270,6 +280,7 @@ class EmbeddedEngine:
         kept: Kept,
     ) -> Iterator[CohortSum]:
         known: set[ClientId] = set()
+        self._watched += kept.seen.values()
         for clients, total, unclipped in (*kept.sums, *_summed(kept.updates, task)):
             yield task.sum_of(clients, total, unclipped)
             known.update(clients)
@@ -319,7 +330,7 @@ class EmbeddedEngine:
             workers=self.workers,
             bfloat16=self._bfloat16,
             sums=self._may_sum,
-            keep=not self.options.health,
+            watches=self.options.health,
         )
 
     def _tell(self, computation: LocalComputation, task: RoundTask) -> None:
@@ -340,7 +351,7 @@ class EmbeddedEngine:
     def _found(self, task: RoundTask, start: Tensor) -> Kept | None:
         """Return what is known of a round on which methods were tried; None of another round."""
         looked = self._looked
-        if looked is None or looked.task is not task or not torch.equal(looked.start, start):
+        if looked is None or looked.task != task or not torch.equal(looked.start, start):
             return None
         return looked.kept
 
@@ -378,7 +389,9 @@ class EmbeddedEngine:
     def _new_computation(self, local: LocalTraining) -> LocalComputation:
         model = self.model.on(self._device)
         if not isinstance(self.clients, Users):
-            return LocalComputation(model, self.clients, local=local, data_seed=self.data_seed)
+            return LocalComputation(
+                model, self.clients, local=local, data_seed=self.data_seed, tf32=self._tf32
+            )
         users = self.clients.on(self._device)
         parts = None
         if self._cache_prefix is not False and not changes_inputs(local):
@@ -388,7 +401,12 @@ class EmbeddedEngine:
             model = parts[1]
             features = Features(parts[0], users.x, shared=self.workers > 1)
         return LocalComputation(
-            model, users, local=local, data_seed=self.data_seed, features=features
+            model,
+            users,
+            local=local,
+            data_seed=self.data_seed,
+            features=features,
+            tf32=self._tf32,
         )
 
     @contextmanager
@@ -428,7 +446,8 @@ class EmbeddedEngine:
     def _setting(self) -> str:
         cached = self._computation is not None and self._computation.features is not None
         prefix = "frozen prefix cached, " if cached else ""
-        return prefix + (f"{self.workers} workers, " if self.workers > 1 else "")
+        rounded = "products rounded to TF32, " if self._tf32 else ""
+        return prefix + rounded + (f"{self.workers} workers, " if self.workers > 1 else "")
 
 
 def _frozen_prefix(model: PartialModel) -> tuple[nn.Sequential, PartialModel]:

@@ -19,8 +19,11 @@ one file, because what one side of the network writes the other reads.
 
 import io
 import json
+import secrets
 import sys
+import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +53,7 @@ from privpart.messages import (
     is_client_id,
 )
 from privpart.model import PartialModel
+from privpart.plan import PrivacyPlan
 from privpart.run.folder import holds_a_run
 from privpart.run.ledger import Ledger
 from privpart.run.report import AUTHENTICATED, UNAUTHENTICATED
@@ -59,6 +63,9 @@ _MESSAGE_BYTES = 2**28
 _LONGEST_HEADER = 1024
 _LONGEST_NAME = 4096
 _SHOWN = 300
+_LONGEST_LOOK, _SHORTEST_LOOK = 10.0, 0.05
+"""Seconds that other answers wait for downloads at a time, which then continue beside them; and
+seconds between two downloads that begin."""
 
 Report = Callable[[str], None]
 
@@ -142,6 +149,7 @@ class _Round:
         agreed: what nodes must agree on.
         vector: the model, as Flower's ``Array``.
         asked: messages without an answer, of this attempt and of earlier ones.
+        looks: looks for their answers that are not over yet.
         came: clients whose update was yielded.
         waiting: clients that this attempt has no answer from.
         unasked: clients that this attempt has not asked, because their node is not connected.
@@ -151,6 +159,7 @@ class _Round:
     agreed: dict[str, str]
     vector: Any
     asked: dict[str, _Asked] = field(default_factory=dict)
+    looks: dict[str, "_Look"] = field(default_factory=dict)
     came: set[ClientId] = field(default_factory=set)
     waiting: set[ClientId] = field(default_factory=set)
     unasked: set[ClientId] = field(default_factory=set)
@@ -318,14 +327,16 @@ class FlowerEngine:
 
     def _received(self, this: "_Round") -> Iterator[ClientUpdate | RefusedAnswer]:
         """Yield what was answered since the last look."""
-        if not this.asked:
-            return
-        for reply in list(self.grid.pull_messages(list(this.asked))):
-            to = this.asked.pop(_replied(reply), None)
-            if to is None:
+        for name, reply in _replies(self.grid, this.asked, this.looks):
+            if isinstance(reply, _RefusedError):
+                to = this.asked.pop(name)
+                yield self._refused(to, this, reply.reason, str(reply), to.clients)
+                continue
+            if _replied(reply) != name or name not in this.asked:
                 self._report("an answer to a message that was never sent: refused.")
                 yield RefusedAnswer("not asked")
                 continue
+            to = this.asked.pop(name)
             try:
                 content = _content(reply, to.node)
                 if to.clients:
@@ -430,7 +441,7 @@ def hosted(
     Raises:
         ConfigError: too few nodes answered, two nodes have one client, or there are no clients.
     """
-    say, asked = report or _to_stderr, dict[str, int]()
+    say, asked, looks = report or _to_stderr, dict[str, int](), dict[str, _Look]()
     owners, answered, met = dict[ClientId, int](), set[int](), set[int]()
     end = time.monotonic() + timeout
     while len(answered) < nodes:
@@ -439,8 +450,9 @@ def hosted(
             if name is not None:
                 met.add(node)
                 asked[name] = node
-        for reply in list(grid.pull_messages(list(asked))) if asked else ():
-            node = asked.pop(_replied(reply), -1)
+        for name, reply in _replies(grid, asked, looks):
+            answers = isinstance(reply, _RefusedError) or _replied(reply) == name
+            node = asked.pop(name, -1) if answers else -1
             found = _hosted_by(reply, node, say)
             if found is not None:
                 _enter(owners, node, found)
@@ -465,6 +477,8 @@ def _wait_for_nodes(answered: int, nodes: int, met: str, end: float, poll: float
 def _hosted_by(reply: Any, node: int, say: Report) -> list[ClientId] | None:  # noqa: ANN401
     """Return the ids that a node answered with; None for anything else."""
     try:
+        if isinstance(reply, _RefusedError):
+            raise reply
         return _listed(_content(reply, node))
     except _RefusedError as error:
         say(f"node {node}: {error}; refused ({error.reason}).")
@@ -520,9 +534,62 @@ def _pushed(
     """Send a message that expires with its round; return its id, or None if it was not taken.
 
     A node works off its messages in order: without an end, it would train for rounds that are over.
+    The id is the hash of the message, and a SuperLink lets any node answer a message whose id it
+    knows, in any name. So each message holds a secret, and only the node that got it knows its id.
     """
-    ids = list(grid.push_messages([_flwr().Message(content, node, kind, ttl=timeout)]))
+    secret = secrets.token_hex(16)
+    message = _flwr().Message(content, node, kind, ttl=timeout, group_id=secret)
+    ids = list(grid.push_messages([message]))
     return ids[0] if ids and isinstance(ids[0], str) else None
+
+
+class _Look(threading.Thread):
+    """A look for the answer to one message; ``found`` is what came, once the thread has ended.
+
+    Flower downloads an answer within ``pull_messages``, and waits for hours for one that a node
+    announces and never uploads. So a look may outlast its round, which does not wait for it.
+    """
+
+    def __init__(self, grid: Any, name: str) -> None:  # noqa: ANN401  Flower's Grid
+        super().__init__(name=f"privpart-answer-{name[:8]}", daemon=True)
+        self._grid = grid
+        self._name = name
+        self.found: list[Any] = []
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.found = list(self._grid.pull_messages([self._name]))
+        except Exception as error:  # of the network, or of parsing what a stranger sent
+            self.error = error
+
+
+def _replies(
+    grid: Any,  # noqa: ANN401  Flower's Grid
+    asked: Mapping[str, object],
+    looks: dict[str, _Look],
+) -> Iterator[tuple[str, Any]]:
+    """Yield the answers that came, or why one is refused, with the id of the message asked for.
+
+    Each message is looked for by itself: what one node sent may make Flower raise an error, and
+    other answers that came in the same look would be lost.
+    """
+    end = time.monotonic() + _LONGEST_LOOK
+    for name in list(asked):
+        look = looks.pop(name, None)
+        if look is None:
+            look = _Look(grid, name)
+            look.start()
+            look.join(max(_SHORTEST_LOOK, end - time.monotonic()))
+        if look.is_alive():
+            looks[name] = look
+            continue
+        if look.error is not None:
+            grid.get_node_ids()  # raises the error if it is the network's
+            said = f"sent something that Flower cannot read ({type(look.error).__name__})"
+            yield name, _RefusedError("malformed", said)
+        for reply in look.found:
+            yield name, reply
 
 
 def _replied(reply: Any) -> str:  # noqa: ANN401  Flower's Message
@@ -536,10 +603,10 @@ def _content(reply: Any, node: int) -> Any:  # noqa: ANN401  Flower's Message an
     Raises:
         _RefusedError: it is an error, from another node, or the node declines.
     """
-    if reply.metadata.src_node_id != node:
-        raise _RefusedError("not asked", f"node {reply.metadata.src_node_id} answered in its place")
     if reply.has_error():
         raise _RefusedError("declined", f"gave no answer (Flower's error {int(reply.error.code)})")
+    if reply.metadata.src_node_id != node:
+        raise _RefusedError("not asked", f"node {reply.metadata.src_node_id} answered in its place")
     content = reply.content
     if set(content) == {"declined"}:
         why = content["declined"].get("why", "without a reason")
@@ -581,7 +648,7 @@ def _vector(array: Any, dim: int) -> Tensor | None:  # noqa: ANN401  of anybody
         if np.lib.format.read_magic(file) != (1, 0):
             return None
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    except ValueError:
+    except Exception:  # NumPy's parser raises types of its own
         return None
     if shape != (dim,) or dtype != np.dtype("<f4") or len(data) - file.tell() != 4 * dim:
         return None
@@ -851,29 +918,34 @@ def client_app(
             nodes[key] = Node.of(Path(plan), share, own, settings)
         return nodes[key]
 
-    def answered(message: Any, context: Any, act: Callable[[Node], Any]) -> Any:  # noqa: ANN401
-        flwr = _flwr()
-        try:
-            content = act(node(context))
-        except ConfigError as error:
-            # What it says may tell of the examples, so it stays on the node.
-            _to_stderr(f"declined a task: {error}")
-            content = _decline("see the log of the node")
-        except DeclinedError as error:
-            _to_stderr(f"declined a task: {error}")
-            content = _decline(str(error))
-        return flwr.Message(content, reply_to=message)
-
     def train(message: Any, context: Any) -> Any:  # noqa: ANN401  Flower's Message and Context
-        return answered(message, context, lambda own: own.updates(message.content))
+        return _answered(message, lambda: node(context).updates(message.content))
 
     def query(message: Any, context: Any) -> Any:  # noqa: ANN401
-        return answered(message, context, lambda own: own.ids(message.content))
+        return _answered(message, lambda: node(context).ids(message.content))
 
     app = flwr.clientapp.ClientApp()
     app.train()(train)
     app.query()(query)
     return app
+
+
+def _answered(message: Any, act: Callable[[], Any]) -> Any:  # noqa: ANN401  Flower's Message
+    """Return the reply to a message; no text of an error that may tell of examples is in it."""
+    flwr = _flwr()
+    try:
+        content = act()
+    except ConfigError as error:
+        _to_stderr(f"declined a task: {error}")
+        content = _decline("see the log of the node")
+    except DeclinedError as error:
+        _to_stderr(f"declined a task: {error}")
+        content = _decline(str(error))
+    except Exception as error:  # Flower would send its text to the server
+        _to_stderr(f"failed at a task ({type(error).__name__}):")
+        traceback.print_exc()
+        content = _decline("an error; see the log of the node")
+    return flwr.Message(content, reply_to=message)
 
 
 class DeclinedError(Exception):
@@ -903,18 +975,14 @@ class Node:
 
     Attributes:
         setup: the plan put together over the node's clients.
-        plan: hash of its privacy plan.
-        clip_norm: clip norm of the plan; None if rounds change it.
-        rounds: number of rounds of the plan.
-        active: which groups train in a round.
+        promised: its privacy plan.
+        plan: the hash of that.
         clients: ids of the clients that the node answers for.
     """
 
     setup: Training
+    promised: PrivacyPlan
     plan: str
-    clip_norm: float | None
-    rounds: int
-    active: Callable[[int], tuple[int, ...] | None]
     clients: frozenset[ClientId]
 
     @classmethod
@@ -939,8 +1007,7 @@ class Node:
         ids = sorted(setup.clients.ids, key=id_order)
         if share is not None:
             ids = ids[share[0] :: share[1]]
-        fixed = None if promised.adaptive_clipping is not None else float(promised.clip_norm)
-        return cls(setup, promised.hash, fixed, promised.rounds, promised.active, frozenset(ids))
+        return cls(setup, promised, promised.hash, frozenset(ids))
 
     def ids(self, content: Any) -> Any:  # noqa: ANN401  Flower's RecordDict
         """Return the ids of the node's clients, if the server has the same plan.
@@ -978,17 +1045,18 @@ class Node:
 
     def _task(self, fields: Mapping[str, Any]) -> RoundTask:
         round_, clip_norm = fields.get("round"), fields.get("clip_norm")
-        if type(round_) is not int or not 0 <= round_ < self.rounds:
+        if type(round_) is not int or not 0 <= round_ < self.promised.rounds:
             raise DeclinedError(f"the server's round is {_shown(round_)}; the plan has others")
-        active = self.active(round_)
+        active = self.promised.active(round_)
         self._refuse(fields, active)
         own_active = _round_fields(RoundTask(round_, (), 1.0, "", active))["active"]
         if fields.get("active") != own_active:
             raise DeclinedError("the server names other active groups than the plan's schedule")
-        if type(clip_norm) is not float or not 0 < clip_norm < float("inf"):
-            raise DeclinedError("the server's clip norm is not a positive number")
-        if self.clip_norm is not None and clip_norm != self.clip_norm:
-            raise DeclinedError(f"the server's clip norm is {clip_norm}, here {self.clip_norm}")
+        if type(clip_norm) is not float or not self.promised.may_clip_to(clip_norm, round_):
+            raise DeclinedError(
+                f"the server's clip norm is {_shown(clip_norm)}, the plan begins with "
+                f"{self.promised.clip_norm:g} and does not come to that in round {round_}"
+            )
         clients = [_client(name) for name in fields.get("clients", ())]
         if not clients or not self.clients.issuperset(clients):
             raise DeclinedError("the server asks for clients that this node does not have")

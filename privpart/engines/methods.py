@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from privpart.clip import clip, l2_norm
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.device import full_float32, namespace
+from privpart.engines.device import float32_products, free_memory
 from privpart.engines.frozen_prefix import Features, feature_bytes
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.layers import (
@@ -96,6 +96,11 @@ class LocalComputation:
         data_seed: order of examples; each (round, client) has its own generator, so no result
             depends on which clients ran before it.
         features: outputs of the frozen prefix, if ``model`` is only the layers behind it.
+        tf32: whether a CUDA device rounds the factors of products to 10 bits.
+
+    Attributes:
+        ends_only: whether clients in memory have only the examples of a full batch and of their
+            last one, so that two steps show both.
     """
 
     def __init__(
@@ -106,10 +111,13 @@ class LocalComputation:
         local: LocalTraining,
         data_seed: int,
         features: Features | None = None,
+        tf32: bool = False,
     ) -> None:
         self.model = model
+        self.tf32 = tf32
         self.clients = clients
         self.features = features
+        self.ends_only = False
         self.convolutional = any(isinstance(m, nn.Conv2d) for m in model.module.modules())
         self._data_seed = data_seed
         self._vectorized = VectorizedTraining(model, local)
@@ -187,7 +195,7 @@ class LocalComputation:
         Raises:
             ConfigError: a client's examples cannot be trained on; the sentence names the client.
         """
-        with full_float32(self.device), unwritten(self.model):
+        with float32_products(self.device, tf32=self.tf32), unwritten(self.model):
             self._updates(task, clients, start.to(self.device), method, out[: len(clients)], watch)
 
     def _updates(
@@ -268,7 +276,7 @@ class LocalComputation:
         losses: list[float | None] | None = None if watch is None else [None] * len(rows)
         norms = [0.0] * len(rows)
         unclipped = out if start.is_cpu else torch.empty_like(out, device=start.device)
-        for place in self._vectorized.updates(
+        written: Iterable[int] = self._vectorized.updates(
             start,
             self.x,
             self.users.y,
@@ -277,11 +285,13 @@ class LocalComputation:
             out=unclipped,
             channels_last=channels_last,
             losses=losses,
-        ):
+        )
+        if unclipped is not out:
+            written = list(written)
+            out.copy_(unclipped)  # one copy: each waits for the device
+        # Clipped on the CPU, as in ``client_update``: the guarantee rests on its rounding.
+        for place in written:
             update = out[place]
-            # Clipped on the CPU, as in ``client_update``: the guarantee rests on its rounding.
-            if unclipped is not out:
-                update.copy_(unclipped[place])
             if watch is not None:
                 norms[place] = l2_norm(update)
             clipped = clip(update, task.clip_norm, out=update)
@@ -373,6 +383,9 @@ class LocalComputation:
     def _rows(self, clients: Sequence[ClientId]) -> list[Tensor]:
         """Return each client's rows of ``x``, and compute the features that are missing there."""
         rows = self.users.indices.of_each(clients)
+        if self.ends_only:
+            size = self.local.batch_size
+            rows = [own[max(0, (len(own) - 1) // size * size - size) :] for own in rows]
         if self.features is not None and rows:
             self.features.compute(rows)
         return rows
@@ -497,7 +510,7 @@ def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:
 
 def _free_memory(device: torch.device) -> int:
     if device.type != "cpu":
-        return int(namespace(device).mem_get_info(device)[0])
+        return free_memory(device)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # workers share the outputs, and a container may limit shared memory further
     if _SHARED_MEMORY.is_dir():

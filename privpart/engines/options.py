@@ -15,10 +15,15 @@ if TYPE_CHECKING:
     from privpart.client import LocalTraining
 
 Batching = Literal["auto", "loop", "vmap"]
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 
 _CHUNK_BYTES = 2**24
 """Larger blocks are returned to the system when freed, and their pages cleared at the next use."""
+_LARGEST_COPY = 2**30
+"""Bytes of updates that are copied from an accelerator at once, and which the CPU holds."""
+_PARTS = 16
+"""An accelerator has for each client an update, parameters, a gradient, Adam's state, and what its
+layers keep."""
 _LARGEST_CHUNK = 128
 
 
@@ -40,7 +45,8 @@ class EngineOptions:
         precision: "bfloat16" rounds the factors of matrix products and convolutions to 8 bits and
             computes one client after another. It is faster for large convolutions on processors
             with bfloat16 instructions, and slower for small networks. Updates change by about 1e-2
-            of their norm.
+            of their norm. "tf32" lets a CUDA device round the factors to 10 bits, in every way to
+            compute clients; "float32" keeps it from rounding convolutions so, as torch does.
         sums: allow the engine to return sums of updates that it clipped itself, on the CPU, for
             clients with ``steps=1``, where "auto" finds that faster. The server cannot clip those
             updates again.
@@ -79,6 +85,11 @@ class EngineOptions:
             raise ConfigError(
                 "batching=vmap: bfloat16 computes one client after another; use auto or loop."
             )
+        if self.precision == "tf32" and not str(self.device).startswith("cuda"):
+            raise ConfigError(
+                f"precision=tf32: only CUDA devices round so, and device={self.device}; leave it "
+                "out, or use bfloat16."
+            )
         if self.worker_timeout is not None:
             checks.positive("worker_timeout", self.worker_timeout)
             if self.workers == 1:
@@ -114,9 +125,15 @@ class EngineOptions:
         """Whether sums of clipped updates are allowed and implemented for these options."""
         return self.sums and self.on_cpu and self.precision == "float32"
 
-    def chunk_size(self, dim: int) -> int:
-        """Return how many clients, with updates of shape (dim,), are computed at once at most."""
-        return max(1, min(_LARGEST_CHUNK, _CHUNK_BYTES // (4 * dim)))
+    def chunk_size(self, dim: int, free: int | None = None) -> int:
+        """Return how many clients, with updates of shape (dim,), are computed at once at most.
+
+        Args:
+            dim: number of parameters that train.
+            free: bytes of an accelerator; None on the CPU.
+        """
+        most = _CHUNK_BYTES if free is None else min(_LARGEST_COPY, free // _PARTS)
+        return max(1, min(_LARGEST_CHUNK, most // (4 * dim)))
 
     def refuse(
         self,

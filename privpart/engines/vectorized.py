@@ -153,6 +153,7 @@ class VectorizedTraining:
     ) -> Iterator[int]:
         # Clients with the most steps first: those still in training are then a prefix of the stack.
         # Among them, clients with equal batch sizes are neighbours and share one product.
+        batches = _moved(batches, x.device)
         sizes = [[len(batch) for batch in own] for own in batches]
         order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
         order.reverse()
@@ -261,6 +262,15 @@ def single_step(local: LocalTraining) -> bool:
     The answer is public: it depends on the plan and not on what the clients hold.
     """
     return local.steps == 1 and local.optimizer == "sgd" and local.batch_size <= LARGEST_PASS
+
+
+def _moved(batches: Sequence[Sequence[Tensor]], device: torch.device) -> list[list[Tensor]]:
+    """Return each client's batches on a device, in one copy, because each waits for the device."""
+    each = [rows for own in batches for rows in own]
+    if device.type != "cpu" and each:
+        each = list(torch.split(torch.cat(each).to(device), [len(rows) for rows in each]))
+    left = iter(each)
+    return [[next(left) for _ in own] for own in batches]
 
 
 def _gradients(

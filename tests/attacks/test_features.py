@@ -39,6 +39,15 @@ def test_it_needs_the_frozen_layers_which_are_public(digits):
     assert float(psnr(found.x, x)) < 30
 
 
+def test_gauss_newton_spends_what_it_was_given(digits):
+    seen = observe(behind(nn.Tanh()), digits[0][:1], digits[1][:1], visible=["3.*"])
+    for steps in (0, 1):
+        found = dense_then_invert(
+            behind(nn.Tanh()), seen, restarts=1, max_evaluations=2, newton_steps=steps
+        )
+        assert found.evaluations == 1 + 2 + steps * (1 + 64)
+
+
 def test_local_steps_above_a_frozen_part_do_not_hide_it(digits):
     x, y = digits[0][:1], digits[1][:1]
     model = behind(nn.LeakyReLU())

@@ -11,6 +11,7 @@ from accounting import ConfigError
 from attacks import dlg, observe, psnr
 from attacks.networks import smooth_lenet
 from attacks.reconstruction.reconstruct import matching_loss, total_variation
+from attacks.reconstruction.solvers import quasi_newton
 
 
 def one(digits, i=0):
@@ -18,7 +19,7 @@ def one(digits, i=0):
 
 
 def test_a_full_update_gives_the_image(lenet, digits):
-    for i in range(10):
+    for i in (0, 3, 8):
         x, y = one(digits, i)
         found = dlg(lenet, observe(lenet, x, y), restarts=1, max_evaluations=300)
         assert float(psnr(found.x, x)) > 60
@@ -175,6 +176,21 @@ def test_gauss_newton_goes_on_where_the_first_solver_stops(lenet, digits):
     assert float(psnr(found.x, x)) > 100
     assert len(found.restarts) == 2
     assert found.evaluations > 2 + 64
+
+
+def test_priors_in_turn_start_where_the_last_one_ended_and_share_the_evaluations(lenet, digits):
+    seen = observe(lenet, *one(digits))
+    options = {"restarts": 1, "newton_steps": 0}
+    match = matching_loss(lenet, seen, seen.labels)
+    smooth = dlg(lenet, seen, tv=0.5, max_evaluations=6, **options)
+    second = quasi_newton(match, smooth.x, (0.0, 1.0), 6)
+    both = dlg(lenet, seen, tv=(0.5, 0.0), max_evaluations=12, **options)
+    assert torch.equal(both.x, second.x)
+    assert (both.match, both.evaluations) == (second.value, 12)
+    last, plain = (dlg(lenet, seen, tv=t, max_evaluations=1, **options) for t in ((0.5, 0.0), 0))
+    assert torch.equal(last.x, plain.x)
+    with pytest.raises(ConfigError, match=r"tv=\(\)"):
+        dlg(lenet, seen, tv=())
 
 
 def test_a_prior_changes_the_image_but_not_what_match_means(lenet, digits):

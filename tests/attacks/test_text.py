@@ -1,12 +1,20 @@
 """Text: what the gradients of language models and of text classifiers give away."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
+from accounting import BinaryTree, Participation, calibrate
+from attacks.text.attention import attending
 from attacks.text.bag import bag_of_tokens
 from attacks.text.observation import observe_text
 from attacks.text.read import span_test
 from attacks.text.score import bigram_guess, rouge_l, text_scores, token_f1, unigram_guess
+from attacks.text.spans import Reader, tokens_in_span
+from attacks.update import LocalSteps
 
 transformers = pytest.importorskip("transformers")
 
@@ -57,33 +65,53 @@ def exact(read, tokens):
     return sum(score.exact for score in text_scores(read.sentences, tokens.tolist()))
 
 
-@pytest.mark.slow
 def test_the_attention_of_bert_gives_away_a_batch(bert):
     seen = observe_text(bert, TOKENS, LABELS, visible=BERT, reveal_labels=False)
     read = span_test(bert, seen)
     assert exact(read, TOKENS) == 4
     assert exact(read, OTHERS) == 0
     assert read.match < 1e-12
+    assert read.labels.bincount().tolist() == [2, 2]
 
 
-def test_the_attention_of_bert_gives_away_two_sentences(bert):
-    tokens = TOKENS[:2, :6]
-    read = span_test(bert, observe_text(bert, tokens, LABELS[:2], visible=BERT))
-    assert exact(read, tokens) == 2
-    assert exact(read, OTHERS[:2, :6]) == 0
-    assert read.match < 1e-12
+def test_a_layer_of_query_and_key_puts_tokens_into_sentences_without_a_later_one(bert):
+    first = ["bert.encoder.layer.0.*.query.weight", "bert.encoder.layer.0.*.key.weight"]
+    tokens = torch.arange(5, 45).reshape(4, 10)  # no token twice
+    reader = Reader(bert, observe_text(bert, tokens, LABELS, visible=first))
+    assert sorted(attending(reader, tokens_in_span(reader))) == [tuple(s) for s in tokens.tolist()]
 
 
-def test_the_attention_of_gpt2_gives_away_a_batch_and_its_last_tokens(gpt2):
-    read = span_test(gpt2, observe_text(gpt2, TOKENS, visible=GPT2))
-    assert exact(read, TOKENS) == 4
-    assert exact(read, OTHERS) == 0
+def test_gradients_in_single_precision_give_away_a_batch(bert):
+    seen = observe_text(bert, TOKENS[:2], LABELS[:2], visible=BERT)
+    weights = {name: w for name, w in bert.named_parameters() if name in seen.update}
+    loss = cross_entropy(bert(TOKENS[:2]).logits, LABELS[:2])
+    sent = torch.autograd.grad(loss, list(weights.values()))
+    seen = replace(seen, update={name: g.double() for name, g in zip(weights, sent, strict=True)})
+    assert exact(span_test(bert, seen), TOKENS[:2]) == 2
+
+
+@pytest.mark.parametrize("local", [None, LocalSteps(learning_rate=0.1)])
+def test_padding_is_found_and_left_out(bert, local):
+    tokens = TOKENS[:2].clone()
+    tokens[0, 9:] = 0
+    seen = observe_text(bert, tokens, LABELS[:2], visible=BERT, pad=0, local=local)
+    read = span_test(bert, seen)
+    assert set(read.sentences) == {tuple(tokens[0, :9].tolist()), tuple(tokens[1].tolist())}
+
+
+@pytest.mark.parametrize("length", [6, pytest.param(16, marks=pytest.mark.slow)])
+def test_the_attention_of_gpt2_gives_away_a_batch_and_its_last_tokens(gpt2, length):
+    tokens = TOKENS[:, :length]
+    read = span_test(gpt2, observe_text(gpt2, tokens, visible=GPT2))
+    assert exact(read, tokens) == 4
+    assert exact(read, OTHERS[:, :length]) == 0
     assert read.match < 1e-12
 
 
 def test_noise_at_epsilon_ten_hides_every_token(gpt2):
     generator = torch.Generator().manual_seed(0)
-    noise = {"clip": 1.0, "noise_multiplier": 0.5, "generator": generator}
+    z = calibrate(BinaryTree(16), Participation(16), target_epsilon=10.0, delta=1e-6)
+    noise = {"clip": 1.0, "noise_multiplier": z, "generator": generator}
     read = span_test(gpt2, observe_text(gpt2, TOKENS[:1], visible=GPT2, **noise))
     assert read is None or (not read.bag and read.match == float("inf"))
 
@@ -103,7 +131,43 @@ def test_the_embedding_gives_away_the_tokens(bert, gpt2):
     bag = bag_of_tokens(bert, observe_text(bert, TOKENS, LABELS, visible=view))
     assert set(bag.tolist()) == set(TOKENS.flatten().tolist())
     assert bag_of_tokens(bert, observe_text(bert, TOKENS, LABELS, visible=["*key*"])) is None
-    assert bag_of_tokens(gpt2, observe_text(gpt2, TOKENS)) is None  # tied to the output
+
+
+def test_an_embedding_tied_to_the_output_gives_away_the_tokens_that_were_read(gpt2):
+    read = set(TOKENS[:, :-1].flatten().tolist())
+    assert set(bag_of_tokens(gpt2, observe_text(gpt2, TOKENS)).tolist()) == read
+
+
+class Adapted(nn.Module):
+    """One dense layer with LoRA, whose B is not zero, before a causal layer."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(200, 64), nn.Embedding(12, 64)
+        self.lora_A, self.lora_B = nn.Linear(64, rank, bias=False), nn.Linear(rank, 64, bias=False)
+        self.out = nn.Linear(64, 200)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        x = (x + self.lora_B(self.lora_A(x))).tanh()
+        return self.out(x.cumsum(1))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_lora_of_rank_four_gives_away_the_eleven_tokens_that_it_read(seed):
+    generator = torch.Generator().manual_seed(seed)
+    model, tokens = Adapted(rank=4), torch.randint(200, (1, 12), generator=generator)
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=0.3, generator=generator)
+    read = span_test(model, observe_text(model, tokens, visible=["lora_A.*"]))
+    found = {(t, i) for i, column in enumerate(read.by_position) for t in column}
+    assert found == {(t, i) for i, t in enumerate(tokens[0, :-1].tolist())}
+
+
+def test_lora_whose_b_is_zero_tells_nothing():
+    model, tokens = Adapted(rank=4), torch.randint(200, (1, 12))
+    nn.init.zeros_(model.lora_B.weight)
+    assert span_test(model, observe_text(model, tokens, visible=["lora_A.*"])) is None
 
 
 def test_scores_and_guesses():

@@ -50,7 +50,7 @@ def summed(logits, labels):
     ("wrong", "cause"),
     [
         ("weights", "other weights"),
-        ("image", "other images"),
+        ("image", "other examples"),
         ("delta", "-0.1 times the gradient: a change of the weights after one step of learning"),
         ("many steps", "points against the gradient"),
         ("sum", "2 times the gradient"),

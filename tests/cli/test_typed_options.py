@@ -29,7 +29,8 @@ SAMPLES = {
     "out": "out", "against": "run", "train": "dense1.*", "jobs": "1", "data_dir": "folder",
     "model": "lenet", "data": "digits", "view": "full", "weights": "w.safetensors",
     "gradient": "g.safetensors", "attack": "dlg", "schedule": "full:1", "clip": "1",
-    "before": "b.safetensors",
+    "before": "b.safetensors", "tokens": "t.safetensors", "words": "v.txt", "length": "8",
+    "pad": "0",
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
     "cell_timeout": "60", "limit_epsilon": "4",
     "public_key": "0" * 64,
@@ -49,6 +50,8 @@ FITTED_POISSON, FITTED_BINS, FITTED_APART = (
 )
 ATTACKED = ["--model", "lenet", "--data", "digits", "--out", "out"]
 LEAKING = [*ATTACKED, "--view", "full"]
+OF_A_PLAN = [*PLANNED, "--out", "out"]
+OF_A_FILE = ["--model", "m:f", "--tokens", "t.safetensors", "--out", "out", "--view", "full"]
 DEFENDED = [*ATTACKED, "--clip", "1"]
 LOCAL = ["--local-steps", "2"]
 FASHION = ["--data", "fashion-mnist"]
@@ -77,7 +80,7 @@ CASES = {
     "sweep show": [["out"]],
     "audit leakage": [
         LEAKING, [*LEAKING, *LOCAL], [*LEAKING, *FASHION],
-        [*LEAKING, "--clip", "1", "--noise-multiplier", "1"],
+        [*LEAKING, "--clip", "1", "--noise-multiplier", "1"], OF_A_PLAN, OF_A_FILE,
     ],
     "audit defences": [DEFENDED, [*DEFENDED, *LOCAL], [*DEFENDED, *FASHION]],
     "audit epsilon": [["run"], SIMULATED, [*PLANNED, "--replay"]],
@@ -120,6 +123,12 @@ SITUATIONS = {
     ("freeze-search", "data"): [[]],
     ("demo", "data"): [[]],
     ("sweep run", "jobs"): [["sweep.toml", "--out", "out", "--jobs", "1"]],
+    ("audit leakage", "plan"): [OF_A_PLAN, OF_A_PLAN, OF_A_FILE],
+    ("audit leakage", "tokens"): [
+        OF_A_FILE,
+        [*OF_A_PLAN, "--tokens", "t.safetensors"],
+        OF_A_PLAN,
+    ],
     ("audit leakage", "data"): [LEAKING],
     ("audit leakage", "local_steps"): [LEAKING],
     ("audit leakage", "optimizer"): [[*LEAKING, *LOCAL, "--optimizer", "adam"]],

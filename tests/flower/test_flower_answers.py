@@ -1,5 +1,6 @@
 """What nodes send: every answer is used or refused, with a sentence, and delays no round."""
 
+import threading
 import time
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make messages")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from in_process import NODES, InProcessGrid
 from torch import nn
 
@@ -92,6 +95,12 @@ def other_name(name):
     return change
 
 
+def odd_header():
+    """Return an array whose header makes NumPy's parser raise an error of the tokenizer."""
+    text = b"{'descr':("
+    return Array("float32", (4,), "numpy.ndarray", b"\x93NUMPY\x01\x00\x0a\x00" + text + bytes(16))
+
+
 HEADER = Array(torch.zeros(4).numpy()).data[:128]
 HOSTILE = {
     "metrics beside the update": (record("metrics", MetricRecord({"loss": 0.5})), "malformed"),
@@ -106,6 +115,7 @@ HOSTILE = {
     "a long one": (one(Array(torch.zeros(10**5).numpy())), "wrong shape or type"),
     "a pickle": (one(Array("object", (4,), "numpy.ndarray", b"\x80\x04N.")), "wrong shape or type"),
     "a header that lies": (one(Array("float32", (4,), "numpy.ndarray", HEADER)), "wrong shape"),
+    "a header that is no literal": (one(odd_header()), "wrong shape or type"),
     "another round": (field(round=1), "another round"),
     "a round as text": (field(round="0"), "another round"),
     "another plan": (field(plan="0" * 64), "another plan"),
@@ -127,6 +137,70 @@ def test_a_hostile_answer_is_refused_with_a_sentence_and_the_others_count(kind):
     assert {0, 1} <= set(one_server.cohort) <= {0, 1, "1"}
     assert any(reason.startswith(why) for reason in found.counts.refusals), found.counts.refusals
     assert any(f"node {SECOND}, round 0: " in line and why in line for line in said), said
+
+
+class Unreadable(InProcessGrid):
+    """A grid with a node whose answers Flower itself cannot read."""
+
+    def _answer(self, message):
+        reply = super()._answer(message)
+        if message.metadata.dst_node_id != SECOND:
+            return reply
+        found = {name: thing.deflate() for name, thing in get_all_nested_objects(reply).items()}
+        found[reply.content.object_id] = found[reply.content.object_id][:-1]  # half a JSON
+        return inflate_object_from_contents(reply.object_id, found)
+
+
+def test_an_answer_that_flower_cannot_read_loses_no_other_one():
+    said, one_server = [], server()
+    fit(one_server, engine(Unreadable({FIRST: node(), SECOND: node()}), said), COHORTS[:1])
+    assert one_server.cohort == (0, 1)
+    assert any(f"node {SECOND}" in line and "cannot read" in line for line in said), said
+
+
+def test_an_answer_that_is_announced_and_never_uploaded_delays_a_round_no_longer(monkeypatch):
+    monkeypatch.setattr("privpart.engines.flower._LONGEST_LOOK", 0.2)
+    never = threading.Event()
+
+    def stuck(message, _):
+        never.wait(20)
+
+    said, one_server = [], server()
+    began = time.monotonic()
+    fit(one_server, engine(InProcessGrid({FIRST: stuck, SECOND: node()}), said), COHORTS[:1])
+    never.set()
+    assert time.monotonic() - began < 5
+    assert one_server.cohort == (3, "1")
+
+
+def test_a_node_cannot_answer_for_another_one():
+    """What names its sender is a node's own words; and no node knows of messages to others."""
+    sent, one_server, said = [], server(), []
+    grid = InProcessGrid({FIRST: node(), SECOND: node()})
+
+    def forged(message, _):
+        victim = next(m for m in grid.sent if m.metadata.dst_node_id == FIRST)
+        sent.extend([victim, message])
+        zeros = {name: Array(torch.zeros(4).numpy()) for name in ("0", "1")}
+        content = honest(victim)
+        content["updates"] = ArrayRecord(zeros)
+        reply = Message(content, reply_to=message)
+        changed = {"_reply_to_message_id": victim.metadata.message_id, "_src_node_id": FIRST}
+        reply.metadata.__dict__.update(changed)
+        return reply
+
+    grid.apps[SECOND] = forged
+    alone = server()
+    fit(alone, engine(InProcessGrid({FIRST: node()}), []), COHORTS[:1])
+    fit(one_server, engine(grid, said), COHORTS[:1])
+    assert torch.equal(one_server.parameters, alone.parameters)
+    assert any("never sent" in line for line in said), said
+    first, second = (message.metadata.group_id for message in sent)
+    assert len(first) == len(second) == 32
+    assert first != second
+    name = sent[0].object_id
+    sent[0].metadata.__dict__["_group_id"] = second
+    assert sent[0].object_id != name  # the hash of what is secret
 
 
 def test_an_update_that_is_not_finite_counts_as_zeros():

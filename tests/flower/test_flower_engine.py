@@ -99,6 +99,17 @@ def test_a_client_declines_whatever_is_not_of_its_own_plan(tmp_path):
     assert "does not have" in not_mine["declined"]["why"]
 
 
+def test_the_text_of_an_error_stays_on_its_node(tmp_path, capsys):
+    def clients(_):
+        raise KeyError("the record of patient 17")
+
+    app = client_app(write_plan(tmp_path), clients=clients)
+    task = Message(RecordDict({"task": ConfigRecord()}), dst_node_id=3, message_type="query")
+    reply = app(task, Context(1, 3, {}, RecordDict(), {}))
+    assert reply.content["declined"]["why"] == "an error; see the log of the node"
+    assert "patient 17" in capsys.readouterr().err
+
+
 OWN = """
 import torch
 from privpart.data import from_tensors

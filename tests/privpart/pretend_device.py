@@ -14,7 +14,7 @@ from contextlib import nullcontext
 import torch
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 aten = torch.ops.aten
 NAME = "pretend"
@@ -96,6 +96,10 @@ class PretendTensor(torch.Tensor):
 class Pretend(TorchDispatchMode):
     """In this context tensors can be made on the device, and moved to it."""
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # to skip what torch's compiler does, torch would import it: seconds
+
     def __enter__(self):
         # autograd's thread for a device needs more of it than this: it would abort the process
         self._threads = torch.autograd.grad_mode.set_multithreading_enabled(False)
@@ -109,28 +113,38 @@ class Pretend(TorchDispatchMode):
         return _run(operation, args, kwargs or {})
 
 
-def _run(operation, args, kwargs):
-    checked = [args[k] for k in INDEXED[operation]] if operation in INDEXED else [args, kwargs]
-    tensors = [t for t in tree_leaves(checked) if isinstance(t, torch.Tensor)]
-    mine = [
-        isinstance(t, PretendTensor) for t in tensors if t.dim() or isinstance(t, PretendTensor)
-    ]
-    if any(mine) and not all(mine) and operation not in BETWEEN_DEVICES:
+def _refuse_two_devices(operation, args, leaves):
+    if operation in INDEXED:
+        leaves = tree_leaves([args[k] for k in INDEXED[operation]])
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+    # a number that is a tensor may be on the CPU
+    kinds = {
+        isinstance(t, PretendTensor) for t in tensors if isinstance(t, PretendTensor) or t.dim()
+    }
+    if len(kinds) > 1 and operation not in BETWEEN_DEVICES:
         raise RuntimeError(f"{operation}: tensors are on two devices, cpu and {NAME}")
-    here = any(isinstance(t, PretendTensor) for t in tree_leaves((args, kwargs)))
+
+
+def _run(operation, args, kwargs):
+    leaves, shape = tree_flatten((args, kwargs))
+    mine = [t for t in leaves if isinstance(t, PretendTensor)]
+    _refuse_two_devices(operation, args, leaves)
+    here = bool(mine)
     if kwargs.get("device") is not None:
         here = torch.device(kwargs["device"]).type == NAME
-        kwargs = kwargs | {"device": torch.device("cpu")}
     elif operation is aten.copy_.default:
         here = isinstance(args[0], PretendTensor)
-    wrapped = {id(t.inner): t for t in tree_leaves((args, kwargs)) if isinstance(t, PretendTensor)}
-
-    def inner(t):
-        return t.inner if isinstance(t, PretendTensor) else t
+    wrapped = {id(t.inner): t for t in mine}
+    args, kwargs = tree_unflatten(
+        [t.inner if isinstance(t, PretendTensor) else t for t in leaves], shape
+    )
+    if kwargs.get("device") is not None:
+        kwargs = kwargs | {"device": torch.device("cpu")}
 
     def outer(t):
         if not here or not isinstance(t, torch.Tensor):
             return t
-        return wrapped.get(id(t)) if id(t) in wrapped else PretendTensor(t)
+        return wrapped[id(t)] if id(t) in wrapped else PretendTensor(t)
 
-    return tree_map(outer, operation(*tree_map(inner, args), **tree_map(inner, kwargs)))
+    found = operation(*args, **kwargs)
+    return outer(found) if isinstance(found, torch.Tensor) else tree_map(outer, found)

@@ -134,3 +134,21 @@ def test_noise_on_the_bits_has_its_size_and_its_own_stream():
 def test_bad_settings(field, value):
     with pytest.raises(ConfigError, match=field):
         AdaptiveClipping(**{"bit_noise_multiplier": 5.0, field: value})
+
+
+@pytest.mark.parametrize("quantile", [0.1, 0.5])
+def test_a_client_can_tell_which_clip_norms_a_round_may_have(quantile):
+    """All that noise can do is allowed, and nothing beyond it; before a restart, the plan's own."""
+    promised = plan(rounds=8, every=2, clip=0.1, quantile=quantile, rate=9.0)
+    adaptive, reached = promised.adaptive_clipping, {0.1}
+    for round_ in range(8):
+        if round_ in restarts(promised.mechanism):
+            reached = {
+                adaptive.next_clip_norm(norm, share, first=0.1)
+                for norm in reached
+                for share in (-5.0, 0.0, 0.3, 1.0, 7.0)
+            }
+        assert all(promised.may_clip_to(norm, round_) for norm in reached)
+        others = (max(reached) * 1.001, min(reached) / 1.001, 0.0, -0.1, math.inf, math.nan)
+        assert not any(promised.may_clip_to(norm, round_) for norm in others)
+    assert PrivacyPlan.from_dict(promised.to_dict()).may_clip_to(0.1, 0)

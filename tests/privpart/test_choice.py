@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
+from privpart.client import ClientOptimizer
 from privpart.engines import choice as module
+from privpart.engines import vectorized
 from privpart.engines.methods import LocalComputation, Method
 from privpart.models import mcmahan_2nn, small_cnn
 
@@ -69,15 +71,15 @@ CASES = [
 
 
 @pytest.mark.parametrize(("network", "steps", "sums"), CASES)
-@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize(("slow", "health"), [(False, False), (True, False), (False, True)])
 def test_a_round_throws_the_work_of_two_clients_away_at_most(
-    network, steps, sums, slow, counted, monkeypatch
+    network, steps, sums, slow, health, counted, monkeypatch
 ):
     """And the first one starts at once: all else that was computed by then is its own."""
     if slow:  # every row takes three seconds
         monkeypatch.setattr(module, "clock", lambda _: 3.0 * rows(counted))
     local = LocalTraining(0.1, batch_size=2, steps=steps)
-    engine, task, _ = made(network, 2 * steps, local=local, sums=sums)
+    engine, task, _ = made(network, 2 * steps, local=local, sums=sums, health=health)
     client, start = 2 * steps, engine.model.flat.clone()
     for round_ in range(3):
         counted.clear()
@@ -86,6 +88,7 @@ def test_a_round_throws_the_work_of_two_clients_away_at_most(
         came = [c for a in answers for c in (a.clients if hasattr(a, "clients") else [a.client])]
         assert sorted(came) == list(task.clients)
         assert rows(counted) / client - len(task.clients) <= 2 + 1e-9
+        assert not health or len(engine.health().norms) == len(task.clients)
 
 
 _seconds = module._Trial.seconds
@@ -161,6 +164,47 @@ def test_a_damaged_figure_is_measured_again(seconds, tmp_path):
     engine, _, said = made()
     list(engine.run(task, start))
     assert "remembered" not in said[0]
+
+
+class FirstStepOnly(ClientOptimizer):
+    """Keeps nothing from one step to the next."""
+
+    def step(self):
+        super().step()
+        self._first = []
+
+
+@pytest.mark.parametrize("fault", ["state", "last batch", "length"])
+def test_a_method_that_is_wrong_only_later_or_only_before_the_clip_is_dropped(fault, monkeypatch):
+    local = LocalTraining(0.1, batch_size=6, momentum=0.9 if fault == "state" else 0.0)
+    real = vectorized._gradients
+
+    def wrong(logits, parts, x, y):
+        gradients, losses = real(logits, parts, x, y)
+        factor = 1.5 if fault == "length" else 1.5 if x.shape[1] == 2 else 1.0
+        return tuple(factor * gradient for gradient in gradients), losses
+
+    monkeypatch.setattr(module._Trial, "seconds", lambda *_: 1e-9)
+    if fault == "state":
+        monkeypatch.setattr(vectorized, "ClientOptimizer", FirstStepOnly)
+    else:
+        monkeypatch.setattr(vectorized, "_gradients", wrong)
+    engine, task, said = made(examples=38, local=local)  # six full batches, and one of two
+    task = replace(task, clip_norm=1e-3)
+    list(engine.run(task, engine.model.flat.clone()))
+    assert "vectorized (vmap) deviates" in said[0]
+
+
+def test_a_round_is_looked_at_once_also_by_an_engine_that_makes_tasks_anew(counted, monkeypatch):
+    """As the engine with canaries does, and that of several kinds of devices."""
+    monkeypatch.setattr(module._Trial, "_sums_agree", lambda _: False)
+    local = LocalTraining(0.1, batch_size=4, steps=1)
+    engine, task, _ = made("dense", 4, local=local, sums=True)
+    start = engine.model.flat.clone()
+    assert engine.sums(replace(task), start) is None
+    assert len(list(engine.run(replace(task), start.clone()))) == len(task.clients)
+    assert rows(counted) / 4 <= len(task.clients) + 2
+    assert len(counted) > 1
 
 
 class Branches(nn.Module):

@@ -3,12 +3,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
-from privpart.client import mean_loss
+from privpart.client import ClientOptimizer, mean_loss
 from privpart.experiment.metric import accuracy
 from privpart.models import bag_of_words, small_cnn
 
@@ -65,6 +66,35 @@ def test_local_training_is_the_plain_optimizer_on_the_trainable_part(train, name
     after = flat_of(reference, model.trainable)
     torch.testing.assert_close(update, after - start, rtol=1e-4, atol=1e-6)
     assert update.norm() > 0.01
+
+
+EXACTLY = OPTIMIZERS | {
+    "adam": (LocalTraining(0.01, optimizer="adam"), lambda p: torch.optim.Adam(p, 0.01, fused=True))
+}
+
+
+@pytest.mark.parametrize("name", EXACTLY)
+def test_the_steps_are_those_of_torchs_optimizers_bit_for_bit(name):
+    """Of several parts, one of them empty, with gradients from 1e-30 to 1e30, zeros and NaN."""
+    local, make = EXACTLY[name]
+    generator = torch.Generator().manual_seed(0)
+    sizes = (1, 7, 0, 1000)
+    ours = [torch.randn(n, generator=generator) for n in sizes]
+    theirs = [nn.Parameter(part.clone()) for part in ours]
+    gradients = [torch.zeros(n) for n in sizes]
+    mine, plain = ClientOptimizer(local, ours, gradients), make(theirs)
+    for step in range(6):
+        for gradient, parameter in zip(gradients, theirs, strict=True):
+            scale = 10.0 ** torch.randint(-30, 31, gradient.shape, generator=generator)
+            gradient.copy_(torch.randn(gradient.shape, generator=generator) * scale)
+            gradient[::5] = 0.0
+            gradient[3:4] = torch.nan if step == 4 else 1.0
+            parameter.grad = gradient.clone()
+        mine.step()
+        plain.step()
+        for part, parameter in zip(ours, theirs, strict=True):
+            assert torch.equal(part.view(torch.int32), parameter.detach().view(torch.int32))
+    assert ours[3].isnan().any()  # power: the NaN came through
 
 
 @pytest.mark.parametrize("clip_norm", [1e-3, 1e6])

@@ -19,7 +19,8 @@ from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client
 from privpart.clip import clip
 from privpart.engines import methods as local_work
-from privpart.engines.device import full_float32, namespace
+from privpart.engines.device import float32_products, namespace
+from privpart.engines.options import EngineOptions
 from privpart.models import mcmahan_2nn, small_cnn
 
 HERE = Path(__file__).parent
@@ -89,6 +90,23 @@ def test_updates_are_clipped_on_the_cpu_and_the_model_stays(accelerator, batchin
     for name, value in model.module.state_dict().items():
         assert value.is_cpu
         assert torch.equal(value, before[name])
+
+
+def test_as_many_clients_are_computed_at_once_as_fit_into_free_memory(accelerator, monkeypatch):
+    real, chunks = local_work.LocalComputation.updates, []
+
+    def counting(self, task, clients, *others):
+        chunks.append(len(clients))
+        return real(self, task, clients, *others)
+
+    monkeypatch.setattr(local_work.LocalComputation, "updates", counting)
+    kind = namespace(torch.device(accelerator))
+    model = cnn()
+    for free, wanted in ((2**30, [5]), (4 * model.dim * 16 * 2, [1, 2, 2])):
+        chunks.clear()
+        monkeypatch.setattr(kind, "mem_get_info", lambda _, free=free: (free, 2**31))
+        updates(model, LocalTraining(0.2, batch_size=8), device=accelerator, batching="vmap")
+        assert sorted(chunks) == wanted
 
 
 @pytest.mark.parametrize("left", ["users", "model"])
@@ -167,6 +185,8 @@ def test_the_choice_waits_for_the_device_and_also_times_vectorized_convolutions(
     options = {"batching": "auto", "report": said.append, "explain": True}
     engine = EmbeddedEngine(cnn(), users(), local=LOCAL, data_seed=5, device=accelerator, **options)
     for _ in range(4):  # until all methods were tried
+        if said:
+            break
         list(engine.run(TASK, engine.model.flat.clone()))
     assert "vectorized (vmap), channels last" in said[0]
     assert "oneDNN" not in said[0]
@@ -244,12 +264,29 @@ def test_a_device_that_is_not_here(device):
 def test_convolutions_are_not_rounded_and_the_setting_comes_back():
     kinds = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
     before = [kind.fp32_precision for kind in kinds]
-    with full_float32(torch.device("cpu")):
+    with float32_products(torch.device("cpu")):
         assert [kind.fp32_precision for kind in kinds] == before
-    with full_float32(torch.device("cuda")):
+    with float32_products(torch.device("cuda")):
         assert [kind.fp32_precision for kind in kinds] == ["ieee", "ieee"]
     assert [kind.fp32_precision for kind in kinds] == before
     assert "ieee" not in before  # power: torch's default rounds
+
+
+def test_tf32_is_a_choice_that_is_said_and_for_cuda_only():
+    kinds = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul)
+    before = [kind.fp32_precision for kind in kinds]
+    with float32_products(torch.device("cuda"), tf32=True):
+        assert [kind.fp32_precision for kind in kinds] == ["tf32"] * 3
+    assert [kind.fp32_precision for kind in kinds] == before
+    assert EngineOptions(device="cuda:1", precision="tf32").precision == "tf32"
+    with pytest.raises(
+        ConfigError, match=r"precision=tf32: only CUDA devices .* device=cpu; leave"
+    ):
+        updates(cnn(), precision="tf32")
+    if torch.cuda.is_available():
+        said = []
+        updates(cnn(), device="cuda", precision="tf32", report=said.append, explain=True)
+        assert "products rounded to TF32" in said[0]
 
 
 def test_sums_are_computed_on_the_cpu_only(accelerator):

@@ -272,7 +272,7 @@ def test_the_reason_why_clients_come_one_after_another_is_said():
     said = []
     clients = Population(pairs())
     for local in (LOCAL, replace(LOCAL, augment=jitter), replace(LOCAL, loss=margin)):
-        updates(clients, local=local, report=said.append)
+        updates(clients, local=local, report=said.append, explain=True)
         clients = in_memory(pairs())
     assert [sentence.partition(": ")[2] for sentence in said] == [
         "one client after another: each client's examples are fetched when it trains",

@@ -127,7 +127,7 @@ def test_the_engine_tries_it_only_where_it_may_choose():
             report=said.append, explain=True, **options,
         )  # fmt: skip
         task, start = RoundTask(0, (0, 1), 1.0, "plan"), engine.model.flat.clone()
-        for _ in range(3):  # two clients are few: a round tries one method
+        for _ in range(6):  # two clients are few: a round tries one method
             found = list(engine.run(task, start))
         return engine, said, found
 

@@ -56,6 +56,9 @@ def clients():
     return from_frame(HERE / "reviews.csv", user="user", examples=tokens)
 
 
+clients.words = TOKENIZER.convert_ids_to_tokens(range(60))  # shown by privpart audit leakage
+
+
 def accuracy(module):
     """Return the share of public reviews that the network gets right."""
     inputs = tokens(pd.read_csv(HERE / "public.csv"))

@@ -66,6 +66,9 @@ def clients(play):
     return from_dataset(lines(play), user="speaker", examples=tokens)
 
 
+clients.words = ["", *map(chr, range(32, 127))]  # shown by privpart audit leakage
+
+
 def loss_of_public_lines(module):
     """Return the mean loss of a character, in nats, on lines that no client holds."""
     return module(**tokens(lines("public.txt")[:])).loss.item()

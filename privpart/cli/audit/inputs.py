@@ -1,7 +1,7 @@
 """Audit inputs: the model, images and update that the options name, as tensors."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def prepare(options: AuditOptions, out: Path) -> tuple[Inputs, dict[str, Any]]:
     """
     torch.set_num_threads(1)  # so that the numbers do not depend on the machine's processors
     attacks = _attacks(options)
-    local = _local_steps(options)
+    local = local_steps_of(options)
     inputs = load_inputs(options)
     inputs.model.train(options.mode is Mode.TRAIN)
     return inputs, {
@@ -82,6 +82,8 @@ def prepare(options: AuditOptions, out: Path) -> tuple[Inputs, dict[str, Any]]:
 
 def load_inputs(options: AuditOptions) -> Inputs:
     """Return the model and the first images of the data, ``--trials`` batches of them."""
+    assert options.model is not None  # noqa: S101  refused by the options
+    assert options.data is not None  # noqa: S101
     (x, y), (rest, labels) = _images(options.data, options.data_dir)
     wanted = options.batch * (1 if options.gradient else options.trials)
     if wanted > len(x):
@@ -91,8 +93,8 @@ def load_inputs(options: AuditOptions) -> Inputs:
     classes = int(torch.cat([y, labels]).max()) + 1
     model = _model(options.model, x, max(classes, 10), options.seed)
     if options.weights is not None:
-        _load_weights(model, options.weights)
-    update = _update(model, options.gradient, options.before)
+        load_given(model, options.weights)
+    update = given_update(model, options.gradient, options.before)
     _check_fit(options.model, model, x[:2], classes)
     count = min(options.decoys, len(rest))
     if count < options.decoys and options.batch == 1:
@@ -121,7 +123,8 @@ def _attacks(options: AuditOptions) -> dict[str, Attack]:
     return {name: a for name, a in known.items() if not options.attack or name in options.attack}
 
 
-def _local_steps(options: AuditOptions) -> LocalSteps | None:
+def local_steps_of(options: AuditOptions) -> LocalSteps | None:
+    """Return how the client trains, or None where it sends a gradient."""
     if options.local_steps == 0:
         return None
     return LocalSteps(
@@ -161,9 +164,18 @@ def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
         return networks.relu_resnet8(generator, channels=channels, classes=classes)
     if name in _NETWORKS:
         return _NETWORKS[name](generator, channels=channels, size=size, classes=classes)
+    return own_model(name, _NETWORKS)
+
+
+def own_model(name: str, others: Collection[str] = ()) -> nn.Module:
+    """Return the network that a function of the user's builds; its code is imported and run.
+
+    Raises:
+        ConfigError: ``name`` is not a valid reference, or what it names builds no network.
+    """
     if not own_code.is_reference(name):
         raise ConfigError(
-            f"model={name!r}: must be {', '.join(_NETWORKS)}, MODULE:FUNCTION or "
+            f"model={name!r}: must be {''.join(f'{own}, ' for own in others)}MODULE:FUNCTION or "
             "./FILE.py:FUNCTION."
         )
     typer.echo(f"privpart: imports {name} (model)", err=True)
@@ -182,19 +194,22 @@ def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
     return built
 
 
-def _update(model: nn.Module, sent: Path | None, before: Path | None) -> dict[str, Tensor] | None:
+def given_update(
+    model: nn.Module, sent: Path | None, before: Path | None
+) -> dict[str, Tensor] | None:
     """Return the given update, with the buffers that were sent; load the weights before, if any."""
     if sent is None:
         return None
     update = for_model(model, read_update(sent))
     if before is not None:
         start = for_model(model, read_update(before))
-        _load_weights(model, before, model.state_dict() | start)
+        load_given(model, before, model.state_dict() | start)
         update = change_of_weights(update, start)
     return update
 
 
-def _load_weights(model: nn.Module, path: Path, state: Mapping[str, Tensor] | None = None) -> None:
+def load_given(model: nn.Module, path: Path, state: Mapping[str, Tensor] | None = None) -> None:
+    """Load the weights in a file, or ``state``, which ``path`` then only names in errors."""
     try:
         model.load_state_dict(for_model(model, read_update(path)) if state is None else state)
     except RuntimeError as error:

@@ -11,7 +11,7 @@ from privpart.cli.audit.options import LeakageOptions, rounds, takes, views
 from privpart.cli.options import Format
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from attacks import LeakageReport
+    from attacks import LeakageReport, TextReport
 
 THRESHOLD_PASSED = 4
 VOID = 5
@@ -29,7 +29,10 @@ class FailOn(StrEnum):
 def leakage(
     options: LeakageOptions,
     *,
-    out: Annotated[Path, typer.Option(help="Folder for report.json, leakage.png and trials/.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for report.json, leakage.png (text: leakage.html) and trials/."),
+    ],
     fail_on: Annotated[
         FailOn | None, typer.Option(help="Exit with 4 at this verdict or a more severe one.")
     ] = None,
@@ -37,11 +40,17 @@ def leakage(
 ) -> None:
     """Attack the update of each batch, per view, and say what may be concluded.
 
-    An update that the images do not explain is void: exit code 5. After Ctrl-C, the same command
-    resumes.
+    Images by --model and --data; sentences by --plan, or by --model and --tokens. An update that
+    these do not explain is void: exit code 5. After Ctrl-C, the same command resumes.
     """
-    report = _run(options, out)
-    _write(report, out, form)
+    report: LeakageReport | TextReport
+    if options.of_text:
+        from privpart.cli.audit.text import audit_text
+
+        report = audit_text(options, out, form)
+    else:
+        report = _run(options, out)
+        _write(report, out, form)
     if report.void:
         raise typer.Exit(VOID)
     if fail_on is not None and _at_least(report, fail_on):
@@ -55,7 +64,7 @@ def _run(options: LeakageOptions, out: Path) -> "LeakageReport":
     from privpart.cli.audit.store import resumable
 
     inputs, shared = prepare(options, out)
-    shown = views(options.view)
+    shown = views(options.view or ())
     adversaries = 2 if options.noise_multiplier and options.gradient is None else 1
     with resumable(shared["done"], adversaries * len(shown) * inputs.batches) as progress:
         return attacks.leakage(
@@ -90,7 +99,7 @@ def _write(report: "LeakageReport", out: Path, form: Format) -> None:
     typer.echo(f"privpart: written: {out / 'report.json'}, {out / 'leakage.png'}", err=True)
 
 
-def _at_least(report: "LeakageReport", threshold: FailOn) -> bool:
+def _at_least(report: "LeakageReport | TextReport", threshold: FailOn) -> bool:
     from attacks.report import VERDICTS
 
     return VERDICTS.index(report.verdict) <= VERDICTS.index(threshold.value)

@@ -18,6 +18,8 @@ from accounting.checks import ConfigError
 
 _CLIENT = "The client's training"
 _ATTACK = "The attack"
+_TEXT = "Text"
+_LATER = frozenset({"before", "plan", "tokens", "words", "pad", "length"})
 
 
 class Effort(StrEnum):
@@ -58,17 +60,20 @@ class AuditOptions:
     """
 
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="lenet, relu-lenet, mlp, resnet8, or your own, which is called without arguments: "
             "MODULE:FUNCTION or ./FILE.py:FUNCTION."
         ),
-    ]
+    ] = None
     data: Annotated[
-        str, typer.Option(help="digits, fashion-mnist, or a .safetensors file with x and y.")
-    ]
-    trials: Annotated[int, typer.Option(help="Updates to attack, each of --batch images.")] = 10
-    batch: Annotated[int, typer.Option(help="Images per update.")] = 1
+        str | None,
+        typer.Option(help="digits, fashion-mnist, or a .safetensors file with x and y."),
+    ] = None
+    trials: Annotated[
+        int, typer.Option(help="Updates to attack, each of --batch images or sentences.")
+    ] = 10
+    batch: Annotated[int, typer.Option(help="Images or sentences per update.")] = 1
     weights: Annotated[
         Path | None,
         typer.Option(help="The weights: .safetensors, .npz or .pb; by default untrained."),
@@ -128,6 +133,7 @@ class AuditOptions:
 
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no audit is possible."""
+        self.refuse_missing()
         checks.count("trials", self.trials)
         checks.count("batch", self.batch)
         checks.count("decoys", self.decoys, minimum=0)
@@ -142,6 +148,11 @@ class AuditOptions:
                 "with local_steps and learning_rate."
             )
 
+    def refuse_missing(self) -> None:
+        """Raise a ConfigError unless a model and data are named."""
+        if self.model is None or self.data is None:
+            raise ConfigError("model, data: are missing; name both (--model, --data).")
+
     def identity(self) -> dict[str, Any]:
         """Return every field by name as JSON types: what the results in a folder depend on.
 
@@ -149,8 +160,9 @@ class AuditOptions:
         refuse to resume.
         """
         values = {option.name: getattr(self, option.name) for option in fields(self)}
-        if values["before"] is None:
-            del values["before"]  # as in folders of versions without it
+        for name in _LATER & values.keys():
+            if values[name] is None:
+                del values[name]  # as in folders of versions without it
         return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
 
     def typed(self) -> dict[str, Any]:
@@ -164,9 +176,45 @@ class LeakageOptions(AuditOptions):
     """Options of ``privpart audit leakage``."""
 
     view: Annotated[
-        list[str],
-        typer.Option(help="'full', a pattern as 'dense1.*', or NAME=PATTERN,PATTERN; repeatable."),
-    ]
+        list[str] | None,
+        typer.Option(
+            help="'full', a pattern as 'dense1.*', or NAME=PATTERN,PATTERN; repeatable. Of a plan, "
+            "by default what it trains."
+        ),
+    ] = None
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="Plan that trains on text: its model, and its clients' sentences.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = None
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            help="A .safetensors file with tokens (N, T), and perhaps labels (N,) and public (M, "
+            "T); with --model or --plan.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = None
+    length: Annotated[
+        int | None,
+        typer.Option(
+            help="Cut the sentences of a plan to so many tokens; shorter ones are left out.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = None
+    pad: Annotated[
+        int | None,
+        typer.Option(help="Id of the padding in --tokens.", rich_help_panel=_TEXT),
+    ] = None
+    words: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text of each token of --tokens, one a line as in BERT's vocab.txt.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = None
     schedule: Annotated[
         str | None,
         typer.Option(help="Rounds by view, as 'full:5,head:20'; the report names the worst."),
@@ -182,11 +230,29 @@ class LeakageOptions(AuditOptions):
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no audit is possible."""
         super().refuse()
-        views(self.view)
+        views(self.view or ())
         rounds(self.schedule)
+        if self.length is not None:
+            checks.count("length", self.length, minimum=2)
+        if self.pad is not None:
+            checks.count("pad", self.pad, minimum=0)
         if self.clip is not None:
             checks.positive("clip", self.clip)
         checks.nonnegative("noise_multiplier", self.noise_multiplier)
+
+    @property
+    def of_text(self) -> bool:
+        """Whether sentences are attacked, and not images."""
+        return self.plan is not None or self.tokens is not None
+
+    def refuse_missing(self) -> None:
+        """Raise a ConfigError unless a model, data and, without a plan, a view are named."""
+        if self.model is None and self.plan is None:
+            raise ConfigError("model is missing: name one (--model), or a plan of text (--plan).")
+        if self.data is None and not self.of_text:
+            raise ConfigError("data is missing: name images (--data), or text (--plan, --tokens).")
+        if not self.view and self.plan is None:
+            raise ConfigError("view is missing: name at least one, such as --view full.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import typer
@@ -19,12 +19,17 @@ from safetensors.torch import save
 
 from accounting.checks import ConfigError
 from attacks import Reconstruction
+from attacks.text.audit import ReadByAttack
+from attacks.text.read import ReadText
 
 Found = dict[str, Reconstruction]
 INTERRUPTED = 130  # exit code: the same command resumes
 
 
-class TrialFolder(MutableMapping[str, Found]):
+Kept = TypeVar("Kept")
+
+
+class _Folder(MutableMapping[str, Kept]):
     """A file per key in OUT/trials, for one set of options only.
 
     Each file is written under another name and then renamed, so that no file is ever incomplete.
@@ -34,12 +39,14 @@ class TrialFolder(MutableMapping[str, Found]):
     Args:
         out: folder of the audit; audit.json in it says which audit that is.
         identity: every option that the results depend on, as JSON types.
-        digest: hash of the images, the weights and the update.
+        digest: hash of the examples, the weights and the update.
 
     Raises:
         ConfigError: the folder holds an audit with other options, data or weights, or one of
             another version.
     """
+
+    _suffix: str
 
     def __init__(self, out: Path, identity: Mapping[str, Any], digest: str) -> None:
         self.folder = out / "trials"
@@ -60,6 +67,24 @@ class TrialFolder(MutableMapping[str, Found]):
             _write(plan, text.encode())
         except OSError as error:
             raise ConfigError(f"out={out}: cannot be used: {error.strerror}.") from None
+
+    def __delitem__(self, key: str) -> None:
+        self._path(key).unlink()
+
+    def __iter__(self) -> Iterator[str]:
+        return (path.stem for path in sorted(self.folder.glob(f"*{self._suffix}")))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}{self._suffix}"
+
+
+class TrialFolder(_Folder[Found]):
+    """Images that were reconstructed, by safetensors."""
+
+    _suffix = ".safetensors"
 
     def __getitem__(self, key: str) -> Found:
         try:
@@ -95,21 +120,48 @@ class TrialFolder(MutableMapping[str, Found]):
         }
         _write(self._path(key), save(tensors, {"found": json.dumps(header), "key": key}))
 
-    def __delitem__(self, key: str) -> None:
-        self._path(key).unlink()
 
-    def __iter__(self) -> Iterator[str]:
-        return (path.stem for path in sorted(self.folder.glob("*.safetensors")))
+class TextFolder(_Folder[ReadByAttack]):
+    """Sentences that were read, by JSON."""
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    _suffix = ".json"
 
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
+    def __getitem__(self, key: str) -> ReadByAttack:
+        try:
+            kept = json.loads(self._path(key).read_bytes())["found"]
+            return {name: None if one is None else _read_text(one) for name, one in kept.items()}
+        except (OSError, AttributeError, KeyError, TypeError, ValueError):
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: str, found: ReadByAttack) -> None:
+        kept = {name: None if one is None else _told(one) for name, one in found.items()}
+        _write(self._path(key), json.dumps({"key": key, "found": kept}).encode())
+
+
+def _told(read: ReadText) -> dict[str, Any]:
+    return {
+        "sentences": read.sentences,
+        "bag": sorted(read.bag),
+        "match": repr(read.match),
+        "seconds": read.seconds,
+        "by_position": read.by_position,
+        "labels": None if read.labels is None else read.labels.tolist(),
+    }
+
+
+def _read_text(kept: Mapping[str, Any]) -> ReadText:
+    return ReadText(
+        sentences=tuple(tuple(map(int, one)) for one in kept["sentences"]),
+        bag=frozenset(map(int, kept["bag"])),
+        match=float(kept["match"]),
+        seconds=float(kept["seconds"]),
+        by_position=tuple(tuple(map(int, one)) for one in kept["by_position"]),
+        labels=None if kept["labels"] is None else torch.tensor(kept["labels"], dtype=torch.long),
+    )
 
 
 @contextmanager
-def resumable(done: TrialFolder, total: int) -> Iterator[Callable[[str], None]]:
+def resumable(done: TrialFolder | TextFolder, total: int) -> Iterator[Callable[[str], None]]:
     """Show progress up to ``total`` batches; on Ctrl-C say how to resume, and exit with 130."""
     try:
         with _counted(total) as progress:

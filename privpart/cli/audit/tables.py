@@ -70,7 +70,7 @@ def show_defences(points: Sequence[DefencePoint]) -> None:
     images = len(points[0].psnr)
     title = f"PSNR in dB over {images} images, best of each over the attacks"
     columns = ["clip", "noise multiplier", "epsilon", "median", "max", "no attack", "verdict"]
-    table = _table(title, columns)
+    table = plain_table(title, columns)
     for point in points:
         table.add_row(
             *("none" if point.clip is None else f"{point.clip:g}", f"{point.noise_multiplier:g}"),
@@ -143,7 +143,7 @@ def _baselines(report: LeakageReport) -> Table:
     loss = median(report.losses)
     title = f"No attack: PSNR in dB over {images} images, on which the loss is {loss:.3g}"
     heads = [*fair, *(f"oracle: {name}" for name in report.oracles)]
-    table = _table(title, ["", *heads])
+    table = plain_table(title, ["", *heads])
     for name, of in (("median", median), ("max", max)):
         table.add_row(name, *(f"{of(report.baselines[guess]):.1f}" for guess in names))
     return table
@@ -157,7 +157,7 @@ def _rows(report: LeakageReport) -> Table:
     title = (
         "Attack: PSNR in dB, best of each image over the attacks; recovered with its 95 % interval"
     )
-    table = _table(title, [*columns, "verdict"])
+    table = plain_table(title, [*columns, "verdict"])
     for row in report.rows:
         table.add_row(*_cells(row, noisy, report.labels_revealed))
     return table
@@ -168,7 +168,7 @@ def _by_attack(report: LeakageReport) -> Table:
     noisy = report.bound is not None
     title = "Attack by attack, on each view itself; each runs on images not yet recovered"
     columns = ["view", *(["adversary"] if noisy else []), "attack", "images", "median", "max"]
-    table = _table(title, [*columns, "residual", "verdicts"])
+    table = plain_table(title, [*columns, "residual", "verdicts"])
     for row in report.rows:
         for name, found in row.to_dict()["by_attack"].items():
             match = found["match_median"]
@@ -246,7 +246,8 @@ def _notes(report: LeakageReport) -> list[str]:
     return [*notes, *(line for name, line in _OTHER_VERDICTS.items() if name in given), _VERDICTS]
 
 
-def _table(title: str, columns: list[str]) -> Table:
+def plain_table(title: str, columns: list[str]) -> Table:
+    """Return an empty table whose first column is on the left and the others on the right."""
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
         side: Literal["left", "right"] = "left" if number == 0 else "right"

@@ -1,0 +1,140 @@
+"""Attention: which tokens stood in one sentence, from the gradients of query and key alone.
+
+The gradient of a dense layer is the sum of dy x^T over the tokens. Once the inputs x are known and
+independent, it gives every dy. In attention, with S the scores of one head before the softmax,
+
+    dk_j = sum over i of dS_ij q_i        dq_i = sum over j of dS_ij k_j
+
+where the sums run over one sentence. Both are linear in dS, which is thereby known while there are
+fewer than twice as many tokens as a head has directions, and dS_ij = 0 for tokens of two sentences.
+No later layer is needed, and no search.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attacks.text.spans import FoundTokens, Reader, Source
+
+_QUERY = ("query", "q_proj", "q_lin", "q")
+_KEY = ("key", "k_proj", "k_lin", "k")
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "heads")
+_ZERO = 1e-6  # of the greatest eigenvalue: a direction that no query and no key has
+_MOST = 600  # tokens put in sentences
+_TURNS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The names of a query and a key layer with the same inputs, and their number of heads."""
+
+    query: str
+    key: str
+    heads: int
+
+
+def attending(reader: Reader, tokens: FoundTokens) -> list[tuple[int, ...]]:
+    """Return likely sentences: for each token of one position, those that attended to it.
+
+    Returns:
+        More sentences than the batch has where tokens are doubtful; [] where no query and key in
+        view read single tokens.
+    """
+    nodes = [(t, p) for p, column in enumerate(tokens.by_position) for t, _ in column]
+    if not nodes or len(nodes) > _MOST:
+        return []
+    for source in reader.sources:
+        pair = _pair(reader, source) if source.reach == "token" else None
+        if pair is not None:
+            return _sentences(nodes, _affinity(reader, source, pair, nodes), reader.seen.shape[0])
+    return []
+
+
+def _pair(reader: Reader, source: Source) -> _Pair | None:
+    names = {name.removesuffix(".weight"): name for name in source.weights}
+    by_role: dict[str, str] = {}
+    for module in names:
+        last = module.rpartition(".")[2]
+        by_role |= {role: module for role in ("query", "key") if last in _ROLES[role]}
+    if len(by_role) < 2:
+        return None
+    parent = by_role["query"].rpartition(".")[0]
+    heads = _heads(reader.net.get_submodule(parent))
+    return _Pair(by_role["query"], by_role["key"], heads) if heads else None
+
+
+_ROLES = {"query": _QUERY, "key": _KEY}
+
+
+def _heads(module: nn.Module) -> int:
+    found = (getattr(module, name, None) for name in _HEADS)
+    return next((n for n in found if isinstance(n, int)), 0)
+
+
+def _affinity(
+    reader: Reader, source: Source, pair: _Pair, nodes: Sequence[tuple[int, int]]
+) -> Tensor:
+    """Return how strongly each token and each other attended to one another, (N, N)."""
+    ids, places = torch.tensor(nodes).T.contiguous()
+    used = ids.unique()
+    rows = reader.inputs(source, used[:, None].expand(-1, reader.seen.shape[1]))
+    x = rows[torch.searchsorted(used, ids), places]
+    inverse = torch.linalg.pinv(x, rtol=1e-9)  # (width, N)
+    total = torch.zeros(len(x), len(x), dtype=x.dtype)
+    q, dq = _of(reader, source, pair.query, x, inverse)
+    k, dk = _of(reader, source, pair.key, x, inverse)
+    for parts in zip(*(v.chunk(pair.heads, 1) for v in (q, k, dq, dk)), strict=True):
+        slopes = _score_slopes(*parts).abs()
+        total += slopes / slopes.mean().clamp(min=1e-300)
+    total = total + total.T
+    total.fill_diagonal_(0)
+    size = total.sum(1).clamp(min=1e-300).rsqrt()
+    return size[:, None] * total * size
+
+
+def _of(
+    reader: Reader, source: Source, name: str, x: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of a layer for each token, and the slopes of the loss by them."""
+    weight = f"{name}.weight"
+    gradient = reader.seen.update[weight].double()
+    gradient = gradient.T if source.weights[weight] else gradient
+    with torch.no_grad():
+        return reader.net.get_submodule(name)(x), (gradient @ inverse).T
+
+
+def _score_slopes(q: Tensor, k: Tensor, dq: Tensor, dk: Tensor) -> Tensor:
+    """Return the least S with S^T q = dk and S k = dq, in the sense of least squares."""
+    a, left = torch.linalg.eigh(q @ q.T)
+    b, right = torch.linalg.eigh(k @ k.T)
+    both = a[:, None].clamp(min=0) + b[None].clamp(min=0)
+    wanted = left.T @ (q @ dk.T + dq @ k.T) @ right
+    known = both > _ZERO * both.max()
+    slopes: Tensor = left @ torch.where(known, wanted / both, 0.0) @ right.T
+    return slopes
+
+
+def _sentences(
+    nodes: Sequence[tuple[int, int]], affinity: Tensor, batch: int
+) -> list[tuple[int, ...]]:
+    """Return a sentence for each token of the position that has fewest, but one per sentence."""
+    at: dict[int, list[int]] = {}
+    for i, (_, place) in enumerate(nodes):
+        at.setdefault(place, []).append(i)
+    order = sorted(at)
+    enough = [p for p in order if len(at[p]) >= batch] or order
+    start = min(enough, key=lambda p: (len(at[p]), p))
+    found: dict[tuple[int, ...], None] = {}
+    for seed in at[start]:
+        chosen = [seed]
+        for _ in range(_TURNS):
+            pull = affinity[:, chosen].sum(1)
+            before = chosen
+            chosen = [max(at[p], key=lambda i: float(pull[i])) for p in order if p != start]
+            chosen.append(seed)
+            if chosen == before:
+                break
+        found[tuple(nodes[i][0] for i in sorted(chosen, key=lambda i: nodes[i][1]))] = None
+    return list(found)

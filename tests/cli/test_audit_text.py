@@ -1,0 +1,225 @@
+"""``privpart audit leakage`` on text: of a plan, of a file of tokens, and of a given update."""
+
+import csv
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from accounting import ConfigError
+from attacks import ReadText, observe_text
+from privpart.cli.audit.options import LeakageOptions
+from privpart.cli.audit.store import TextFolder
+from privpart.cli.audit.text_inputs import _examples, _together
+
+CODE = """
+import torch
+from torch import nn
+from privpart.data import from_tensors
+WORDS = 40
+class Net(nn.Module):
+    def __init__(self, outputs=WORDS):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(WORDS, 24)
+        self.lstm = nn.LSTM(24, 48, batch_first=True)
+        self.head = nn.Linear(48, outputs)
+        self.last = outputs == 2
+    def forward(self, ids):
+        states = self.lstm(self.embedding(ids))[0]
+        return self.head(states[:, -1] if self.last else states)
+def classifier(): return Net(2)
+def clients():
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, WORDS, (24, 7), generator=draw)
+    return from_tensors((ids[:, :-1], ids[:, 1:]), user=[i // 2 for i in range(24)])
+clients.words = [f"word{i}" for i in range(WORDS)]
+"""
+PLAN = """
+schema = "privpart/plan/1"
+[privacy]
+rounds = 2
+clip_norm = 0.5
+noise_multiplier = 1.0
+delta = 1e-2
+max_participations = 1
+mechanism = { name = "blt" }
+[model]
+factory = "./text_code.py:Net"
+train = ["*"]
+[data]
+clients = "./text_code.py:clients"
+clients_per_round = 4
+[server]
+[client]
+learning_rate = 0.5
+"""
+TOKENS = torch.randint(1, 40, (8, 6), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text")
+    (path / "text_code.py").write_text(CODE)
+    (path / "plan.toml").write_text(PLAN)
+    save_file({"tokens": TOKENS}, path / "tokens.safetensors")
+    save_file({"tokens": TOKENS, "labels": TOKENS[:, 0] % 2}, path / "labelled.safetensors")
+    return path
+
+
+@pytest.fixture
+def audited(privpart, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+    def run(*words, out):
+        done = privpart("audit", "leakage", *words, "--out", str(folder / out))
+        path = folder / out / "report.json"
+        return done, json.loads(path.read_text()) if path.exists() else {}
+
+    return run
+
+
+def network(folder):
+    names = {}
+    exec(compile(CODE, "text_code.py", "exec"), names)
+    return names["Net"]()
+
+
+def test_a_plan_of_text_is_audited_by_what_it_trains(audited, folder):
+    done, report = audited(
+        *("--plan", "plan.toml", "--trials", "1", "--format", "csv", "--fail-on", "partial"),
+        out="plan",
+    )
+    assert done.returncode == 4, done.stderr
+    (row,) = csv.DictReader(done.stdout.splitlines())
+    assert (row["view"], row["verdict"], row["exact"]) == ("trained", "recovered", "1")
+    assert report["schema"] == "privpart/text-leakage/1"
+    assert report["guesses"].keys() == {"unigram", "bigram"}
+    assert report["rows"][0]["guess_rouge_median"] < 0.5
+    assert report["rows"][0]["sentences"] == report["truth"]
+    assert report["rows"][0]["share"] == 1
+    page = (folder / "plan" / "leakage.html").read_text()
+    assert page.count('class="right">word') == 7
+    again, _ = audited("--plan", "plan.toml", "--trials", "1", "--fail-on", "partial", out="plan")
+    assert again.returncode == 4
+    assert "recovered" in again.stdout
+    assert len(list((folder / "plan" / "trials").glob("*.json"))) == 1
+
+
+def test_noise_is_beside_its_epsilon_and_lets_nothing_be_read(audited):
+    done, report = audited(
+        *("--plan", "plan.toml", "--trials", "1", "--length", "4", "--clip", "0.5"),
+        *("--noise-multiplier", "0.5"),
+        out="noise",
+    )
+    assert done.returncode == 0, done.stderr
+    verdicts = {row["adversary"]: row["verdict"] for row in report["rows"]}
+    assert verdicts["server"] in ("recovered", "partial")
+    assert verdicts["recipient"] == "attack failed"
+    assert len(report["truth"][0]) == 4
+    assert 5 < report["accountant"]["epsilon"] < 12
+    assert "Accountant: epsilon" in done.stdout
+
+
+def test_an_update_of_other_sentences_is_void_and_no_finding(audited, folder):
+    net = network(folder)
+    right = {k: v.float() for k, v in observe_text(net, TOKENS[:1]).update.items()}
+    save_file(right, folder / "right.safetensors")
+    save_file({k: 0.5 * v for k, v in right.items()}, folder / "half.safetensors")
+    given = ["--model", "./text_code.py:Net", "--tokens", "tokens.safetensors", "--view", "full"]
+    done, report = audited(*given, "--gradient", "right.safetensors", out="right")
+    assert done.returncode == 0, done.stderr
+    assert report["verdict"] == "recovered"
+    assert report["threat"]["origin"] == "given"
+    for name, cause in (("half", "0.5 times the gradient"), ("other", "other examples")):
+        if name == "other":
+            other = observe_text(net, TOKENS[1:2]).update
+            save_file({k: v.float() for k, v in other.items()}, folder / "other.safetensors")
+        done, report = audited(
+            *given, "--gradient", f"{name}.safetensors", "--fail-on", "ambiguous", out=name
+        )
+        assert done.returncode == 5, done.stderr
+        assert report["verdict"] == "void"
+        assert cause in " ".join(done.stderr.split())
+
+
+def test_a_text_classifier_gives_away_the_tokens_of_its_embedding(audited):
+    done, report = audited(
+        *("--model", "./text_code.py:classifier", "--tokens", "labelled.safetensors"),
+        *("--view", "embedding.*", "--view", "head.*", "--trials", "1", "--batch", "4"),
+        "--hide-labels",
+        out="classifier",
+    )
+    assert done.returncode == 0, done.stderr
+    bag, head = report["rows"]
+    assert (bag["verdict"], bag["attack"], bag["bag_f1_median"]) == ("partial", "bag_of_tokens", 1)
+    assert head["verdict"] == "attack failed"
+    assert "the attack failed on head.*: nothing follows about privacy" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--plan", "plan.toml", "--model", "lenet"], "has a model of its own"),
+        (["--plan", "plan.toml", "--effort", "quick"], "is of text; leave out --effort"),
+        (["--plan", "plan.toml", "--batch", "9"], "choose fewer trials"),
+        (["--view", "full"], "model is missing"),
+        (["--model", "./text_code.py:Net", "--view", "full"], "data is missing"),
+        (["--plan", "plan.toml", "--attack", "dlg"], "bag_of_tokens"),
+        (["--plan", "plan.toml", "--tokens", "plan.toml"], "not a valid .safetensors"),
+    ],
+)
+def test_mistakes_are_told(audited, words, told):
+    done, _ = audited(*words, out="mistake")
+    assert done.returncode == 2
+    assert told in " ".join(done.stderr.split())
+
+
+def test_sentences_of_clients_are_what_token_ids_describe():
+    ids = torch.tensor([[5, 6, 7, 0], [5, 6, 0, 0]])
+    attended = (ids > 0).long()
+    of_hugging_face = {
+        "input_ids": ids,
+        "attention_mask": attended,
+        "labels": ids.masked_fill(ids == 0, -100),
+    }
+    assert list(_examples(of_hugging_face)) == [((5, 6, 7), None), ((5, 6), None)]
+    following = torch.tensor([[6, 7, 8, -100], [-100, 9, -100, -100]])
+    assert list(_examples((ids, following))) == [((5, 6, 7, 8), None)]
+    labelled = {"input_ids": ids, "attention_mask": attended, "label": torch.tensor([1, 0])}
+    assert list(_examples(labelled)) == [((5, 6, 7), 1), ((5, 6), 0)]
+    tokens, labels, pad = _together(list(_examples(labelled)), 9)
+    assert (tokens.tolist(), labels.tolist(), pad) == ([[5, 6, 7], [5, 6, 0]], [1, 0], 0)
+    assert _together([((0, 1), None), ((0,), None)], 9)[2] == 2
+    with pytest.raises(ConfigError, match="length is missing"):
+        _together([((0, 1), None), ((1,), None)], 2)
+    for odd in ((torch.zeros(2, 3), ids), ({"a": ids, "b": ids}, ids), ids):
+        with pytest.raises(ConfigError, match="text"):
+            list(_examples(odd))
+
+
+def test_what_was_read_survives_an_interruption(tmp_path):
+    read = ReadText(
+        ((3, 4),), frozenset({3, 4}), float("inf"), 1.5, ((3,), (4,)), torch.tensor([1])
+    )
+    kept = TextFolder(tmp_path, LeakageOptions(plan=tmp_path).identity(), "0")
+    kept["key"] = {"span_test": read, "bag_of_tokens": None}
+    found = kept["key"]
+    assert found["bag_of_tokens"] is None
+    assert found["span_test"].sentences == read.sentences
+    assert found["span_test"].bag == read.bag
+    assert found["span_test"].match == read.match
+    assert found["span_test"].labels.tolist() == [1]
+    next(kept.folder.glob("*.json")).write_text('{"found": {"span_test": {"sentences": 3}}}')
+    assert "key" not in kept
+
+
+def test_a_module_without_embedding_is_refused(audited, folder):
+    assert isinstance(network(folder), nn.Module)
+    done, _ = audited(
+        *("--model", "torch.nn:Identity", "--tokens", "tokens.safetensors", "--view", "full"),
+        out="identity",
+    )
+    assert done.returncode == 2
