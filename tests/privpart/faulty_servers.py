@@ -96,18 +96,18 @@ class MissingRestart(Server):
 class RealisedDivisor(Server):
     """The sum is divided by the number of clients that came."""
 
-    def _step(self, total: Tensor, noise: Tensor | None) -> None:
+    def _step(self, total: Tensor, noise: Tensor | None, modulus_bits: int | None) -> None:
         plan = self.plan
         self.plan = replace(plan, report_goal=len(self.cohort))
-        super()._step(total, noise)
+        super()._step(total, noise, modulus_bits)
         self.plan = plan
 
 
 class NoiseOnSelectedRows(Server):
     """Only parameters that somebody sent an update of get noise."""
 
-    def _step(self, total: Tensor, noise: Tensor | None) -> None:
-        super()._step(total, torch.where(total != 0, noise, torch.zeros_like(noise)))
+    def _step(self, total: Tensor, noise: Tensor | None, modulus_bits: int | None) -> None:
+        super()._step(total, torch.where(total != 0, noise, torch.zeros_like(noise)), modulus_bits)
 
 
 FAULTY: dict[str, Callable[..., Server]] = {

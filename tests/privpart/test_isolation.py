@@ -12,7 +12,6 @@ from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, WorkerError
 from privpart.engines import methods as choice
 from privpart.engines.frozen_prefix import split
-from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.layers import replaced_dense, worth_onednn
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.vectorized import IndexedEmbeddings
@@ -228,8 +227,6 @@ def test_features_that_would_not_fit_are_not_kept(monkeypatch):
 
 
 def test_a_layer_that_makes_one_row_of_the_batch_is_no_function_of_the_example():
-    network = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.Linear(8, 10))
-    assert not GhostSum.supports(PartialModel(network, seed=1, overwrite=True))
     network = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.Linear(8, 10))
     below, _ = split(PartialModel(network, train=["2.*"], seed=1, overwrite=True))
     assert len(below) == 1
