@@ -70,6 +70,11 @@ def rows_of(out):
         return file.execute("SELECT rowid, key, status, accuracy, plan FROM cells").fetchall()
 
 
+def errors_of(out):
+    with closing(sqlite3.connect(out / "sweep.sqlite")) as file:
+        return file.execute("SELECT error FROM cells WHERE status = 'failed'").fetchall()
+
+
 def call(*arguments):
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
@@ -139,6 +144,7 @@ def test_a_killed_sweep_goes_on_without_repeating_a_cell(folder):
     os.close(reads)
     kept = rows_of(folder / "out")
     assert 2 <= len(kept) < 8
+    assert {status for _, _, status, *_ in kept} == {"done"}, errors_of(folder / "out")
     told = sweep(folder)
     assert f"8 cells, {8 - len(kept)} to train" in told.stderr
     after = rows_of(folder / "out")
