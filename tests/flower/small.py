@@ -121,11 +121,16 @@ def plan_of(rounds: int, clients: int = 4) -> str:
     return PLAN.format(rounds=rounds, clients=clients)
 
 
-def write_app(folder: Path, out: Path, plan: str, **settings: int | float | str) -> Path:
-    """Write an app as ``privpart flower init`` does, beside this plan; return its folder."""
+def write_app(
+    folder: Path, out: Path, plan: str, code: str = "task", **settings: int | float | str
+) -> Path:
+    """Write an app as ``privpart flower init`` does, beside this plan; return its folder.
+
+    A process loads the code of one app of each name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plan.toml").write_text(plan)
-    (folder / "task.py").write_text(TASK)
+    (folder / "plan.toml").write_text(plan.replace("./task.py", f"./{code}.py"))
+    (folder / f"{code}.py").write_text(TASK)
     write_flower_app(folder)
     project = folder / "pyproject.toml"
     chosen = {"out": f'"{out}"', "authenticated": "true", **settings}

@@ -203,7 +203,8 @@ def test_a_node_that_is_cut_off_misses_rounds_and_comes_back(deployed, app, tmp_
 
 def test_a_supernode_killed_or_stopped_misses_rounds_and_comes_back(deployed, tmp_path):
     out, share = tmp_path / "run", "partition-id=2 num-partitions=3"
-    app = write_app(tmp_path / "app", out, plan_of(rounds=8, clients=6), nodes=3, timeout=45.0)
+    plan = plan_of(rounds=8, clients=6)
+    app = write_app(tmp_path / "app", out, plan, "stopped", nodes=3, timeout=45.0)
     own = honest(app)
 
     def until(so_many: int, what: str) -> None:
