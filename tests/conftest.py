@@ -32,7 +32,7 @@ def _fits_of_tests_stay_out_of_the_home_directory(tmp_path_factory, monkeypatch)
 
 
 @pytest.fixture(scope="session")
-def _process_with_torch():
+def process_with_torch():
     """Start the process that worker processes are forked from, once it is first asked."""
     from torch.multiprocessing import get_context
 
@@ -42,13 +42,13 @@ def _process_with_torch():
 
 
 @pytest.fixture
-def quick_workers(_process_with_torch, monkeypatch):
+def quick_workers(process_with_torch, monkeypatch):
     """Fork an engine's workers from a process that has imported torch, which takes them seconds.
 
     As with spawned ones, all that they get is pickled. Some tests, such as those of whole commands,
     go without, and spawn them as users do.
     """
-    monkeypatch.setattr("privpart.engines.workers.get_context", lambda _: _process_with_torch)
+    monkeypatch.setattr("privpart.engines.workers.get_context", lambda _: process_with_torch)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from multiprocessing import Pipe
 from threading import Thread
 
 import pytest
-import torch
+from swept import sweep_and_tell
 from typer.testing import CliRunner
 
 from accounting import ConfigError
@@ -120,28 +120,17 @@ def test_a_sweep_is_shown_resumed_by_content_and_marked_as_not_private(folder):
         assert (folder / "out" / name).stat().st_size > 100
 
 
-def test_a_killed_sweep_goes_on_without_repeating_a_cell(folder):
-    """The killed process is a fork of this one, which has imported torch."""
-    reads, writes = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            torch.set_num_threads(1)
-            keep = SweepStore.add
-
-            def told(self, *row):
-                keep(self, *row)
-                os.write(writes, b".")
-
-            SweepStore.add = told
-            sweep(folder)
-        finally:
-            os._exit(1)
-    os.close(writes)
-    assert os.read(reads, 1) == os.read(reads, 1) == b"."
-    os.kill(child, signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    os.close(reads)
+def test_a_killed_sweep_goes_on_without_repeating_a_cell(folder, process_with_torch):
+    """The killed process comes from one that has imported torch, and has computed nothing."""
+    here, there = Pipe(duplex=False)
+    child = process_with_torch.Process(target=sweep_and_tell, args=(folder, there))
+    child.start()
+    there.close()
+    assert here.recv_bytes() == here.recv_bytes() == b"."
+    child.kill()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    here.close()
     kept = rows_of(folder / "out")
     assert 2 <= len(kept) < 8
     assert {status for _, _, status, *_ in kept} == {"done"}, errors_of(folder / "out")
