@@ -208,8 +208,8 @@ def test_a_supernode_killed_or_stopped_misses_rounds_and_comes_back(deployed, tm
     own = honest(app)
 
     def until(so_many: int, what: str) -> None:
-        met = len(counted(out)) if out.exists() else 0
-        deployed.wait_in(run, lambda: out.exists() and so_many in counted(out)[met:], what)
+        met = len(counted(out)) if committed(out) else 0
+        deployed.wait_in(run, lambda: committed(out) and so_many in counted(out)[met:], what)
 
     with ExitStack() as stack:
         for number, name in enumerate(NAMES[:2]):
