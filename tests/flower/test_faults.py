@@ -6,8 +6,9 @@ The nodes are threads of the test, which speak to the SuperLink as a SuperNode d
 """
 
 import signal
+import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not in this environment: make flower")
 
-from deployment import Deployment, Proxy, write_certificates
+from deployment import Deployment, DeploymentError, Proxy, write_certificates
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from node import Node
 from small import KILLED, SEED, committed, plan_of, train_here, write_app
@@ -201,9 +202,21 @@ def test_a_node_that_is_cut_off_misses_rounds_and_comes_back(deployed, app, tmp_
     assert set(found) == {4, 6}
 
 
+def start_again(deployed: Deployment, name: str, share: str) -> None:
+    """Start a killed node until it stays: the SuperLink takes it for alive for about a minute."""
+    for _ in range(15):
+        deployed.start_node(name, share)
+        with suppress(subprocess.TimeoutExpired):
+            deployed.processes[name].wait(timeout=12)
+            deployed.processes.pop(name)
+            continue
+        return
+    raise DeploymentError(f"{name} was never taken back")
+
+
 def test_a_supernode_killed_or_stopped_misses_rounds_and_comes_back(deployed, tmp_path):
     out, share = tmp_path / "run", "partition-id=2 num-partitions=3"
-    plan = plan_of(rounds=8, clients=6)
+    plan = plan_of(rounds=10, clients=6)
     app = write_app(tmp_path / "app", out, plan, "stopped", nodes=3, timeout=45.0)
     own = honest(app)
 
@@ -221,7 +234,7 @@ def test_a_supernode_killed_or_stopped_misses_rounds_and_comes_back(deployed, tm
         until(6, "a round of all nodes")
         deployed.kill("west")
         until(4, "a round without the node that was killed")
-        deployed.start_node("west", share)
+        start_again(deployed, "west", share)
         until(6, "a round with the node started again")
         thaw = deployed.freeze("west")
         until(4, "a round without the node that was stopped")
