@@ -158,7 +158,7 @@ class VectorizedTraining:
         order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
         order.reverse()
         examples = partial(_examples, x, y, channels_last)
-        logits = self._dense if is_dense_network(self._model.module, x) else vmap(self._forward)
+        logits = self._dense if is_dense_network(self._model.module, x) else vmap(self._own_forward)
         stack = self._stack(start, len(batches))
         optimizer = None if self.local.plain_sgd else self._optimizer(stack)
         active = len(batches)
@@ -234,14 +234,18 @@ class VectorizedTraining:
         named = dict(zip(self._model.trainable, parts, strict=True))
         return dense_logits(self._model.module, named, x)
 
-    def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+    def _forward(self, parts: Sequence[Tensor], x: Tensor, how: TorchFunctionMode) -> Tensor:
         named = dict(zip(self._model.trainable, parts, strict=True))
         # torch's fused attention has no batched form: vmap would call it client by client
-        with BatchedAttention(), sdpa_kernel(SDPBackend.MATH):
+        with how, sdpa_kernel(SDPBackend.MATH):
             return logits_of(functional_call(self._model.module, named, (x,)))
 
+    def _own_forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Return a client's logits under its own parameters, which differ from the others'."""
+        return self._forward(parts, x, OwnProducts(parts))
+
     def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return mean_loss(self._forward(parts, x), y)
+        return mean_loss(self._forward(parts, x, BatchedAttention()), y)
 
 
 @contextmanager
@@ -426,6 +430,42 @@ class BatchedAttention(IndexedEmbeddings):
             if attended is not None:
                 return attended, None
         return super().__torch_function__(func, types, args, kwargs)
+
+
+class OwnProducts(BatchedAttention):
+    """Within this context, dense layers with a weight of each client multiply columns.
+
+    The gradient of a weight then has the layout of the weight. vmap's own would be transposed, and
+    to add it to a large weight took three times as long as the products.
+
+    Args:
+        parts: the clients' parameters as vmap sees them.
+    """
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._own = {id(part) for part in parts}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call ``func``, or the product of columns in place of ``linear``."""
+        if func is functional.linear and len(args) > 1 and id(args[1]) in self._own and not kwargs:
+            return _by_columns(*args)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _by_columns(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x W^T + b, shape (..., out)."""
+    columns = x.reshape(-1, x.shape[-1]).mT
+    product = weight @ columns
+    if bias is not None:
+        product = product + bias.unsqueeze(-1)
+    return product.mT.reshape(*x.shape[:-1], -1)
 
 
 def _by_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
