@@ -262,7 +262,7 @@ class EmbeddedEngine:
         if self.workers == 1:
             for chunk in chunks:
                 dim = self.model.active_dim(task.active)
-                updates = host_memory(len(chunk), dim, self._device)
+                updates = host_memory(len(chunk), dim, device=self._device)
                 # Workers have one thread each; sums over more threads are rounded differently.
                 with one_thread(self.options.deterministic):
                     computation.updates(task, chunk, start, method, updates, self._watch)
@@ -298,7 +298,8 @@ class EmbeddedEngine:
         chunks = equal_chunks(left, most, self.workers) if most else self._chunks(left)
         if self.workers == 1:
             for chunk in chunks:
-                total = torch.empty(self.model.active_dim(task.active), dtype=torch.float64)
+                dim = self.model.active_dim(task.active)
+                total = host_memory(dim, device=self._device, dtype=torch.float64)
                 unclipped = computation.summed(task, chunk, start, method, total, self._watch)
                 yield task.sum_of(chunk, total, unclipped)
             return

@@ -35,7 +35,7 @@ from privpart.clip import add_in_place, clip_and_measure, clip_rows
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.device import float32_products, free_memory, has_float64, host_memory
+from privpart.engines.device import Recorder, float32_products, free_memory, has_float64
 from privpart.engines.frozen_prefix import Features, feature_bytes
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.layers import (
@@ -71,7 +71,7 @@ class Method:
 
     Attributes:
         vectorized: many clients as one batched computation; otherwise one client after another.
-        recorded: steps of one client after another as a CUDA graph, see ``RecordedTraining``.
+        recorded: steps as CUDA graphs, see ``RecordedTraining``.
         channels_last: convolutions on images whose channels are adjacent in memory.
         onednn: large dense layers multiplied by oneDNN; only one client after another.
         in_place: steps of plain SGD added to large dense weights without writing their gradient;
@@ -140,6 +140,7 @@ class LocalComputation:
         self._vectorized = VectorizedTraining(model, local)
         self._ghost_sum = GhostSum(model) if GhostSum.supports(model) else None
         self._recorded: RecordedTraining | None = None
+        self._recordings: Recorder | None = None
 
     @property
     def local(self) -> LocalTraining:
@@ -406,11 +407,14 @@ class LocalComputation:
                 out=out,
                 channels_last=method.channels_last,
                 losses=None if watch is None else losses,
+                recorder=self._recorder() if method.recorded else None,
             )
             deque(written, maxlen=0)
         elif method.recorded and able and self.local.plain_sgd:
             if self._recorded is None:
-                self._recorded = RecordedTraining(self.model, self.x, self.users.y)
+                self._recorded = RecordedTraining(
+                    self.model, self.x, self.users.y, self._recorder()
+                )
             rows = self._rows(clients)
             self._recorded.updates(start, rows, generators, self.local, out=out, losses=losses)
         else:
@@ -422,6 +426,10 @@ class LocalComputation:
             for loss, norm in zip(losses, norms, strict=True):
                 watch(None if loss is None else float(loss), norm)
         return out, norms
+
+    def _recorder(self) -> Recorder:
+        self._recordings = self._recordings or Recorder(self.device)
+        return self._recordings
 
     def _one_by_one(
         self,
@@ -683,6 +691,8 @@ def candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool
         return methods
     if computation.recordable and computation.local.plain_sgd:
         methods.append(Method(recorded=True))
+        if not single_step(computation.local):
+            methods.append(Method(vectorized=True, recorded=True))
     # Vectorized convolutions become one grouped convolution, which is slow on a CPU unless it is
     # small. They do not in a single step, where all clients share the filters. An accelerator is
     # always timed.
