@@ -27,7 +27,8 @@ from privpart import EmbeddedEngine, RoundTask
 
 RESULT = Path(__file__).parent / "results" / "engine.json"
 _TURN = 0.5
-_SETTLING = 4
+_SETTLING, _STARTING = 4, 30.0
+"""Rounds before the first turn, and seconds in which the engine's workers start."""
 _LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
 
 
@@ -42,6 +43,10 @@ class Way(Protocol):
 
     def close(self) -> None:
         """End them."""
+
+
+    def settled(self) -> bool:
+        """Return whether all processes compute."""
 
 
 class PlainPair:
@@ -71,6 +76,10 @@ class PlainPair:
     def pids(self) -> list[int]:
         """Return the processes beside this one."""
         return [process.pid for process in self._processes]
+
+    def settled(self) -> bool:
+        """Return whether all processes compute."""
+        return True
 
     def close(self) -> None:
         """End them."""
@@ -132,6 +141,11 @@ class Engine:
         pool = self.engine._pool
         return [w.process.pid for w in pool._workers] if pool else []
 
+    def settled(self) -> bool:
+        """Return whether all processes compute."""
+        pool = self.engine._pool
+        return pool is not None and pool.ready()
+
     def close(self) -> None:
         """End the workers."""
         self.engine.close()
@@ -155,8 +169,10 @@ def measure(name: str, turns: int, seconds: float) -> dict[str, Any]:
     engine = ways["engine"] = Engine(case, workers=2)
     sums: dict[str, Tensor] = {}
     for own, way in ways.items():
-        for _ in range(_SETTLING):
+        began, rounds = time.perf_counter(), 0
+        while rounds < _SETTLING or (not way.settled() and time.perf_counter() - began < _STARTING):
             sums[own] = way.round()
+            rounds += 1
     wall: dict[str, list[float]] = {own: [] for own in ways}
     cpu: dict[str, list[float]] = {own: [] for own in ways}
     began = time.perf_counter()
@@ -228,7 +244,7 @@ def _write(path: Path, cases: dict[str, Any]) -> None:
             "round": "every client of a cohort trains from the same start, its update is clipped "
             "to 1 and all are added up; see engine_cases.py for cohorts and networks",
             "ways": "two processes of one thread each; plain PyTorch in two layouts of images; "
-            "rounds after the first four",
+            "rounds after the first four, or after those in which the engine's workers start",
             "seconds": "least, median and most of the turns; a turn is half a second of rounds; "
             "ratio: of plain PyTorch's faster layout to the engine, of the least and the median",
             "difference_of_sums": "between one engine's round and one of plain PyTorch, whose "
