@@ -229,10 +229,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="at most, for a case")
     parser.add_argument("--cases", nargs="*", default=list(CASES)[:9], choices=list(CASES))
     parser.add_argument("--result", type=Path, default=RESULT)
+    parser.add_argument("--resume", action="store_true", help="keep cases that were measured")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = {}
-    for name in options.cases:
+    if options.resume and options.result.exists():
+        cases = json.loads(options.result.read_text())["cases"]
+    for name in (name for name in options.cases if name not in cases):
         cases[name] = measure(name, options.turns, options.seconds)
         print(name, {k: round(v, 2) for k, v in cases[name]["ratio"].items()}, flush=True)
         _write(options.result, cases)
