@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from machine import machine
 from torch import Tensor
 from torch.multiprocessing import get_context
 
-from privpart import EmbeddedEngine, RoundTask
+from privpart import EmbeddedEngine, RoundTask, Users
 
 RESULT = Path(__file__).parent / "results" / "engine.json"
 _TURN = 0.5
@@ -38,12 +39,11 @@ class Way(Protocol):
     def round(self) -> Tensor:
         """Return the sum of the clipped updates."""
 
-    def pids(self) -> list[int]:
-        """Return the processes beside this one."""
+    def cpu(self) -> float:
+        """Return the processor seconds of all its processes."""
 
     def close(self) -> None:
         """End them."""
-
 
     def settled(self) -> bool:
         """Return whether all processes compute."""
@@ -73,9 +73,9 @@ class PlainPair:
             pipe.recv()
         return self._sums[0] + self._sums[1]
 
-    def pids(self) -> list[int]:
-        """Return the processes beside this one."""
-        return [process.pid for process in self._processes]
+    def cpu(self) -> float:
+        """Return the processor seconds of all its processes."""
+        return _cpu([process.pid for process in self._processes])
 
     def settled(self) -> bool:
         """Return whether all processes compute."""
@@ -106,18 +106,23 @@ def _half(name: str, part: int, layout: str, total: Tensor, pipe: Any) -> None: 
 class Engine:
     """The same work with the engine."""
 
-    def __init__(self, case: Case, workers: int = 1, device: str = "cpu", **options: Any) -> None:
+    def __init__(
+        self,
+        case: Case,
+        users: Users | None = None,
+        workers: int = 1,
+        **options: Any,  # noqa: ANN401  the engine's
+    ) -> None:
         model = case.model()
         self.start = model.flat.clone()
         self.task = RoundTask(0, tuple(range(case.clients)), CLIP, "benchmark")
         self.said: list[str] = []
         self.engine = EmbeddedEngine(
             model,
-            case.users(),
+            users or case.users(),
             local=case.local(),
             data_seed=0,
             workers=workers,
-            device=device,
             sums=True,
             explain=True,
             report=self.said.append,
@@ -136,10 +141,10 @@ class Engine:
             total += update.update
         return total
 
-    def pids(self) -> list[int]:
-        """Return the processes beside this one."""
+    def cpu(self) -> float:
+        """Return the processor seconds of all its processes."""
         pool = self.engine._pool
-        return [w.process.pid for w in pool._workers] if pool else []
+        return _cpu([w.process.pid for w in pool._workers] if pool else [])
 
     def settled(self) -> bool:
         """Return whether all processes compute."""
@@ -151,9 +156,9 @@ class Engine:
         self.engine.close()
 
 
-def _cpu(way: Way) -> float:
-    """Return the processor seconds of this process and those of a way."""
-    return time.process_time() + sum(_cpu_of(pid) for pid in way.pids())
+def _cpu(pids: Sequence[int]) -> float:
+    """Return the processor seconds of this process and of others."""
+    return time.process_time() + sum(map(_cpu_of, pids))
 
 
 def _cpu_of(pid: int) -> float:
@@ -178,7 +183,7 @@ def measure(name: str, turns: int, seconds: float) -> dict[str, Any]:
     began = time.perf_counter()
     while len(wall["engine"]) < turns and time.perf_counter() - began < seconds:
         for own, way in ways.items():
-            spent = _turn(way)
+            spent = turn(way)
             wall[own].append(spent[0])
             cpu[own].append(spent[1])
     for way in ways.values():
@@ -213,13 +218,13 @@ def measure(name: str, turns: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def _turn(way: Way) -> tuple[float, float]:
+def turn(way: Way) -> tuple[float, float]:
     """Return wall-clock and processor seconds of a round, the mean over at least half a second."""
-    began, began_cpu, rounds = time.perf_counter(), _cpu(way), 0
+    began, began_cpu, rounds = time.perf_counter(), way.cpu(), 0
     while rounds == 0 or time.perf_counter() - began < _TURN:
         way.round()
         rounds += 1
-    return (time.perf_counter() - began) / rounds, (_cpu(way) - began_cpu) / rounds
+    return (time.perf_counter() - began) / rounds, (way.cpu() - began_cpu) / rounds
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from accounting.checks import ConfigError
 
-
 _Result = TypeVar("_Result", Tensor, list[Tensor])
 
 
@@ -92,9 +91,7 @@ def has_float64(device: torch.device) -> bool:
     return True
 
 
-def host_memory(
-    *shape: int, device: torch.device, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def host_memory(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return memory of the CPU to which a device copies fast."""
     # page-locked, which torch keeps for the next round: otherwise a copy takes ten times as long
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")

@@ -197,7 +197,8 @@ class VectorizedTraining:
             else:
                 found = self._step(stack, these, examples, logits, optimizer)
             if losses is not None and not step:
-                for place, loss in zip(order, torch.cat(found).cpu().tolist() if found else []):
+                first = torch.cat(found).cpu().tolist() if found else []
+                for place, loss in zip(order, first, strict=False):
                     losses[place] = loss
 
     def _step(
@@ -209,13 +210,10 @@ class VectorizedTraining:
         optimizer: ClientOptimizer | None,
         rate: Tensor | None = None,
     ) -> list[Tensor]:
-        """Move the first clients of the stack by one step; without optimizer, by plain SGD.
+        """Move the first clients of the stack by one step; return their losses, in parts.
 
-        Args:
-            rate: the learning rate in the memory of a device, for a step that is recorded.
-
-        Returns:
-            The clients' losses, in parts of shape (v,).
+        Without optimizer, it is a step of plain SGD; ``rate`` is its learning rate in the memory of
+        a device, for a step that is recorded.
         """
         first, found = 0, []
         # Clients with batches of one size are computed together and nothing is padded: products

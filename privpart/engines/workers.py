@@ -553,13 +553,9 @@ def _serve(
             seen: _Seen = []
             watch = partial(_note, seen) if watches else None
             dim = model.active_dim(task.active)
-            count = 0
-            if summed:
-                total = totals[slot, :dim]
-                count = computation.summed(task, chunk, start, method, total, watch)
-            else:
-                updates = results[slot, :, :dim]
-                computation.updates(task, chunk, start, method, updates, watch)
+            places = totals[slot, :dim] if summed else results[slot, :, :dim]
+            compute = computation.summed if summed else computation.updates
+            count = compute(task, chunk, start, method, places, watch) or 0
             answer: Any = (number, slot, count, seen, time.monotonic() - began)
         except ConfigError as error:
             answer = ConfigError(str(error))

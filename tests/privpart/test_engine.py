@@ -196,9 +196,7 @@ def test_workers_start_once_they_pay_and_nobody_waits_for_them(monkeypatch, sums
     monkeypatch.setattr(
         LocalComputation, real.__name__, lambda *a: done.append(len(a[2])) or real(*a)
     )
-    with EmbeddedEngine(
-        model, users(), local=local, data_seed=5, workers=2, **options
-    ) as engine:
+    with EmbeddedEngine(model, users(), local=local, data_seed=5, workers=2, **options) as engine:
         start = model.flat.clone()
 
         def one_round():
