@@ -9,7 +9,8 @@ is the same training as ``client_update``, up to rounding.
 There are two forward passes. torch.func.vmap follows most networks: ``IndexedEmbeddings`` keeps it
 from mixing embedding tables, and ``BatchedAttention`` from computing attention word by word.
 Sequences of dense layers have a shorter one, ``dense_logits``: vmap spends as long on bookkeeping
-as a small network spends on its products.
+as a small network spends on its products. Both are one file with the steps that they serve, because
+each layer's product is chosen for the layout that a step writes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
