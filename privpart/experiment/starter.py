@@ -177,7 +177,7 @@ _SERVER_APP = '''\
 
 from pathlib import Path
 
-from privpart.engines.flower import server_app
+from privpart import server_app
 
 app = server_app(Path(__file__).parent / "plan.toml")
 '''
@@ -187,7 +187,7 @@ _CLIENT_APP = '''\
 
 from pathlib import Path
 
-from privpart.engines.flower import client_app
+from privpart import client_app
 
 app = client_app(Path(__file__).parent / "plan.toml")
 '''
@@ -281,7 +281,7 @@ def write_flower_app(folder: Path) -> list[Path]:
         folder / "README.md": _README.format(name=name, shell=shlex.quote(run)),
     }
     if (folder / "plan.toml").exists():
-        from privpart.engines.flower import refuse_over_network  # imports torch
+        from privpart.experiment.training import refuse_over_network  # imports torch
 
         refuse_over_network(read(folder / "plan.toml"))
     else:

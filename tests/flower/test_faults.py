@@ -22,7 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from node import Node
 from small import KILLED, SEED, committed, plan_of, train_here, write_app
 
-from privpart.engines.flower import client_app
+from privpart import client_app
 from privpart.experiment.export import released_parameters
 from privpart.run.ledger import Ledger
 
