@@ -90,7 +90,7 @@ def _answered(message: Any, act: Callable[[], Any]) -> Any:  # noqa: ANN401  Flo
     except DeclinedError as error:
         to_stderr(f"declined a task: {error}")
         content = _decline(str(error))
-    except Exception as error:  # Flower would send its text to the server
+    except (Exception, SystemExit) as error:  # Flower would send its text to the server, or nothing
         to_stderr(f"failed at a task ({type(error).__name__}):")
         traceback.print_exc()
         content = _decline("an error; see the log of the node")

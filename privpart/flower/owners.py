@@ -105,6 +105,7 @@ def _enter(owners: dict[ClientId, int], node: int, clients: Iterable[ClientId]) 
         if client in owners:
             raise ConfigError(
                 f"client {client!r}: nodes {owners[client]} and {node} both say that they have it. "
-                "Each client needs a name of its own, on one node."
+                "Each client needs a name of its own, on one node. Where one data set serves two "
+                "nodes, start each with its share: --node-config 'partition-id=0 num-partitions=2'."
             )
         owners[client] = node

@@ -15,7 +15,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.engines.options import EngineOptions
 from privpart.experiment.plan_file import PlanFile, read
-from privpart.experiment.train import begin, finish, resume_run
+from privpart.experiment.train import PLAN, begin, finish, kept_plan, resume_run
 from privpart.experiment.training import Own, refuse_over_network
 from privpart.flower.agreement import Report, agreement, flower, id_of, to_stderr
 from privpart.flower.engine import FlowerEngine
@@ -74,7 +74,10 @@ def server_app(
         try:
             settings = Settings.of(given, context.run_config)
             serve(grid, Path(plan), settings, callbacks=callbacks)
-        except Exception as error:  # Flower logs a trace, and its command ends with 0 all the same
+        except ConfigError as error:  # Flower logs a trace, which says nothing of a wrong setting
+            to_stderr(f"the run has stopped: {error}")
+            raise error.with_traceback(None) from None
+        except Exception as error:
             to_stderr(f"the run has stopped: {error}")
             raise
 
@@ -156,7 +159,7 @@ def serve(
     out, chosen = Path(settings.out), read(plan)
     refuse_over_network(chosen)
     resumes = holds_a_run(out)
-    known = _recorded_owners(out, settings) if resumes else None
+    known = _recorded_owners(out, settings, chosen) if resumes else None
 
     def remote(model: PartialModel) -> FlowerEngine:
         owners = known
@@ -211,13 +214,22 @@ def _promised(plan: PlanFile, model: PartialModel) -> str:
     return plan.privacy_plan(code=plan.code(), sizes=sizes).hash
 
 
-def _recorded_owners(out: Path, settings: Settings) -> dict[ClientId, int]:
-    """Return the node of each client, as the ledger of a run has it."""
+def _recorded_owners(out: Path, settings: Settings, plan: PlanFile) -> dict[ClientId, int]:
+    """Return the node of each client, as the ledger of a run has it.
+
+    Raises:
+        ConfigError: the run is of one machine, of another plan, or was made with other settings.
+    """
     ledger = Ledger(out / "ledger.sqlite", read_only=True)
     ledger.close()
     facts = ledger.facts
     if "owners" not in facts:
         raise ConfigError(f"{out}: is not a run over Flower; continue it with privpart train.")
+    if kept_plan(facts, out, None).hash != plan.hash:
+        raise ConfigError(
+            f"plan.toml: is not the plan of the run in {out}, which {out / PLAN} holds. Put that "
+            "one back, or set another out."
+        )
     was = facts["identity"] == AUTHENTICATED
     if was != settings.authenticated:
         raise ConfigError(
