@@ -54,7 +54,8 @@ def app(deployed):
     """The app of every test: an ordinary one, whose server kills what it is told to."""
     plan = plan_of(rounds=len(KINDS), clients=6)
     settings = {"seed": SEED, "timeout": SHORT, "nodes": 3}
-    folder = write_app(deployed.folder.parent / "app", Path("/nowhere"), plan, **settings)
+    folder = deployed.folder.parent / "app"
+    write_app(folder, Path("/nowhere"), plan, "killed", **settings)
     order = deployed.folder / "order"
     (folder / "server_app.py").write_text(KILLED.replace("ORDER_FILE", str(order)))
     return folder
