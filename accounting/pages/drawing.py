@@ -152,7 +152,7 @@ def log_axis(axis: Axis, label: str) -> None:
     low, high = axis.get_view_interval()
     ticks = round_ticks(low, high)
     axis.set_major_locator(FixedLocator(ticks))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
     axis.set_label_text(label, color=INK)
@@ -177,6 +177,20 @@ def round_ticks(low: float, high: float) -> list[float]:
     if len(found) >= 2:
         return found
     return [float(f"{low:.2g}"), *(float(f"{s}e{p}") for s, p in inside)]
+
+
+def title(axes: Axes, text: str) -> None:
+    """Write a title in the size of all pictures; a dollar in it is a dollar."""
+    axes.set_title(text, fontsize=9, color=INK, parse_math=False)
+
+
+def short(value: float) -> str:
+    """Return a number as a tick is labelled.
+
+    >>> short(0.5), short(1e-05), short(20.0)
+    ('0.5', '1e-5', '20')
+    """
+    return re.sub(r"e([+-])0*", lambda sign: "e" + sign.group(1).replace("+", ""), f"{value:g}")
 
 
 def target(axes: Axes, value: float, label: str, *, vertical: bool = False) -> None:

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting import PrivacyReport, checks
-from accounting.report import up
+from accounting import ConfigError, PrivacyReport, checks
+from accounting.report import printable, up
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, printable, report_row
+from privpart.cli.output import as_csv, report_row
 
 if TYPE_CHECKING:
+    from privpart.run.evidence import Check
     from privpart.run.report import RunReport
 
 _EXCEEDED = 3
 _UNSOUND = 5
 _LEFT_ITS_PLAN = 6
 _WIDTH = 96
+_REGISTRY = "An entry of OpenDP's registry of deployments"
 _VERDICTS = {
     "holds": "HOLDS: every assumption was enforced, verified or vouched for",
     "conditional": "CONDITIONAL: it holds if the assumptions listed as not checked are true",
@@ -46,6 +48,37 @@ def report(
     statement: Annotated[
         bool, typer.Option("--statement", help="Print the report as prose.")
     ] = False,
+    html: options.HtmlOption = None,
+    registry: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write an entry of OpenDP's registry of deployments into this file (.yaml "
+            "or .json).",
+            rich_help_panel=_REGISTRY,
+        ),
+    ] = None,
+    about: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with what only you know: who publishes what, why and for whom.",
+            rich_help_panel=_REGISTRY,
+        ),
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            help="The registry's JSON schema (.yaml or .json), which the entry must satisfy.",
+            rich_help_panel=_REGISTRY,
+        ),
+    ] = None,
+    about_template: Annotated[
+        bool,
+        typer.Option(
+            "--about-template",
+            help="Print the file for --about, to be filled in, instead of the report.",
+            rich_help_panel=_REGISTRY,
+        ),
+    ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Report the guarantee of a run and whether it holds, from the run's ledger.
@@ -54,12 +87,16 @@ def report(
     hold for another reason, or a file of the run is not what its ledger names, 3 above
     --max-epsilon.
     """
-    from privpart.run.report import run_report, vouched
+    from privpart.run.report import vouched
 
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
-    found = run_report(run, delta=delta, public_key=options.public_key_of_file(public_key))
+    found = _derived(run, delta, options.public_key_of_file(public_key), html)
     for code in vouch or ():
         found = vouched(found, code)
+    if html is not None:
+        from privpart.cli.pages.run import run_page
+
+        run_page(found).write(html)
     if statement:
         typer.echo(printable("\n\n".join([found.guarantee.statement(), *_sentences(found)])))
     else:
@@ -70,6 +107,32 @@ def report(
         raise typer.Exit(_UNSOUND)
     if limit is not None:
         _within(found.guarantee, limit)
+
+
+def _derived(
+    run: Path, delta: float | None, public_key: str | None, html: Path | None
+) -> "RunReport":
+    """Return the report of a run; of a ledger that cannot be relied on, write a page that says so.
+
+    Raises:
+        ConfigError: see ``run_report``.
+    """
+    from privpart.run.evidence import gather
+    from privpart.run.report import report_of
+
+    checked: tuple[Check, ...] = ()
+    try:
+        evidence = gather(run, public_key)
+        checked = evidence.checks
+        return report_of(evidence, run, delta=delta)
+    except ConfigError as error:
+        broken = any(check.status == "wrong" for check in checked)
+        unread = not checked and (run / "ledger.sqlite").is_file()
+        if html is not None and (broken or unread):
+            from privpart.cli.pages.run import unreadable_page
+
+            unreadable_page(str(error), checked, run).write(html)
+        raise
 
 
 def _within(found: PrivacyReport, limit: float) -> None:

@@ -97,6 +97,7 @@ def epsilon(
     statement: Annotated[
         bool, typer.Option("--statement", help="Print the report in plain English instead.")
     ] = False,
+    html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Report the (epsilon, delta) of a planned run.
@@ -123,6 +124,8 @@ def epsilon(
         promised, run = _planned(plan, delta)
         if promised.sampling is not None:
             report = _sampled_report(context, promised, run.delta)
+            if html is not None:
+                _write_page(run, report, html, limit, Against.NOISE)
             if statement:
                 typer.echo(report.statement())
             else:
@@ -137,8 +140,10 @@ def epsilon(
         _refuse_silent_limits(limits, limit, histories)
         run = _typed_run(choice, limits, rounds, noise_multiplier, delta, histories)
     report = _report(run, histories, method, population, cross_check=cross_check)
+    if html is not None:
+        _write_page(run, report, html, limit, plot_against or Against.NOISE)
     if plot is not None:
-        _plot(run, report, plot_against or Against.NOISE, plot)
+        _plot(run, report, plot_against or Against.NOISE, plot, limit)
     if statement:
         typer.echo(report.statement())
     else:
@@ -278,14 +283,29 @@ def _report(
     )
 
 
-def _plot(run: _Run, report: PrivacyReport, against: Against, path: Path) -> None:
+def _write_page(
+    run: _Run, report: PrivacyReport, html: Path, limit: float | None, against: Against
+) -> None:
+    """Write the page of a budget, with a picture where one mechanism of one group is varied."""
+    from privpart.cli.pages.budget import budget_page
+    from privpart.cli.plots import budget_figure
+
+    figure = None
+    if run.mechanism.groups is None and report.sampling is None:
+        figure = budget_figure(run.choice, run.participation, report, against=against, target=limit)
+    budget_page(report, figure, limit).write(html)
+
+
+def _plot(
+    run: _Run, report: PrivacyReport, against: Against, path: Path, target: float | None
+) -> None:
     if run.mechanism.groups is not None:
         raise ConfigError(
             "plot: varies a mechanism of one group; leave it out with a [schedule] or shared keys."
         )
     from privpart.cli.plots import draw_budget
 
-    draw_budget(run.choice, run.participation, report, against=against, path=path)
+    draw_budget(run.choice, run.participation, report, against=against, path=path, target=target)
 
 
 def _one_stream(run: _Run, form: Format) -> list[tuple[str, str]]:

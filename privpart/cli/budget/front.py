@@ -85,6 +85,7 @@ def mechanisms(
         Path | None,
         typer.Option(help="Also draw memory against error into this picture (.png, .svg, .pdf)."),
     ] = None,
+    html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Show what memory buys: the error of all mechanisms at the same epsilon, by state vectors.
@@ -128,6 +129,11 @@ def mechanisms(
 
         draw_front(rows, title=title, path=plot)
     warnings = _warnings(stated=plan is not None or limits.stated)
+    if html is not None:
+        from privpart.cli.pages.budget import front_page
+        from privpart.cli.plots import front_figure
+
+        front_page(rows, title, front_figure(rows, title=title), warnings).write(html)
     if form is Format.TABLE:
         _print_rows(rows, title)
     else:
