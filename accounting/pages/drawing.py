@@ -10,7 +10,9 @@ reader's colour scheme.
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,14 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from accounting.checks import ConfigError
+from accounting.report import printable
 
 INK, FAINT, RULE, PAPER = "#1b1f24", "#5b6470", "#d0d5db", "#ffffff"
-SERIES = ("#0072b2", "#c24e00", "#007a59", "#aa4c83", "#8a6a00", "#4d4d4d")
+SERIES = ("#0072b2", "#c24e00", "#aa4c83", "#007a59", "#4d4d4d", "#8a6a00")
 """Colours of parts, in the order in which they are given out."""
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (6, 2, 1, 2)), (0, (9, 3)))
 """Dashes of mechanisms, in the order in which they are given out."""
@@ -118,11 +122,9 @@ class Styles:
                 for name in mechanisms
             ]
         if handles:
-            shown = axes.legend(
+            axes.legend(
                 handles=handles, handlelength=3, frameon=False, fontsize=8, labelcolor=INK, **place
             )
-            for text in shown.get_texts():
-                text.set_parse_math(False)
 
 
 def panel(width: float = 6.4, height: float = 3.8) -> tuple[Figure, Axes]:
@@ -180,8 +182,8 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 
 def title(axes: Axes, text: str) -> None:
-    """Write a title in the size of all pictures; a dollar in it is a dollar."""
-    axes.set_title(text, fontsize=9, color=INK, parse_math=False)
+    """Write a title in the size of all pictures."""
+    axes.set_title(text, fontsize=9, color=INK)
 
 
 def short(value: float) -> str:
@@ -228,7 +230,6 @@ def _name_line(axes: Axes, value: float, label: str, color: str, *, vertical: bo
         va="top" if vertical else "bottom",
         fontsize=7.5,
         color=color,
-        parse_math=False,
     )
 
 
@@ -279,7 +280,7 @@ def categories(
             capsize=3,
             **style,
         )
-    axes.set_xticks(range(len(names)), list(names), parse_math=False)
+    axes.set_xticks(range(len(names)), [*map(printable, names)], parse_math=False)
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.grid(visible=False, axis="x")
 
@@ -292,11 +293,28 @@ def save(figure: Figure, path: Path) -> None:
     """
     if path.suffix.lower() not in _FORMATS:
         raise ConfigError(f"plot={path}: must end in {', '.join(_FORMATS)}.")
+    _make_plain(figure)
     try:
-        with rc_context(_STYLE):
+        with rc_context(_STYLE), _any_alphabet():
             figure.savefig(path, dpi=150, metadata=_no_date(path.suffix.lower()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"plot={path}: cannot be written: {error}") from None
+
+
+def _make_plain(figure: Figure) -> None:
+    """Show every name that somebody typed as it is: a dollar begins no formula."""
+    for text in figure.findobj(Text):
+        if isinstance(text, Text):  # for the types alone
+            text.set_text(printable(text.get_text()))
+            text.set_parse_math(False)
+
+
+@contextmanager
+def _any_alphabet() -> Iterator[None]:
+    """Draw letters that the font lacks as boxes, without a warning for each."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")
+        yield
 
 
 def _no_date(suffix: str) -> dict[str, Any]:
@@ -315,7 +333,8 @@ def inline_svg(figure: Figure, name: str, title: str) -> str:
         title: what the picture shows, for who cannot see it; escaped here.
     """
     text = io.StringIO()
-    with rc_context(_STYLE | {"svg.fonttype": "none"}):
+    _make_plain(figure)
+    with rc_context(_STYLE | {"svg.fonttype": "none"}), _any_alphabet():
         figure.savefig(
             text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True
         )
@@ -323,8 +342,11 @@ def inline_svg(figure: Figure, name: str, title: str) -> str:
     drawn = drawn[drawn.index("<svg") :].strip()
     for left_out in ("metadata", "style"):  # a style inside would be the whole page's
         drawn = re.sub(rf"<{left_out}\b.*?</{left_out}>", "", drawn, flags=re.DOTALL)
-    drawn = re.sub(r'\bid="', f'id="{name}-', drawn)
-    drawn = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", drawn).replace("xlink:href", "href")
+    numbers = {own: f"{name}-{i}" for i, own in enumerate(re.findall(r'\bid="([^"]*)"', drawn))}
+    drawn = re.sub(r'\bid="([^"]*)"', lambda own: f'id="{numbers[own.group(1)]}"', drawn)
+    drawn = re.sub(
+        r'(xlink:href="#|url\(#)([^")]*)', lambda to: to.group(1) + numbers[to.group(2)], drawn
+    ).replace("xlink:href", "href")
     for number, colour in enumerate(DARK):
         drawn = re.sub(colour, f"var(--c{number})", drawn, flags=re.IGNORECASE)
     size = re.search(r'viewBox="([^"]*)"', drawn)

@@ -55,6 +55,7 @@ LAYERS = {
     "gradients": MIDDLE,
     "choices": MIDDLE,
     "floating-point": MIDDLE,
+    "draw-seed": MIDDLE,
     "loop": BOTTOM,
 }
 """Layer of each assumption by its code; another code is of the middle."""

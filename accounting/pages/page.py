@@ -9,6 +9,7 @@ run and fetch none.
 
 import base64
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,6 +34,9 @@ TONES: Mapping[Tone, tuple[str, str, str, str]] = {
 """Text and ground of a tone, on light and on dark paper."""
 ACCENT = ("#005a8f", "#7cc4f5")
 """Colour of links, on light and on dark paper."""
+
+
+_NUMBER = re.compile(r"[-+≤<>~ ]*[0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,15 @@ class Table:
     rows: tuple[tuple[str | tuple[Tone, str], ...], ...]
     prose: tuple[int, ...] = ()
     kind: str = field(default="table", init=False)
+
+    @property
+    def words(self) -> frozenset[int]:
+        """The columns in which no cell is a number, which stand on the left."""
+        return frozenset(
+            number
+            for number in range(len(self.header))
+            if not any(_NUMBER.match(str(row[number])) for row in self.rows)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,15 +256,15 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "report": Options(
-        free="run delta vouch public_key max_epsilon statement html registry about_template",
+        free="run about_template",
         idle=(
             _prose("form"),
             Idle("about schema", "registry", _missing("registry"), "no entry is written"),
             Idle(
-                "delta vouch public_key max_epsilon statement html registry form",
+                "delta vouch public_key max_epsilon statement html registry about schema form",
                 "about_template",
                 _given("about_template"),
-                "prints the file to be filled in, and no report",
+                "prints a file to be filled in, and no report",
             ),
         ),
     ),

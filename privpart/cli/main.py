@@ -1,7 +1,7 @@
 """``privpart``: the command line and its exit codes.
 
     0    ok                            6    the run left its plan
-    2    bad input                     7    an optional extra is missing (reserved)
+    2    bad input                     7    an optional extra is missing
     3    budget exceeded               70   a fault of the machine, for instance a full disk
     4    audit threshold passed        130  interrupted; the run can be resumed
     5    the guarantee of a run does not hold, although it kept to its plan; or its folder, or a

@@ -237,9 +237,7 @@ def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> Non
     axes.set_ylabel("% of full training")
     drawing.title(axes, title)
     axes.grid(visible=False, axis="x")
-    shown = figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    for text in shown.get_texts():
-        text.set_parse_math(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     drawing.save(figure, path)
 
 

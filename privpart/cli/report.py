@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _EXCEEDED = 3
 _UNSOUND = 5
 _LEFT_ITS_PLAN = 6
+_MISSING = 7
 _WIDTH = 96
 _REGISTRY = "An entry of OpenDP's registry of deployments"
 _VERDICTS = {
@@ -75,7 +76,7 @@ def report(
         bool,
         typer.Option(
             "--about-template",
-            help="Print the file for --about, to be filled in, instead of the report.",
+            help="Print the file for --about, to be filled in, in place of the report.",
             rich_help_panel=_REGISTRY,
         ),
     ] = False,
@@ -89,14 +90,17 @@ def report(
     """
     from privpart.run.report import vouched
 
+    if about_template:
+        from privpart.cli.registry import template
+
+        typer.echo(template())
+        return
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     found = _derived(run, delta, options.public_key_of_file(public_key), html)
     for code in vouch or ():
         found = vouched(found, code)
-    if html is not None:
-        from privpart.cli.pages.run import run_page
-
-        run_page(found).write(html)
+    _write_page(found, html)
+    _register(found, registry, about, schema)
     if statement:
         typer.echo(printable("\n\n".join([found.guarantee.statement(), *_sentences(found)])))
     else:
@@ -133,6 +137,41 @@ def _derived(
 
             unreadable_page(str(error), checked, run).write(html)
         raise
+
+
+def _write_page(found: "RunReport", path: Path | None) -> None:
+    if path is None:
+        return
+    from privpart.cli.pages.run import run_page
+
+    run_page(found).write(path)
+
+
+def _register(
+    found: "RunReport", path: Path | None, about: Path | None, schema: Path | None
+) -> None:
+    if path is None:
+        return
+    if about is None:
+        raise ConfigError(
+            "registry: --about FILE is needed, with what only you know; --about-template prints "
+            "such a file to be filled in."
+        )
+    try:
+        from privpart.cli.registry import write_entry
+
+        write_entry(found, path, about, schema)
+    except ModuleNotFoundError as error:
+        typer.echo(
+            f"privpart: --registry needs {error.name}: pip install 'privpart[registry]'.", err=True
+        )
+        raise typer.Exit(_MISSING) from None
+    if schema is None:
+        typer.echo(
+            "privpart: warning: the entry was not checked: pass the registry's JSON schema "
+            "(--schema).",
+            err=True,
+        )
 
 
 def _within(found: PrivacyReport, limit: float) -> None:

@@ -124,8 +124,7 @@ def epsilon(
         promised, run = _planned(plan, delta)
         if promised.sampling is not None:
             report = _sampled_report(context, promised, run.delta)
-            if html is not None:
-                _write_page(run, report, html, limit, Against.NOISE)
+            _write_page(run, report, html, limit, Against.NOISE)
             if statement:
                 typer.echo(report.statement())
             else:
@@ -140,10 +139,8 @@ def epsilon(
         _refuse_silent_limits(limits, limit, histories)
         run = _typed_run(choice, limits, rounds, noise_multiplier, delta, histories)
     report = _report(run, histories, method, population, cross_check=cross_check)
-    if html is not None:
-        _write_page(run, report, html, limit, plot_against or Against.NOISE)
-    if plot is not None:
-        _plot(run, report, plot_against or Against.NOISE, plot, limit)
+    _write_page(run, report, html, limit, plot_against or Against.NOISE)
+    _plot(run, report, plot_against or Against.NOISE, plot, limit)
     if statement:
         typer.echo(report.statement())
     else:
@@ -284,9 +281,11 @@ def _report(
 
 
 def _write_page(
-    run: _Run, report: PrivacyReport, html: Path, limit: float | None, against: Against
+    run: _Run, report: PrivacyReport, html: Path | None, limit: float | None, against: Against
 ) -> None:
     """Write the page of a budget, with a picture where one mechanism of one group is varied."""
+    if html is None:
+        return
     from privpart.cli.pages.budget import budget_page
     from privpart.cli.plots import budget_figure
 
@@ -297,8 +296,10 @@ def _write_page(
 
 
 def _plot(
-    run: _Run, report: PrivacyReport, against: Against, path: Path, target: float | None
+    run: _Run, report: PrivacyReport, against: Against, path: Path | None, target: float | None
 ) -> None:
+    if path is None:
+        return
     if run.mechanism.groups is not None:
         raise ConfigError(
             "plot: varies a mechanism of one group; leave it out with a [schedule] or shared keys."

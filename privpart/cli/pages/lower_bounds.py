@@ -11,15 +11,13 @@ _LEFT_OUT = ("replica",)
 def lower_bounds_page(found: EpsilonAudit) -> Page:
     """Return the page of an audit."""
     violated = found.verdict == "VIOLATION"
-    best = max(found.bounds, key=lambda bound: bound.epsilon, default=None)
     verdict = "VIOLATION: the accountant, the mechanism or the server is wrong"
     if not violated:
         verdict = "Consistent: no bound contradicts the accountant"
-    shown = "" if best is None else down(best.epsilon)
     figures = [
         ("accountant: epsilon, at most", up(found.epsilon, 5)),
         ("delta", f"{found.delta:g}"),
-        ("highest lower bound", shown or "none"),
+        ("measured", f"{found.measured().partition(' (')[0]}"),
     ]
     if found.visible is not None:
         figures.append(("share of mu that canaries show", f"{found.visible:.1%}"))

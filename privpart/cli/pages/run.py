@@ -203,8 +203,8 @@ def _ledger(found: RunReport) -> Section:
             Picture(
                 _counts(found),
                 "Number of updates in the sum of each round.",
-                "Updates in the sum of each round. Shown of simulations only: no epsilon covers "
-                "the counts of a private run.",
+                "Updates in the sum of each round; dashed: the least that the plan allows. Shown "
+                "of simulations only: no epsilon covers the counts of a private run.",
             )
         )
     if found.simulated is not None and found.simulated.metric:
@@ -234,14 +234,14 @@ def _against_plan(found: RunReport) -> Figure:
     if (real := found.realised) is not None:
         allowed = found.guarantee.max_participations
         bars.append((f"rounds of one {found.guarantee.unit}", real.max_participations, allowed))
-    figure, axes = drawing.panel(5.2, 0.75 + 0.45 * len(bars))
+    figure, axes = drawing.panel(4.6, 0.75 + 0.45 * len(bars))
     for place, (_, done, planned) in enumerate(bars):
         colour = drawing.SERIES[0 if done <= planned else 1]
         axes.barh(place, 100 * done / planned, 0.5, color=colour)
         axes.barh(place, 100, 0.62, facecolor="none", edgecolor=drawing.FAINT, linewidth=1)
         axes.annotate(
             f"{done:,} of {planned:,}", (100, place), (5, 0), textcoords="offset points",
-            va="center", fontsize=8, annotation_clip=False,
+            va="center", fontsize=8, color=drawing.INK, annotation_clip=False,
         )  # fmt: skip
     axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
     axes.invert_yaxis()
@@ -255,10 +255,10 @@ def _against_plan(found: RunReport) -> Figure:
 def _counts(found: RunReport) -> Figure:
     if (told := found.simulated) is None:
         raise TypeError("counts are told of a simulation only")
-    figure, axes = drawing.panel(5.2, 2.6)
+    figure, axes = drawing.panel(4.6, 2.6)
     axes.bar(range(1, len(told.counted) + 1), told.counted, 0.9, color=drawing.SERIES[0])
     if told.minimum_cohort > 1:
-        drawing.target(axes, told.minimum_cohort, "least that the plan allows")
+        drawing.target(axes, told.minimum_cohort, "")
     axes.set_xlim(0.4, max(found.planned_rounds, len(told.counted)) + 0.6)
     axes.set_ylim(0, 1.15 * max(*told.counted, told.minimum_cohort, 1))
     axes.set_xlabel("round")
@@ -269,7 +269,7 @@ def _counts(found: RunReport) -> Figure:
 def _accuracy(found: RunReport) -> Figure:
     if (told := found.simulated) is None:
         raise TypeError("metrics are told of a simulation only")
-    figure, axes = drawing.panel(5.2, 3.0)
+    figure, axes = drawing.panel(4.6, 3.0)
     xs = [number + 1 for number, _ in told.metric]
     drawing.band(axes, xs, [v for _, v in told.metric], [None] * len(xs), drawing.Styles().of())
     axes.set_xlim(0, max(found.planned_rounds, xs[-1]) * 1.02)
@@ -316,7 +316,7 @@ def _identity(found: RunReport) -> Section:
             rows.append(("parameters that train", f"{cost.parameters:,}"))
             rows.append(("one update", f"{cost.update_bytes:,} bytes, and headers"))
         rows.append(("state of the noise", f"{cost.state_vectors:,} vectors of that length"))
-        rows.append(("draws", f"{up(cost.draws_per_round)} Gaussian vectors per round"))
+        rows.append(("Gaussian vectors drawn per round", up(cost.draws_per_round)))
     return Section("Mechanism, cost and identity", (*blocks, Facts(tuple(rows))))
 
 
