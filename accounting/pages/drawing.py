@@ -70,6 +70,8 @@ _STYLE: dict[str, Any] = {
 }
 _STEPS = (1, 2, 5)
 _MOST_TICKS = 13
+_LONGEST = 40
+"""Characters of a name in a picture."""
 _FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -112,13 +114,15 @@ class Styles:
         if len(parts) > 1:
             plain = {"linestyle": ""} if len(mechanisms) > 1 else {}
             handles += [
-                Line2D([], [], label=part or "all", **self.of(part, mechanisms[0]) | plain)
+                Line2D(
+                    [], [], label=_shortened(part) or "all", **self.of(part, mechanisms[0]) | plain
+                )
                 for part in parts
             ]
         if len(mechanisms) > 1:
             look = {"marker": "", "color": SERIES[0] if len(parts) == 1 else FAINT}
             handles += [
-                Line2D([], [], label=name or "none", **self.of(parts[0], name) | look)
+                Line2D([], [], label=_shortened(name) or "none", **self.of(parts[0], name) | look)
                 for name in mechanisms
             ]
         if handles:
@@ -221,7 +225,7 @@ def no_noise(
 def _name_line(axes: Axes, value: float, label: str, color: str, *, vertical: bool) -> None:
     place = (value, 1.0) if vertical else (1.0, value)
     axes.annotate(
-        label,
+        _shortened(label),
         place,
         (3, -3) if vertical else (-2, 3),
         xycoords=("data", "axes fraction") if vertical else ("axes fraction", "data"),
@@ -280,9 +284,16 @@ def categories(
             capsize=3,
             **style,
         )
-    axes.set_xticks(range(len(names)), [*map(printable, names)], parse_math=False)
+    axes.set_xticks(
+        range(len(names)), [printable(_shortened(name)) for name in names], parse_math=False
+    )
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.grid(visible=False, axis="x")
+
+
+def _shortened(name: str) -> str:
+    """Return a name that leaves room for the picture."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def save(figure: Figure, path: Path) -> None:
