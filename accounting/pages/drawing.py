@@ -47,7 +47,7 @@ DARK = {
     "#4d4d4d": "#bdbdbd",
 }
 """The twin of each colour for dark paper."""
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {  # matplotlib's own type names every key
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
     "text.color": INK,

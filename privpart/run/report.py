@@ -3,6 +3,9 @@
 The plan's epsilon is claimed only if the ledger shows that the run kept to the plan. Otherwise the
 report computes figures for the participation that happened, and says that no guarantee holds: a
 limit that was not kept did not bind anybody.
+
+The report and the words for its evidence are one file: whoever changes what is claimed must see
+what it rests on.
 """
 
 import json

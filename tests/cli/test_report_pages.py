@@ -4,6 +4,8 @@ import base64
 import getpass
 import json
 import os
+import re
+import shlex
 import shutil
 import sqlite3
 import tomllib
@@ -13,10 +15,12 @@ import pytest
 import torch
 import yaml
 from page_checks import page_text
+from typer.main import get_command
 
 from accounting import BinaryTree, Participation
 from accounting.report import up
 from privpart import PrivacyPlan, RunFolder, Server, fit
+from privpart.cli.main import app
 from privpart.cli.pages.run import without_places
 from privpart.cli.registry import template
 
@@ -125,7 +129,7 @@ def test_a_private_run_says_what_holds_and_the_figures_are_those_of_the_json(pag
         assert sentence in text
     for layer in ("Top: epsilon", "Middle: the algorithm", "Bottom: trust"):
         assert layer in text
-    assert report["cost"] == {"parameters": 4, "update_bytes": 16, "state_vectors": 3,
+    assert report["cost"] == {"parameters": 4, "update_bytes": 16, "state_vectors": 2,
                               "draws_per_round": 1.0}  # fmt: skip
     assert "16 bytes" in text
     assert report["plan"] in text
@@ -364,3 +368,46 @@ def test_the_page_of_mechanisms_has_every_row(privpart, tmp_path):
     text = page_text(file.read_text())
     assert len(rows) == 3
     assert all(row["mechanism"] in text for row in rows)
+
+
+def blocks(kind: str) -> list[str]:
+    text = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
+    return re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line without running it."""
+    command = get_command(app)
+    context = command.make_context("privpart", ["--help"], resilient_parsing=True)
+    while hasattr(command, "commands"):
+        name = words.pop(0) if words[0] in command.commands else "run"
+        command = command.commands[name]
+    assert command.make_context(name, words, parent=context).params
+
+
+QUICKLY = ("report", "epsilon", "mechanisms")
+"""Commands of the page that are run; the others train or attack, and are parsed."""
+
+
+def test_every_block_of_the_documentation_runs(runs, privpart, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs[0] / "private", tmp_path / "run")
+    Path("about.toml").write_text(filled())
+    Path("deployments-schema.yaml").write_text("type: object\nrequired: [url_slug]\n")
+    (about,) = blocks("toml")
+    assert about.strip() == template().strip()
+    lines = [line.split("  #")[0] for block in blocks("console") for line in block.splitlines()]
+    assert len(lines) > 9
+    for program, *words in map(shlex.split, lines):
+        if program == "privpart" and words[0] in QUICKLY:
+            if "--schema" in words:
+                pytest.importorskip("jsonschema")
+            done = privpart(*words)
+            assert done.returncode == 0, done.stderr
+        elif program == "privpart":
+            parse(words)
+    written = {"report.html", "budget.html", "mechanisms.html", "entry.yaml"}
+    assert written <= {path.name for path in tmp_path.iterdir()}
+    for block in blocks("python"):
+        exec(compile(block, "reports.md", "exec"), {})
+    assert Path("figure.svg").read_text().startswith("<?xml")

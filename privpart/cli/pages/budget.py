@@ -27,7 +27,7 @@ def budget_page(report: PrivacyReport, figure: Figure | None, limit: float | Non
     """
     tone, verdict = _verdict(report, limit)
     says = [f"For {report.rounds:,} rounds of {report.mechanism}; nothing has been trained yet."]
-    alternatives = ()
+    alternatives: tuple[Picture, ...] = ()
     if figure is not None:
         shows = f"Epsilon at delta {report.delta:g} around the planned run."
         alternatives = (Picture(figure, shows, "What another choice would cost."),)
