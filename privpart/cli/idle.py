@@ -144,7 +144,7 @@ def _own_row(values: Values) -> str:
 
 TABLE: Mapping[str, Options] = {
     "epsilon": Options(
-        free="delta max_epsilon plan html",
+        free="delta max_epsilon plan",
         idle=(
             _beside_plan(f"rounds noise_multiplier {_MECHANISM} {_LIMITS} {_SAMPLING}"),
             _prose("form"),
@@ -261,7 +261,7 @@ TABLE: Mapping[str, Options] = {
             _prose("form"),
             Idle("about schema", "registry", _missing("registry"), "no entry is written"),
             Idle(
-                "delta vouch public_key max_epsilon statement html registry about schema form",
+                "delta vouch public_key max_epsilon statement html registry form",
                 "about_template",
                 _given("about_template"),
                 "prints a file to be filled in, and no report",
