@@ -82,15 +82,18 @@ class Styles:
     Args:
         parts: names, in the order of the colours; others follow as they come.
         mechanisms: names, in the order of the dashes; others follow as they come.
+
+    Attributes:
+        drawn: pairs of part and mechanism that were asked for.
     """
 
     parts: Sequence[str] = ()
     mechanisms: Sequence[str] = ()
-    _drawn: list[tuple[str, str]] = field(default_factory=list, init=False)
+    drawn: list[tuple[str, str]] = field(default_factory=list, init=False)
 
     def of(self, part: str = "", mechanism: str = "") -> dict[str, Any]:
         """Return matplotlib's keywords of one line: colour, marker and dash."""
-        self._drawn.append((part, mechanism))
+        self.drawn.append((part, mechanism))
         colour = self._all(0, part).index(part)
         dash = self._all(1, mechanism).index(mechanism)
         return {
@@ -105,11 +108,12 @@ class Styles:
 
     def _all(self, which: int, name: str) -> list[str]:
         declared = (self.parts, self.mechanisms)[which]
-        return list(dict.fromkeys((*declared, *(pair[which] for pair in self._drawn), name)))
+        return list(dict.fromkeys((*declared, *(pair[which] for pair in self.drawn), name)))
 
     def legend(self, axes: Axes, **place: Any) -> None:  # noqa: ANN401  matplotlib's
         """Name each colour and each dash that was drawn, if there is more than one of its kind."""
-        parts, mechanisms = (list(dict.fromkeys(names)) for names in zip(*self._drawn, strict=True))
+        parts = list(dict.fromkeys(part for part, _ in self.drawn))
+        mechanisms = list(dict.fromkeys(mechanism for _, mechanism in self.drawn))
         handles = []
         if len(parts) > 1:
             plain = {"linestyle": ""} if len(mechanisms) > 1 else {}
@@ -287,7 +291,7 @@ def categories(
     axes.set_xticks(
         range(len(names)), [printable(_shortened(name)) for name in names], parse_math=False
     )
-    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_xlim(-0.5, max(len(names), 1) - 0.5)
     axes.grid(visible=False, axis="x")
 
 

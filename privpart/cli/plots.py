@@ -336,26 +336,30 @@ def _sweep_figure(
         else:
             free.setdefault(part, result)
     styles = drawing.Styles()
-    unordered = len({x for line in lines.values() for x, _, _ in line}) == 1
-    if unordered:
-        _sweep_points(panel, lines, styles)
-        panel.set_xlabel(f"{label}: {next(iter(lines.values()))[0][0]:.4g} for all")
-    else:
+    levels = {x for line in lines.values() for x, _, _ in line}
+    if len(levels) > 1:
         for names, line in lines.items():
             xs, middle, spread = zip(*line, strict=True)
             drawing.band(panel, xs, middle, spread, styles.of(*names))
-        if lines:
-            drawing.log_axis(panel.xaxis, label)
-        else:
-            panel.set_xticks([])
+        drawing.log_axis(panel.xaxis, label)
         styles.legend(panel)
+    elif levels:
+        _sweep_points(panel, lines, styles)
+        panel.set_xlabel(f"{label}: {levels.pop():.4g} for all")
+    else:
+        _sweep_points(panel, {(p, ""): [(0.0, *found)] for p, found in free.items()}, styles)
+        panel.set_xlabel("without noise")
+        free = {}
+    drawn = {part for part, _ in styles.drawn}
     for part, (mean, deviation) in free.items():
         drawing.no_noise(
             panel,
             mean,
             deviation,
             label=f"{part}, no noise" if part else "no noise",
-            color=drawing.FAINT if unordered else styles.colour(part),
+            color=styles.colour(part)
+            if part in {own for own, _ in styles.drawn}
+            else drawing.FAINT,
         )
     panel.set_ylabel("metric" if own else "test accuracy (%)")
     drawing.title(panel, "simulation with seeded noise: not private")

@@ -18,11 +18,14 @@ from page_checks import page_text
 from typer.main import get_command
 
 from accounting import BinaryTree, Participation
+from accounting.pages import drawing
 from accounting.report import up
 from privpart import PrivacyPlan, RunFolder, Server, fit
 from privpart.cli.main import app
 from privpart.cli.pages.run import without_places
+from privpart.cli.plots import sweep_figures
 from privpart.cli.registry import template
+from privpart.experiment.sweep_store import Point
 
 ROUNDS = 6
 CLIENTS = [[f"jane-{i}-4711", f"joe-{i}-4711"] for i in range(ROUNDS)]
@@ -411,3 +414,37 @@ def test_every_block_of_the_documentation_runs(runs, privpart, tmp_path, monkeyp
     for block in blocks("python"):
         exec(compile(block, "reports.md", "exec"), {})
     assert Path("figure.svg").read_text().startswith("<?xml")
+
+
+def points_of(noises, parts=("full", "head"), mechanisms=("tree", "blt")):
+    return [
+        Point(labels={"model.train": part, "mechanism": mechanism}, seeds=(0, 1), failed=0,
+              mean=0.5, deviation=0.1, epsilon=4 / z if z else None, noise_multiplier=z,
+              delta=1e-5, trained=1, tuned=1, own_metric=False)
+        for part in parts for mechanism in mechanisms for z in noises
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("noises", "lines", "levels"),
+    [([0.0, 1.0, 4.0], 4, 2), ([1.0, 4.0], 4, 0), ([1.0], 0, 0), ([0.0, 1.0], 0, 2), ([0.0], 0, 0)],
+)
+def test_a_sweep_draws_lines_along_noise_levels_without_and_points_else(noises, lines, levels):
+    figure = sweep_figures(points_of(noises), ["model.train", "mechanism", "noise"], ["noise"])
+    axes = figure["epsilon"].axes[0]
+    data = [line for line in axes.lines if line.get_linestyle() != "None"]
+    flat = [line for line in data if list(line.get_xdata()) == [0, 1]]  # across the panel
+    drawn = [line for line in data if line not in flat]
+    assert (len(drawn), len(flat)) == (lines, levels)
+    if lines:
+        looks = [(line.get_color(), line.get_linestyle()) for line in drawn]
+        assert len({colour for colour, _ in looks}) == len({dash for _, dash in looks}) == 2
+        assert looks[0][0] == looks[1][0]
+        assert looks[0][1] == looks[2][1]
+        assert {line.get_color() for line in flat} <= {colour for colour, _ in looks}
+    figure["noise"].draw_without_rendering()
+
+
+def test_a_sweep_of_which_nothing_is_done_is_drawn(tmp_path):
+    for figure in sweep_figures([], ["part"], []).values():
+        drawing.save(figure, tmp_path / "x.svg")
