@@ -357,9 +357,7 @@ def _sweep_figure(
             mean,
             deviation,
             label=f"{part}, no noise" if part else "no noise",
-            color=styles.colour(part)
-            if part in {own for own, _ in styles.drawn}
-            else drawing.FAINT,
+            color=styles.colour(part) if part in drawn else drawing.FAINT,
         )
     panel.set_ylabel("metric" if own else "test accuracy (%)")
     drawing.title(panel, "simulation with seeded noise: not private")
