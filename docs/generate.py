@@ -1,12 +1,11 @@
 """Pages that are read off the code and the results, written at each build and never committed."""
 
 import ast
-import csv
 import inspect
 import json
 import re
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum, StrEnum
 from importlib import import_module
@@ -15,6 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
+from results import results_page
+from tables import markdown, sentence, table
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {
@@ -30,6 +31,8 @@ PACKAGES = {
 
 def all_pages(folder: Path) -> None:
     """Write all generated pages into ``folder``, leaving those that did not change."""
+    from privpart.experiment.plan_file import PlanFile
+
     folder.mkdir(exist_ok=True)
     pages = {f"api-{name.replace('.', '-')}": api_page(name) for name in PACKAGES}
     pages |= {
@@ -39,28 +42,12 @@ def all_pages(folder: Path) -> None:
         "errors": errors_page(),
         "results": results_page(),
     }
-    for name, text in pages.items():
-        path = folder / f"{name}.md"
+    files = {f"{name}.md": text for name, text in pages.items()}
+    files["plan.schema.json"] = json.dumps(PlanFile.model_json_schema(), indent=1) + "\n"
+    for name, text in files.items():
+        path = folder / name
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table; vertical bars in cells are escaped."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines
-    )
-
-
-def sentence(text: str) -> str:
-    """Return the first paragraph of a docstring on one line, in Markdown."""
-    return markdown(" ".join((text or "").strip().split("\n\n")[0].split()))
-
-
-def markdown(text: str) -> str:
-    """Return text with Sphinx's literals as Markdown's."""
-    return re.sub(r"``(.+?)``", r"`\1`", text)
 
 
 # The API
@@ -199,8 +186,6 @@ def plan_page() -> str:
         titles = ", ".join(f"`[{words}]`" for words in names)
         parts += [f"(table-{names[0].replace('.', '-')})=\n\n## {titles}\n"]
         parts += [sentence(inspect.getdoc(model) or "") + "\n", _keys(model, promised)]
-    schema = json.dumps(PlanFile.model_json_schema(), indent=1)
-    (Path(__file__).parent / "generated" / "plan.schema.json").write_text(schema + "\n")
     return "\n".join(parts)
 
 
@@ -225,7 +210,8 @@ def keys_of(model: type) -> Iterator[tuple[str, Any, Any, str]]:
     meanings = arguments_of(inspect.getdoc(model) or "")
     if issubclass(model, BaseModel):
         for name, field in model.model_fields.items():
-            default = MISSING if field.is_required() else field.get_default(call_default_factory=True)
+            default = field.get_default(call_default_factory=True)
+            default = MISSING if field.is_required() else default
             yield name, field.annotation, default, field.description or meanings.get(name, "")
         return
     hints = inspect.get_annotations(model, eval_str=True)
@@ -331,9 +317,9 @@ def schemas_page() -> str:
         for name in sorted(found)
     ]
     return (
-        "# Names of schemas\n\nEvery document and file names its format in the key `schema`. What "
-        "may change under a name, and what may not: [versioning](../reference/versioning.md). Fields "
-        "with examples: [JSON documents](../reference/json.md).\n\n"
+        "# Names of schemas\n\nEvery document and file names its format in the key `schema`. "
+        "What may change under a name, and what may not: [versioning](../reference/versioning.md). "
+        "Fields with examples: [JSON documents](../reference/json.md).\n\n"
         + table(("schema", "written by", "also read"), rows)
     )
 
@@ -355,9 +341,9 @@ def errors_page() -> str:
                 says = sentence(ast.get_docstring(node) or "")
                 rows.append((f"`{module}.{node.name}`", f"`{bases}`", _code(cli, node.name), says))
     return (
-        "# Errors\n\nA message says what was passed, what is allowed, and what to do. On the command "
-        "line an expected error is one sentence and an exit code; a traceback is a defect of this "
-        "package.\n\n" + table(("exception", "is a", "exit code", "meaning"), sorted(rows))
+        "# Errors\n\nA message says what was passed, what is allowed, and what to do. On the "
+        "command line an expected error is one sentence and an exit code; a traceback is a defect "
+        "of this package.\n\n" + table(("exception", "is a", "exit code", "meaning"), sorted(rows))
     )
 
 
@@ -379,110 +365,3 @@ def _sources() -> list[Path]:
         for package in ("accounting", "privpart", "attacks")
         for path in sorted((ROOT / package).rglob("*.py"))
     ]
-
-
-# Results of benchmarks
-
-
-def results_page() -> str:
-    """Return the files of benchmarks/results as tables, each with its machine."""
-    parts = [
-        "# Results of benchmarks\n",
-        "Read off `benchmarks/results` at each build. A figure belongs to the machine, the load and "
-        "the versions beside it. The scripts are `benchmarks/NAME.py`; `make bench` runs those that "
-        "take minutes. What the figures mean is said in the pages that quote them.\n",
-        (ROOT / "benchmarks/results/ratios.md").read_text().replace("# Ratios", "## ratios", 1),
-    ]
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
-        parts.append(f"## {path.stem}\n")
-        parts += _value("", json.loads(path.read_text()), depth=3)
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*.csv")):
-        with path.open(newline="") as file:
-            head, *rows = csv.reader(file)
-        parts.append(f"## {path.stem}\n\n{_rows(head, rows)}")
-    return "\n".join(parts)
-
-
-SHOWN = 60
-"""Rows of a table that the page shows; the file has the others."""
-
-
-def _value(name: str, value: Any, *, depth: int) -> list[str]:
-    """Return Markdown for a JSON value: a line, a list, a table, or parts under headings."""
-    if name == "machine":
-        return [_machine(value)]
-    if name == "method":
-        return [f"{_plain(value)}\n"]
-    if isinstance(value, dict) and value and all(isinstance(v, dict) for v in value.values()):
-        rows = [{"": key} | flat(own) for key, own in value.items()]
-        if all(not isinstance(v, list) for row in rows for v in row.values()):
-            return [_records(rows)]
-    if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
-        return [_records([flat(own) for own in value])]
-    if isinstance(value, dict):
-        lines, parts = [], []
-        for key, own in value.items():
-            if isinstance(own, dict | list) and own and not _short(own):
-                title = f"{'#' * min(depth, 6)} {key}\n" if key not in ("machine", "method") else ""
-                parts += [title, *_value(key, own, depth=depth + 1)]
-            elif key == "method":
-                parts.insert(0, f"{_plain(own)}\n")
-            else:
-                lines.append(f"- {key}: {_cell(own)}")
-        return [*lines, "", *parts]
-    return [f"{_cell(value)}\n"]
-
-
-def _short(value: Any) -> bool:
-    return isinstance(value, list) and not any(isinstance(v, dict | list) for v in value)
-
-
-def flat(value: dict[str, Any]) -> dict[str, Any]:
-    """Return nested tables as one, with dotted names."""
-    found = {}
-    for key, own in value.items():
-        if isinstance(own, dict):
-            found |= {f"{key}.{inner}": v for inner, v in flat(own).items()}
-        else:
-            found[key] = own
-    return found
-
-
-def _records(rows: list[dict[str, Any]]) -> str:
-    head = list(dict.fromkeys(key for row in rows for key in row))
-    return _rows(head, [[_cell(row.get(key, "")) for key in head] for row in rows])
-
-
-def _rows(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    more = f"\n{len(rows) - SHOWN} more rows are in the file.\n" if len(rows) > SHOWN else ""
-    return table(head, [[_number(cell) for cell in row] for row in rows[:SHOWN]]) + more
-
-
-def _number(cell: Any) -> str:
-    try:
-        return f"{float(cell):.4g}" if re.search(r"[.e]", str(cell)) else str(cell)
-    except ValueError:
-        return str(cell)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool | None):
-        return {True: "yes", False: "no"}.get(value, "")
-    if isinstance(value, list):
-        text = ", ".join(_cell(one) for one in value)
-    else:
-        text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
-    text = text if len(text) <= 160 else text[:157] + "..."
-    return re.sub(r"([<>*_`\[\]{}])", r"\\\1", text)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return "\n".join(f"- {key}: {_cell(own)}" for key, own in value.items())
-    return sentence(str(value))
-
-
-def _machine(value: dict[str, Any]) -> str:
-    packages = ", ".join(f"{k} {v}" for k, v in value.get("packages", {}).items())
-    own = ", ".join(f"{k} {_cell(v)}" for k, v in value.items() if k != "packages")
-    return f"Machine: {own}; {packages}.\n"

@@ -1,4 +1,6 @@
-"""Links inside the built site: every target exists, every anchor too. Run: python docs/links.py SITE
+"""Check the built site: links lead somewhere, every public name has an entry.
+
+Run: python docs/check.py SITE
 
 Links to other hosts are not fetched. A link that leaves the site is a fault.
 """
@@ -6,8 +8,13 @@ Links to other hosts are not fetched. A link that leaves the site is a fault.
 import sys
 from functools import cache
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from sphinx.util.inventory import InventoryFile
+
+PACKAGES = ("accounting", "privpart", "attacks")
 
 
 class Page(HTMLParser):
@@ -31,7 +38,7 @@ class Page(HTMLParser):
 page = cache(Page)
 
 
-def faults(site: Path) -> list[str]:
+def broken_links(site: Path) -> list[str]:
     """Return a line for every link of the site that leads nowhere."""
     found = []
     for path in sorted(site.rglob("*.html")):
@@ -48,7 +55,22 @@ def faults(site: Path) -> list[str]:
     return found
 
 
+def names_without_entry(site: Path) -> list[str]:
+    """Return the public names that the site's inventory of Python objects lacks."""
+    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    described = {
+        name
+        for kind, entries in inventory.data.items()
+        if kind.startswith("py:")
+        for name in entries
+    }
+    public = {f"{p}.{name}" for p in PACKAGES for name in import_module(p).__all__}
+    return sorted(public - described)
+
+
 if __name__ == "__main__":
-    lines = faults(Path(sys.argv[1]))
-    print("\n".join(lines) or "links: every one leads somewhere")
+    built = Path(sys.argv[1])
+    lines = [f"broken link: {one}" for one in broken_links(built)]
+    lines += [f"no entry: {one}" for one in names_without_entry(built)]
+    print("\n".join(lines) or "site: links lead somewhere, every public name has an entry")
     sys.exit(bool(lines))
