@@ -5,6 +5,7 @@ Run: python docs/check.py SITE
 Links to other hosts are not fetched. A link that leaves the site is a fault.
 """
 
+import os
 import sys
 from functools import cache
 from html.parser import HTMLParser
@@ -39,18 +40,20 @@ page = cache(Page)
 
 
 def broken_links(site: Path) -> list[str]:
-    """Return a line for every link of the site that leads nowhere."""
+    """Return a line for every link of the site that leads nowhere; ``site`` is an absolute path."""
     found = []
     for path in sorted(site.rglob("*.html")):
-        for target in page(path).targets:
+        for target in sorted(set(page(path).targets)):
             parts = urlsplit(target)
             if parts.scheme or parts.netloc:
                 continue
-            there = (path.parent / unquote(parts.path)).resolve() if parts.path else path.resolve()
-            wrong = not there.is_relative_to(site.resolve()) or not there.is_file()
-            if not wrong and there.suffix == ".html":
-                wrong = unquote(parts.fragment) not in page(there).ids
-            if wrong:
+            there = path
+            if parts.path:
+                there = Path(os.path.normpath(path.parent / unquote(parts.path)))
+            right = there.is_relative_to(site) and there.is_file()
+            if right and there.suffix == ".html":
+                right = unquote(parts.fragment) in page(there).ids
+            if not right:
                 found.append(f"{path.relative_to(site)}: {target}")
     return found
 
@@ -69,7 +72,7 @@ def names_without_entry(site: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    built = Path(sys.argv[1])
+    built = Path(sys.argv[1]).resolve()
     lines = [f"broken link: {one}" for one in broken_links(built)]
     lines += [f"no entry: {one}" for one in names_without_entry(built)]
     print("\n".join(lines) or "site: links lead somewhere, every public name has an entry")
