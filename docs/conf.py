@@ -22,8 +22,10 @@ import generate  # noqa: E402
 # Cells call ``privpart``, and must neither see nor change what this user has trained and cached.
 _state = tempfile.mkdtemp(prefix="privpart-docs-")
 _strict = Path(_state) / "strict.sh"
-# A command that fails in a shell cell fails the build. The kernel asks for colours; pages have none.
-_strict.write_text("set -eo pipefail\nunset FORCE_COLOR CLICOLOR_FORCE CLICOLOR\nexport TERM=dumb\n")
+# A command that fails in a shell cell fails the build. Kernels ask for colours; pages have none.
+_strict.write_text(
+    "set -eo pipefail\nunset FORCE_COLOR CLICOLOR_FORCE CLICOLOR\nexport TERM=dumb\n"
+)
 os.environ |= {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "PRIVPART_STATE_DIR": f"{_state}/state",
