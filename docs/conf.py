@@ -26,6 +26,26 @@ _strict = Path(_state) / "strict.sh"
 _strict.write_text(
     "set -eo pipefail\nunset FORCE_COLOR CLICOLOR_FORCE CLICOLOR\nexport TERM=dumb\n"
 )
+# IPython's own %%bash hands over pieces of lines as they come; this one waits for the whole output.
+_startup = Path(_state) / "ipython" / "profile_default" / "startup" / "bash.py"
+_startup.parent.mkdir(parents=True)
+_startup.write_text("""
+import subprocess
+
+from IPython import get_ipython
+
+
+def bash(_line, cell):
+    command = ["bash"]
+    done = subprocess.run(
+        command, input=cell, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    print(done.stdout, end="")
+    done.check_returncode()
+
+
+get_ipython().register_magic_function(bash, "cell")
+""")
 os.environ |= {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "PRIVPART_STATE_DIR": f"{_state}/state",
