@@ -1,4 +1,4 @@
-"""The house: rooms, arrows and words of the three packages, and the code blocks of the README."""
+"""The house: rooms, arrows and words of the three packages."""
 
 import ast
 import re
@@ -268,41 +268,6 @@ def test_every_public_name_is_listed_sorted_and_documented(package):
 def test_an_unknown_public_name_is_an_ordinary_error():
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         privpart.nonsense  # noqa: B018
-
-
-def python_blocks(document: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-
-
-def test_readme_shows_what_the_commands_print(privpart):
-    shown = re.findall(
-        r"```\n\$ privpart (.*?)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-    )
-    assert shown
-    # tests/cli/test_mechanisms.py compares what that command prints: it takes a minute
-    for command, output in [pair for pair in shown if not pair[0].startswith("mechanisms")]:
-        lines = [line.rstrip() for line in privpart(*command.split()).stdout.splitlines()]
-        assert [line for line in lines if line] == [line for line in output.splitlines() if line]
-
-
-# torch's, of Opacus's hooks: the input of the first layer needs no gradient
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("document", ["README.md", "docs/your-own.md", "docs/opacus.md"])
-def test_python_blocks_of_documents_run(document, tmp_path, monkeypatch):
-    blocks = python_blocks(document)
-    assert blocks
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, document, "exec"), names)
-
-
-def test_the_first_example_of_the_readme_has_ten_lines():
-    first = python_blocks("README.md")[0]
-    lines = [line for line in first.splitlines() if line.strip()]
-    assert 5 < len(lines) <= 10
-    assert any("train(" in line for line in lines)
-    assert not any(";" in line for line in lines)
 
 
 def test_every_silent_failure_names_tests_that_exist():

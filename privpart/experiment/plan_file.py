@@ -82,13 +82,19 @@ class Sampling(_Table):
     does not say how many they are.
     """
 
-    name: Literal["poisson", "balls-in-bins", "b-min-sep"]
-    expected_batch: float | None = None
-    bins: int | None = None
+    name: Literal["poisson", "balls-in-bins", "b-min-sep"] = Field(description="of the sampler")
+    expected_batch: float | None = Field(
+        default=None, description="of poisson and b-min-sep: clients of a round, on average"
+    )
+    bins: int | None = Field(
+        default=None, description="of balls-in-bins: a client takes part in one round of so many"
+    )
     min_separation: int | None = Field(
         default=None, description="of b-min-sep; None takes the number of bands"
     )
-    population: int | None = None
+    population: int | None = Field(
+        default=None, description="number of clients, where [data] does not say it"
+    )
     draws: int | None = Field(default=None, description="of an estimate by Monte Carlo")
 
     @model_validator(mode="after")
@@ -134,20 +140,32 @@ class Privacy(_Table):
     meets it at ``delta``.
     """
 
-    rounds: int
-    clip_norm: float
-    delta: float
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
+    rounds: int = Field(description="each of which releases a model")
+    clip_norm: float = Field(description="longest update of one client in one round, > 0")
+    delta: float = Field(description="of the guarantee; below 1 / number of clients")
+    noise_multiplier: float | None = Field(
+        default=None, description="standard deviation of the noise / clip_norm, of the sum"
+    )
+    target_epsilon: float | None = Field(
+        default=None, description="instead of noise_multiplier: takes the least noise that meets it"
+    )
     report_goal: int | None = Field(
         default=None, description="None takes clients_per_round, or what is expected of sampling"
     )
-    minimum_cohort: int = 1
-    max_participations: int = 1
-    min_separation: int = 1
-    mechanism: MechanismChoice
-    adaptive_clipping: AdaptiveClipping | None = None
-    sampling: Sampling | None = None
+    minimum_cohort: int = Field(
+        default=1, description="a round with fewer well-formed updates releases nothing"
+    )
+    max_participations: int = Field(default=1, description="most rounds of one client")
+    min_separation: int = Field(
+        default=1, description="least distance between two rounds of one client"
+    )
+    mechanism: MechanismChoice = Field(description="correlates the noise of the rounds")
+    adaptive_clipping: AdaptiveClipping | None = Field(
+        default=None, description="lets the clip norm follow the updates"
+    )
+    sampling: Sampling | None = Field(
+        default=None, description="draws each round's clients, in secret"
+    )
 
     @model_validator(mode="after")
     def _limits_fit_the_rounds(self) -> Self:
@@ -175,7 +193,9 @@ class Model(_Table):
     weights: str | None = Field(
         default=None, description="safetensors file of the parameters in keep"
     )
-    train: list[str] = Field(default_factory=lambda: ["*"])
+    train: list[str] = Field(
+        default_factory=lambda: ["*"], description="patterns of the parameters that train"
+    )
     keep: list[str] | None = Field(
         default=None, description="patterns that keep the network's own weights"
     )
@@ -261,7 +281,7 @@ class Data(_Table):
             "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
         ]
         | None
-    ) = None
+    ) = Field(default=None, description="built-in data")
     clients: str | None = Field(
         default=None, description="own function that returns clients: 'module:f' or './file.py:f'"
     )
@@ -275,17 +295,21 @@ class Data(_Table):
         default=None,
         description="name of the people, who share one budget over all runs; None takes their ids",
     )
-    directory: Path | None = None
+    directory: Path | None = Field(
+        default=None, description="of the files of a built-in task; digits have none"
+    )
     users: int | None = Field(
         default=None, description="to deal the examples to; None if the task has its own users"
     )
     clients_per_round: int | None = Field(
         default=None, description="needed, unless [privacy.sampling] draws them"
     )
-    partition: Literal["iid", "dirichlet", "pathological"] = "iid"
+    partition: Literal["iid", "dirichlet", "pathological"] = Field(
+        default="iid", description="how a task's examples are dealt to the users"
+    )
     alpha: float | None = Field(default=None, description="of a dirichlet partition, > 0")
     classes_each: int | None = Field(default=None, description="of a pathological partition, >= 1")
-    seed: int = 0
+    seed: int = Field(default=0, description="of the deal, the cohorts and the clients' batches")
 
 
 class CanaryTable(_Table):
