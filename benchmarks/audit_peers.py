@@ -338,7 +338,7 @@ class Cell:
 
 @cache
 def _warm() -> None:
-    """Differentiate twice, once per process: the first time costs seconds that nobody should pay."""
+    """Differentiate twice, once per process: the first time costs seconds of its own."""
     by_stock("DLG, as published", Case("LeNet, sigmoid", 0, *batch_of(photographs(), 1, 0), 0.1))
 
 
