@@ -189,6 +189,9 @@ class Audit(Setting):
         if self.update is not None and self.send_buffers:
             raise ConfigError("send_buffers: a given update has its buffers, or has not.")
         self.refuse_setting()
+        with torch.no_grad():
+            net = ready(self.model, training=False).double()
+            self.refuse_labels(net(self.x[:1].double()), self.y)
         if self.decoys is not None and self.batch > 1:
             raise ConfigError(
                 f"decoys: rank an image by itself; leave them out at batch={self.batch}."

@@ -6,10 +6,11 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
-from attacks.observation import Observation, noise_std_of, select
+from attacks.observation import Observation, check_entries, noise_std_of, select
 from attacks.report import Adversary, Verdict, with_union
 from attacks.update import LocalSteps, Loss, norm
 
@@ -68,6 +69,8 @@ class Setting:
 
     def _refuse_given(self, update: Mapping[str, Tensor], batch: int) -> None:
         """Raise a ConfigError for an update that is not of this model, or contradicts options."""
+        if not update:
+            raise ConfigError("update: is empty; pass at least one tensor, by its name.")
         if batch != self.examples:
             raise ConfigError(
                 f"update: a given update is of one batch; set batch to the number of {self.kind}, "
@@ -75,21 +78,20 @@ class Setting:
             )
         every = self.model.named_parameters(remove_duplicate=False)  # a tied weight has two names
         known = dict(every) | dict(self.model.named_buffers())
-        for name, value in update.items():
-            if name not in known:
-                raise ConfigError(
-                    f"update: {name} is not a parameter or buffer of the model, such as "
-                    f"{', '.join(list(known)[:3])}."
-                )
-            if value.shape != known[name].shape:
-                raise ConfigError(
-                    f"update: {name} is {tuple(value.shape)}; the model's is "
-                    f"{tuple(known[name].shape)}."
-                )
+        check_entries("update", update, known)
         if self.noise_multiplier and "server" in self.everyone:
             raise ConfigError(
                 "adversaries: a given update already contains its noise, so that only the "
                 "recipient can be audited; leave out the server."
+            )
+
+    def refuse_labels(self, logits: Tensor, labels: Tensor) -> None:
+        """Raise a ConfigError for labels that the logits (..., K) do not have."""
+        count = logits.shape[-1]
+        if self.loss is cross_entropy and not bool(((labels >= 0) & (labels < count)).all()):
+            raise ConfigError(
+                f"labels: from {int(labels.min())} to {int(labels.max())}; the model's are 0 to "
+                f"{count - 1}."
             )
 
     @cached_property

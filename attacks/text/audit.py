@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
 from typing import Any, ClassVar
 
@@ -32,6 +32,7 @@ from attacks.text.observation import (
     observe_text,
     text_model,
     text_residual,
+    vocabulary,
 )
 from attacks.text.read import ReadText, span_test
 from attacks.text.report import Guess, TextReport, TextRow, TextTrial, worst_of
@@ -58,9 +59,23 @@ def bag_only(model: nn.Module, seen: TextObservation) -> ReadText | None:
     return ReadText((), frozenset(found.tolist()), math.inf, time.perf_counter() - started)
 
 
-def text_suite() -> dict[str, TextAttack]:
-    """Return every attack on text by name, cheapest first; each returns None where it cannot."""
-    return {"bag_of_tokens": bag_only, "span_test": span_test}
+def text_suite(*, exchanges: int = 4000) -> dict[str, TextAttack]:
+    """Return every attack on text by name, cheapest first; each returns None where it cannot.
+
+    Args:
+        exchanges: updates that "span_test + exchange" may compute; 0 leaves it out.
+    """
+    attacks: dict[str, TextAttack] = {"bag_of_tokens": bag_only, "span_test": span_test}
+    if exchanges:
+        attacks["span_test + exchange"] = partial(_exchange, exchanges=exchanges)
+    return attacks
+
+
+def _exchange(model: nn.Module, seen: TextObservation, *, exchanges: int) -> ReadText | None:
+    """Return None where there is nothing to exchange: one sentence, or noise."""
+    if seen.shape[0] < 2 or seen.noise_std > 0:
+        return None
+    return span_test(model, seen, exchanges=exchanges)
 
 
 def text_leakage(
@@ -179,6 +194,13 @@ class TextAudit(Setting):
         self.refuse_setting()
         if not all(self._truth):
             raise ConfigError("tokens: a row is padding alone; leave it out.")
+        if self.labels is not None:
+            with torch.no_grad():
+                logits = text_model(self.model, self.pad)(self.tokens[:1])
+            self.refuse_labels(logits, self.labels)
+        count = vocabulary(self.model)
+        if any(not 0 <= token < count for sentence in self.public for token in sentence):
+            raise ConfigError(f"public: has ids that are not 0 to {count - 1}, the model's.")
 
     def report(self) -> TextReport:
         """Run every attack on every view of every batch, for one adversary after the other."""
