@@ -114,10 +114,16 @@ _DATA_DIR = Idle(
     "is not read from a folder",
 )
 _MOMENTUM = Idle("momentum", "optimizer", _is("optimizer", "adam"), "has a momentum of its own")
-_WITHOUT_SEARCH = frozenset({"invert_dense"})
+_WITHOUT_SEARCH = frozenset({"invert_dense", "bag_of_tokens", "span_test"})
 """Attacks in closed form, whatever the effort."""
-_OF_IMAGES = "data data_dir mode effort decoys"
+_OF_IMAGES = "data data_dir mode decoys"
 _AUDIT_FREE = "batch weights local_steps hide_labels attack seed view out form clip"
+
+
+def _one_sentence(values: Mapping[str, Any]) -> bool:
+    return values["batch"] == 1 and (values["plan"], values["tokens"]) != (None, None)
+
+
 _AUDIT = (
     _DATA_DIR,
     Idle(
@@ -284,6 +290,7 @@ TABLE: Mapping[str, Options] = {
             Idle("model", "plan", _given("plan"), "has a model of its own"),
             Idle(_OF_IMAGES, "plan", _given("plan"), "is of text"),
             Idle(_OF_IMAGES, "tokens", _given("tokens"), "is of text"),
+            Idle("effort", "batch", _one_sentence, "one sentence needs no search"),
             Idle("length", "plan", _missing("plan"), "sentences are as long as they are"),
             Idle("length", "tokens", _given("tokens"), "are as long as they are"),
             Idle("pad words", "tokens", _missing("tokens"), "a plan has its own"),

@@ -136,7 +136,7 @@ SITUATIONS = {
     ("audit leakage", "gradient"): [LEAKING, [*LEAKING, "--gradient", "g.safetensors"]],
     ("audit leakage", "clip"): [LEAKING],
     ("audit leakage", "noise_multiplier"): [LEAKING],
-    ("audit leakage", "batch"): [[*LEAKING, "--batch", "2"]],
+    ("audit leakage", "batch"): [OF_A_FILE, [*LEAKING, "--batch", "2"]],
     ("audit defences", "data"): [DEFENDED],
     ("audit defences", "local_steps"): [DEFENDED],
     ("audit defences", "optimizer"): [[*DEFENDED, *LOCAL, "--optimizer", "adam"]],

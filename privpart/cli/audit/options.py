@@ -51,6 +51,10 @@ BUDGETS: dict[Effort, dict[str, float]] = {
 }
 
 
+EXCHANGES: dict[Effort, int] = {Effort.QUICK: 0, Effort.NORMAL: 4000, Effort.LONG: 40_000}
+"""Updates that the attack on text may compute to put tokens into sentences."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
     """Options that both audits have: what is attacked, how the client trains, how hard to try.

@@ -17,7 +17,7 @@ from attacks.text.audit import text_leakage, text_suite
 from attacks.text.page import text_page
 from attacks.text.report import TextReport, TextRow
 from privpart.cli.audit.inputs import local_steps_of
-from privpart.cli.audit.options import LeakageOptions, rounds
+from privpart.cli.audit.options import EXCHANGES, LeakageOptions, rounds
 from privpart.cli.audit.store import TextFolder, resumable
 from privpart.cli.audit.tables import plain_table
 from privpart.cli.audit.text_inputs import load_text
@@ -48,7 +48,7 @@ _CSV = (
 def audit_text(options: LeakageOptions, out: Path, form: Format) -> TextReport:
     """Attack the sentences that the options name; write and print the report."""
     torch.set_num_threads(1)  # so that the numbers do not depend on the machine's processors
-    known = text_suite()
+    known = text_suite(exchanges=EXCHANGES[options.effort])
     for name in options.attack or ():
         checks.choice("attack", name, list(known))
     local = local_steps_of(options)
