@@ -219,3 +219,18 @@ def test_crafted_updates_and_texts_get_no_false_verdict(classifier):
     ):
         with pytest.raises(ConfigError, match=fault):
             told(classifier, **{"tokens": tokens, "labels": y, **wrong})
+
+
+def test_tokens_are_put_into_the_sentences_that_had_them(classifier):
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.stack([torch.randperm(60, generator=generator)[:5] for _ in range(3)])
+    seen = observe_text(classifier, tokens, torch.tensor([0, 2, 1]), visible=["*query*", "*key*"])
+    seen = replace(seen, labels=None)
+    assert exact(span_test(classifier, seen), tokens) < 3
+    found = span_test(classifier, seen, exchanges=3000)
+    assert exact(found, tokens) == 3
+    assert found.match < 1e-9
+    others = torch.randint(60, (3, 5), generator=generator)
+    assert exact(found, others) == 0
+    noise = {k: torch.randn(v.shape, generator=generator) for k, v in seen.update.items()}
+    assert span_test(classifier, replace(seen, update=noise), exchanges=300).match > 0.1
