@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from attacks.defences import DefencePoint
+from attacks.defences import Point
 from attacks.report import VERDICTS, LeakageReport, LeakageRow, Verdict
 
 COLOURS: dict[Verdict, str] = {
@@ -148,8 +148,8 @@ def _legend(figure: Figure, found: Collection[Verdict]) -> None:
     )
 
 
-def defence_curve(points: Sequence[DefencePoint], path: Path) -> None:
-    """Draw PSNR against the noise multiplier, with the accountant's epsilon on a second axis.
+def defence_curve(points: Sequence[Point], path: Path) -> None:
+    """Draw the score against the noise multiplier, with the accountant's epsilon on a second axis.
 
     The two axes share the noise and nothing else: neither is computed from the other.
     """
@@ -163,18 +163,18 @@ def defence_curve(points: Sequence[DefencePoint], path: Path) -> None:
         at = [levels.index(p.noise_multiplier) for p in line]
         colour = shades[number % len(shades)]
         label = "not clipped" if clip is None else f"clip {clip:g}"
-        axes.plot(at, [median(p.psnr) for p in line], "o-", color=colour, label=label)
-        spread = [min(p.psnr) for p in line], [max(p.psnr) for p in line]
+        axes.plot(at, [median(p.scores) for p in line], "o-", color=colour, label=label)
+        spread = [min(p.scores) for p in line], [max(p.scores) for p in line]
         axes.fill_between(at, *spread, color=colour, alpha=0.15, linewidth=0)
     floor = median(value for point in points for value in point.baselines)
     axes.axhline(floor, color=_FAINT, linestyle="--", linewidth=1)
     axes.annotate(
-        "best image that needs no attack", (0, floor), (2, 3), textcoords="offset points",
+        points[0].guess, (0, floor), (2, 3), textcoords="offset points",
         fontsize=7.5, color=_FAINT,
     )  # fmt: skip
     axes.set_xticks(range(len(levels)), [f"{level:g}" for level in levels])
     axes.set_xlabel("noise multiplier (noise standard deviation / clip)")
-    axes.set_ylabel("PSNR of the best attack (dB)")
+    axes.set_ylabel(points[0].measure)
     epsilon = {p.noise_multiplier: p.epsilon for p in points}
     above = axes.secondary_xaxis("top")
     above.set_xticks(

@@ -132,15 +132,15 @@ def text_leakage(
     Raises:
         ConfigError: a pattern that matches no parameter, or an option out of range.
     """
-    audit = TextAudit(
-        model=model,
-        tokens=tokens,
-        labels=labels,
+    audit = text_audit(
+        model,
+        tokens,
+        labels,
         views=views,
-        attacks=text_suite() if attacks is None else attacks,
+        attacks=attacks,
         batch=batch,
         pad=pad,
-        loss=loss or (NextToken(pad) if labels is None else cross_entropy),
+        loss=loss,
         update=update,
         local=local,
         clip=clip,
@@ -151,10 +151,34 @@ def text_leakage(
         public=public,
         reveal_labels=reveal_labels,
         seed=seed,
-        done={} if done is None else done,
+        done=done,
         progress=progress,
     )
     return audit.report()
+
+
+def text_audit(
+    model: nn.Module,
+    tokens: Tensor,
+    labels: Tensor | None,
+    *,
+    attacks: Mapping[str, TextAttack] | None = None,
+    pad: int | None = None,
+    loss: Loss | None = None,
+    done: MutableMapping[str, ReadByAttack] | None = None,
+    **options: Any,  # noqa: ANN401 - fields of Setting and TextAudit, which check them
+) -> "TextAudit":
+    """Return the audit of ``text_leakage``, whose defaults depend on one another."""
+    return TextAudit(
+        model=model,
+        tokens=tokens,
+        labels=labels,
+        attacks=text_suite() if attacks is None else attacks,
+        pad=pad,
+        loss=loss or (NextToken(pad) if labels is None else cross_entropy),
+        done={} if done is None else done,
+        **options,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,7 +195,7 @@ class TextAudit(Setting):
     labels: Tensor | None
     attacks: Mapping[str, TextAttack]
     pad: int | None
-    public: Sequence[Sequence[int]]
+    public: Sequence[Sequence[int]] = ()
     done: MutableMapping[str, ReadByAttack]
     _tried: dict[str, list[list[TextTrial]]] = field(init=False, default_factory=dict)
 

@@ -216,6 +216,11 @@ class TextReport(Report):
     public: int = 0
 
     @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of guesses that are missing, for want of public sentences."""
+        return () if self.guesses else ("unigram", "bigram")
+
+    @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdict of each row."""
         return tuple(row.verdict for row in self.rows)
@@ -242,7 +247,7 @@ class TextReport(Report):
             },
             "guesses": {name: _score_medians(scores) for name, scores in self.guesses.items()},
             "public_sentences": self.public,
-            "missing_baselines": [] if self.guesses else ["unigram", "bigram"],
+            "missing_baselines": list(self.missing),
             "rows": [row.to_dict() for row in self.rows],
             "schedule": None
             if worst is None

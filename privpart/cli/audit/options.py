@@ -130,6 +130,32 @@ class AuditOptions:
     decoys: Annotated[
         int, typer.Option(help="Images to hide the truth among.", rich_help_panel=_ATTACK)
     ] = 50
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="Plan that trains on text: its model, and its clients' sentences.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = None
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            help="A .safetensors file with tokens (N, T), and perhaps labels (N,) and public (M, "
+            "T); with --model or --plan.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = None
+    length: Annotated[
+        int | None,
+        typer.Option(
+            help="Cut the sentences of a plan to so many tokens; shorter ones are left out.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = None
+    pad: Annotated[
+        int | None,
+        typer.Option(help="Id of the padding in --tokens.", rich_help_panel=_TEXT),
+    ] = None
     seed: Annotated[int, typer.Option(help="Seed of weights, starting points and noise.")] = 0
 
     def __post_init__(self) -> None:
@@ -143,6 +169,10 @@ class AuditOptions:
         checks.count("decoys", self.decoys, minimum=0)
         checks.count("seed", self.seed, minimum=0)
         checks.probability("delta", self.delta)
+        if self.length is not None:
+            checks.count("length", self.length, minimum=2)
+        if self.pad is not None:
+            checks.count("pad", self.pad, minimum=0)
         checks.count("local_steps", self.local_steps, minimum=0)  # LocalSteps checks the others
         if self.before is not None and self.gradient is None:
             raise ConfigError("before: name the weights after the round with gradient.")
@@ -152,10 +182,17 @@ class AuditOptions:
                 "with local_steps and learning_rate."
             )
 
+    @property
+    def of_text(self) -> bool:
+        """Whether sentences are attacked, and not images."""
+        return self.plan is not None or self.tokens is not None
+
     def refuse_missing(self) -> None:
         """Raise a ConfigError unless a model and data are named."""
-        if self.model is None or self.data is None:
-            raise ConfigError("model, data: are missing; name both (--model, --data).")
+        if self.model is None and self.plan is None:
+            raise ConfigError("model is missing: name one (--model), or a plan of text (--plan).")
+        if self.data is None and not self.of_text:
+            raise ConfigError("data is missing: name images (--data), or text (--plan, --tokens).")
 
     def identity(self) -> dict[str, Any]:
         """Return every field by name as JSON types: what the results in a folder depend on.
@@ -186,32 +223,6 @@ class LeakageOptions(AuditOptions):
             "by default what it trains."
         ),
     ] = None
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            help="Plan that trains on text: its model, and its clients' sentences.",
-            rich_help_panel=_TEXT,
-        ),
-    ] = None
-    tokens: Annotated[
-        Path | None,
-        typer.Option(
-            help="A .safetensors file with tokens (N, T), and perhaps labels (N,) and public (M, "
-            "T); with --model or --plan.",
-            rich_help_panel=_TEXT,
-        ),
-    ] = None
-    length: Annotated[
-        int | None,
-        typer.Option(
-            help="Cut the sentences of a plan to so many tokens; shorter ones are left out.",
-            rich_help_panel=_TEXT,
-        ),
-    ] = None
-    pad: Annotated[
-        int | None,
-        typer.Option(help="Id of the padding in --tokens.", rich_help_panel=_TEXT),
-    ] = None
     words: Annotated[
         Path | None,
         typer.Option(
@@ -236,25 +247,13 @@ class LeakageOptions(AuditOptions):
         super().refuse()
         views(self.view or ())
         rounds(self.schedule)
-        if self.length is not None:
-            checks.count("length", self.length, minimum=2)
-        if self.pad is not None:
-            checks.count("pad", self.pad, minimum=0)
         if self.clip is not None:
             checks.positive("clip", self.clip)
         checks.nonnegative("noise_multiplier", self.noise_multiplier)
 
-    @property
-    def of_text(self) -> bool:
-        """Whether sentences are attacked, and not images."""
-        return self.plan is not None or self.tokens is not None
-
     def refuse_missing(self) -> None:
         """Raise a ConfigError unless a model, data and, without a plan, a view are named."""
-        if self.model is None and self.plan is None:
-            raise ConfigError("model is missing: name one (--model), or a plan of text (--plan).")
-        if self.data is None and not self.of_text:
-            raise ConfigError("data is missing: name images (--data), or text (--plan, --tokens).")
+        super().refuse_missing()
         if not self.view and self.plan is None:
             raise ConfigError("view is missing: name at least one, such as --view full.")
 
@@ -268,9 +267,15 @@ class DefencesOptions(AuditOptions):
         list[float], typer.Option(help="Noise standard deviation / clip; repeatable.")
     ] = field(default_factory=lambda: [0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
     view: Annotated[
-        str, typer.Option(help="'full', a pattern as 'dense1.*', or NAME=PATTERN,PATTERN.")
-    ] = "full"
-    trials: Annotated[int, typer.Option(help="Updates to attack, each of --batch images.")] = 5
+        str | None,
+        typer.Option(
+            help="'full' (the default), a pattern as 'dense1.*', or NAME=PATTERN,PATTERN. Of a "
+            "plan, by default what it trains."
+        ),
+    ] = None
+    trials: Annotated[
+        int, typer.Option(help="Updates to attack, each of --batch images or sentences.")
+    ] = 5
     gradient: None = field(default=None, init=False)
     before: None = field(default=None, init=False)
     decoys: int = field(default=0, init=False)
@@ -278,7 +283,7 @@ class DefencesOptions(AuditOptions):
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no sweep is possible."""
         super().refuse()
-        views([self.view])
+        views([] if self.view is None else [self.view])
         for clip in self.clip:
             checks.positive("clip", clip)
         for z in self.noise_multiplier:
