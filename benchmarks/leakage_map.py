@@ -401,7 +401,7 @@ def read(
     if not any(bool(value.any()) for value in seen.update.values()):
         return {"verdict": "nothing sent", "bag_f1": None, "rouge": None, "exact": 0}
     flat = {token for one in truth for token in one}
-    found = span_test(model, seen)
+    found = span_test(model, seen, exchanges=EXCHANGES)
     bags = [set(found.bag)] if found is not None else []
     rows = bag_of_tokens(model, seen)
     if rows is not None:
@@ -426,7 +426,13 @@ def read(
 
 KNOWN = 0.9  # F1 of the bag of words above which it counts as known
 ORDERED = 0.8  # mean ROUGE-L above which the sentences count as nearly read
-TEXT = {"vocabulary": VOCABULARY, "words": WORDS, "sentences": len(PRIVATE)}
+EXCHANGES = 2000  # updates computed to put tokens into sentences
+TEXT = {
+    "vocabulary": VOCABULARY,
+    "words": WORDS,
+    "sentences": len(PRIVATE),
+    "exchanges": EXCHANGES,
+}
 
 
 def settings(subject: Subject, search: bool) -> dict[str, Any]:
@@ -525,8 +531,10 @@ def told(name: str, chosen: Mapping[str, Any], out: Path) -> dict[str, Any]:
             | {"labels": inferred(model, images, row.patterns)}
             for row in report.rows
         ]
+    at = machine("torch")
     return {
         "name": name,
+        "machine": f"{at['processor']}, {at['cores']} cores, torch {at['packages']['torch']}",
         "kind": "text" if isinstance(subject, TextSubject) else "images",
         "settings": dict(chosen),
         "cpu_seconds": before + time.process_time() - began,

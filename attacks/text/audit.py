@@ -72,8 +72,8 @@ def text_suite(*, exchanges: int = 4000) -> dict[str, TextAttack]:
 
 
 def _exchange(model: nn.Module, seen: TextObservation, *, exchanges: int) -> ReadText | None:
-    """Return None where there is nothing to exchange: one sentence, or noise."""
-    if seen.shape[0] < 2 or seen.noise_std > 0:
+    """Return None where there is nothing to exchange; see ``span_test``."""
+    if seen.shape[0] < 2 or seen.noise_std > 0 or seen.language:
         return None
     return span_test(model, seen, exchanges=exchanges)
 

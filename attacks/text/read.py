@@ -50,7 +50,8 @@ def span_test(model: nn.Module, seen: TextObservation, *, exchanges: int = 0) ->
         model: the client's architecture.
         seen: what the attacker has seen.
         exchanges: updates that may be computed to put tokens of several sentences into the right
-            ones, where the spans do not tell; see ``exchange``. Noise leaves nothing to compare.
+            ones, where the spans do not tell; see ``exchange``. Not under noise, nor of a language
+            model, whose last tokens no span shows, so that other sentences may match better.
 
     Returns:
         None where no dense layer in view reads single tokens, or there are as many tokens as
@@ -74,7 +75,8 @@ def span_test(model: nn.Module, seen: TextObservation, *, exchanges: int = 0) ->
     labels, match = matched(reader, sentences) if sentences else (None, math.inf)
     if not sentences:
         sentences = _by_rank(columns, batch)
-    if exchanges and match > UNMATCHED and seen.noise_std == 0 and len(sentences) == batch:
+    comparable = seen.noise_std == 0 and not seen.language and len(sentences) == batch
+    if exchanges and comparable and match > UNMATCHED:
         sentences, labels, match = _exchanged(reader, columns, sentences, exchanges)
     spent = time.perf_counter() - started
     return ReadText(tuple(sentences), bag, match, spent, columns, labels)

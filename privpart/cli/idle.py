@@ -116,7 +116,7 @@ _DATA_DIR = Idle(
 _MOMENTUM = Idle("momentum", "optimizer", _is("optimizer", "adam"), "has a momentum of its own")
 _WITHOUT_SEARCH = frozenset({"invert_dense", "bag_of_tokens", "span_test"})
 """Attacks in closed form, whatever the effort."""
-_OF_IMAGES = "data data_dir mode"
+_OF_IMAGES = "data data_dir mode send_buffers"
 _AUDIT_FREE = "batch weights local_steps hide_labels attack seed view out form clip"
 
 
@@ -142,6 +142,7 @@ _AUDIT = (
         "learning_rate optimizer momentum", "local_steps", _is("local_steps", 0), "sends a gradient"
     ),
     _MOMENTUM,
+    Idle("send_buffers", "mode", _is("mode", "eval"), "statistics are not those of the batch"),
     Idle(
         "effort",
         "attack",
@@ -314,6 +315,7 @@ TABLE: Mapping[str, Options] = {
                 _given("gradient"),
                 "is one update, which already contains its noise",
             ),
+            Idle("send_buffers", "gradient", _given("gradient"), "has its buffers, or has not"),
             Idle("noise_multiplier", "clip", _missing("clip"), "noise has no scale"),
             Idle("delta", "noise_multiplier", _missing("noise_multiplier"), "has no epsilon"),
             Idle(

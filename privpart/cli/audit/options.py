@@ -19,7 +19,7 @@ from accounting.checks import ConfigError
 _CLIENT = "The client's training"
 _ATTACK = "The attack"
 _TEXT = "Text"
-_LATER = frozenset({"before", "plan", "tokens", "words", "pad", "length"})
+_LATER = frozenset({"before", "plan", "tokens", "words", "pad", "length", "send_buffers"})
 
 
 class Effort(StrEnum):
@@ -113,6 +113,14 @@ class AuditOptions:
     momentum: Annotated[
         float, typer.Option(help="Momentum of sgd, in [0, 1).", rich_help_panel=_CLIENT)
     ] = 0.0
+    send_buffers: Annotated[
+        bool,
+        typer.Option(
+            "--send-buffers",
+            help="Clients also send running statistics of batch normalisation.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = False
     delta: Annotated[
         float, typer.Option(help="Delta of the accountant's epsilon.", rich_help_panel=_CLIENT)
     ] = 1e-5
@@ -202,7 +210,7 @@ class AuditOptions:
         """
         values = {option.name: getattr(self, option.name) for option in fields(self)}
         for name in _LATER & values.keys():
-            if values[name] is None:
+            if values[name] in (None, False):
                 del values[name]  # as in folders of versions without it
         return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
 
