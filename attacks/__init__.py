@@ -5,7 +5,7 @@ only where the attack is known to work: read the verdict, not the decibels.
 """
 
 from attacks.audit import leakage
-from attacks.defences import DefencePoint, defences
+from attacks.defences import DefencePoint, TextDefencePoint, defences, text_defences
 from attacks.explain import Explanation, explain
 from attacks.load import (
     change_of_weights,
@@ -71,6 +71,7 @@ __all__ = [
     "Reconstruction",
     "Replay",
     "Scorer",
+    "TextDefencePoint",
     "TextObservation",
     "TextReport",
     "View",
@@ -113,6 +114,7 @@ __all__ = [
     "spear",
     "ssim",
     "suite",
+    "text_defences",
     "text_leakage",
     "view",
     "wilson",

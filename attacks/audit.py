@@ -10,22 +10,21 @@ It is one file above 500 lines because the options are documented once, where th
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
-from attacks.batch_statistics import buffers_after, sent_statistics, with_buffers
 from attacks.explain import Explanation, explain
 from attacks.metrics import ORACLES, baseline_images, feature_error, match_batch, psnr, ssim
 from attacks.observation import Observation, noise_std_of, observe, select
 from attacks.reconstruction.analytic import invert_dense, is_dense, visible_dense
+from attacks.reconstruction.batch_statistics import buffers_after, sent_statistics, with_buffers
 from attacks.reconstruction.features import layer_input
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import Reconstruction, matching_loss, reid_rank
@@ -37,8 +36,8 @@ from attacks.report import (
     Trial,
     Verdict,
     summarise,
-    with_union,
 )
+from attacks.setting import Setting
 from attacks.suite import Attack, suite
 from attacks.update import LocalSteps, Loss, as_double, double_state, norm, ready
 
@@ -147,73 +146,55 @@ def leakage(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Audit:
+class Audit(Setting):
     """A model, images and the options of ``leakage``, which documents them; checked when made.
 
     Raises:
         ConfigError: an option out of range, or two that contradict each other.
     """
 
-    model: nn.Module
+    kind: ClassVar[str] = "images"
+
     x: Tensor
     y: Tensor
-    views: Mapping[str, Sequence[str]]
     attacks: Mapping[str, Attack] | None = None
-    batch: int = 1
     loss: Loss = cross_entropy
-    update: Mapping[str, Tensor] | None = None
-    local: LocalSteps | None = None
-    clip: float | None = None
-    noise_multiplier: float = 0.0
-    delta: float = 1e-5
-    adversaries: Sequence[Adversary] | None = None
-    schedule: Sequence[str] = ()
     dataset_mean: Tensor | None = None
     class_means: Tensor | None = None
     decoys: tuple[Tensor, Tensor] | None = None
-    reveal_labels: bool = True
     send_buffers: bool = False
-    seed: int = 0
     done: MutableMapping[str, Found] | None = None
-    progress: Callable[[str], None] | None = None
     _tried: dict[str, TrialsByImage] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.refuse()
 
+    @property
+    def examples(self) -> int:
+        """The number of images."""
+        return len(self.x)
+
+    @property
+    def explained(self) -> bool:
+        """Whether the true images explain the update."""
+        return self._explanation.explained
+
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no audit is possible, before any attack."""
-        batch = checks.count("batch", self.batch)
-        checks.count("seed", self.seed, minimum=0)
-        checks.probability("delta", self.delta)
-        noise_std_of(self.clip, self.noise_multiplier)
-        for adversary in self.adversaries or ():
-            checks.choice("adversaries", adversary, ["server", "recipient"])
-        if self.update is not None:
-            self._refuse_given(batch)
-        if self.decoys is not None and batch > 1:
-            raise ConfigError(f"decoys: rank an image by itself; leave them out at batch={batch}.")
-        if not self.views:
-            raise ConfigError("views={}: name at least one, such as {'full': ['*']}.")
         if len(self.x) < 1 or len(self.x) != len(self.y):
             raise ConfigError(
                 f"x, y: {len(self.x)} images and {len(self.y)} labels; pass one label per image, "
                 "and at least one image."
             )
-        if len(self.x) % batch:
-            raise ConfigError(f"batch={batch}: must divide the number of images, {len(self.x)}.")
-        _ = self.names  # refuses a pattern that matches nothing
-
-    def _refuse_given(self, batch: int) -> None:
-        """Raise a ConfigError for options that contradict a given update."""
-        if batch != len(self.x):
-            raise ConfigError("update: a given update is of one batch; set batch to len(x).")
-        if self.send_buffers:
+        if self.update is not None and self.send_buffers:
             raise ConfigError("send_buffers: a given update has its buffers, or has not.")
-        if self.noise_multiplier and "server" in self._everyone:
+        self.refuse_setting()
+        with torch.no_grad():
+            net = ready(self.model, training=False).double()
+            self.refuse_labels(net(self.x[:1].double()), self.y)
+        if self.decoys is not None and self.batch > 1:
             raise ConfigError(
-                "adversaries: a given update already contains its noise, so that only the "
-                "recipient can be audited; leave out the server."
+                f"decoys: rank an image by itself; leave them out at batch={self.batch}."
             )
 
     def report(self) -> LeakageReport:
@@ -221,7 +202,7 @@ class Audit:
 
         If the true images do not explain the update, nothing is attacked.
         """
-        rows = tuple(row for adversary in self._everyone for row in self.rows(adversary))
+        rows = tuple(row for adversary in self.everyone for row in self.rows(adversary))
         return LeakageReport(
             rows=rows,
             truth=self.x.detach().clone(),
@@ -229,9 +210,9 @@ class Audit:
             labels_revealed=self.reveal_labels,
             seed=self.seed,
             threat=self._threat(),
-            losses=tuple(self._client_loss(number) for number in self._batches),
+            losses=tuple(self._client_loss(number) for number in self.batches),
             baseline_images=self._guesses,
-            bound=_bound(self.noise_multiplier),
+            bound=self.accounted(),
             delta=self.delta,
             schedule=summarise(rows, self.schedule) if self.schedule else None,
             decoys=0 if self.decoys is None else len(self.decoys[0]),
@@ -242,11 +223,11 @@ class Audit:
 
     def rows(self, adversary: Adversary) -> list[LeakageRow]:
         """Return a row per view, as attacked by that adversary."""
-        return [self._row(view, adversary) for view in self._views]
+        return [self._row(view, adversary) for view in self.every_view]
 
     def images(self, number: int) -> tuple[Tensor, Tensor]:
         """Return batch ``number`` and its labels."""
-        rows = slice(number * self.batch, (number + 1) * self.batch)
+        rows = self.rows_of(number)
         return self.x[rows].detach(), self.y[rows]
 
     def observe(self, view: str, adversary: Adversary, number: int) -> Observation:
@@ -260,7 +241,7 @@ class Audit:
         x, y = self.images(number)
         seen = observe(
             *(self.model, x, y),
-            visible=self._views[view],
+            visible=self.every_view[view],
             loss=self.loss,
             local=self.local,
             clip=self.clip,
@@ -268,18 +249,6 @@ class Audit:
             **noise,
         )
         return with_buffers(self.model, seen, x) if self.send_buffers else seen
-
-    @cached_property
-    def names(self) -> dict[str, frozenset[str]]:
-        """The parameters of each view."""
-        known = [name for name, _ in self.model.named_parameters()]
-        if self.update is not None:
-            known = [name for name in self.update if name not in dict(self.model.named_buffers())]
-        return {view: frozenset(select(known, pats)) for view, pats in self._views.items()}
-
-    @cached_property
-    def _views(self) -> dict[str, Sequence[str]]:
-        return with_union(self.views, self.schedule)
 
     @cached_property
     def _attacks(self) -> Mapping[str, Attack]:
@@ -294,9 +263,9 @@ class Audit:
         """Of the view, adversary and batch that the true images explain least."""
         found = (
             explain(self.model, self.observe(view, adversary, number), *self.images(number))
-            for adversary in self._everyone
-            for view in self._views
-            for number in self._batches
+            for adversary in self.everyone
+            for view in self.every_view
+            for number in self.batches
         )
         return max(found, key=lambda one: one.excess)
 
@@ -308,7 +277,7 @@ class Audit:
         if public is None and self.decoys is not None and len(self.decoys[0]):
             public = self.decoys[0].double().mean(0).clamp(0, 1)
         guesses = baseline_images(self.x, public, means, seed=self.seed)
-        if public is None and len(self._batches) > 1:
+        if public is None and len(self.batches) > 1:
             guesses[_OTHERS] = _mean_of_others(self.x.detach().double(), self.batch)
         return guesses
 
@@ -328,18 +297,6 @@ class Audit:
         best: list[float] = torch.stack(fair).amax(0).tolist()
         return best
 
-    @property
-    def _everyone(self) -> Sequence[Adversary]:
-        if self.adversaries:
-            return self.adversaries
-        if not self.noise_multiplier:
-            return ("server",)
-        return ("server", "recipient") if self.update is None else ("recipient",)
-
-    @property
-    def _batches(self) -> range:
-        return range(len(self.x) // self.batch)
-
     def _observe_given(self, update: Mapping[str, Tensor], view: str) -> Observation:
         b, c, h, w = self.x.shape
         buffers = dict(self.model.named_buffers())
@@ -355,26 +312,23 @@ class Audit:
             training=self.model.training,
             buffers=buffers_after(self.model, update, changes=self.local is not None),
         )
-        return whole.restrict(select(list(whole.update), self._views[view]))
+        return whole.restrict(select(list(whole.update), self.every_view[view]))
 
     def _row(self, view: str, adversary: Adversary) -> LeakageRow:
-        seen = [self.observe(view, adversary, number) for number in self._batches]
-        by_batch = [self._attack_with_parts(view, adversary, n, seen[n]) for n in self._batches]
+        seen = [self.observe(view, adversary, number) for number in self.batches]
+        by_batch = [self._attack_with_parts(view, adversary, n, seen[n]) for n in self.batches]
         tried = [trials for batch in by_batch for trials in batch]
         alone = [[trial for trial in trials if trial.view == view] for trials in tried]
-        sizes = {name: value.numel() for name, value in self.model.named_parameters()}
-        visible = sum(sizes[name] for name in self.names[view])
-        sent = [
-            n for n in self._batches if norm(seen[n].update) > 0 and self._explanation.explained
-        ]
+        visible, share = self.visible(view)
+        sent = [n for n in self.batches if norm(seen[n].update) > 0 and self.explained]
         errors = [feature_errors(self.model, seen[n], self.images(n)[0]) for n in sent] or [{}]
-        ranked = self.decoys is not None and self.batch == 1 and len(sent) == len(self._batches)
+        ranked = self.decoys is not None and self.batch == 1 and len(sent) == len(self.batches)
         own = tuple(min(one, key=lambda trial: trial.reconstruction.match) for one in alone)
         return LeakageRow(
             view=view,
-            patterns=tuple(self._views[view]),
+            patterns=tuple(self.every_view[view]),
             visible=visible,
-            share=visible / sum(sizes.values()),
+            share=share,
             unknowns=self.batch * self.x[0].numel(),
             own=own,
             best=tuple(max(one, key=lambda trial: trial.psnr) for one in tried),
@@ -382,7 +336,7 @@ class Audit:
             verdict=most_severe(trial for one in tried for trial in one),
             adversary=adversary,
             update_norm=median(norm(one.update) for one in seen),
-            ranks=tuple(self._rank(n, seen[n]) for n in self._batches) if ranked else (),
+            ranks=tuple(self._rank(n, seen[n]) for n in self.batches) if ranked else (),
             feature_error={k: max(one.get(k, 0.0) for one in errors) for k in errors[0]},
             labels_right=None if self.reveal_labels else self._labels_right(own),
             labels_doubtful=any(len(self._label_guesses(seen[n])) > 1 for n in sent),
@@ -390,7 +344,7 @@ class Audit:
 
     def _labels_right(self, own: Sequence[Trial]) -> float | None:
         """Return the share of the labels that the attacks inferred right, in any order."""
-        tried = [n for n in self._batches if own[n * self.batch].untried is None]
+        tried = [n for n in self.batches if own[n * self.batch].untried is None]
         right = 0
         for number in tried:
             truth = Counter(self.images(number)[1].tolist())
@@ -431,11 +385,11 @@ class Audit:
         self, sent: str, view: str, adversary: Adversary, number: int, seen: Observation
     ) -> TrialsByImage:
         """Run the attacks in turn until all images are recovered; never run one twice."""
-        key = "/".join((adversary, sent, view, str(number), *self._defence))
+        key = self.key(adversary, sent, view, number)
         if key not in self._tried:
             x, y = self.images(number)
-            floor = self._floor[number * self.batch :][: self.batch]
-            untried = self._untried(seen)
+            floor = self._floor[self.rows_of(number)]
+            untried = self.untried(seen)
             if untried is not None:
                 return _nothing_attacked(view, untried, x, y, floor, self._explanation.residual)
             truth = truth_residual(self.model, seen, x, y)
@@ -456,12 +410,6 @@ class Audit:
             self._tried[key] = tried
         return self._tried[key]
 
-    def _untried(self, seen: Observation) -> Verdict | None:
-        """Return the verdict on an update that cannot be attacked."""
-        if not self._explanation.explained:
-            return "void"
-        return "nothing sent" if norm(seen.update) == 0 else None
-
     def _find(self, key: str, name: str, seen: Observation, number: int) -> Reconstruction | None:
         before = self._done.get(key, {})
         if name in before:
@@ -472,13 +420,6 @@ class Audit:
         if found is not None:
             self._done[key] = {**before, name: found}
         return found
-
-    @property
-    def _defence(self) -> tuple[str, ...]:
-        """Part of a key, so that a sweep over clips and noises can share one store of results."""
-        if self.clip is None:
-            return ()
-        return f"clip {self.clip!r}", f"noise {self.noise_multiplier!r}"
 
     def _rank(self, number: int, seen: Observation) -> int:
         if self.decoys is None:
@@ -495,7 +436,7 @@ class Audit:
 
     def _buffers_told(self) -> str:
         """Return whether batch statistics were sent, and can be told from the buffers."""
-        seen = self.observe(next(iter(self._views)), self._everyone[0], 0)
+        seen = self.observe(next(iter(self.every_view)), self.everyone[0], 0)
         if not seen.buffers:
             return "not sent"
         usable = bool(sent_statistics(self.model, seen))
@@ -503,19 +444,9 @@ class Audit:
 
     def _threat(self) -> dict[str, Any]:
         """Return what the attacker knows and what was done to the update, as JSON types."""
-        return {
-            "update": "gradient" if self.local is None else "delta",
-            "origin": "computed" if self.update is None else "given",
-            "local": None if self.local is None else asdict(self.local),
-            "batch": self.batch,
+        return self.shared_threat() | {
             "mode": "train" if self.model.training else "eval",
-            "weights": "public",
             "buffers": self._buffers_told(),
-            "labels": "revealed" if self.reveal_labels else "inferred",
-            "clip": self.clip,
-            "noise_multiplier": self.noise_multiplier,
-            "noise_std": noise_std_of(self.clip, self.noise_multiplier),
-            "recipient": "knows every other client's update",
             "attacks": list(self._attacks),
         }
 
@@ -585,10 +516,3 @@ def _mean_of_others(x: Tensor, batch: int) -> Tensor:
     own = x.reshape(-1, batch, *x.shape[1:]).sum(1)
     means: Tensor = (x.sum(0) - own) / (len(x) - batch)
     return means.clamp(0, 1).repeat_interleave(batch, 0)
-
-
-def _bound(noise_multiplier: float) -> Guarantee | None:
-    """Return what the accountant says of one noised release, whatever the attacks find."""
-    if not noise_multiplier:
-        return None
-    return guarantee(Independent(1), Participation(1), noise_multiplier=noise_multiplier)

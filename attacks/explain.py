@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from accounting.checks import ConfigError
-from attacks.batch_statistics import statistics_gap
 from attacks.observation import Observation
+from attacks.reconstruction.batch_statistics import statistics_gap
 from attacks.reconstruction.reconstruct import flat
 from attacks.update import as_double, clip_scale, ready, simulated_update
 

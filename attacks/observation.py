@@ -79,7 +79,7 @@ class Observation:
             if value.is_floating_point() and not bool(value.isfinite().all()):
                 raise ConfigError(f"state[{name!r}]: has values that are not finite.")
         for where, sent in (("update", self.update), ("buffers", self.buffers)):
-            _check_entries(where, sent, self.state)
+            check_entries(where, sent, self.state)
         if self.sent and not set(self.update) <= set(self.sent) <= set(self.state):
             raise ConfigError("sent: must contain every visible name, and only names of the model.")
         if self.clip is not None:
@@ -217,7 +217,8 @@ def _check_batch(x: Tensor, y: Tensor) -> None:
         raise ConfigError(f"y: {y.dtype} {tuple(y.shape)}; must be ({x.shape[0]},) integers.")
 
 
-def _check_entries(where: str, sent: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+def check_entries(where: str, sent: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Raise a ConfigError unless each tensor is finite, and has the shape of the state's."""
     for name, value in sent.items():
         _check_entry(where, name, value, state)
 
@@ -231,6 +232,8 @@ def _check_entry(where: str, name: str, value: Tensor, state: Mapping[str, Tenso
         raise ConfigError(
             f"{where}[{name!r}]: shape {tuple(value.shape)}; must be {tuple(state[name].shape)}."
         )
+    if state[name].is_floating_point() and not value.is_floating_point():
+        raise ConfigError(f"{where}[{name!r}]: holds {value.dtype}; must hold real numbers.")
     if not bool(value.isfinite().all()):
         raise ConfigError(f"{where}[{name!r}]: has values that are not finite.")
 

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from accounting.pages import drawing
-from attacks.defences import DefencePoint
+from attacks.defences import Point
 from attacks.report import VERDICTS, LeakageReport, LeakageRow, Verdict
 
 COLOURS: dict[Verdict, str] = {
@@ -149,8 +149,8 @@ def _legend(figure: Figure, found: Collection[Verdict]) -> None:
     )
 
 
-def defence_curve(points: Sequence[DefencePoint], path: Path) -> None:
-    """Draw PSNR against the noise multiplier, with the accountant's epsilon on a second axis.
+def defence_curve(points: Sequence[Point], path: Path) -> None:
+    """Draw the score against the noise multiplier, with the accountant's epsilon on a second axis.
 
     The two axes share the noise and nothing else: neither is computed from the other.
     """
@@ -160,14 +160,14 @@ def defence_curve(points: Sequence[DefencePoint], path: Path) -> None:
     styles = drawing.Styles(list(dict.fromkeys(clips)))
     for name in styles.parts:
         line = [p for p, own in zip(points, clips, strict=True) if own == name]
-        _psnr_line(axes, [p for p in line if p.noise_multiplier > 0], styles.of(name))
+        _score_line(axes, [p for p in line if p.noise_multiplier > 0], styles.of(name))
         for free in (p for p in line if p.noise_multiplier == 0):
             drawing.no_noise(
-                axes, median(free.psnr), label=f"{name}, no noise", color=styles.colour(name)
+                axes, median(free.scores), label=f"{name}, no noise", color=styles.colour(name)
             )
     floor = median(value for point in points for value in point.baselines)
-    drawing.target(axes, floor, "best image that needs no attack")
-    axes.set_ylabel("PSNR of the best attack (dB)")
+    drawing.target(axes, floor, points[0].guess)
+    axes.set_ylabel(points[0].measure)
     if levels:
         axes.set_xscale("log")
         axes.set_xticks(levels, [drawing.short(level) for level in levels])
@@ -185,12 +185,12 @@ def defence_curve(points: Sequence[DefencePoint], path: Path) -> None:
     drawing.save(figure, path)
 
 
-def _psnr_line(axes: Axes, line: Sequence[DefencePoint], style: dict[str, Any]) -> None:
+def _score_line(axes: Axes, line: Sequence[Point], style: dict[str, Any]) -> None:
     """Draw the medians of one clip, and the range over the images."""
     if not line:
         return
     ordered = sorted(line, key=lambda p: p.noise_multiplier)
     at = [p.noise_multiplier for p in ordered]
-    axes.plot(at, [median(p.psnr) for p in ordered], **style)
-    low, high = [min(p.psnr) for p in ordered], [max(p.psnr) for p in ordered]
+    axes.plot(at, [median(p.scores) for p in ordered], **style)
+    low, high = [min(p.scores) for p in ordered], [max(p.scores) for p in ordered]
     axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)

@@ -228,87 +228,51 @@ class ScheduleSummary:
         }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LeakageReport:
-    """A row per view and adversary, on the same images, weights and seeds.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Report:
+    """What the reports on images and on text share.
 
     Args:
-        rows: a row per adversary and view, in the order of the views.
-        truth: (N, C, H, W) true images.
-        baselines: PSNR of each image in dB, by the name of the baseline.
-        labels_revealed: whether the attacker was told the labels.
-        seed: of the starting points.
+        seed: of the starting points and of the noise.
         threat: what the attacker knows and what was done to the update, as JSON types.
         losses: the client's loss on each batch; near 0 the gradient is tiny.
-        baseline_images: (N, C, H, W), by the name of the baseline.
         bound: the accountant's guarantee of the noised release, or None without noise.
         delta: at which its epsilon is printed.
-        schedule: the worst round of a training, or None without a schedule.
-        decoys: number of images among which the truth was ranked.
-        oracles: names of those baselines that know the truth. No verdict is measured against them.
-        missing: names of baselines that a verdict should be measured against, for want of data.
-        explanation: of the view that the true images explain least. If they do not explain it,
+        explanation: of the view that the true examples explain least. If they do not explain it,
             the audit is void.
     """
 
-    rows: tuple[LeakageRow, ...]
-    truth: Tensor
-    baselines: Mapping[str, tuple[float, ...]]
-    labels_revealed: bool
     seed: int
     threat: Mapping[str, Any] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
-    baseline_images: Mapping[str, Tensor] = field(default_factory=dict)
     bound: Guarantee | None = None
     delta: float = 1e-5
-    schedule: ScheduleSummary | None = None
-    decoys: int = 0
-    oracles: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
     explanation: Explanation | None = None
 
     @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdict of each row."""
+        raise NotImplementedError
+
+    @property
     def void(self) -> bool:
-        """Whether the true images do not explain the update."""
+        """Whether the true examples do not explain the update."""
         return self.explanation is not None and not self.explanation.explained
 
     @property
     def verdict(self) -> Verdict:
         """The most severe one of all rows."""
-        return min((row.verdict for row in self.rows), key=VERDICTS.index)
+        return min(self.verdicts, key=VERDICTS.index)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON types."""
+    def shared(self) -> dict[str, Any]:
+        """Return the fields as JSON types."""
         return {
-            "schema": SCHEMA,
             "verdict": self.verdict,
-            "images": len(self.truth),
-            "shape": list(self.truth.shape[1:]),
             "seed": self.seed,
             "threat": dict(self.threat),
-            "thresholds": {
-                "recovered_db": RECOVERED_DB,
-                "gain_db": GAIN_DB,
-                "matched": MATCHED,
-                "explained": EXPLAINED,
-            },
-            "psnr": "-10 log10 MSE per image, data range 1, capped at 313.07 dB (float64)",
             "losses": list(self.losses),
             "void": self.explanation.to_dict() if self.explanation and self.void else None,
-            "baselines": self._scores(set(self.baselines) - set(self.oracles)),
-            "oracles": self._scores(self.oracles),
-            "missing_baselines": list(self.missing),
-            "rows": [row.to_dict() for row in self.rows],
-            "schedule": None if self.schedule is None else self.schedule.to_dict(),
-            "decoys": self.decoys,
             "accountant": self._accountant(),
-        }
-
-    def _scores(self, names: Collection[str]) -> dict[str, Any]:
-        return {
-            name: {"median": median(scores), "max": max(scores), "psnr": list(scores)}
-            for name, scores in self.baselines.items()
-            if name in names
         }
 
     def _accountant(self) -> dict[str, Any] | None:
@@ -320,6 +284,67 @@ class LeakageReport:
             "epsilon": self.bound.epsilon(self.delta),
             "delta": self.delta,
             "relation": "independent of the scores: neither is computed from the other",
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LeakageReport(Report):
+    """A row per view and adversary, on the same images, weights and seeds; see also ``Report``.
+
+    Args:
+        rows: a row per adversary and view, in the order of the views.
+        truth: (N, C, H, W) true images.
+        baselines: PSNR of each image in dB, by the name of the baseline.
+        labels_revealed: whether the attacker was told the labels.
+        baseline_images: (N, C, H, W), by the name of the baseline.
+        schedule: the worst round of a training, or None without a schedule.
+        decoys: number of images among which the truth was ranked.
+        oracles: names of those baselines that know the truth. No verdict is measured against them.
+        missing: names of baselines that a verdict should be measured against, for want of data.
+    """
+
+    rows: tuple[LeakageRow, ...]
+    truth: Tensor
+    baselines: Mapping[str, tuple[float, ...]]
+    labels_revealed: bool
+    baseline_images: Mapping[str, Tensor] = field(default_factory=dict)
+    schedule: ScheduleSummary | None = None
+    decoys: int = 0
+    oracles: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdict of each row."""
+        return tuple(row.verdict for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON types."""
+        return {
+            "schema": SCHEMA,
+            **self.shared(),
+            "images": len(self.truth),
+            "shape": list(self.truth.shape[1:]),
+            "thresholds": {
+                "recovered_db": RECOVERED_DB,
+                "gain_db": GAIN_DB,
+                "matched": MATCHED,
+                "explained": EXPLAINED,
+            },
+            "psnr": "-10 log10 MSE per image, data range 1, capped at 313.07 dB (float64)",
+            "baselines": self._scores(set(self.baselines) - set(self.oracles)),
+            "oracles": self._scores(self.oracles),
+            "missing_baselines": list(self.missing),
+            "rows": [row.to_dict() for row in self.rows],
+            "schedule": None if self.schedule is None else self.schedule.to_dict(),
+            "decoys": self.decoys,
+        }
+
+    def _scores(self, names: Collection[str]) -> dict[str, Any]:
+        return {
+            name: {"median": median(scores), "max": max(scores), "psnr": list(scores)}
+            for name, scores in self.baselines.items()
+            if name in names
         }
 
 

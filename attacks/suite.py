@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from attacks.batch_statistics import sent_statistics
 from attacks.observation import Observation
 from attacks.reconstruction.analytic import invert_first_dense
 from attacks.reconstruction.april import april
+from attacks.reconstruction.batch_statistics import sent_statistics
 from attacks.reconstruction.cosine import MOST_GUESSES, cosine_tv
 from attacks.reconstruction.features import dense_then_invert
 from attacks.reconstruction.labels import label_candidates

@@ -1,8 +1,9 @@
 """Audit peers: what each attack reconstructs from the same update within the same budget.
 
-Run: ``python benchmarks/audit_peers.py``; writes results/audit_peers.json. It resumes:
-runs that the file holds, made with the same settings, are not repeated. The first run creates an
-environment for breaching under .peers/ (1.3 GB).
+Run: ``python benchmarks/audit_peers.py --processes 4``; writes results/audit_peers.json after each
+run, and resumes: runs that the file holds, made with the same settings, are not repeated. The first
+run creates an environment for breaching under .peers/ (1.3 GB); ``--breaching PYTHON`` names an
+interpreter that has it.
 
 Sides: privpart (its attacks one after the other, the result chosen by its own residual), breaching
 0.1.2 ("invertinggradients" and "deepleakage" as configured there), and DLG, iDLG and Inverting
@@ -13,14 +14,13 @@ papers do (DLG, deepleakage) and to iDLG, which infers its one.
 """
 
 import argparse
-import itertools
 import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +33,8 @@ import numpy as np
 import torch
 from audit_peers_cases import NETWORKS, SIZE, Block, Network, Normalised, batch_of
 from machine import machine
-from peers_environment import Environment, NotInstalledError, _run, environment
+from peers_environment import NotInstalledError, _run, environment, installed
+from processes import finished
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -43,15 +44,17 @@ from attacks.reconstruction.reconstruct import FALLING, GOOD_ENOUGH
 from attacks.report import RECOVERED_DB
 
 RESULT = Path(__file__).parent / "results" / "audit_peers.json"
-TRIALS = {1: 3, 2: 2, 4: 2, 8: 1}  # batches of each size
+TRIALS = {1: 8, 2: 6, 4: 5, 8: 4}  # batches of each size, each of other images and start values
 BUDGET = 10.0  # processor seconds
 OURS = "privpart"
 BREACHING = {
     "breaching, invertinggradients": "invertinggradients",
     "breaching, deepleakage": "deepleakage",
 }
+MOST_TIMED = 1024  # steps of the longest trial
+RESAMPLES = 2000  # of the bootstrap
 FEATURES = 0.1  # share of our seconds for the features of the dense layer; matching gets the rest
-_TIMED = (8, 40)  # steps of two trials, which tell the seconds of a step from those of a start
+TIMING = 0.1  # share of the budget that a trial lasts, which tells the seconds of a step
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Case:
         return list(torch.autograd.grad(cross_entropy(model(x), self.y), model.parameters()))
 
 
+@cache
 def photographs() -> Tensor:
     """Return 32 colour images (3, 32, 32) in [0, 1]: windows of scikit-learn's two photographs."""
     from sklearn.datasets import load_sample_images
@@ -109,7 +113,7 @@ def ours(case: Case) -> dict[str, Any]:
     left = case.budget
     found: dict[str, Reconstruction] = {}
     for name, attack, share in _plan(model, seen):
-        steps = _count(share * left, _each(attack))
+        steps = _count(share * left, _each(attack, case.budget))
         began = time.process_time()
         tried = attack(steps)
         left -= time.process_time() - began
@@ -148,16 +152,17 @@ def _plan(model: nn.Module, seen: Observation) -> list[tuple[str, Counted, float
     return [*plan, ("dlg + falling tv", lambda n: falling(max_evaluations=n), 1.0)]
 
 
-def _each(attack: Counted) -> float:
-    """Return the processor seconds of a step, without those of the start and of the first call."""
+def _each(attack: Counted, budget: float) -> float:
+    """Return the processor seconds of a step, by trials that last until the start counts little."""
     attack(1)
-    few, many = _TIMED
-    times = [time.process_time()]
-    for steps in _TIMED:
+    steps = 4
+    while True:
+        began = time.process_time()
         attack(steps)
-        times.append(time.process_time())
-    start, both = times[1] - times[0], times[2] - times[1]
-    return max((both - start) / (many - few), both / many / 2)
+        spent = time.process_time() - began
+        if spent >= TIMING * budget or steps >= MOST_TIMED:  # an attack may end by itself
+            return spent / steps
+        steps *= 4
 
 
 def _count(seconds: float, each: float) -> int:
@@ -255,19 +260,32 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             line["errors"] = {"runs": len(failed), "first": failed[0]}
         if scores:
             above = sum(value >= RECOVERED_DB for value in scores)
+            batches = sum(max(r["psnr"]) >= RECOVERED_DB for r in done)
             guesses = [value for r in done for value in r["psnr_of_the_mean_image"]]
             line |= {
                 "images": len(scores),
+                "batches": len(done),
                 "psnr_median": median(scores),
+                "psnr_median_95": _spread([r["psnr"] for r in done]),
                 "psnr_least": min(scores),
                 "psnr_most": max(scores),
                 "mean_image_median": median(guesses),
                 "recovered": above,
-                "recovered_rate_95": list(wilson(above, len(scores))),
+                "batches_with_one_recovered": batches,
+                "batch_rate_95": list(wilson(batches, len(done))),
                 "cpu_seconds_median": median(r["seconds"] for r in done),
             }
         table.append(line)
     return table
+
+
+def _spread(batches: list[list[float]]) -> list[float]:
+    """Return the 95 % interval of the median by bootstrap over batches, whose images depend."""
+    rng = np.random.default_rng(0)
+    draws = rng.integers(len(batches), size=(RESAMPLES, len(batches)))
+    medians = [median(value for i in draw for value in batches[i]) for draw in draws]
+    ends: list[float] = np.quantile(medians, (0.025, 0.975)).tolist()
+    return ends
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
@@ -280,20 +298,55 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             cells[line["side"]] = "failed"
             continue
         cells |= {"images": str(line["images"]), "mean image": f"{line['mean_image_median']:.1f}"}
-        low, high = line["recovered_rate_95"]
-        rate = f"{line['recovered']}, {low:.0%} to {high:.0%}"
+        low, high = line["psnr_median_95"]
+        least, most = line["batch_rate_95"]
         cells[line["side"]] = (
-            f"{line['psnr_median']:.1f} ({rate}), {line['cpu_seconds_median']:.0f} s"
+            f"{line['psnr_median']:.1f} ({low:.1f} to {high:.1f}); {line['recovered']} in "
+            f"{line['batches_with_one_recovered']} of {line['batches']} "
+            f"({least:.0%} to {most:.0%}); {line['cpu_seconds_median']:.0f} s"
         )
     text = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for (network, _, batch), cells in rows.items():
+    for (network, budget, batch), cells in rows.items():
         own = [cells.get(name, "-") for name in head[1:]]
-        text.append(f"| {network}, {batch} | {' | '.join(own)} |")
+        much = "" if budget == BUDGET else f", {budget:.0f} s"
+        text.append(f"| {network}, {batch}{much} | {' | '.join(own)} |")
     return "\n".join(text)
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One run: what one side finds in one batch."""
+
+    name: str
+    batch: int
+    side: str
+    trial: int
+    budget: float
+
+    def run(self, python: Path | None) -> dict[str, Any]:
+        """Return the run as JSON types; ``python`` is the interpreter that has breaching."""
+        torch.set_num_threads(1)
+        images = photographs()
+        _warm()
+        case = Case(self.name, self.trial, *batch_of(images, self.batch, self.trial), self.budget)
+        if self.side in BREACHING:
+            assert python is not None  # noqa: S101  cells of breaching are left out without it
+            (found,) = by_breaching([(self.side, case)], python)
+        else:
+            found = ours(case) if self.side == OURS else by_stock(self.side, case)
+        at = machine("torch")
+        told = f"{at['processor']}, {at['cores']} cores, torch {at['packages']['torch']}"
+        return row(self.side, case, images.mean(0), found) | {"machine": told}
+
+
+@cache
+def _warm() -> None:
+    """Differentiate twice, once per process: the first time costs seconds of its own."""
+    by_stock("DLG, as published", Case("LeNet, sigmoid", 0, *batch_of(photographs(), 1, 0), 0.1))
+
+
 def main() -> None:
-    """Run what is missing, trial by trial, and write the results after each."""
+    """Run what is missing, trial by trial, and write the results after each run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--batches", nargs="*", type=int, default=list(TRIALS))
@@ -301,59 +354,48 @@ def main() -> None:
     parser.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES)
     parser.add_argument("--budget", type=float, default=BUDGET)
     parser.add_argument("--result", type=Path, default=RESULT)
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
+    parser.add_argument("--breaching", type=Path, default=None, help="interpreter that has it")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     settings = {"features": FEATURES, "success_db": RECOVERED_DB}
     old = json.loads(options.result.read_text()) if options.result.exists() else {}
     runs = old["runs"] if old.get("settings") == json.loads(json.dumps(settings)) else []
     try:
-        env: Environment | None = environment("breaching")
+        env = installed(options.breaching) if options.breaching else environment("breaching")
         versions: Any = env.versions
     except NotInstalledError as error:
         env, versions = None, {"left_out": f"not installed: {error}"}
-    images = photographs()
-    for trial, name in itertools.product(range(options.trials), options.networks):
-        cases = [
-            Case(name, trial, *batch_of(images, batch, trial), options.budget)
-            for batch in options.batches
-            if trial < TRIALS.get(batch, options.trials)
-        ]
-        _trial(cases, options.sides, runs, images.mean(0), env)
+    have = {tuple(r[k] for k in KEY) for r in runs}
+    todo = [
+        cell
+        for cell in cells(options)
+        if (cell.name, cell.batch, cell.side, cell.trial, cell.budget) not in have
+        and (env is not None or cell.side not in BREACHING)
+    ]
+    python = None if env is None else env.python
+    for found in finished([partial(cell.run, python) for cell in todo], options.processes):
+        runs.append(found)
         document = {
             "method": __doc__,
-            "machine": machine("torch", "numpy", "scipy"),
+            "machine": machine("torch", "numpy", "scipy") | {"processes": options.processes},
             "breaching": versions,
             "settings": settings,
             "table": summary(runs),
             "runs": runs,
         }
         options.result.write_text(json.dumps(document, indent=1) + "\n")
-    print(table(json.loads(options.result.read_text())["table"]))
+    print(table(summary(runs)))
 
 
-def _trial(
-    cases: list[Case],
-    sides: Sequence[str],
-    runs: list[dict[str, Any]],
-    mean: Tensor,
-    env: Environment | None,
-) -> None:
-    """Add the runs of one trial that are missing."""
-    have = {tuple(r[k] for k in KEY) for r in runs}
-    todo = [
-        (side, case)
-        for case in cases
-        for side in sides
-        if key(side, case) not in have and not (side.startswith("iDLG") and len(case.y) > 1)
-    ]
-    for side, case in todo:
-        if side not in BREACHING:
-            found = ours(case) if side == OURS else by_stock(side, case)
-            runs.append(row(side, case, mean, found))
-    jobs = [(side, case) for side, case in todo if side in BREACHING]
-    if env is not None and jobs:
-        answers = by_breaching(jobs, env.python)
-        runs += [row(*job, mean, found) for job, found in zip(jobs, answers, strict=True)]
+def cells(options: argparse.Namespace) -> Iterator[Cell]:
+    """Return every run that the options ask for: all sides of a batch, batch after batch."""
+    for trial in range(options.trials):
+        for name in options.networks:
+            for batch in options.batches:
+                for side in options.sides:
+                    alone = side.startswith("iDLG") and batch > 1
+                    if trial < TRIALS.get(batch, options.trials) and not alone:
+                        yield Cell(name, batch, side, trial, options.budget)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Leakage map: which part of a model gives away what, for the papers' networks and a LoRA one.
 
-Run: ``python benchmarks/leakage_map.py``; writes results/leakage_map.json and prints the table that
-docs/what-leaks.md shows. It resumes: what a run that was cut off has found is in --out, and is not
-computed again. Images are attacked at start values, in batches of one, with labels known; a second
-update of four images, labels hidden, is for the column of labels.
+Run: ``python benchmarks/leakage_map.py --processes 2``; writes results/leakage_map.json and prints
+the table that docs/what-leaks.md shows. It resumes: what a run that was cut off has found is in
+--out, and is not computed again. Images are attacked at start values, in batches of one, with
+labels known; a second update of four images, labels hidden, is for the column of labels.
 
-On the papers' networks, with ReLU, matching gradients finds no picture in an affordable time, so
-only closed forms and the inversion of a dense layer's input are tried, unless --search is given;
-a row that none of them solves says "not searched".
+On the two ResNets, which are deep and have ReLU, matching gradients finds no picture in an
+affordable time, so only closed forms and the inversion of a dense layer's input are tried, unless
+--search is given; a row that none of them solves says "not searched".
 
 Two small smooth networks stand first: attacks work there, so that a part's row says what the part
 holds, and not what the attack lacks.
@@ -18,8 +18,10 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,12 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import torch
 from audit_peers import photographs
 from machine import machine
+from processes import finished
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from attacks import leakage, networks, observe, suite
+from attacks import LeakageReport, leakage, networks, observe, suite
+from attacks.audit import Found
 from attacks.reconstruction.labels import label_candidates
 from attacks.suite import Attack
 from attacks.text.bag import bag_of_tokens
@@ -48,6 +52,7 @@ RESULT = Path(__file__).parent / "results" / "leakage_map.json"
 DECOYS = 9
 EXACT = 1e-3  # relative error below which the input of a dense layer counts as read
 LABELLED = 4  # images of the update whose labels are hidden
+DATA = Path(os.environ["FASHION_MNIST"]) if "FASHION_MNIST" in os.environ else None
 
 
 @dataclass(frozen=True)
@@ -68,20 +73,23 @@ class Images:
 
 @dataclass(frozen=True)
 class Subject:
-    """A network, the parts that are audited, and the budget of the attacks."""
+    """A network, the parts that are audited, and the budget of the attacks.
+
+    ``search`` says whether gradient matching is tried, beside closed forms.
+    """
 
     name: str
     build: Callable[[], nn.Module]
     images: Callable[[], Images]
     views: Mapping[str, tuple[str, ...]]
     budget: Mapping[str, float]
-    smooth: bool = False
+    search: bool = False
     trials: int = 1
 
 
 def clothes() -> Images:
     """Return Fashion-MNIST's first test image of each label, and more images after them."""
-    task = fashion_mnist()
+    task = fashion_mnist(DATA)
     x, y = task.test_x[:400], task.test_y[:400]
     first = [int((y == label).nonzero()[0]) for label in range(10)]
     rest = [i for i in range(len(y)) if i not in first]
@@ -109,7 +117,7 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
 
 def trained_lenet() -> nn.Module:
     """Return the smooth LeNet after 150 steps of Adam on 32 clothes each."""
-    task = fashion_mnist()
+    task = fashion_mnist(DATA)
     generator = torch.Generator().manual_seed(0)
     model = networks.smooth_lenet(generator, size=28)
     solver = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -119,6 +127,22 @@ def trained_lenet() -> nn.Module:
         nn.functional.cross_entropy(model(task.train_x[rows]), task.train_y[rows]).backward()
         solver.step()
     return model.eval()
+
+
+def vit() -> nn.Module:
+    """Return a ViT of transformers: patches of 8 x 8 pixels, width 64, 4 layers, 2 heads."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        intermediate_size=128,
+        image_size=32,
+        patch_size=8,
+        num_labels=10,
+    )
+    return ViTForImageClassification(config)
 
 
 LAYERS = {
@@ -132,6 +156,7 @@ LAYERS = {
 }
 NORMS = {"all norms": ("type:GroupNorm",)}
 SMALL = {"restarts": 1, "max_evaluations": 300, "newton_steps": 0, "steps": 150, "tv": 1e-2}
+RELU = {"restarts": 1, "max_evaluations": 30, "newton_steps": 0, "steps": 1000, "tv": 1e-2}
 LARGE = {"restarts": 1, "max_evaluations": 60, "newton_steps": 0, "steps": 60, "tv": 1e-2}
 FEATURES = {"restarts": 1, "max_evaluations": 200, "newton_steps": 0, "steps": 0, "tv": 0.0}
 TOKEN = 12  # evaluations of gradient matching where it is not searched: some attack must apply
@@ -149,7 +174,7 @@ SUBJECTS = (
         clothes,
         LAYERS,
         SMALL,
-        smooth=True,
+        search=True,
     ),
     Subject(
         "LeNet, tanh, after 150 steps of Adam",
@@ -157,14 +182,35 @@ SUBJECTS = (
         clothes,
         LAYERS,
         SMALL,
-        smooth=True,
+        search=True,
     ),
     Subject(
         "EMNIST CNN (FedPT)",
         lambda: seeded(lambda: build_network("emnist_cnn")),
         clothes,
         {"everything": ("*",)} | _ladder("emnist_cnn") | LAYERS | NORMS,
-        LARGE,
+        RELU,
+        search=True,
+    ),
+    Subject(
+        "ViT, 4 layers",
+        lambda: seeded(vit),
+        photos(32),
+        {
+            "everything": ("*",),
+            "patch and position embeddings": ("*embeddings.*",),
+            "position embeddings": ("*position_embeddings",),
+            "patch embeddings": ("*patch_embeddings.*",),
+            "first attention": ("*layers.0.attention.*",),
+            "first attention's query": ("*layers.0.attention.q_proj.weight",),
+            "second attention": ("*layers.1.attention.*",),
+            "first dense layers": ("*layers.0.mlp.*",),
+            "the head": ("classifier.*",),
+            "all norms": ("type:LayerNorm",),
+            "all biases": ("*.bias",),
+        },
+        SMALL,
+        search=True,
     ),
     Subject(
         "ResNet-8 (FedPart)",
@@ -215,31 +261,66 @@ class TextSubject:
     classes: int = 0
 
 
-def lora(first_round: bool) -> Callable[[], nn.Module]:
-    """Return a function that builds a small BERT with LoRA on query and value, of rank 32."""
+def small_bert(positions: int = WORDS) -> nn.Module:
+    """Return a BERT of two layers that classifies."""
+    from transformers import BertConfig, BertForSequenceClassification
 
-    def build() -> nn.Module:
-        from peft import LoraConfig, get_peft_model
-        from transformers import BertConfig, BertForSequenceClassification
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=positions,
+    )
+    return BertForSequenceClassification(config)
 
-        config = BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=256,
-            max_position_embeddings=WORDS,
-        )
-        wanted = LoraConfig(r=32, lora_alpha=32, target_modules=["query", "value"])
-        model = get_peft_model(BertForSequenceClassification(config), wanted)
-        model.requires_grad_(True)
-        if not first_round:
-            for name, parameter in model.named_parameters():
-                if "lora_B" in name:
-                    nn.init.normal_(parameter, std=0.02)
-        return model
 
-    return build
+def lora(first_round: bool) -> nn.Module:
+    """Return a small BERT with LoRA on query and value, of rank 32."""
+    from peft import LoraConfig, get_peft_model
+
+    wanted = LoraConfig(r=32, lora_alpha=32, target_modules=["query", "value"])
+    model = get_peft_model(small_bert(), wanted)
+    model.requires_grad_(True)
+    if not first_round:
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+class Adapter(nn.Module):
+    """A bottleneck beside the identity (Houlsby et al. 2019); its last layer is not zero."""
+
+    def __init__(self, width: int, inner: int = 32) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, inner)
+        self.up = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., width) to the same shape."""
+        added: Tensor = self.up(nn.functional.gelu(self.down(x)))
+        return x + added
+
+
+def adapted() -> nn.Module:
+    """Return a small BERT with an adapter after each attention and each dense pair."""
+    model = small_bert()
+    for layer in model.bert.encoder.layer:
+        for part in (layer.attention.output, layer.output):
+            part.dense = nn.Sequential(part.dense, Adapter(part.dense.out_features))
+    return model
+
+
+def prompted() -> nn.Module:
+    """Return a small BERT with a prompt of four trained vectors."""
+    from peft import PromptTuningConfig, get_peft_model
+
+    wanted = PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4)
+    model = get_peft_model(small_bert(WORDS + 4), wanted)
+    model.requires_grad_(True)
+    return model
 
 
 LORA = {
@@ -249,6 +330,17 @@ LORA = {
     "A of the first layer's query": ("*layer.0.*query.lora_A*",),
     "A of the second layer": ("*layer.1.*lora_A*",),
     "the head": ("*classifier.*",),
+}
+ADAPTERS = {
+    "all adapters": ("*.dense.1.*",),
+    "the first adapter": ("*layer.0.attention.output.dense.1.*",),
+    "its first layer": ("*layer.0.attention.output.dense.1.down.*",),
+    "the last adapter": ("*layer.1.output.dense.1.*",),
+    "adapters and head": ("*.dense.1.*", "classifier.*"),
+}
+PROMPT = {
+    "the prompt": ("prompt_encoder.*",),
+    "prompt and head": ("prompt_encoder.*", "*classifier.*"),
 }
 TEXTS = (
     TextSubject(
@@ -271,8 +363,10 @@ TEXTS = (
         | {f"#{i + 1}": g for i, g in enumerate(MODELS["text_transformer"].groups)},
         classes=5,
     ),
-    TextSubject("LoRA transformer, a later round", lora(first_round=False), LORA, classes=2),
-    TextSubject("LoRA transformer, the first round", lora(first_round=True), LORA, classes=2),
+    TextSubject("LoRA transformer, a later round", partial(lora, False), LORA, classes=2),
+    TextSubject("LoRA transformer, the first round", partial(lora, True), LORA, classes=2),
+    TextSubject("Transformer with adapters", adapted, ADAPTERS, classes=2),
+    TextSubject("Transformer with a prompt", prompted, PROMPT, classes=2),
 )
 
 
@@ -307,7 +401,7 @@ def read(
     if not any(bool(value.any()) for value in seen.update.values()):
         return {"verdict": "nothing sent", "bag_f1": None, "rouge": None, "exact": 0}
     flat = {token for one in truth for token in one}
-    found = span_test(model, seen)
+    found = span_test(model, seen, exchanges=EXCHANGES)
     bags = [set(found.bag)] if found is not None else []
     rows = bag_of_tokens(model, seen)
     if rows is not None:
@@ -332,13 +426,18 @@ def read(
 
 KNOWN = 0.9  # F1 of the bag of words above which it counts as known
 ORDERED = 0.8  # mean ROUGE-L above which the sentences count as nearly read
-TEXT = {"vocabulary": VOCABULARY, "words": WORDS, "sentences": len(PRIVATE)}
-KNOWN = 0.9  # F1 of the bag of words above which it counts as known
+EXCHANGES = 2000  # updates computed to put tokens into sentences
+TEXT = {
+    "vocabulary": VOCABULARY,
+    "words": WORDS,
+    "sentences": len(PRIVATE),
+    "exchanges": EXCHANGES,
+}
 
 
 def settings(subject: Subject, search: bool) -> dict[str, Any]:
     """Return what the rows of a subject depend on, beside the code."""
-    searched = search or subject.smooth
+    searched = search or subject.search
     budget = subject.budget if searched else FEATURES
     return {"budget": dict(budget), "searched": searched} | {
         "trials": subject.trials,
@@ -355,26 +454,92 @@ def attacks_of(chosen: Mapping[str, Any]) -> dict[str, Attack]:
     return {"dlg": every["dlg"], **every}
 
 
-def audit(subject: Subject, chosen: dict[str, Any], out: Path) -> list[dict[str, Any]]:
-    """Return a row per part; what ``out`` holds of it is not computed again."""
+def audit(
+    subject: Subject,
+    chosen: Mapping[str, Any],
+    done: MutableMapping[str, Found],
+    only: str | None = None,
+) -> LeakageReport:
+    """Attack every part, or only one; what ``done`` holds is not computed again."""
     model, images = subject.build(), subject.images()
     x, y = images.batch(subject.trials)
-    views = {name: matching_parameters(model, own) for name, own in subject.views.items()}
-    folder = out / subject.name.split(" (")[0].replace(", ", "-").replace(" ", "-")
-    report = leakage(
+    views = {
+        name: matching_parameters(model, own)
+        for name, own in subject.views.items()
+        if only in {None, name}
+    }
+    return leakage(
         model,
         x,
         y,
         views=views,
         attacks=attacks_of(chosen),
-        decoys=images.decoys(max(subject.trials, LABELLED)),
-        done=TrialFolder(folder, chosen | {"views": sorted(views)}, subject.name),
+        decoys=None if only else images.decoys(max(subject.trials, LABELLED)),
+        done=done,
         progress=lambda message: print(f"{subject.name} | {message}", flush=True),
     )
-    return [
-        brief(row.to_dict(), chosen["searched"]) | {"labels": inferred(model, images, row.patterns)}
-        for row in report.rows
-    ]
+
+
+class Kept:
+    """What has been found of each part of a network, and the processor seconds spent on it."""
+
+    def __init__(self, subject: Subject, chosen: Mapping[str, Any], out: Path) -> None:
+        self.folder = out / subject.name.split(" (")[0].replace(", ", "-").replace(" ", "-")
+        self.chosen = dict(chosen)
+        self.name = subject.name
+
+    def part(self, number: int) -> TrialFolder:
+        """Return the store of one part: each has its own, for processes side by side."""
+        return TrialFolder(self.folder / f"{number:02}", self.chosen, self.name)
+
+    def add_seconds(self, number: int, seconds: float) -> None:
+        """Add processor seconds to those of a part."""
+        path = self.folder / f"{number:02}" / "seconds"
+        before = float(path.read_text()) if path.exists() else 0.0
+        path.write_text(repr(before + seconds))
+
+    def seconds(self) -> float:
+        """Return the processor seconds of all parts, over all runs."""
+        return sum(float(path.read_text()) for path in self.folder.glob("*/seconds"))
+
+
+def explore(name: str, number: int, chosen: Mapping[str, Any], out: Path) -> None:
+    """Attack one part of a network; what it finds is kept in ``out``."""
+    torch.set_num_threads(1)
+    began = time.process_time()
+    subject = next(one for one in SUBJECTS if one.name == name)
+    kept = Kept(subject, chosen, out)
+    audit(subject, chosen, kept.part(number), only=list(subject.views)[number])
+    kept.add_seconds(number, time.process_time() - began)
+
+
+def told(name: str, chosen: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Return the rows of a network, of what ``explore`` has found of its parts."""
+    torch.set_num_threads(1)
+    began = time.process_time()
+    subject = next(one for one in (*SUBJECTS, *TEXTS) if one.name == name)
+    if isinstance(subject, TextSubject):
+        rows, before = audit_text(subject), 0.0
+    else:
+        kept = Kept(subject, chosen, out)
+        before = kept.seconds()
+        parts = [kept.part(number) for number in range(len(subject.views))]
+        report = audit(subject, chosen, ChainMap({}, *parts))
+        model, images = subject.build(), subject.images()
+        rows = [
+            brief(row.to_dict(), chosen["searched"])
+            | {"labels": inferred(model, images, row.patterns)}
+            for row in report.rows
+        ]
+    at = machine("torch")
+    return {
+        "name": name,
+        "machine": f"{at['processor']}, {at['cores']} cores, torch {at['packages']['torch']}",
+        "kind": "text" if isinstance(subject, TextSubject) else "images",
+        "settings": dict(chosen),
+        "cpu_seconds": before + time.process_time() - began,
+        "rows": rows,
+    }
 
 
 def inferred(model: nn.Module, images: Images, names: tuple[str, ...]) -> str:
@@ -460,33 +625,33 @@ def main() -> None:
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--only", nargs="*", default=None, help="parts of the subjects' names")
     parser.add_argument("--search", action="store_true", help="search on all networks: 30 minutes")
+    parser.add_argument("--processes", type=int, default=1, help="parts at a time")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     done = {}
     if options.result.exists():
         done = {one["name"]: one for one in json.loads(options.result.read_text())["subjects"]}
-    for subject in (*SUBJECTS, *TEXTS):
-        if options.only is not None and not any(part in subject.name for part in options.only):
-            continue
-        chosen = TEXT if isinstance(subject, TextSubject) else settings(subject, options.search)
-        if done.get(subject.name, {}).get("settings") == chosen:
-            continue
-        started = time.process_time()
-        rows = (
-            audit_text(subject)
-            if isinstance(subject, TextSubject)
-            else audit(subject, chosen, options.out)
-        )
-        done[subject.name] = {
-            "name": subject.name,
-            "kind": "text" if isinstance(subject, TextSubject) else "images",
-            "settings": chosen,
-            "cpu_seconds_of_the_last_run": time.process_time() - started,
-            "rows": rows,
-        }
+    todo: dict[str, tuple[Subject | TextSubject, dict[str, Any]]] = {}
+    for subject in (*TEXTS, *SUBJECTS):
+        text = isinstance(subject, TextSubject)
+        chosen = TEXT if text else settings(subject, options.search)
+        wanted = options.only is None or any(part in subject.name for part in options.only)
+        if wanted and done.get(subject.name, {}).get("settings") != chosen:
+            todo[subject.name] = subject, chosen
+    parts = [
+        partial(explore, name, number, chosen, options.out)
+        for name, (subject, chosen) in todo.items()
+        if isinstance(subject, Subject)
+        for number in range(len(subject.views))
+    ]
+    for _ in finished(parts, options.processes):
+        pass  # kept in --out
+    rows = [partial(told, name, chosen, options.out) for name, (_, chosen) in todo.items()]
+    for one in finished(rows, options.processes):
+        done[one["name"]] = one
         document = {
             "method": __doc__,
-            "machine": machine("torch", "numpy", "scipy"),
+            "machine": machine("torch", "numpy", "scipy", "transformers", "peft")
+            | {"processes": options.processes},
             "subjects": [done[one.name] for one in (*SUBJECTS, *TEXTS) if one.name in done],
         }
         options.result.write_text(json.dumps(document, indent=1) + "\n")

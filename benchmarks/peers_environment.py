@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import venv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -60,8 +60,13 @@ def environment(peer: str) -> Environment:
         note = _flower(pip, python) if peer == "flower" else _run([*pip, "torch", *PEERS[peer]])
         stamp.write_text(json.dumps({"wanted": wanted, "note": note}))
         found = {"note": note}
+    return replace(installed(python, peer), note=found["note"])
+
+
+def installed(python: Path, peer: str = "breaching") -> Environment:
+    """Return the environment of an interpreter that has the peer already."""
     versions = json.loads(_run([str(python), "-c", _ASK]))
-    return Environment(python, {name: versions[name] for name in TOLD[peer]}, found["note"])
+    return Environment(python, {name: versions[name] for name in TOLD[peer]}, "")
 
 
 def _flower(pip: list[str], python: Path) -> str:

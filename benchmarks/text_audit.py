@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,6 +32,7 @@ import torch
 import transformers
 from machine import machine
 from peft import LoraConfig, get_peft_model
+from processes import finished
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -49,6 +51,7 @@ DRAWS = 10
 FIRST_SEED = 1000  # no seed below was used while the attacks were written
 VOCABULARY, WIDTH, LENGTH, BATCH = 1000, 128, 16, 4
 PAD, UNKNOWN = 0, 1
+EXCHANGES = 12_000
 ATTENTION = ("*query*", "*key*", "*value*")
 C_ATTN = ("*c_attn.weight",)
 LORA_A = ("*lora_A*",)
@@ -122,6 +125,7 @@ class Case:
         trained: steps of Adam before the audit.
         single: whether the client computes in float32, as clients do.
         local: the client's steps; None sends a gradient.
+        exchanges: updates computed to put tokens into sentences, after the span test.
     """
 
     model: Callable[[], nn.Module]
@@ -132,6 +136,7 @@ class Case:
     trained: int = 0
     single: bool = False
     local: LocalSteps | None = None
+    exchanges: int = 0
 
 
 CASES = {
@@ -155,6 +160,12 @@ CASES = {
     "word model, all layers": Case(word_model, ("layers.*", "project_in.*"), True),
     "word model, Shakespeare": Case(word_model, ("layers.*", "project_in.*"), True, "Shakespeare"),
     "word classifier, attention": Case(word_classifier, ATTENTION, False),
+    "word classifier, attention, exchange": Case(
+        word_classifier, ATTENTION, False, exchanges=EXCHANGES
+    ),
+    "BERT q k v, Shakespeare, exchange": Case(
+        bert, ATTENTION, False, "Shakespeare", exchanges=EXCHANGES
+    ),
 }
 
 
@@ -217,40 +228,74 @@ def drawn(case: Case, texts: Texts, seed: int) -> tuple[nn.Module, Tensor, TextO
     return model, tokens, seen
 
 
+@cache
+def texts_of(wheel: Path | None) -> Texts:
+    """Return the texts, read once per process."""
+    return Texts(wheel)
+
+
 def bare(tokens: Tensor, pad: int | None) -> list[tuple[int, ...]]:
     """Return the sentences without padding."""
     return [tuple(t for t in row if t != pad) for row in tokens.tolist()]
 
 
-def rates(case: Case, texts: Texts, draws: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Draw:
+    """What the span test found of one draw."""
+
+    exact: tuple[bool, ...]
+    f1: tuple[float, ...]
+    rouge: tuple[float, ...]
+    true: int
+    false: int
+    seconds: float
+
+
+def one_draw(name: str, wheel: Path | None, seed: int) -> Draw:
+    """Return what the span test finds of one draw of a case."""
+    torch.set_num_threads(1)
+    case = CASES[name]
+    model, tokens, seen = drawn(case, texts_of(wheel), seed)
+    started = time.process_time()
+    read = span_test(model, seen, exchanges=case.exchanges)
+    seconds = time.process_time() - started
+    truth = bare(tokens, seen.pad)
+    scores = text_scores(read.sentences if read else [], truth)
+    pairs = {(t, i) for s in truth for i, t in enumerate(s)}
+    said = {(t, i) for i, c in enumerate(read.by_position) for t in c} if read else set()
+    return Draw(
+        exact=tuple(score.exact for score in scores),
+        f1=tuple(score.f1 for score in scores),
+        rouge=tuple(score.rouge for score in scores),
+        true=len(pairs & said),
+        false=len(said - pairs),
+        seconds=seconds,
+    )
+
+
+def rates(name: str, wheel: Path | None, draws: int, processes: int) -> dict[str, Any]:
     """Return how many sentences the span test found over the draws."""
-    found, whole, f1, extra, real, seconds = 0, 0, [], 0, 0, []
-    for seed in range(FIRST_SEED, FIRST_SEED + draws):
-        model, tokens, seen = drawn(case, texts, seed)
-        started = time.process_time()
-        read = span_test(model, seen)
-        seconds.append(time.process_time() - started)
-        truth = bare(tokens, seen.pad)
-        scores = text_scores(read.sentences if read else [], truth)
-        found += sum(score.exact for score in scores)
-        whole += all(score.exact for score in scores)
-        f1 += [score.f1 for score in scores]
-        pairs = {(t, i) for s in truth for i, t in enumerate(s)}
-        said = {(t, i) for i, c in enumerate(read.by_position) for t in c} if read else set()
-        real += len(pairs & said)
-        extra += len(said - pairs)
-    trials = draws * case.batch
+    seeds = range(FIRST_SEED, FIRST_SEED + draws)
+    every = list(finished([partial(one_draw, name, wheel, seed) for seed in seeds], processes))
+    f1 = [value for draw in every for value in draw.f1]
+    rouge = [value for draw in every for value in draw.rouge]
+    found = sum(sum(draw.exact) for draw in every)
+    trials = draws * CASES[name].batch
     low, high = wilson(found, trials)
     return {
         "sentences": trials,
         "exact": found,
         "rate": found / trials,
         "interval": [round(low, 4), round(high, 4)],
-        "draws_found_whole": f"{whole} of {draws}",
+        "draws_found_whole": f"{sum(all(draw.exact) for draw in every)} of {draws}",
         "mean_token_f1": round(sum(f1) / len(f1), 4),
-        "token_positions": {"true": real, "false": extra},
-        "median_seconds": round(median(seconds), 2),
-        "seeds": [FIRST_SEED, FIRST_SEED + draws - 1],
+        "mean_rouge": round(sum(rouge) / len(rouge), 4),
+        "token_positions": {
+            "true": sum(draw.true for draw in every),
+            "false": sum(draw.false for draw in every),
+        },
+        "median_seconds": round(median(draw.seconds for draw in every), 2),
+        "seeds": [seeds[0], seeds[-1]],
     }
 
 
@@ -342,14 +387,17 @@ def bags(texts: Texts, draws: int) -> dict[str, Any]:
     return rows
 
 
-def everything(texts: Texts, draws: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+def everything(
+    wheel: Path | None, draws: int, processes: int
+) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield each part of the results, and what computes it."""
+    texts = texts_of(wheel)
     yield "noise: GPT-2 c_attn, 1 sentence", lambda: noise_curve(texts, draws)
     yield "update of another text", lambda: other_text(texts, draws)
     yield "bag of tokens", lambda: bags(texts, draws)
     for name, case in CASES.items():
         if case.text == "uniform" or texts.lines:
-            yield name, lambda case=case: rates(case, texts, draws)
+            yield name, partial(rates, name, wheel, draws, processes)
 
 
 def main() -> None:
@@ -358,14 +406,16 @@ def main() -> None:
     parser.add_argument("--wheel", type=Path, help="plays, for the cases of real text")
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--only", nargs="*", help="names of the parts to compute")
+    parser.add_argument("--processes", type=int, default=1, help="draws at a time")
     parser.add_argument("--fresh", action="store_true", help="start anew")
     args = parser.parse_args()
     torch.set_num_threads(1)
     done: dict[str, Any] = {}
     if args.results.exists() and not args.fresh:
         done = json.loads(args.results.read_text())
-    for name, compute in everything(Texts(args.wheel), args.draws):
-        if name in done:
+    for name, compute in everything(args.wheel, args.draws, args.processes):
+        if name in done or (args.only and name not in args.only):
             continue
         done[name] = compute()
         done["machine"] = machine("torch", "transformers", "peft")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.batch_statistics import statistics_gap
 from attacks.observation import Observation
+from attacks.reconstruction.batch_statistics import statistics_gap
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.solvers import (
     Bounds,

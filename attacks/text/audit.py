@@ -10,20 +10,20 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
 from attacks.explain import Explanation, explain
 from attacks.observation import noise_std_of, select
-from attacks.report import Adversary, Verdict, with_union
+from attacks.report import Adversary
+from attacks.setting import Setting
 from attacks.text.bag import bag_of_tokens
 from attacks.text.observation import (
     NextToken,
@@ -32,6 +32,7 @@ from attacks.text.observation import (
     observe_text,
     text_model,
     text_residual,
+    vocabulary,
 )
 from attacks.text.read import ReadText, span_test
 from attacks.text.report import Guess, TextReport, TextRow, TextTrial, worst_of
@@ -58,9 +59,23 @@ def bag_only(model: nn.Module, seen: TextObservation) -> ReadText | None:
     return ReadText((), frozenset(found.tolist()), math.inf, time.perf_counter() - started)
 
 
-def text_suite() -> dict[str, TextAttack]:
-    """Return every attack on text by name, cheapest first; each returns None where it cannot."""
-    return {"bag_of_tokens": bag_only, "span_test": span_test}
+def text_suite(*, exchanges: int = 4000) -> dict[str, TextAttack]:
+    """Return every attack on text by name, cheapest first; each returns None where it cannot.
+
+    Args:
+        exchanges: updates that "span_test + exchange" may compute; 0 leaves it out.
+    """
+    attacks: dict[str, TextAttack] = {"bag_of_tokens": bag_only, "span_test": span_test}
+    if exchanges:
+        attacks["span_test + exchange"] = partial(_exchange, exchanges=exchanges)
+    return attacks
+
+
+def _exchange(model: nn.Module, seen: TextObservation, *, exchanges: int) -> ReadText | None:
+    """Return None where there is nothing to exchange; see ``span_test``."""
+    if seen.shape[0] < 2 or seen.noise_std > 0 or seen.language:
+        return None
+    return span_test(model, seen, exchanges=exchanges)
 
 
 def text_leakage(
@@ -117,15 +132,15 @@ def text_leakage(
     Raises:
         ConfigError: a pattern that matches no parameter, or an option out of range.
     """
-    audit = TextAudit(
-        model=model,
-        tokens=tokens,
-        labels=labels,
+    audit = text_audit(
+        model,
+        tokens,
+        labels,
         views=views,
-        attacks=text_suite() if attacks is None else attacks,
+        attacks=attacks,
         batch=batch,
         pad=pad,
-        loss=loss or (NextToken(pad) if labels is None else cross_entropy),
+        loss=loss,
         update=update,
         local=local,
         clip=clip,
@@ -136,82 +151,92 @@ def text_leakage(
         public=public,
         reveal_labels=reveal_labels,
         seed=seed,
-        done={} if done is None else done,
+        done=done,
         progress=progress,
     )
     return audit.report()
 
 
+def text_audit(
+    model: nn.Module,
+    tokens: Tensor,
+    labels: Tensor | None,
+    *,
+    attacks: Mapping[str, TextAttack] | None = None,
+    pad: int | None = None,
+    loss: Loss | None = None,
+    done: MutableMapping[str, ReadByAttack] | None = None,
+    **options: Any,  # noqa: ANN401 - fields of Setting and TextAudit, which check them
+) -> "TextAudit":
+    """Return the audit of ``text_leakage``, whose defaults depend on one another."""
+    return TextAudit(
+        model=model,
+        tokens=tokens,
+        labels=labels,
+        attacks=text_suite() if attacks is None else attacks,
+        pad=pad,
+        loss=loss or (NextToken(pad) if labels is None else cross_entropy),
+        done={} if done is None else done,
+        **options,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TextAudit:
+class TextAudit(Setting):
     """Sentences and the options of ``text_leakage``, which documents them; checked when made.
 
     Raises:
         ConfigError: an option out of range, or two that contradict each other.
     """
 
-    model: nn.Module
+    kind: ClassVar[str] = "sentences"
+
     tokens: Tensor
     labels: Tensor | None
-    views: Mapping[str, Sequence[str]]
     attacks: Mapping[str, TextAttack]
-    batch: int
     pad: int | None
-    loss: Loss
-    update: Mapping[str, Tensor] | None
-    local: LocalSteps | None
-    clip: float | None
-    noise_multiplier: float
-    delta: float
-    adversaries: Sequence[Adversary] | None
-    schedule: Sequence[str]
-    public: Sequence[Sequence[int]]
-    reveal_labels: bool
-    seed: int
+    public: Sequence[Sequence[int]] = ()
     done: MutableMapping[str, ReadByAttack]
-    progress: Callable[[str], None] | None
     _tried: dict[str, list[list[TextTrial]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.refuse()
 
+    @property
+    def examples(self) -> int:
+        """The number of sentences."""
+        return len(self.tokens)
+
+    @property
+    def explained(self) -> bool:
+        """Whether the true sentences explain the update."""
+        return self._explanation.explained
+
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no audit is possible, before any attack."""
-        batch = checks.count("batch", self.batch)
-        checks.count("seed", self.seed, minimum=0)
-        checks.probability("delta", self.delta)
-        noise_std_of(self.clip, self.noise_multiplier)
         check_tokens(self.model, self.tokens, self.labels)
-        for adversary in self.adversaries or ():
-            checks.choice("adversaries", adversary, ["server", "recipient"])
-        if not self.views:
-            raise ConfigError("views={}: name at least one, such as {'full': ['*']}.")
-        if len(self.tokens) % batch:
-            raise ConfigError(
-                f"batch={batch}: must divide the number of sentences, {len(self.tokens)}."
-            )
+        self.refuse_setting()
         if not all(self._truth):
             raise ConfigError("tokens: a row is padding alone; leave it out.")
-        if self.update is not None and batch != len(self.tokens):
-            raise ConfigError("update: a given update is of one batch; set batch to len(tokens).")
-        if self.update is not None and self.noise_multiplier and "server" in self._everyone:
-            raise ConfigError(
-                "adversaries: a given update already contains its noise, so that only the "
-                "recipient can be audited; leave out the server."
-            )
-        _ = self.names  # refuses a pattern that matches nothing
+        if self.labels is not None:
+            with torch.no_grad():
+                logits = text_model(self.model, self.pad)(self.tokens[:1])
+            self.refuse_labels(logits, self.labels)
+        count = vocabulary(self.model)
+        if any(not 0 <= token < count for sentence in self.public for token in sentence):
+            raise ConfigError(f"public: has ids that are not 0 to {count - 1}, the model's.")
 
     def report(self) -> TextReport:
         """Run every attack on every view of every batch, for one adversary after the other."""
-        rows = tuple(self._row(view, who) for who in self._everyone for view in self._views)
+        rows = tuple(self._row(view, who) for who in self.everyone for view in self.every_view)
         return TextReport(
             rows=rows,
             truth=self._truth,
             guesses=self._guesses,
             seed=self.seed,
             threat=self._threat(),
-            losses=tuple(self._client_loss(number) for number in self._batches),
-            bound=_accounted(self.noise_multiplier),
+            losses=tuple(self._client_loss(number) for number in self.batches),
+            bound=self.accounted(),
             delta=self.delta,
             schedule=tuple(self.schedule),
             public=len(self.public),
@@ -220,7 +245,7 @@ class TextAudit:
 
     def sentences(self, number: int) -> tuple[Tensor, Tensor | None]:
         """Return batch ``number`` and its labels."""
-        rows = slice(number * self.batch, (number + 1) * self.batch)
+        rows = self.rows_of(number)
         return self.tokens[rows], None if self.labels is None else self.labels[rows]
 
     def observe(self, view: str, adversary: Adversary, number: int) -> TextObservation:
@@ -234,7 +259,7 @@ class TextAudit:
             noise = {"noise_multiplier": self.noise_multiplier, "generator": generator}
         return observe_text(
             *(self.model, tokens, labels),
-            visible=self._views[view],
+            visible=self.every_view[view],
             loss=self.loss,
             pad=self.pad,
             local=self.local,
@@ -244,32 +269,8 @@ class TextAudit:
         )
 
     @cached_property
-    def names(self) -> dict[str, frozenset[str]]:
-        """The parameters of each view."""
-        known = [name for name, _ in self.model.named_parameters()]
-        if self.update is not None:
-            known = [name for name in known if name in self.update]
-        return {view: frozenset(select(known, pats)) for view, pats in self._views.items()}
-
-    @cached_property
-    def _views(self) -> dict[str, Sequence[str]]:
-        return with_union(self.views, self.schedule)
-
-    @cached_property
     def _truth(self) -> tuple[tuple[int, ...], ...]:
         return tuple(_unpadded(row, self.pad) for row in self.tokens.tolist())
-
-    @property
-    def _everyone(self) -> Sequence[Adversary]:
-        if self.adversaries:
-            return self.adversaries
-        if not self.noise_multiplier:
-            return ("server",)
-        return ("server", "recipient") if self.update is None else ("recipient",)
-
-    @property
-    def _batches(self) -> range:
-        return range(len(self.tokens) // self.batch)
 
     @cached_property
     def _explanation(self) -> Explanation:
@@ -278,9 +279,9 @@ class TextAudit:
         found = max(
             (
                 explain(net, self.observe(view, adversary, number), *self._client(number))
-                for adversary in self._everyone
-                for view in self._views
-                for number in self._batches
+                for adversary in self.everyone
+                for view in self.every_view
+                for number in self.batches
             ),
             key=lambda one: one.excess,
         )
@@ -315,7 +316,7 @@ class TextAudit:
     def _floor(self) -> list[Guess]:
         """The best guess of each sentence; zeros without public sentences."""
         every = list(self._guesses.values())
-        bags = [self._guessed_bag(number) for number in self._batches]
+        bags = [self._guessed_bag(number) for number in self.batches]
         return [
             Guess(
                 f1=max((scores[i].f1 for scores in every), default=0.0),
@@ -333,7 +334,7 @@ class TextAudit:
         return token_f1(ranked[: len(known)], sorted(known))
 
     def _tokens_of(self, number: int) -> set[int]:
-        rows = slice(number * self.batch, (number + 1) * self.batch)
+        rows = self.rows_of(number)
         return {token for sentence in self._truth[rows] for token in sentence}
 
     def _observe_given(self, update: Mapping[str, Tensor], view: str) -> TextObservation:
@@ -351,25 +352,24 @@ class TextAudit:
             pad=self.pad,
             language=self.labels is None,
         )
-        return _part(whole, select(names, self._views[view]))
+        return _part(whole, select(names, self.every_view[view]))
 
     def _row(self, view: str, adversary: Adversary) -> TextRow:
-        seen = [self.observe(view, adversary, number) for number in self._batches]
+        seen = [self.observe(view, adversary, number) for number in self.batches]
         tried = [
             trials
-            for number in self._batches
+            for number in self.batches
             for trials in self._attack_with_parts(view, adversary, number, seen[number])
         ]
         alone = tuple(tuple(t for t in trials if t.view == view) for trials in tried)
-        sizes = {name: value.numel() for name, value in self.model.named_parameters()}
-        visible = sum(sizes[name] for name in self.names[view])
+        visible, share = self.visible(view)
         best = tuple(max(trials, key=lambda trial: trial.rank) for trials in tried)
         read = [trial for trial in best if trial.read.sentences]
         return TextRow(
             view=view,
-            patterns=tuple(self._views[view]),
+            patterns=tuple(self.every_view[view]),
             visible=visible,
-            share=visible / sum(sizes.values()),
+            share=share,
             tokens=self.batch * self.tokens.shape[1],
             alone=alone,
             best=best,
@@ -392,7 +392,7 @@ class TextAudit:
         if self.labels is None or self.reveal_labels:
             return None
         right = 0
-        for number in self._batches:
+        for number in self.batches:
             guess = best[number * self.batch].read.labels
             known = Counter(self.labels[number * self.batch :][: self.batch].tolist())
             right += (known & Counter([] if guess is None else guess.tolist())).total()
@@ -420,10 +420,10 @@ class TextAudit:
         self, sent: str, view: str, adversary: Adversary, number: int, seen: TextObservation
     ) -> list[list[TextTrial]]:
         """Run the attacks in turn until all sentences are recovered; never run one twice."""
-        key = "/".join((adversary, sent, view, str(number), *self._defence))
+        key = self.key(adversary, sent, view, number)
         if key in self._tried:
             return self._tried[key]
-        untried = self._untried(seen)
+        untried = self.untried(seen)
         if untried is not None:
             trials = self._scored(view, "none", _NOTHING, number, self._explanation.residual)
             return [[replace(trial, untried=untried)] for trial in trials]
@@ -445,12 +445,6 @@ class TextAudit:
         self._tried[key] = tried
         return tried
 
-    def _untried(self, seen: TextObservation) -> Verdict | None:
-        """Return the verdict on an update that cannot be attacked."""
-        if not self._explanation.explained:
-            return "void"
-        return "nothing sent" if norm(seen.update) == 0 else None
-
     def _find(self, key: str, name: str, seen: TextObservation) -> ReadText | None:
         before = self.done.get(key, {})
         if name not in before:
@@ -464,7 +458,7 @@ class TextAudit:
         self, view: str, attack: str, found: ReadText, number: int, truth_match: float
     ) -> list[TextTrial]:
         """Return a trial per sentence of the batch."""
-        rows = slice(number * self.batch, (number + 1) * self.batch)
+        rows = self.rows_of(number)
         shown = found.bag or frozenset(token for one in found.sentences for token in one)
         bag = token_f1(sorted(shown), sorted(self._tokens_of(number)))
         scores = text_scores(found.sentences, self._truth[rows])
@@ -473,12 +467,6 @@ class TextAudit:
             for score, guess in zip(scores, self._floor[rows], strict=True)
         ]
 
-    @property
-    def _defence(self) -> tuple[str, ...]:
-        if self.clip is None:
-            return ()
-        return f"clip {self.clip!r}", f"noise {self.noise_multiplier!r}"
-
     def _client_loss(self, number: int) -> float:
         tokens, y = self._client(number)
         with torch.no_grad():
@@ -486,22 +474,13 @@ class TextAudit:
 
     def _threat(self) -> dict[str, Any]:
         """Return what the attacker knows and what was done to the update, as JSON types."""
-        inferred = "revealed" if self.reveal_labels else "inferred"
-        return {
-            "update": "gradient" if self.local is None else "delta",
-            "origin": "computed" if self.update is None else "given",
-            "local": None if self.local is None else asdict(self.local),
-            "batch": self.batch,
+        told = {"labels": "the tokens"} if self.labels is None else {}
+        return self.shared_threat() | {
             "longest": self.tokens.shape[1],
             "padding": "none" if self.pad is None else f"token {self.pad}, lengths inferred",
             "mode": "eval",
-            "weights": "public",
-            "labels": "the tokens" if self.labels is None else inferred,
-            "clip": self.clip,
-            "noise_multiplier": self.noise_multiplier,
-            "noise_std": noise_std_of(self.clip, self.noise_multiplier),
-            "recipient": "knows every other client's update",
             "attacks": list(self.attacks),
+            **told,
         }
 
 
@@ -521,9 +500,3 @@ def _part(seen: TextObservation, names: Sequence[str] | frozenset[str]) -> TextO
 
 def _drops(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.dropout._DropoutNd)
-
-
-def _accounted(noise_multiplier: float) -> Guarantee | None:
-    if not noise_multiplier:
-        return None
-    return guarantee(Independent(1), Participation(1), noise_multiplier=noise_multiplier)

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from attacks.text.bag import bag_of_tokens
+from attacks.text.exchange import Arrangement, exchanged
 from attacks.text.observation import TextObservation, text_residual
 from attacks.text.sentences import Sentence, assembled, completed
 from attacks.text.spans import Reader, tokens_in_span
 from attacks.update import norm
 
+UNMATCHED = 1e-6  # residual above which the sentences do not explain the update
 _MOST_LABELS = 64  # combinations of labels tried before they are improved one by one
 
 
@@ -41,8 +43,15 @@ class ReadText:
     labels: Tensor | None = None
 
 
-def span_test(model: nn.Module, seen: TextObservation) -> ReadText | None:
+def span_test(model: nn.Module, seen: TextObservation, *, exchanges: int = 0) -> ReadText | None:
     """Return what the spans of the visible dense gradients tell; see ``spans``.
+
+    Args:
+        model: the client's architecture.
+        seen: what the attacker has seen.
+        exchanges: updates that may be computed to put tokens of several sentences into the right
+            ones, where the spans do not tell; see ``exchange``. Not under noise, nor of a language
+            model, whose last tokens no span shows, so that other sentences may match better.
 
     Returns:
         None where no dense layer in view reads single tokens, or there are as many tokens as
@@ -66,8 +75,33 @@ def span_test(model: nn.Module, seen: TextObservation) -> ReadText | None:
     labels, match = matched(reader, sentences) if sentences else (None, math.inf)
     if not sentences:
         sentences = _by_rank(columns, batch)
+    comparable = seen.noise_std == 0 and not seen.language and len(sentences) == batch
+    if exchanges and comparable and match > UNMATCHED:
+        sentences, labels, match = _exchanged(reader, columns, sentences, exchanges)
     spent = time.perf_counter() - started
     return ReadText(tuple(sentences), bag, match, spent, columns, labels)
+
+
+def _exchanged(
+    reader: Reader,
+    columns: Sequence[Sequence[int]],
+    sentences: Sequence[Sentence],
+    evaluations: int,
+) -> tuple[Sequence[Sentence], Tensor | None, float]:
+    """Return the sentences, labels and residual after tokens were exchanged between sentences."""
+    seen = reader.seen
+    labels, match = matched(reader, sentences)
+    begin = Arrangement(padded(sentences, seen.shape, seen.pad), labels, match)
+    hidden = not seen.language and seen.labels is None
+    classes = _classes(reader, begin.tokens) if hidden else 0
+    found = exchanged(reader, columns, begin, evaluations=evaluations, classes=classes)
+    whole = [[token for token in row if token != seen.pad] for row in found.tokens.tolist()]
+    return [tuple(row) for row in whole], found.labels, found.match
+
+
+def _classes(reader: Reader, tokens: Tensor) -> int:
+    with torch.no_grad():
+        return int(reader.net(tokens).shape[1])
 
 
 def _by_rank(columns: Sequence[Sequence[int]], batch: int) -> list[Sentence]:
@@ -92,9 +126,7 @@ def matched(reader: Reader, sentences: Sequence[Sentence]) -> tuple[Tensor | Non
         return None, text_residual(reader.net, seen, tokens, tokens)
     if seen.labels is not None:
         return _ordered(reader, tokens, seen.labels)
-    with torch.no_grad():
-        count = reader.net(tokens).shape[1]
-    return _guessed(reader, tokens, count)
+    return _guessed(reader, tokens, _classes(reader, tokens))
 
 
 def _guessed(reader: Reader, tokens: Tensor, count: int) -> tuple[Tensor, float]:

@@ -7,14 +7,13 @@ on what leaks, and the accountant's bound is printed beside it, never derived fr
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from accounting import Guarantee
-from attacks.explain import EXPLAINED, Explanation
+from attacks.explain import EXPLAINED
 from attacks.metrics import wilson
-from attacks.report import MATCHED, UNION, VERDICTS, Adversary, Verdict
+from attacks.report import MATCHED, UNION, VERDICTS, Adversary, Report, Verdict
 from attacks.text.read import ReadText
 from attacks.text.score import TextScore
 
@@ -198,45 +197,33 @@ class TextRow:
         }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TextReport:
-    """A row per view and adversary, on the same sentences, weights and seeds.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TextReport(Report):
+    """A row per view and adversary, on the same sentences and weights; see also ``Report``.
 
     Args:
         rows: a row per adversary and view, in the order of the views.
         truth: the true sentences, without padding.
         guesses: scores of each sentence without any update, by the name of the guess.
-        seed: of the noise.
-        threat: what the attacker knows and what was done to the update, as JSON types.
-        losses: the client's loss on each batch.
-        bound: the accountant's guarantee of the noised release, or None without noise.
-        delta: at which its epsilon is printed.
         schedule: the view that each round of a training sends.
         public: number of public sentences that the guesses are made of.
-        explanation: of the view that the true sentences explain least.
     """
 
     rows: tuple[TextRow, ...]
     truth: tuple[tuple[int, ...], ...]
     guesses: Mapping[str, tuple[TextScore, ...]]
-    seed: int
-    threat: Mapping[str, Any] = field(default_factory=dict)
-    losses: tuple[float, ...] = ()
-    bound: Guarantee | None = None
-    delta: float = 1e-5
     schedule: tuple[str, ...] = ()
     public: int = 0
-    explanation: Explanation | None = None
 
     @property
-    def void(self) -> bool:
-        """Whether the true sentences do not explain the update."""
-        return self.explanation is not None and not self.explanation.explained
+    def missing(self) -> tuple[str, ...]:
+        """Names of guesses that are missing, for want of public sentences."""
+        return () if self.guesses else ("unigram", "bigram")
 
     @property
-    def verdict(self) -> Verdict:
-        """The most severe one of all rows."""
-        return min((row.verdict for row in self.rows), key=VERDICTS.index)
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdict of each row."""
+        return tuple(row.verdict for row in self.rows)
 
     @property
     def worst_round(self) -> TextRow | None:
@@ -249,22 +236,18 @@ class TextReport:
         worst = self.worst_round if self.schedule else None
         return {
             "schema": TEXT_SCHEMA,
-            "verdict": self.verdict,
+            **self.shared(),
             "sentences": len(self.truth),
             "truth": [list(sentence) for sentence in self.truth],
-            "seed": self.seed,
-            "threat": dict(self.threat),
             "thresholds": {
                 "recovered_rouge": RECOVERED_ROUGE,
                 "gain": GAIN,
                 "matched": MATCHED,
                 "explained": EXPLAINED,
             },
-            "losses": list(self.losses),
-            "void": self.explanation.to_dict() if self.explanation and self.void else None,
             "guesses": {name: _score_medians(scores) for name, scores in self.guesses.items()},
             "public_sentences": self.public,
-            "missing_baselines": [] if self.guesses else ["unigram", "bigram"],
+            "missing_baselines": list(self.missing),
             "rows": [row.to_dict() for row in self.rows],
             "schedule": None
             if worst is None
@@ -274,15 +257,6 @@ class TextReport:
                 "adversary": worst.adversary,
                 "verdict": worst.verdict,
                 "exact": worst.exact,
-            },
-            "accountant": None
-            if self.bound is None
-            else {
-                "covers": "one noised release, one client's update zeroed out",
-                "mu": self.bound.mu,
-                "epsilon": self.bound.epsilon(self.delta),
-                "delta": self.delta,
-                "relation": "independent of the scores: neither is computed from the other",
             },
         }
 

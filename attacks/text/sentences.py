@@ -74,6 +74,16 @@ def assembled(reader: Reader, tokens: FoundTokens) -> list[Sentence]:
     return sorted(begin, key=begin.__getitem__)[:batch]
 
 
+def additive(seen: TextObservation) -> bool:
+    """Return whether the update is the mean of those that its sentences would give alone."""
+    if seen.clip is not None or seen.noise_std > 0 or (seen.language and seen.pad is not None):
+        return False
+    if seen.local is None:
+        return True
+    whole = seen.local.rows(0, seen.shape[0]) == list(range(seen.shape[0]))
+    return whole and seen.local.steps == 1 and seen.local.optimizer == "sgd"
+
+
 def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
     """Return a reader of what the other sentences of the batch sent, once some are known.
 
@@ -84,14 +94,12 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
         None where the update is not such a mean, and where no label explains a sentence.
     """
     seen = reader.seen
-    additive = seen.local is None or (seen.local.steps == 1 and seen.local.optimizer == "sgd")
-    if seen.language or seen.clip is not None or not additive or seen.noise_std > 0:
+    if seen.language or not additive(seen):
         return None
-    whole = seen.local is None or seen.local.rows(0, seen.shape[0]) == list(range(seen.shape[0]))
     source = next(s for s in reader.sources if s.reach == "token")
     with torch.no_grad():
         count = reader.net(_filled(reader, sentences[:1])).shape[-1]
-    if not whole or count > _MOST_LABELS:
+    if count > _MOST_LABELS:
         return None
     names = seen.sent or tuple(seen.update)
     labels = range(count) if seen.labels is None else sorted(set(seen.labels.tolist()))

@@ -114,16 +114,35 @@ _DATA_DIR = Idle(
     "is not read from a folder",
 )
 _MOMENTUM = Idle("momentum", "optimizer", _is("optimizer", "adam"), "has a momentum of its own")
-_WITHOUT_SEARCH = frozenset({"invert_dense"})
+_WITHOUT_SEARCH = frozenset({"invert_dense", "bag_of_tokens", "span_test"})
 """Attacks in closed form, whatever the effort."""
-_OF_IMAGES = "data data_dir mode effort decoys"
+_OF_IMAGES = "data data_dir mode send_buffers"
 _AUDIT_FREE = "batch weights local_steps hide_labels attack seed view out form clip"
+
+
+def _one_sentence(values: Mapping[str, Any]) -> bool:
+    return values["batch"] == 1 and (values["plan"], values["tokens"]) != (None, None)
+
+
+def _text(of_images: str) -> tuple[Idle, ...]:
+    return (
+        Idle("model", "plan", _given("plan"), "has a model of its own"),
+        Idle(of_images, "plan", _given("plan"), "is of text"),
+        Idle(of_images, "tokens", _given("tokens"), "is of text"),
+        Idle("effort", "batch", _one_sentence, "one sentence needs no search"),
+        Idle("length", "plan", _missing("plan"), "sentences are as long as they are"),
+        Idle("length", "tokens", _given("tokens"), "are as long as they are"),
+        Idle("pad", "tokens", _missing("tokens"), "a plan has its own"),
+    )
+
+
 _AUDIT = (
     _DATA_DIR,
     Idle(
         "learning_rate optimizer momentum", "local_steps", _is("local_steps", 0), "sends a gradient"
     ),
     _MOMENTUM,
+    Idle("send_buffers", "mode", _is("mode", "eval"), "statistics are not those of the batch"),
     Idle(
         "effort",
         "attack",
@@ -291,12 +310,8 @@ TABLE: Mapping[str, Options] = {
     "audit leakage": Options(
         free=f"{_AUDIT_FREE} gradient schedule fail_on plan tokens html",
         idle=(
-            Idle("model", "plan", _given("plan"), "has a model of its own"),
-            Idle(_OF_IMAGES, "plan", _given("plan"), "is of text"),
-            Idle(_OF_IMAGES, "tokens", _given("tokens"), "is of text"),
-            Idle("length", "plan", _missing("plan"), "sentences are as long as they are"),
-            Idle("length", "tokens", _given("tokens"), "are as long as they are"),
-            Idle("pad words", "tokens", _missing("tokens"), "a plan has its own"),
+            *_text(f"{_OF_IMAGES} decoys"),
+            Idle("words", "tokens", _missing("tokens"), "a plan has its own"),
             *_AUDIT,
             Idle(
                 "before",
@@ -310,6 +325,7 @@ TABLE: Mapping[str, Options] = {
                 _given("gradient"),
                 "is one update, which already contains its noise",
             ),
+            Idle("send_buffers", "gradient", _given("gradient"), "has its buffers, or has not"),
             Idle("noise_multiplier", "clip", _missing("clip"), "noise has no scale"),
             Idle("delta", "noise_multiplier", _missing("noise_multiplier"), "has no epsilon"),
             Idle(
@@ -318,8 +334,9 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "audit defences": Options(
-        free=f"{_AUDIT_FREE} model data mode trials noise_multiplier",
+        free=f"{_AUDIT_FREE} trials noise_multiplier plan tokens",
         idle=(
+            *_text(_OF_IMAGES),
             *_AUDIT,
             Idle(
                 "delta",

@@ -8,7 +8,7 @@ from torch import nn
 
 from accounting import ConfigError
 from attacks import LocalSteps, dlg, explain, leakage, observe, psnr, suite
-from attacks.batch_statistics import sent_statistics, statistics_gap, with_buffers
+from attacks.reconstruction.batch_statistics import sent_statistics, statistics_gap, with_buffers
 from attacks.report import VERDICTS
 
 ONLY = {"norm": ["1.*"]}

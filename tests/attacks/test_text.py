@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from accounting import BinaryTree, Participation, calibrate
+from accounting import BinaryTree, ConfigError, Participation, calibrate
+from attacks import text_leakage
 from attacks.text.attention import attending
 from attacks.text.bag import bag_of_tokens
 from attacks.text.observation import observe_text
@@ -15,6 +16,7 @@ from attacks.text.read import span_test
 from attacks.text.score import bigram_guess, rouge_l, text_scores, token_f1, unigram_guess
 from attacks.text.spans import Reader, tokens_in_span
 from attacks.update import LocalSteps
+from privpart.models.transformer import TextClassifier
 
 transformers = pytest.importorskip("transformers")
 
@@ -181,3 +183,54 @@ def test_scores_and_guesses():
     assert unigram_guess(public, 3) == (2, 1, 3)
     assert bigram_guess(public, 3) == (1, 2, 3)
     assert bigram_guess([], 3) == ()
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # noqa: TID251
+        return TextClassifier(60, 3, 32, 2, 32, 2).eval()
+
+
+def told(model, tokens, labels, **options):
+    return text_leakage(model, tokens, labels, views={"all": ["*"]}, batch=len(tokens), **options)
+
+
+def test_crafted_updates_and_texts_get_no_false_verdict(classifier):
+    generator = torch.Generator().manual_seed(0)
+    tokens, other = torch.randint(1, 60, (2, 2, 6), generator=generator)
+    y = torch.tensor([0, 2])
+    sent, others = (observe_text(classifier, one, y).update for one in (tokens, other))
+    assert told(classifier, tokens, y, update=sent).rows[0].exact == 2
+    for update in (
+        others,
+        {k: v + others[k] for k, v in sent.items()},
+        {k: 0 * v for k, v in sent.items()},
+        {k: v.sign() for k, v in sent.items()},
+    ):
+        assert told(classifier, tokens, y, update=update).void
+    same = torch.full((2, 6), 7)
+    assert told(classifier, same, y, public=[[7] * 6]).verdict == "no gain"  # anyone guesses it
+    for wrong, fault in (
+        ({"update": {**sent, "head.scale": torch.zeros(1)}}, "is not a parameter"),
+        ({"public": [[60]]}, "public: has ids that are not 0 to 59"),
+        ({"pad": 7, "tokens": same}, "a row is padding alone"),
+        ({"labels": torch.tensor([0, 3])}, "labels: from 0 to 3; the model's are 0 to 2"),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            told(classifier, **{"tokens": tokens, "labels": y, **wrong})
+
+
+def test_tokens_are_put_into_the_sentences_that_had_them(classifier):
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.stack([torch.randperm(60, generator=generator)[:5] for _ in range(3)])
+    seen = observe_text(classifier, tokens, torch.tensor([0, 2, 1]), visible=["*query*", "*key*"])
+    seen = replace(seen, labels=None)
+    assert exact(span_test(classifier, seen), tokens) < 3
+    found = span_test(classifier, seen, exchanges=3000)
+    assert exact(found, tokens) == 3
+    assert found.match < 1e-9
+    others = torch.randint(60, (3, 5), generator=generator)
+    assert exact(found, others) == 0
+    noise = {k: torch.randn(v.shape, generator=generator) for k, v in seen.update.items()}
+    assert span_test(classifier, replace(seen, update=noise), exchanges=300).match > 0.1

@@ -46,6 +46,63 @@ def summed(logits, labels):
     return cross_entropy(logits, labels, reduction="sum")
 
 
+CRAFTED = {
+    "permuted": lambda v, _: v.flatten()[torch.randperm(v.numel(), generator=seeded(1))].view_as(v),
+    "two clients summed": lambda v, other: v + other,
+    "the mean of two clients": lambda v, other: (v + other) / 2,
+    "signs": lambda v, _: v.sign(),
+    "the largest tenth": lambda v, _: v * (v.abs() >= v.abs().quantile(0.9)),
+    "nothing": lambda v, _: 0 * v,
+    "scaled far up": lambda v, _: 1e30 * v,
+    "scaled far down": lambda v, _: 1e-30 * v,
+}
+
+
+@pytest.mark.parametrize("made", sorted(CRAFTED))
+def test_a_crafted_update_is_void(mlp, digits, made):
+    x, y = digits[0][:1], digits[1][:1]
+    sent, other = observe(mlp, x, y).update, observe(mlp, digits[0][1:2], y).update
+    report = audited(mlp, x, y, {k: CRAFTED[made](v, other[k]) for k, v in sent.items()})
+    assert report.void
+
+
+@pytest.mark.parametrize(
+    "rounded",
+    [lambda v: v.bfloat16(), lambda v: 0.99 * v, lambda v: (v / v.abs().max() * 127).round()],
+    ids=["bfloat16", "scaled a little", "eight bits"],
+)
+def test_a_rounded_update_still_gives_the_image_away(mlp, digits, rounded):
+    x, y = digits[0][:1], digits[1][:1]
+    update = {}
+    for name, value in observe(mlp, x, y).update.items():
+        coarse = rounded(value)
+        update[name] = coarse * float(value.abs().max() / coarse.abs().max())
+    report = leakage(mlp, x, y, views=FULL, attacks=FAST, update=update)
+    assert report.verdict == "recovered"
+
+
+@pytest.mark.parametrize(
+    ("made", "fault"),
+    [
+        (lambda sent: {k: (1e6 * v).long() for k, v in sent.items()}, "holds torch.int64"),
+        (lambda sent: {k: v.to(torch.complex64) for k, v in sent.items()}, "holds torch.complex64"),
+        (lambda sent: {**sent, "dense9.weight": torch.zeros(2)}, "is not a parameter"),
+        (lambda sent: {k: v[:1] for k, v in sent.items()}, "must be"),
+        (lambda sent: {k: v * torch.nan for k, v in sent.items()}, "not finite"),
+        (lambda sent: {}, "is empty"),
+    ],
+)
+def test_an_update_that_is_not_of_the_model_is_refused(mlp, digits, made, fault):
+    x, y = digits[0][:1], digits[1][:1]
+    with pytest.raises(ConfigError, match=fault):
+        leakage(mlp, x, y, views=FULL, update=made(observe(mlp, x, y).update))
+
+
+def test_labels_that_the_model_does_not_have_are_refused(mlp, digits):
+    with pytest.raises(ConfigError, match="labels: from 10 to 10; the model's are 0 to 9"):
+        leakage(mlp, digits[0][:1], torch.tensor([10]), views=FULL)
+
+
 @pytest.mark.parametrize(
     ("wrong", "cause"),
     [

@@ -124,6 +124,24 @@ def test_noise_is_beside_its_epsilon_and_lets_nothing_be_read(audited):
     assert "Accountant: epsilon" in done.stdout
 
 
+def test_a_sweep_over_noises_is_beside_epsilon(privpart, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    sweep = ("audit", "defences", "--plan", "plan.toml", "--trials", "1", "--clip", "0.5")
+    noises = ("--noise-multiplier", "0", "--noise-multiplier", "0.5")
+    done = privpart(*sweep, *noises, "--out", "sweep")
+    assert done.returncode == 0, done.stderr
+    told = json.loads((folder / "sweep" / "defences.json").read_text())
+    assert told["schema"] == "privpart/text-defences/1"
+    bare, noisy = told["points"]
+    assert (bare["verdict"], noisy["verdict"]) == ("recovered", "attack failed")
+    assert (bare["exact"], noisy["exact"]) == (1, 0)
+    assert bare["epsilon"] is None
+    assert 5 < noisy["epsilon"] < 12
+    assert bare["rouge_median"] == 1 > bare["guess_rouge"][0]
+    assert " ".join(done.stdout.split()).count("is not 'safe' (another text") == 1
+    assert (folder / "sweep" / "defences.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_an_update_of_other_sentences_is_void_and_no_finding(audited, folder):
     net = network(folder)
     right = {k: v.float() for k, v in observe_text(net, TOKENS[:1]).update.items()}
@@ -164,7 +182,10 @@ def test_a_text_classifier_gives_away_the_tokens_of_its_embedding(audited):
     ("words", "told"),
     [
         (["--plan", "plan.toml", "--model", "lenet"], "has a model of its own"),
-        (["--plan", "plan.toml", "--effort", "quick"], "is of text; leave out --effort"),
+        (
+            ["--plan", "plan.toml", "--effort", "quick"],
+            "one sentence needs no search; leave out --effort",
+        ),
         (["--plan", "plan.toml", "--batch", "9"], "choose fewer trials"),
         (["--view", "full"], "model is missing"),
         (["--model", "./text_code.py:Net", "--view", "full"], "data is missing"),

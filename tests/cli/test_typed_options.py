@@ -54,6 +54,8 @@ LEAKING = [*ATTACKED, "--view", "full"]
 OF_A_PLAN = [*PLANNED, "--out", "out"]
 OF_A_FILE = ["--model", "m:f", "--tokens", "t.safetensors", "--out", "out", "--view", "full"]
 DEFENDED = [*ATTACKED, "--clip", "1"]
+DEFENDED_PLAN = [*OF_A_PLAN, "--clip", "1"]
+DEFENDED_FILE = [*OF_A_FILE, "--clip", "1"]
 LOCAL = ["--local-steps", "2"]
 FASHION = ["--data", "fashion-mnist"]
 SIMULATED = [*PLANNED, "--simulate"]
@@ -83,7 +85,9 @@ CASES = {
         LEAKING, [*LEAKING, *LOCAL], [*LEAKING, *FASHION],
         [*LEAKING, "--clip", "1", "--noise-multiplier", "1"], OF_A_PLAN, OF_A_FILE,
     ],
-    "audit defences": [DEFENDED, [*DEFENDED, *LOCAL], [*DEFENDED, *FASHION]],
+    "audit defences": [
+        DEFENDED, [*DEFENDED, *LOCAL], [*DEFENDED, *FASHION], DEFENDED_PLAN, DEFENDED_FILE,
+    ],
     "audit epsilon": [["run"], SIMULATED, [*PLANNED, "--replay"]],
 }  # fmt: skip
 """Complete command lines that nothing idle is in; every option matters in one of them."""
@@ -131,15 +135,29 @@ SITUATIONS = {
         OF_A_FILE,
         [*OF_A_PLAN, "--tokens", "t.safetensors"],
         OF_A_PLAN,
+        OF_A_PLAN,
     ],
+    ("audit defences", "plan"): [DEFENDED_PLAN, DEFENDED_PLAN, DEFENDED_FILE],
+    ("audit defences", "tokens"): [
+        DEFENDED_FILE,
+        [*DEFENDED_PLAN, "--tokens", "t.safetensors"],
+        DEFENDED_PLAN,
+    ],
+    ("audit defences", "batch"): [DEFENDED_FILE],
     ("audit leakage", "data"): [LEAKING],
     ("audit leakage", "local_steps"): [LEAKING],
     ("audit leakage", "optimizer"): [[*LEAKING, *LOCAL, "--optimizer", "adam"]],
     ("audit leakage", "attack"): [[*LEAKING, "--attack", "invert_dense"]],
-    ("audit leakage", "gradient"): [LEAKING, [*LEAKING, "--gradient", "g.safetensors"]],
+    ("audit leakage", "gradient"): [
+        LEAKING,
+        [*LEAKING, "--gradient", "g.safetensors"],
+        [*LEAKING, "--gradient", "g.safetensors"],
+    ],
+    ("audit leakage", "mode"): [[*LEAKING, "--mode", "eval"]],
+    ("audit defences", "mode"): [[*DEFENDED, "--mode", "eval"]],
     ("audit leakage", "clip"): [LEAKING],
     ("audit leakage", "noise_multiplier"): [LEAKING],
-    ("audit leakage", "batch"): [[*LEAKING, "--batch", "2"]],
+    ("audit leakage", "batch"): [OF_A_FILE, [*LEAKING, "--batch", "2"]],
     ("audit defences", "data"): [DEFENDED],
     ("audit defences", "local_steps"): [DEFENDED],
     ("audit defences", "optimizer"): [[*DEFENDED, *LOCAL, "--optimizer", "adam"]],

@@ -12,7 +12,13 @@ from privpart.cli.audit.options import DefencesOptions, takes, views
 from privpart.cli.options import Format
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from attacks import DefencePoint
+    from attacks import DefencePoint, TextDefencePoint
+
+
+_SCORES = {
+    "psnr": "-10 log10 MSE per image, data range 1",
+    "rouge": "ROUGE-L (F1) per sentence",
+}
 
 
 @takes(DefencesOptions)
@@ -22,15 +28,22 @@ def defences(
     out: Annotated[Path, typer.Option(help="Folder for defences.json, defences.png and trials/.")],
     form: Annotated[Format, typer.Option("--format", help="table, json or csv.")] = Format.TABLE,
 ) -> None:
-    """Attack the same images at every clip and noise, beside the accountant's epsilon.
+    """Attack the same examples at every clip and noise, beside the accountant's epsilon.
 
-    Without noise the attacker is the server; with it, the recipient of one noised update.
-    After Ctrl-C, the same command resumes.
+    Images by --model and --data; sentences by --plan, or by --model and --tokens. Without noise
+    the attacker is the server; with it, the recipient of one noised update. After Ctrl-C, the same
+    command resumes.
     """
-    points = _run(options, out)
+    points: list[DefencePoint] | list[TextDefencePoint]
+    if options.of_text:
+        from privpart.cli.audit.text import text_points
+
+        points = text_points(options, out)
+    else:
+        points = _run(options, out)
     _write(points, options, out, form)
     if any(point.verdict == "void" for point in points):
-        typer.echo("privpart: void: two updates of the same images differ.", err=True)
+        typer.echo("privpart: void: two updates of the same examples differ.", err=True)
         raise typer.Exit(VOID)
 
 
@@ -40,7 +53,7 @@ def _run(options: DefencesOptions, out: Path) -> "list[DefencePoint]":
     from privpart.cli.audit.store import resumable
 
     inputs, shared = prepare(options, out)
-    (patterns,) = views([options.view]).values()
+    (patterns,) = views([options.view or "full"]).values()
     clips = list(dict.fromkeys(options.clip))
     noises = list(dict.fromkeys(options.noise_multiplier))
     with resumable(shared["done"], len(clips) * len(noises) * inputs.batches) as progress:
@@ -56,15 +69,21 @@ def _run(options: DefencesOptions, out: Path) -> "list[DefencePoint]":
         )
 
 
-def _write(points: "list[DefencePoint]", options: DefencesOptions, out: Path, form: Format) -> None:
+def _write(
+    points: "list[DefencePoint] | list[TextDefencePoint]",
+    options: DefencesOptions,
+    out: Path,
+    form: Format,
+) -> None:
     from attacks import picture
     from privpart.cli.audit import tables
 
+    score = "rouge" if options.of_text else "psnr"
     content = {
-        "schema": "privpart/defences/1",
+        "schema": f"privpart/{'text-' if options.of_text else ''}defences/1",
         "options": options.typed(),
-        "psnr": "-10 log10 MSE per image, data range 1; no epsilon is computed from it",
-        "points": [point.to_dict() | {"psnr_median": median(point.psnr)} for point in points],
+        score: f"{_SCORES[score]}; no epsilon is computed from it",
+        "points": [p.to_dict() | {f"{score}_median": median(p.scores)} for p in points],
     }
     text = json.dumps(content, indent=2, allow_nan=False)
     (out / "defences.json").write_text(text + "\n")
@@ -77,7 +96,7 @@ def _write(points: "list[DefencePoint]", options: DefencesOptions, out: Path, fo
         tables.show_defences(points)
     if points[0].missing:
         typer.echo(
-            "privpart: warning: no image besides those attacked: the baseline "
+            "privpart: warning: nothing besides the examples attacked: the baseline "
             f"{', '.join(points[0].missing)} is missing.",
             err=True,
         )

@@ -66,6 +66,8 @@ def prepare(options: AuditOptions, out: Path) -> tuple[Inputs, dict[str, Any]]:
     local = local_steps_of(options)
     inputs = load_inputs(options)
     inputs.model.train(options.mode is Mode.TRAIN)
+    if options.send_buffers and not any(True for _ in inputs.model.buffers()):
+        raise ConfigError(f"model={options.model!r}: has no buffers; leave out send_buffers.")
     return inputs, {
         "attacks": attacks,
         "batch": options.batch,
@@ -75,6 +77,7 @@ def prepare(options: AuditOptions, out: Path) -> tuple[Inputs, dict[str, Any]]:
         "class_means": inputs.class_means,
         "decoys": inputs.decoys,
         "reveal_labels": not options.hide_labels,
+        "send_buffers": options.send_buffers,
         "seed": options.seed,
         "done": TrialFolder(out, options.identity(), inputs.digest()),
     }

@@ -19,7 +19,7 @@ from accounting.checks import ConfigError
 _CLIENT = "The client's training"
 _ATTACK = "The attack"
 _TEXT = "Text"
-_LATER = frozenset({"before", "plan", "tokens", "words", "pad", "length"})
+_LATER = frozenset({"before", "plan", "tokens", "words", "pad", "length", "send_buffers"})
 
 
 class Effort(StrEnum):
@@ -49,6 +49,10 @@ BUDGETS: dict[Effort, dict[str, float]] = {
     Effort.NORMAL: {"restarts": 2, "max_evaluations": 500, "newton_steps": 10, "steps": 1000},
     Effort.LONG: {"restarts": 4, "max_evaluations": 3000, "newton_steps": 30, "steps": 6000},
 }
+
+
+EXCHANGES: dict[Effort, int] = {Effort.QUICK: 0, Effort.NORMAL: 4000, Effort.LONG: 40_000}
+"""Updates that the attack on text may compute to put tokens into sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +113,14 @@ class AuditOptions:
     momentum: Annotated[
         float, typer.Option(help="Momentum of sgd, in [0, 1).", rich_help_panel=_CLIENT)
     ] = 0.0
+    send_buffers: Annotated[
+        bool,
+        typer.Option(
+            "--send-buffers",
+            help="Clients also send running statistics of batch normalisation.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = False
     delta: Annotated[
         float, typer.Option(help="Delta of the accountant's epsilon.", rich_help_panel=_CLIENT)
     ] = 1e-5
@@ -126,62 +138,6 @@ class AuditOptions:
     decoys: Annotated[
         int, typer.Option(help="Images to hide the truth among.", rich_help_panel=_ATTACK)
     ] = 50
-    seed: Annotated[int, typer.Option(help="Seed of weights, starting points and noise.")] = 0
-
-    def __post_init__(self) -> None:
-        self.refuse()
-
-    def refuse(self) -> None:
-        """Raise a ConfigError for options with which no audit is possible."""
-        self.refuse_missing()
-        checks.count("trials", self.trials)
-        checks.count("batch", self.batch)
-        checks.count("decoys", self.decoys, minimum=0)
-        checks.count("seed", self.seed, minimum=0)
-        checks.probability("delta", self.delta)
-        checks.count("local_steps", self.local_steps, minimum=0)  # LocalSteps checks the others
-        if self.before is not None and self.gradient is None:
-            raise ConfigError("before: name the weights after the round with gradient.")
-        if self.before is not None and self.local_steps == 0:
-            raise ConfigError(
-                "before: the update is then a change of the weights; say how the client trained, "
-                "with local_steps and learning_rate."
-            )
-
-    def refuse_missing(self) -> None:
-        """Raise a ConfigError unless a model and data are named."""
-        if self.model is None or self.data is None:
-            raise ConfigError("model, data: are missing; name both (--model, --data).")
-
-    def identity(self) -> dict[str, Any]:
-        """Return every field by name as JSON types: what the results in a folder depend on.
-
-        A folder keeps this text, so a renamed or a new field makes folders of older versions
-        refuse to resume.
-        """
-        values = {option.name: getattr(self, option.name) for option in fields(self)}
-        for name in _LATER & values.keys():
-            if values[name] is None:
-                del values[name]  # as in folders of versions without it
-        return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
-
-    def typed(self) -> dict[str, Any]:
-        """Return ``identity`` without the fields that are not options of this command."""
-        options = {option.name for option in fields(self) if option.init}
-        return {name: value for name, value in self.identity().items() if name in options}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeakageOptions(AuditOptions):
-    """Options of ``privpart audit leakage``."""
-
-    view: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="'full', a pattern as 'dense1.*', or NAME=PATTERN,PATTERN; repeatable. Of a plan, "
-            "by default what it trains."
-        ),
-    ] = None
     plan: Annotated[
         Path | None,
         typer.Option(
@@ -208,6 +164,73 @@ class LeakageOptions(AuditOptions):
         int | None,
         typer.Option(help="Id of the padding in --tokens.", rich_help_panel=_TEXT),
     ] = None
+    seed: Annotated[int, typer.Option(help="Seed of weights, starting points and noise.")] = 0
+
+    def __post_init__(self) -> None:
+        self.refuse()
+
+    def refuse(self) -> None:
+        """Raise a ConfigError for options with which no audit is possible."""
+        self.refuse_missing()
+        checks.count("trials", self.trials)
+        checks.count("batch", self.batch)
+        checks.count("decoys", self.decoys, minimum=0)
+        checks.count("seed", self.seed, minimum=0)
+        checks.probability("delta", self.delta)
+        if self.length is not None:
+            checks.count("length", self.length, minimum=2)
+        if self.pad is not None:
+            checks.count("pad", self.pad, minimum=0)
+        checks.count("local_steps", self.local_steps, minimum=0)  # LocalSteps checks the others
+        if self.before is not None and self.gradient is None:
+            raise ConfigError("before: name the weights after the round with gradient.")
+        if self.before is not None and self.local_steps == 0:
+            raise ConfigError(
+                "before: the update is then a change of the weights; say how the client trained, "
+                "with local_steps and learning_rate."
+            )
+
+    @property
+    def of_text(self) -> bool:
+        """Whether sentences are attacked, and not images."""
+        return self.plan is not None or self.tokens is not None
+
+    def refuse_missing(self) -> None:
+        """Raise a ConfigError unless a model and data are named."""
+        if self.model is None and self.plan is None:
+            raise ConfigError("model is missing: name one (--model), or a plan of text (--plan).")
+        if self.data is None and not self.of_text:
+            raise ConfigError("data is missing: name images (--data), or text (--plan, --tokens).")
+
+    def identity(self) -> dict[str, Any]:
+        """Return every field by name as JSON types: what the results in a folder depend on.
+
+        A folder keeps this text, so a renamed or a new field makes folders of older versions
+        refuse to resume.
+        """
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        for name in _LATER & values.keys():
+            if values[name] in (None, False):
+                del values[name]  # as in folders of versions without it
+        return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
+
+    def typed(self) -> dict[str, Any]:
+        """Return ``identity`` without the fields that are not options of this command."""
+        options = {option.name for option in fields(self) if option.init}
+        return {name: value for name, value in self.identity().items() if name in options}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakageOptions(AuditOptions):
+    """Options of ``privpart audit leakage``."""
+
+    view: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="'full', a pattern as 'dense1.*', or NAME=PATTERN,PATTERN; repeatable. Of a plan, "
+            "by default what it trains."
+        ),
+    ] = None
     words: Annotated[
         Path | None,
         typer.Option(
@@ -232,25 +255,13 @@ class LeakageOptions(AuditOptions):
         super().refuse()
         views(self.view or ())
         rounds(self.schedule)
-        if self.length is not None:
-            checks.count("length", self.length, minimum=2)
-        if self.pad is not None:
-            checks.count("pad", self.pad, minimum=0)
         if self.clip is not None:
             checks.positive("clip", self.clip)
         checks.nonnegative("noise_multiplier", self.noise_multiplier)
 
-    @property
-    def of_text(self) -> bool:
-        """Whether sentences are attacked, and not images."""
-        return self.plan is not None or self.tokens is not None
-
     def refuse_missing(self) -> None:
         """Raise a ConfigError unless a model, data and, without a plan, a view are named."""
-        if self.model is None and self.plan is None:
-            raise ConfigError("model is missing: name one (--model), or a plan of text (--plan).")
-        if self.data is None and not self.of_text:
-            raise ConfigError("data is missing: name images (--data), or text (--plan, --tokens).")
+        super().refuse_missing()
         if not self.view and self.plan is None:
             raise ConfigError("view is missing: name at least one, such as --view full.")
 
@@ -264,9 +275,15 @@ class DefencesOptions(AuditOptions):
         list[float], typer.Option(help="Noise standard deviation / clip; repeatable.")
     ] = field(default_factory=lambda: [0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
     view: Annotated[
-        str, typer.Option(help="'full', a pattern as 'dense1.*', or NAME=PATTERN,PATTERN.")
-    ] = "full"
-    trials: Annotated[int, typer.Option(help="Updates to attack, each of --batch images.")] = 5
+        str | None,
+        typer.Option(
+            help="'full' (the default), a pattern as 'dense1.*', or NAME=PATTERN,PATTERN. Of a "
+            "plan, by default what it trains."
+        ),
+    ] = None
+    trials: Annotated[
+        int, typer.Option(help="Updates to attack, each of --batch images or sentences.")
+    ] = 5
     gradient: None = field(default=None, init=False)
     before: None = field(default=None, init=False)
     decoys: int = field(default=0, init=False)
@@ -274,7 +291,7 @@ class DefencesOptions(AuditOptions):
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no sweep is possible."""
         super().refuse()
-        views([self.view])
+        views([] if self.view is None else [self.view])
         for clip in self.clip:
             checks.positive("clip", clip)
         for z in self.noise_multiplier:

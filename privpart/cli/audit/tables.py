@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting.report import up
-from attacks import DefencePoint, LeakageReport, LeakageRow
+from attacks import DefencePoint, LeakageReport, LeakageRow, TextDefencePoint
 from privpart.cli.output import as_csv
 
 _WIDTH = 120
@@ -56,37 +56,50 @@ def leakage_csv(report: LeakageReport) -> str:
     return as_csv([{"images": len(report.truth)} | {k: row[k] for k in _CSV} for row in rows])
 
 
-def defences_csv(points: Sequence[DefencePoint]) -> str:
-    """Return a line per clip and noise multiplier, with medians over the images."""
+AnyPoints = Sequence[DefencePoint] | Sequence[TextDefencePoint]
+
+
+def defences_csv(points: AnyPoints) -> str:
+    """Return a line per clip and noise multiplier, with medians over the examples."""
     rows = []
     for point in points:
         values = point.to_dict()
-        of = {"psnr": point.psnr, "baseline": point.baselines}
-        scores = {f"{name}_median": median(found) for name, found in of.items()}
-        kept = ("clip", "noise_multiplier", "epsilon", "delta", "verdict")
-        rows.append({k: values[k] for k in kept} | scores | {"psnr_max": max(point.psnr)})
+        score = "psnr" if isinstance(point, DefencePoint) else "rouge"
+        kept = ("clip", "noise_multiplier", "epsilon", "delta", "verdict", "exact")
+        found = {k: values[k] for k in kept if k in values}
+        found |= {
+            f"{score}_median": median(point.scores),
+            "baseline_median": median(point.baselines),
+            f"{score}_max": max(point.scores),
+        }
+        rows.append(found)
     return as_csv(rows)
 
 
-def show_defences(points: Sequence[DefencePoint]) -> None:
+def show_defences(points: AnyPoints) -> None:
     """Print a sweep over clips and noises to standard output."""
     console = Console(width=_WIDTH, highlight=False)
-    images = len(points[0].psnr)
-    title = f"PSNR in dB over {images} images, best of each over the attacks"
-    columns = ["clip", "noise multiplier", "epsilon", "median", "max", "no attack", "verdict"]
-    table = plain_table(title, columns)
+    images = isinstance(points[0], DefencePoint)
+    what, digits = ("PSNR in dB over {} images", 1) if images else ("ROUGE-L over {} sentences", 2)
+    title = f"{what.format(len(points[0].scores))}, best of each over the attacks"
+    exact = [] if images else ["exact"]
+    columns = ["clip", "noise multiplier", "epsilon", *exact, "median", "max", "no attack"]
+    table = plain_table(title, [*columns, "verdict"])
     for point in points:
+        scores = median(point.scores), max(point.scores), median(point.baselines)
         table.add_row(
             *("none" if point.clip is None else f"{point.clip:g}", f"{point.noise_multiplier:g}"),
             "infinite" if point.epsilon is None else up(point.epsilon, 4),
-            *(f"{median(point.psnr):.1f}", f"{max(point.psnr):.1f}"),
-            *(f"{median(point.baselines):.1f}", point.verdict),
+            *([f"{point.exact}"] if isinstance(point, TextDefencePoint) else []),
+            *(f"{value:.{digits}f}" for value in scores),
+            point.verdict,
         )
     console.print(table)
+    floor = "PSNR falls" if images else "What the attacks read falls"
     for line in (
         f"Epsilon is the accountant's, at delta {points[0].delta:g}, for one noised release; it is "
-        "not computed from any score. PSNR falls to the floor long before epsilon means anything.",
-        _VERDICTS,
+        f"not computed from any score. {floor} to the floor long before epsilon means anything.",
+        _VERDICTS if images else _VERDICTS.replace("image", "text"),
     ):
         console.print(fill(line, 100, subsequent_indent="  "))
 

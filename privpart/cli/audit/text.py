@@ -13,10 +13,11 @@ from rich.table import Table
 
 from accounting import checks
 from accounting.report import up
+from attacks import TextDefencePoint, text_defences
 from attacks.text.audit import text_leakage, text_suite
 from attacks.text.report import TextReport, TextRow
 from privpart.cli.audit.inputs import local_steps_of
-from privpart.cli.audit.options import LeakageOptions, rounds
+from privpart.cli.audit.options import EXCHANGES, DefencesOptions, LeakageOptions, rounds, views
 from privpart.cli.audit.store import TextFolder, resumable
 from privpart.cli.audit.tables import plain_table
 from privpart.cli.audit.text_inputs import load_text
@@ -50,11 +51,11 @@ def audit_text(
 ) -> TextReport:
     """Attack the sentences that the options name; write and print the report."""
     torch.set_num_threads(1)  # so that the numbers do not depend on the machine's processors
-    known = text_suite()
+    known = text_suite(exchanges=EXCHANGES[options.effort])
     for name in options.attack or ():
         checks.choice("attack", name, list(known))
     local = local_steps_of(options)
-    inputs = load_text(options)
+    inputs = load_text(options, views(options.view or ()), options.words)
     done = TextFolder(out, options.identity(), inputs.digest())
     adversaries = 2 if options.noise_multiplier and options.gradient is None else 1
     total = adversaries * len(inputs.views) * (len(inputs.tokens) // options.batch)
@@ -81,6 +82,39 @@ def audit_text(
         )
     _write(report, out, form, inputs.words, html)
     return report
+
+
+def text_points(options: DefencesOptions, out: Path) -> list[TextDefencePoint]:
+    """Attack the sentences that the options name at every clip and noise multiplier."""
+    torch.set_num_threads(1)
+    known = text_suite(exchanges=EXCHANGES[options.effort])
+    for name in options.attack or ():
+        checks.choice("attack", name, list(known))
+    local = local_steps_of(options)
+    inputs = load_text(options, views([] if options.view is None else [options.view]))
+    done = TextFolder(out, options.identity(), inputs.digest())
+    clips = list(dict.fromkeys(options.clip))
+    noises = list(dict.fromkeys(options.noise_multiplier))
+    total = len(clips) * len(noises) * (len(inputs.tokens) // options.batch)
+    with resumable(done, total) as progress:
+        return text_defences(
+            inputs.model,
+            inputs.tokens,
+            inputs.labels,
+            visible=next(iter(inputs.views.values())),
+            clips=clips,
+            noise_multipliers=noises,
+            delta=options.delta,
+            attacks={k: a for k, a in known.items() if k in (options.attack or known)},
+            batch=options.batch,
+            pad=inputs.pad,
+            local=local,
+            public=inputs.public,
+            reveal_labels=not options.hide_labels,
+            seed=options.seed,
+            done=done,
+            progress=progress,
+        )
 
 
 def _write(

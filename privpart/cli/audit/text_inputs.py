@@ -16,7 +16,7 @@ from accounting.checks import ConfigError
 from attacks import read_update
 from attacks.text.observation import vocabulary
 from privpart.cli.audit.inputs import given_update, load_given, own_model
-from privpart.cli.audit.options import LeakageOptions, views
+from privpart.cli.audit.options import AuditOptions
 from privpart.data.batches import Batch
 from privpart.experiment import own_code, plan_file
 from privpart.experiment.task_data import PlanData, read_task
@@ -53,8 +53,15 @@ class TextInputs:
         return state.hexdigest()
 
 
-def load_text(options: LeakageOptions) -> TextInputs:
+def load_text(
+    options: AuditOptions, shown: dict[str, Sequence[str]], words: Path | None = None
+) -> TextInputs:
     """Return the model and ``--trials`` batches of sentences, of a plan or of a file.
+
+    Args:
+        options: of the audit.
+        shown: the views; without any, what a plan trains, or all parameters.
+        words: file with the text of each token.
 
     Raises:
         ConfigError: a plan that does not train on text, too few sentences, or a file that does not
@@ -63,16 +70,22 @@ def load_text(options: LeakageOptions) -> TextInputs:
     wanted = options.batch * (1 if options.gradient else options.trials)
     with redirect_stdout(sys.stderr):  # what own code prints is no part of the result
         if options.plan is not None:
-            found = _of_plan(options.plan, options, wanted)
+            found = _of_plan(options.plan, options, wanted, shown, words)
         else:
             assert options.model is not None  # noqa: S101  refused by the options
-            found = _of_file(own_model(options.model), options, wanted)
+            found = _of_file(own_model(options.model), options, wanted, shown, words)
     if options.weights is not None:
         load_given(found.model, options.weights)
     return found
 
 
-def _of_plan(path: Path, options: LeakageOptions, wanted: int) -> TextInputs:
+def _of_plan(
+    path: Path,
+    options: AuditOptions,
+    wanted: int,
+    shown: dict[str, Sequence[str]],
+    words: Path | None,
+) -> TextInputs:
     plan = plan_file.read(path)
     read: list[PlanData] = []
 
@@ -85,10 +98,10 @@ def _of_plan(path: Path, options: LeakageOptions, wanted: int) -> TextInputs:
         typer.echo(f"privpart: imports {reference}", err=True)
     made = training(plan, report=lambda _told: None, read=keeping)
     module = made.model.module
-    shown = views(options.view or ()) or _trained(made)
+    shown = shown or _trained(made)
     update = given_update(module, options.gradient, options.before)
     if options.tokens is not None:
-        return _of_file(module, options, wanted, shown)
+        return _of_file(module, options, wanted, shown, words)
     if plan.client.loss not in ("cross_entropy", "model"):
         raise ConfigError(
             f"client.loss={plan.client.loss!r}: the audit of text knows cross_entropy and model. "
@@ -127,7 +140,7 @@ def _words(plan: plan_file.PlanFile) -> tuple[str, ...]:
 
 
 def _chosen(
-    made: Training, options: LeakageOptions, batches: int
+    made: Training, options: AuditOptions, batches: int
 ) -> tuple[list[list[Example]], list[tuple[int, ...]]]:
     """Return the first sentences of clients that have enough, and the sentences of the others."""
     attacked: list[list[Example]] = []
@@ -235,9 +248,10 @@ def _together(examples: Sequence[Example], words: int) -> tuple[Tensor, Tensor |
 
 def _of_file(
     model: nn.Module,
-    options: LeakageOptions,
+    options: AuditOptions,
     wanted: int,
-    shown: dict[str, Sequence[str]] | None = None,
+    shown: dict[str, Sequence[str]],
+    words: Path | None,
 ) -> TextInputs:
     path = options.tokens
     assert path is not None  # noqa: S101  refused by the options
@@ -265,8 +279,8 @@ def _of_file(
         labels=None if labels is None else labels[:wanted].long(),
         pad=options.pad,
         public=[_before(row, options.pad) for row in others.tolist()],
-        words=() if options.words is None else _lines(options.words),
-        views=shown or views(options.view or ()),
+        words=() if words is None else _lines(words),
+        views=shown or {"full": ["*"]},
         update=given_update(model, options.gradient, options.before),
     )
 
