@@ -209,7 +209,7 @@ class LocalComputation:
     ) -> None:
         generators = [client_generator(self._data_seed, task.round, client) for client in clients]
         vectorized = method.vectorized and not self.one_at_a_time
-        if vectorized and can_vectorize(self.local, task.active):
+        if vectorized and can_vectorize(self.local):
             rows = self._rows(clients)
             try:
                 self._vectorized_updates(
@@ -283,6 +283,7 @@ class LocalComputation:
             rows,
             generators,
             out=unclipped,
+            active=task.active,
             channels_last=channels_last,
             losses=losses,
         )
@@ -368,7 +369,8 @@ class LocalComputation:
         """
         local = self.local
         supported = single_step(local) and not self.one_at_a_time
-        if self._ghost_sum is None or not supported or not can_vectorize(local, task.active):
+        everything = task.active is None and can_vectorize(local)
+        if self._ghost_sum is None or not supported or not everything:
             return 0
         if len(set(task.clients)) < len(task.clients):
             return 0  # the server can refuse a client's second update only if it gets each update
@@ -443,9 +445,9 @@ def fetched(clients: Clients, client: ClientId, generator: torch.Generator) -> B
         return examples
 
 
-def can_vectorize(local: LocalTraining, active: Sequence[int] | None) -> bool:
-    """Return whether clients can be vectorized: all groups train, with the objective fedavg."""
-    return active is None and local.objective == "fedavg"
+def can_vectorize(local: LocalTraining) -> bool:
+    """Return whether clients can be vectorized: their objective is fedavg."""
+    return local.objective == "fedavg"
 
 
 def client_generator(data_seed: int, round_: int, client: ClientId) -> torch.Generator:
@@ -475,7 +477,7 @@ def candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool
         methods.append(Method(channels_last=convolutional, in_place=in_place, bfloat16=bfloat16))
     if on_cpu and worth_onednn(module, rows):
         methods.append(Method(channels_last=convolutional, onednn=True, in_place=in_place))
-    if bfloat16 or not can_vectorize(computation.local, task.active):
+    if bfloat16 or not can_vectorize(computation.local):
         return methods
     # Vectorized convolutions become one grouped convolution, which is slow on a CPU unless it is
     # small. They do not in a single step, where all clients share the filters. An accelerator is

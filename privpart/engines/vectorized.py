@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 import torch
@@ -60,11 +60,16 @@ class VectorizedTraining:
     def __init__(self, model: PartialModel, local: LocalTraining) -> None:
         self._model = model
         self.local = local
-        parameters = dict(model.module.named_parameters())
-        self._shapes = [parameters[name].shape for name in model.trainable]
-        self._sizes = [shape.numel() for shape in self._shapes]
+        self._train(model.trainable)
         self._gradients_at_start = vmap(grad(self._loss), in_dims=(None, 0, 0))
         self._buffer: _Stack | None = None
+
+    def _train(self, names: tuple[str, ...]) -> None:
+        """Let these parameters train, in this order; the others are at the start of the round."""
+        parameters = dict(self._model.module.named_parameters())
+        self._names = names
+        self._shapes = [parameters[name].shape for name in names]
+        self._sizes = [shape.numel() for shape in self._shapes]
 
     def updates(
         self,
@@ -75,10 +80,11 @@ class VectorizedTraining:
         generators: Sequence[torch.Generator],
         *,
         out: Tensor,
+        active: Sequence[int] | None = None,
         channels_last: bool = False,
         losses: list[float | None] | None = None,
     ) -> Iterator[int]:
-        """Write each client's update, not clipped, into its row of ``out``, shape (V, d).
+        """Write each client's update, not clipped, into its row of ``out``, shape (V, c).
 
         Yields:
             The index of each row as soon as it is written.
@@ -90,6 +96,8 @@ class VectorizedTraining:
             rows: per client, the rows of its examples, shape (its n,).
             generators: per client, the order of its examples.
             out: overwritten; on the device of ``start``, ``x`` and ``y``.
+            active: groups of the model that train in this round, with c parameters; None trains
+                all, and c is d.
             channels_last: memory layout of images, shape (n, channels, height, width).
             losses: V times None; becomes the loss of each client's first step.
 
@@ -107,7 +115,10 @@ class VectorizedTraining:
             [own[batch] for batch in self.local.batches(len(own), generator)]
             for own, generator in zip(rows, generators, strict=True)
         ]
+        groups = range(len(self._model.groups)) if active is None else active
+        self._train(tuple(name for group in groups for name in self._model.groups[group]))
         with self._model.lent(start), nothing_kept(self._model):
+            start = torch.cat([start[span] for span in self._model.spans(active)])
             if single_step(self.local):
                 first = [own[0] if own else torch.empty(0, dtype=torch.int64) for own in batches]
                 self._single_step(start, x, y, first, out, channels_last, losses)
@@ -171,7 +182,8 @@ class VectorizedTraining:
             active = remaining
             these = [batches[order[place]][step] for place in range(active)]
             watched: list[float] | None = None if losses is None or step else []
-            self._step(stack, these, examples, logits, optimizer, watched)
+            moving = self.local.moving(self._names, step) if these else []
+            self._step(stack, these, moving, examples, logits, optimizer, watched)
             if losses is not None and watched is not None:
                 for place, loss in zip(order, watched, strict=False):
                     losses[place] = loss
@@ -180,6 +192,7 @@ class VectorizedTraining:
         self,
         stack: _Stack,
         batches: Sequence[Tensor],
+        moving: Sequence[bool],
         examples: Callable[[Tensor], tuple[Tensor, Tensor]],
         logits: _Logits,
         optimizer: ClientOptimizer | None,
@@ -187,7 +200,8 @@ class VectorizedTraining:
     ) -> None:
         """Move the first clients of the stack by one step; without optimizer, by plain SGD.
 
-        Their losses are appended to ``watched``, if that is given.
+        Plain SGD moves the parameters that are ``moving``; an optimizer moves all. The clients'
+        losses are appended to ``watched``, if that is given.
         """
         first = 0
         # Clients with batches of one size are computed together and nothing is padded: products
@@ -198,11 +212,11 @@ class VectorizedTraining:
             span = slice(first, first + len(rows))
             first = span.stop
             parts = self._split(stack.flat[span])
-            gradients, losses = _gradients(logits, parts, *examples(rows))
+            gradients, losses = _gradients(logits, parts, moving, *examples(rows))
             if watched is not None:
                 watched += losses.tolist()
             if optimizer is None:
-                for part, gradient in zip(parts, gradients, strict=True):
+                for part, gradient in zip(compress(parts, moving), gradients, strict=True):
                     part.add_(gradient, alpha=-self.local.learning_rate)
                 continue
             for to, gradient in zip(self._split(stack.gradient[span]), gradients, strict=True):
@@ -212,7 +226,8 @@ class VectorizedTraining:
 
     def _stack(self, start: Tensor, clients: int) -> _Stack:
         # Kept between chunks: clearing fresh pages takes as long as training a small network.
-        if self._buffer is None or len(self._buffer.flat) < clients:
+        held = (0, 0) if self._buffer is None else self._buffer.flat.shape
+        if self._buffer is None or held[0] < clients or held[1] != len(start):
             self._buffer = _Stack(*(start.new_empty(clients, len(start)) for _ in range(2)))
         stack = _Stack(self._buffer.flat[:clients], self._buffer.gradient[:clients])
         stack.flat.copy_(start)
@@ -231,11 +246,11 @@ class VectorizedTraining:
         ]
 
     def _dense(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-        named = dict(zip(self._model.trainable, parts, strict=True))
+        named = dict(zip(self._names, parts, strict=True))
         return dense_logits(self._model.module, named, x)
 
     def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-        named = dict(zip(self._model.trainable, parts, strict=True))
+        named = dict(zip(self._names, parts, strict=True))
         # torch's fused attention has no batched form: vmap would call it client by client
         with BatchedAttention(), sdpa_kernel(SDPBackend.MATH):
             return logits_of(functional_call(self._model.module, named, (x,)))
@@ -274,14 +289,15 @@ def _moved(batches: Sequence[Sequence[Tensor]], device: torch.device) -> list[li
 
 
 def _gradients(
-    logits: _Logits, parts: Sequence[Tensor], x: Tensor, y: Tensor
+    logits: _Logits, parts: Sequence[Tensor], moving: Sequence[bool], x: Tensor, y: Tensor
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return each client's gradient at its own parameters, shapes (V, ...), and its loss, (V,)."""
+    """Return each client's loss, shape (V,), after its gradient at its own moving parameters."""
     # No client's loss depends on another's parameters, so the gradient of the sum holds them all.
     # Only the forward pass may use torch.func: its backward pass takes a small network twice as
     # long as autograd's.
-    leaves = [part.detach().requires_grad_() for part in parts]
-    losses = losses_of(logits(leaves, x), y)
+    held = [part.detach().requires_grad_(now) for part, now in zip(parts, moving, strict=True)]
+    losses = losses_of(logits(held, x), y)
+    leaves = list(compress(held, moving))
     return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True), losses.detach()
 
 

@@ -66,7 +66,7 @@ _LATER_OPTIONS = {
     "privacy.mechanism": ("normalize_columns", "fit", "objective", "file", "fingerprint"),
     "model": ("name", "factory", "weights", "keep", "local"),
     "data": ("task", "clients", "options", "metric", "population"),
-    "client": ("augment",),
+    "client": ("augment", "alternate"),
 }
 """Options that plans of 0.1.0 did not have, by table."""
 

@@ -285,9 +285,7 @@ def training(
     options = replace(options or EngineOptions(), sums=True)
     if plan.privacy.sampling is not None:
         options = _each_alone(options)
-    options.refuse(
-        local, groups_take_turns=plan.schedule is not None, selects=plan.select is not None
-    )
+    options.refuse(local, selects=plan.select is not None)
     model = _model(plan, own, code)
     if own.remote is not None:
         return _remote(plan, own, code, model, own.remote)
