@@ -64,6 +64,33 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
     return torch.mul(update, clip_norm / norm * _MARGIN, out=out)
 
 
+def clip_rows(updates: Tensor, clip_norm: float) -> list[float]:
+    """Clip each row as ``clip`` does, in place, on the device of the rows, which must have float64.
+
+    Args:
+        updates: shape (k, d), float32.
+        clip_norm: as for ``clip``.
+
+    Returns:
+        The norm of each row before clipping; NaN or infinity if an entry was. Reading them is the
+        only time that this waits for the device.
+
+    Guarantees:
+        Those of ``clip``, for each row; no row depends on another.
+    """
+    clip_norm = at_least_tiny(clip_norm)
+    some = max(1, _WIDE // max(1, updates.shape[1]))
+    parts = torch.split(updates, some)
+    norms = torch.cat([torch.linalg.vector_norm(p, dim=1, dtype=torch.float64) for p in parts])
+    before: list[float] = norms.cpu().tolist()
+    for place, norm in enumerate(before):
+        if not (norm <= clip_norm or clip_norm / norm >= _LEAST_FACTOR):  # also if it is NaN
+            updates[place].copy_(clip(updates[place].cpu(), clip_norm))
+            norms[place] = 0.0
+    updates.mul_(factors(norms, clip_norm).float().unsqueeze(1))
+    return before
+
+
 def factors(norms: Tensor, clip_norm: float) -> Tensor:
     """Return the factors by which ``clip`` would multiply k vectors, from their norms alone.
 
@@ -94,6 +121,8 @@ def at_least_tiny(clip_norm: float) -> float:
 
 
 _PART = 2**16
+_WIDE = 2**25
+"""Numbers that are widened to float64 at once on an accelerator: torch writes the wide copy."""
 
 
 def l2_norm(vector: Tensor) -> float:

@@ -20,7 +20,7 @@ from privpart.clip import add_in_place, clip, l2_norm
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.choice import Choice, Kept
-from privpart.engines.device import find_device, free_memory, one_thread
+from privpart.engines.device import find_device, free_memory, host_memory, one_thread
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.memory import ClientsWithMemory
 from privpart.engines.methods import LocalComputation, Method, prefix_fits
@@ -156,7 +156,9 @@ class EmbeddedEngine:
         computation = self._ready(task, start, local)
         most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0
         found = self._found(task, start)
-        if not most and not (found and found.sums):
+        # the server can refuse a client's second update only if it gets each update
+        each = not self.options.on_cpu and len(set(task.clients)) == len(task.clients)
+        if not most and not each and not (found and found.sums):
             return None
         return self._sums(computation, task, start, local, most, self._taken(task, start))
 
@@ -259,7 +261,8 @@ class EmbeddedEngine:
         chunks = self._chunks(clients)
         if self.workers == 1:
             for chunk in chunks:
-                updates = torch.empty(len(chunk), self.model.active_dim(task.active))
+                dim = self.model.active_dim(task.active)
+                updates = host_memory(len(chunk), dim, self._device)
                 # Workers have one thread each; sums over more threads are rounded differently.
                 with one_thread(self.options.deterministic):
                     computation.updates(task, chunk, start, method, updates, self._watch)
@@ -286,6 +289,9 @@ class EmbeddedEngine:
         left = [client for client in task.clients if client not in known]
         if not left and known:
             return
+        if not most and not self.options.on_cpu:
+            yield from self._sums_on_device(computation, task, left, start)
+            return
         if not most:  # the sums that were kept are not the fastest method
             each = self._updates(computation, task, left, start, local)
             for client, update in zip(left, each, strict=True):
@@ -301,6 +307,20 @@ class EmbeddedEngine:
         with self._pool_for(computation) as pool:
             for chunk, total, unclipped in pool.sums(task, start, local, chunks, self._watch):
                 yield task.sum_of(chunk, total, unclipped)
+
+    def _sums_on_device(
+        self,
+        computation: LocalComputation,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+    ) -> Iterator[CohortSum]:
+        """Yield sums that an accelerator computes, so that single updates are not copied back."""
+        method = self.method or Method()
+        for chunk in self._chunks(clients):
+            total = torch.empty(self.model.active_dim(task.active), dtype=torch.float64)
+            unclipped = computation.sum_each(task, chunk, start, method, total, self._watch)
+            yield task.sum_of(chunk, total, unclipped)
 
     def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalComputation:
         """Return this process's computation; try methods until the fastest one is known."""
