@@ -194,7 +194,7 @@ class StudyFile(_Table):
         return self
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """One arm under one mechanism at one level of noise.
 
