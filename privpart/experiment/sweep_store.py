@@ -6,7 +6,7 @@ Importing it does not load torch: showing a sweep needs none.
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -119,6 +119,16 @@ class SweepStore:
     def finished(self) -> set[str]:
         """Return the keys of the cells that are done."""
         return {key for (key,) in self._file.execute("SELECT key FROM cells WHERE status='done'")}
+
+    def results(self) -> dict[str, CellResult]:
+        """Return the result of each cell that is done, by key."""
+        names = [field.name for field in fields(CellResult)]
+        columns = ", ".join({"parameter_count": "numbers"}.get(name, name) for name in names)
+        query = f"SELECT key, {columns} FROM cells WHERE status='done'"
+        return {
+            key: CellResult(**dict(zip(names, values, strict=True)))
+            for key, *values in self._file.execute(query)
+        }
 
     def add(
         self, key: str, labels: Mapping[str, str], seed: int, outcome: CellResult | str
