@@ -36,6 +36,13 @@ def frontier(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", help="Processes; by default one per processor.")
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Where clients are computed: 'cpu', or an accelerator such as 'cuda', which the "
+            "processes share."
+        ),
+    ] = "cpu",
     tune_only: Annotated[
         bool, typer.Option("--tune-only", help="Choose values, and test nothing.")
     ] = False,
@@ -50,6 +57,7 @@ def frontier(
     Example: privpart frontier examples/study_digits.toml --out study -j 2
     """
     jobs = checks.count("jobs", jobs if jobs is not None else processors())
+    from privpart.engines.options import EngineOptions
     from privpart.experiment.study.study_file import read_study
     from privpart.experiment.sweep import CellTrainer
     from privpart.experiment.sweep_store import SweepStore
@@ -57,7 +65,8 @@ def frontier(
     study = read_study(file)
     with SweepStore(out / "tune", create=True) as tuned:
         with SweepStore(out / "final", create=True) as final:
-            _train(study, CellTrainer(jobs), tuned, final, out, tune_only=tune_only)
+            trainer = CellTrainer(jobs, options=EngineOptions(device=device, explain=True))
+            _train(study, trainer, tuned, final, out, tune_only=tune_only)
             _show(study, tuned, final, out, form)
 
 
