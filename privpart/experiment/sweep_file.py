@@ -90,9 +90,34 @@ class Cell:
     @property
     def key(self) -> str:
         """SHA-256, in hex, of all that the result depends on, one's own code included."""
-        plans = (plan.context(plan.code()) for plan in self.candidates)
+        plans = (plan.context(_code_of(plan)) for plan in self.candidates)
         content = [self.seed, self.held_out, *plans]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+_READ: dict[Any, tuple[dict[str, Any], Any]] = {}
+"""What a plan names -> what it was found to be, and when its files were written."""
+
+
+def _code_of(plan: PlanFile) -> dict[str, Any] | None:
+    """Return what ``plan.code()`` does; files are read again only once one was written to.
+
+    The cells of a sweep name the same files, and ask for them many times.
+    """
+    names = (plan.folder, plan.model.weights, *sorted(plan.references().items()))
+    found, written = _READ.get(names, ({}, None))
+    if written is None or written != _written(plan.folder, found):
+        code = plan.code()
+        if code is None:
+            return None
+        found, written = _READ[names] = code, _written(plan.folder, code)
+    return found
+
+
+def _written(folder: Path, code: Mapping[str, Any]) -> list[Any]:
+    """Return when each file was written; None for one that is somewhere else."""
+    stats = [folder / name for name in code["files"]]
+    return [(s.stat().st_mtime_ns, s.stat().st_size) if s.is_file() else None for s in stats]
 
 
 @dataclass(frozen=True, slots=True)
