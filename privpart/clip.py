@@ -47,12 +47,19 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
     >>> clip(torch.tensor([3.0, 4.0]), 1.0).norm() <= 1
     tensor(True)
     """
+    return clip_and_measure(update, clip_norm, out=out)[0]
+
+
+def clip_and_measure(
+    update: Tensor, clip_norm: float, *, out: Tensor | None = None
+) -> tuple[Tensor, float]:
+    """Return what ``clip`` does, and the norm of ``update``: NaN or infinity if an entry is."""
     clip_norm = at_least_tiny(clip_norm)
     if update.dtype is not torch.float64:
         update = update.float()
-    norm = l2_norm(update)
+    norm = before = l2_norm(update)
     if norm <= clip_norm:
-        return update
+        return update, before
     if not clip_norm / norm >= _LEAST_FACTOR:
         # Too long for one factor: shorten it first to coordinates of at most 1, in a copy, which no
         # other thread writes to. What is not finite, or only zeros by now, becomes NaN.
@@ -60,8 +67,8 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
         update.div_(update.abs().max())
         norm = l2_norm(update)
         if not math.isfinite(norm):
-            return torch.zeros_like(update)
-    return torch.mul(update, clip_norm / norm * _MARGIN, out=out)
+            return torch.zeros_like(update), before
+    return torch.mul(update, clip_norm / norm * _MARGIN, out=out), before
 
 
 def clip_rows(updates: Tensor, clip_norm: float) -> list[float]:

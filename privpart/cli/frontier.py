@@ -71,13 +71,20 @@ def frontier(
 
 
 def _train(
-    study: "Study", trainer: Any, tuned: "SweepStore", final: "SweepStore", out: Path,
-    *, tune_only: bool,
+    study: "Study",
+    trainer: Any,
+    tuned: "SweepStore",
+    final: "SweepStore",
+    out: Path,
+    *,
+    tune_only: bool,
 ) -> None:
     from privpart.cli.train import tell_of_code
     from privpart.experiment.study.stages import remaining, run_study
 
-    plans = [cells[0].candidates[0] for group in study.groups for cells in study.tuning_cells(group)]
+    plans = [
+        cells[0].candidates[0] for group in study.groups for cells in study.tuning_cells(group)
+    ]
     for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
         tell_of_code(plan)
     rounds = remaining(study, tuned, final, tune_only=tune_only)
@@ -138,7 +145,9 @@ def _show(
         "rows": rows,
         "notes": [NOT_PRIVATE, TUNED],
     }
-    (out / "study.json").write_text(json.dumps(document, indent=2, allow_nan=False), encoding="utf-8")
+    (out / "study.json").write_text(
+        json.dumps(document, indent=2, allow_nan=False), encoding="utf-8"
+    )
     if form is Format.JSON:
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     elif form is Format.CSV:

@@ -3,12 +3,15 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from accounting.checks import ConfigError
+
+
+_Result = TypeVar("_Result", Tensor, list[Tensor])
 
 
 def find_device(device: str | torch.device) -> torch.device:
@@ -59,8 +62,8 @@ class Recorder:
         self._device = device
         self._memory: Any = None
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Return a function that repeats ``work``, and where the result is after each call.
+    def record(self, work: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
+        """Return a function that repeats ``work``, and its result: tensors that each call writes.
 
         Args:
             work: called a few times before the recording. What it reads and writes must stay where
@@ -89,10 +92,10 @@ def has_float64(device: torch.device) -> bool:
     return True
 
 
-def host_memory(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Return float32 memory of the CPU, shape (rows, columns), to which a device copies fast."""
+def host_memory(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return memory of the CPU to which a device copies fast."""
     # page-locked, which torch keeps for the next round: otherwise a copy takes ten times as long
-    return torch.empty(rows, columns, pin_memory=device.type == "cuda")
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def free_memory(device: torch.device) -> int:

@@ -156,8 +156,7 @@ class EmbeddedEngine:
         computation = self._ready(task, start, local)
         most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0
         found = self._found(task, start)
-        # the server can refuse a client's second update only if it gets each update
-        each = not self.options.on_cpu and len(set(task.clients)) == len(task.clients)
+        each = computation.sums_each(task, self.method or Method())
         if not most and not each and not (found and found.sums):
             return None
         return self._sums(computation, task, start, local, most, self._taken(task, start))
@@ -262,7 +261,7 @@ class EmbeddedEngine:
         if self.workers == 1:
             for chunk in chunks:
                 dim = self.model.active_dim(task.active)
-                updates = host_memory(len(chunk), dim, self._device)
+                updates = host_memory(len(chunk), dim, device=self._device)
                 # Workers have one thread each; sums over more threads are rounded differently.
                 with one_thread(self.options.deterministic):
                     computation.updates(task, chunk, start, method, updates, self._watch)
@@ -289,38 +288,24 @@ class EmbeddedEngine:
         left = [client for client in task.clients if client not in known]
         if not left and known:
             return
-        if not most and not self.options.on_cpu:
-            yield from self._sums_on_device(computation, task, left, start)
-            return
-        if not most:  # the sums that were kept are not the fastest method
+        method = Method(ghost_sum=True) if most else self.method or Method()
+        if not most and not computation.sums_each(task, method):  # but some sums were kept
             each = self._updates(computation, task, left, start, local)
             for client, update in zip(left, each, strict=True):
                 yield from (task.sum_of(*one) for one in _summed({client: update}, task))
             return
-        chunks = equal_chunks(left, most, self.workers)
+        chunks = equal_chunks(left, most, self.workers) if most else self._chunks(left)
         if self.workers == 1:
             for chunk in chunks:
-                total = torch.empty(self.model.dim, dtype=torch.float64)
-                unclipped = computation.sum(task, chunk, start, total, self._watch)
+                dim = self.model.active_dim(task.active)
+                total = host_memory(dim, device=self._device, dtype=torch.float64)
+                unclipped = computation.summed(task, chunk, start, method, total, self._watch)
                 yield task.sum_of(chunk, total, unclipped)
             return
         with self._pool_for(computation) as pool:
-            for chunk, total, unclipped in pool.sums(task, start, local, chunks, self._watch):
+            summed = pool.sums(task, start, local, method, chunks, self._watch)
+            for chunk, total, unclipped in summed:
                 yield task.sum_of(chunk, total, unclipped)
-
-    def _sums_on_device(
-        self,
-        computation: LocalComputation,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-    ) -> Iterator[CohortSum]:
-        """Yield sums that an accelerator computes, so that single updates are not copied back."""
-        method = self.method or Method()
-        for chunk in self._chunks(clients):
-            total = torch.empty(self.model.active_dim(task.active), dtype=torch.float64)
-            unclipped = computation.sum_each(task, chunk, start, method, total, self._watch)
-            yield task.sum_of(chunk, total, unclipped)
 
     def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalComputation:
         """Return this process's computation; try methods until the fastest one is known."""
@@ -452,7 +437,7 @@ class EmbeddedEngine:
                 data_seed=self.data_seed,
                 features=computation.features,
                 largest=self._chunk_size,
-                sums=self._use_ghost_sum or (self._choice is not None and self._choice.may_sum),
+                sums=self._may_sum,
                 timeout=self.options.worker_timeout,
             )
         return self._pool

@@ -31,11 +31,11 @@ from privpart.client import (
     seeded,
     unclipped_update,
 )
-from privpart.clip import clip, clip_rows, l2_norm
+from privpart.clip import add_in_place, clip_and_measure, clip_rows
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.device import float32_products, free_memory, has_float64, host_memory
+from privpart.engines.device import Recorder, float32_products, free_memory, has_float64
 from privpart.engines.frozen_prefix import Features, feature_bytes
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.layers import (
@@ -71,7 +71,7 @@ class Method:
 
     Attributes:
         vectorized: many clients as one batched computation; otherwise one client after another.
-        recorded: steps of one client after another as a CUDA graph, see ``RecordedTraining``.
+        recorded: steps as CUDA graphs, see ``RecordedTraining``.
         channels_last: convolutions on images whose channels are adjacent in memory.
         onednn: large dense layers multiplied by oneDNN; only one client after another.
         in_place: steps of plain SGD added to large dense weights without writing their gradient;
@@ -140,6 +140,7 @@ class LocalComputation:
         self._vectorized = VectorizedTraining(model, local)
         self._ghost_sum = GhostSum(model) if GhostSum.supports(model) else None
         self._recorded: RecordedTraining | None = None
+        self._recordings: Recorder | None = None
 
     @property
     def local(self) -> LocalTraining:
@@ -225,6 +226,20 @@ class LocalComputation:
             else:
                 to.copy_(self._on_device(task, clients, start, method, task.clip_norm, watch)[0])
 
+    def summed(
+        self,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        method: Method,
+        out: Tensor,
+        watch: Watch | None = None,
+    ) -> int:
+        """Call ``sum``, or ``sum_each`` with another method than ghost clipping."""
+        if method.ghost_sum:
+            return self.sum(task, clients, start, out, watch)
+        return self.sum_each(task, clients, start, method, out, watch)
+
     def sum_each(
         self,
         task: RoundTask,
@@ -236,7 +251,7 @@ class LocalComputation:
     ) -> int:
         """Write the sum of clients' clipped updates into ``out``, shape (c,), float64.
 
-        Args: as for ``updates``, of clients on an accelerator, which alone gains by it.
+        Args: as for ``updates``; where ``sums_each`` allows it.
 
         Returns:
             The number of clients whose update was not longer than the clip norm.
@@ -244,11 +259,47 @@ class LocalComputation:
         longest = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
         with self._guarded():
             start = start.to(self.device)
+            if self.device.type == "cpu":
+                return self._sum_vectorized(task, clients, start, method, longest, out, watch)
             updates, norms = self._on_device(task, clients, start, method, longest, watch)
             some = max(1, _SUMMED // len(clients))  # torch writes what it widens
             parts = [part.sum(0, dtype=torch.float64) for part in torch.split(updates, some, 1)]
             out.copy_(torch.cat(parts))
         return sum(0 < norm <= longest for norm in norms)
+
+    def sums_each(self, task: RoundTask, method: Method) -> bool:
+        """Return whether ``sum_each`` applies: to all methods on an accelerator, to one here."""
+        # the server can refuse a client's second update only if it gets each update
+        distinct = len(set(task.clients)) == len(task.clients)
+        here = method.vectorized and self._can_vectorize
+        return distinct and (here or self.device.type != "cpu")
+
+    def _sum_vectorized(
+        self,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        method: Method,
+        clip_norm: float,
+        out: Tensor,
+        watch: Watch | None,
+    ) -> int:
+        unclipped, each = 0, torch.empty(len(clients), len(out))
+        generators = self._generators(task, clients)
+        out.zero_()
+        try:
+            for place, norm in self._vectorized_updates(
+                task, clients, start, generators, method, clip_norm, each, watch
+            ):
+                add_in_place(out, each[place])
+                unclipped += 0 < norm <= clip_norm
+        except (IndexError, RuntimeError) as error:
+            if not _out_of_range(error):
+                raise
+            # one client after another says whose word or label it is
+            self._updates(task, clients, start, Method(), each, None)
+            raise
+        return unclipped
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -277,7 +328,10 @@ class LocalComputation:
         generators = self._generators(task, clients)
         if method.vectorized and self._can_vectorize:
             try:
-                self._vectorized_updates(task, clients, start, generators, method, out, watch)
+                written = self._vectorized_updates(
+                    task, clients, start, generators, method, task.clip_norm, out, watch
+                )
+                deque(written, maxlen=0)
             except (IndexError, RuntimeError) as error:
                 if not _out_of_range(error):
                     raise
@@ -354,11 +408,14 @@ class LocalComputation:
                 active=task.active,
                 channels_last=method.channels_last,
                 losses=None if watch is None else losses,
+                recorder=self._recorder() if method.recorded else None,
             )
             deque(written, maxlen=0)
         elif method.recorded and self._can_vectorize and can_record(self.local, task):
             if self._recorded is None:
-                self._recorded = RecordedTraining(self.model, self.x, self.users.y)
+                self._recorded = RecordedTraining(
+                    self.model, self.x, self.users.y, self._recorder()
+                )
             rows = self._rows(clients)
             self._recorded.updates(start, rows, generators, self.local, out=out, losses=losses)
         else:
@@ -370,6 +427,10 @@ class LocalComputation:
             for loss, norm in zip(losses, norms, strict=True):
                 watch(None if loss is None else float(loss), norm)
         return out, norms
+
+    def _recorder(self) -> Recorder:
+        self._recordings = self._recordings or Recorder(self.device)
+        return self._recordings
 
     def _one_by_one(
         self,
@@ -418,10 +479,14 @@ class LocalComputation:
         start: Tensor,
         generators: Sequence[torch.Generator],
         method: Method,
+        clip_norm: float,
         out: Tensor,
         watch: Watch | None,
-    ) -> None:
-        """Write clipped updates, on the CPU: each is clipped while it is in the cache."""
+    ) -> Iterator[tuple[int, float]]:
+        """Write clipped updates, on the CPU; yield the place and the norm of each before clipping.
+
+        Each is clipped, and read by the caller, while it is in the cache.
+        """
         rows = self._rows(clients)
         losses: list[float | None] | None = None if watch is None else [None] * len(rows)
         norms = [0.0] * len(rows)
@@ -438,11 +503,10 @@ class LocalComputation:
         )
         for place in written:
             update = out[place]
-            if watch is not None:
-                norms[place] = l2_norm(update)
-            clipped = clip(update, task.clip_norm, out=update)
+            clipped, norms[place] = clip_and_measure(update, clip_norm, out=update)
             if clipped is not update:
                 update.copy_(clipped)
+            yield place, norms[place]
         if watch is not None and losses is not None:
             for loss, norm in zip(losses, norms, strict=True):
                 watch(loss, norm)
@@ -635,6 +699,9 @@ def candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool
         return methods
     if computation.recordable and can_record(computation.local, task):
         methods.append(Method(recorded=True))
+    several = computation.local.plain_sgd and not single_step(computation.local)
+    if computation.recordable and several:
+        methods.append(Method(vectorized=True, recorded=True))
     # Vectorized convolutions become one grouped convolution, which is slow on a CPU unless it is
     # small. They do not in a single step, where all clients share the filters. An accelerator is
     # always timed.

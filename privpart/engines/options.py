@@ -47,9 +47,9 @@ class EngineOptions:
             with bfloat16 instructions, and slower for small networks. Updates change by about 1e-2
             of their norm. "tf32" lets a CUDA device round the factors to 10 bits, in every way to
             compute clients; "float32" keeps it from rounding convolutions so, as torch does.
-        sums: allow the engine to return sums of updates that it clipped itself, for clients with
-            ``steps=1`` where "auto" finds that faster, and on an accelerator for all clients that
-            are in a cohort once. The server cannot clip those updates again.
+        sums: allow the engine to return sums of updates that it clipped itself: of vectorized
+            clients, of clients with ``steps=1`` where "auto" finds ghost clipping faster, and of
+            all clients on an accelerator. The server cannot clip those updates again.
         device: "cpu" or an accelerator, such as "cuda:1", which one process drives. Updates are
             clipped there and copied back once per chunk of clients. The order of the examples is
             the same on every device; dropout masks differ.

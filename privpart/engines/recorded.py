@@ -37,13 +37,14 @@ class RecordedTraining:
         model: on a CUDA device; its memory and that of ``x`` and ``y`` must stay where they are.
         x: everyone's examples, shape (n, ...).
         y: their labels.
+        recorder: of the device.
     """
 
-    def __init__(self, model: PartialModel, x: Tensor, y: Tensor) -> None:
+    def __init__(self, model: PartialModel, x: Tensor, y: Tensor, recorder: Recorder) -> None:
         self._model = model
         self._x, self._y = x, y
         self._rate = torch.zeros((), device=x.device)
-        self._recorder = Recorder(x.device)
+        self._recorder = recorder
         self._steps: dict[int, _Step] = {}  # by the size of the batch
         # those of the module are replaced for each client, and a recording holds addresses
         self._buffers = {name: b.clone() for name, b in model.module.named_buffers()}

@@ -189,6 +189,7 @@ class Workers:
         task: RoundTask,
         start: Tensor,
         local: LocalTraining,
+        method: Method,
         chunks: Sequence[Sequence[ClientId]],
         watch: Watch | None = None,
     ) -> Iterator[tuple[Sequence[ClientId], Tensor, int]]:
@@ -197,11 +198,11 @@ class Workers:
         Raises:
             WorkerError: as ``updates`` does.
         """
-        method = Method(ghost_sum=True)
-        answers = self._answers(task, start, local, method, chunks, watch is not None)
+        dim = self._model.active_dim(task.active)
+        answers = self._answers(task, start, local, method, chunks, watch is not None, summed=True)
         for chunk, worker, slot, unclipped, seen in answers:
             _tell(watch, seen)
-            yield chunk, self._workers[worker].totals[slot].clone(), unclipped
+            yield chunk, self._workers[worker].totals[slot, :dim].clone(), unclipped
 
     def _answers(
         self,
@@ -211,6 +212,8 @@ class Workers:
         method: Method,
         chunks: Sequence[Sequence[ClientId]],
         watches: bool,
+        *,
+        summed: bool = False,
     ) -> Iterator[tuple[Sequence[ClientId], int, int, int, _Seen]]:
         """Yield chunk and answer in order; the slot is reused afterwards."""
         self.open = True
@@ -225,7 +228,7 @@ class Workers:
                 while True:
                     while todo and free:
                         (following, clients), (worker, slot) = todo.popleft(), free.popleft()
-                        work = (following, slot, task, clients, local, method, watches)
+                        work = (following, slot, task, clients, local, method, watches, summed)
                         self._send(worker, work, len(clients))
                     if number in done:
                         break
@@ -465,22 +468,6 @@ def _tell(watch: Watch | None, seen: _Seen) -> None:
             watch(loss, norm)
 
 
-def _compute(
-    computation: LocalComputation,
-    task: RoundTask,
-    clients: Sequence[ClientId],
-    start: Tensor,
-    method: Method,
-    out: Tensor,
-    watch: Watch | None,
-) -> int:
-    """Compute a chunk; return how many updates of a sum were not clipped."""
-    if method.ghost_sum:
-        return computation.sum(task, clients, start, out, watch)
-    computation.updates(task, clients, start, method, out, watch)
-    return 0
-
-
 def _note(seen: _Seen, loss: float | None, norm: float) -> None:
     seen.append((loss, norm))
 
@@ -512,7 +499,7 @@ def _serve(
     pipe.send(None)  # it has started
     while True:
         try:
-            number, slot, task, chunk, local, method, watches = pipe.recv()
+            number, slot, task, chunk, local, method, watches, summed = pipe.recv()
         except (EOFError, OSError):
             return
         except Exception as error:  # such as a loss whose module this process cannot import
@@ -528,8 +515,13 @@ def _serve(
             seen: _Seen = []
             watch = partial(_note, seen) if watches else None
             dim = model.active_dim(task.active)
-            places = totals[slot] if method.ghost_sum else results[slot, :, :dim]
-            count = _compute(computation, task, chunk, start, method, places, watch)
+            count = 0
+            if summed:
+                total = totals[slot, :dim]
+                count = computation.summed(task, chunk, start, method, total, watch)
+            else:
+                updates = results[slot, :, :dim]
+                computation.updates(task, chunk, start, method, updates, watch)
             answer: Any = (number, slot, count, seen, time.monotonic() - began)
         except ConfigError as error:
             answer = ConfigError(str(error))

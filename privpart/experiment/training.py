@@ -267,9 +267,9 @@ def training(
     Args:
         plan: what to train. The code that it names is imported and called.
         own: objects in place of what the plan would name.
-        options: how the engine computes clients; None takes the defaults. ``sums`` is allowed
-            where clients take one step: the engine is trusted, because it simulates every client.
-            Where they take more, an accelerator would gain little, and the server clips again.
+        options: how the engine computes clients; None takes the defaults. ``sums`` is always
+            allowed where clients take one step, which gain most by it: the engine is trusted,
+            because it simulates every client.
         report: gets a sentence about how the engine computes; None writes it to standard error.
         part: whether the clients are a part of the population, such as those of one node; there
             are then no cohorts.
@@ -284,7 +284,7 @@ def training(
     code = _named_code(plan)
     local = _local(plan, own, code)
     options = options or EngineOptions()
-    options = replace(options, sums=options.on_cpu or local.steps == 1)
+    options = replace(options, sums=options.sums or local.steps == 1)
     if plan.privacy.sampling is not None:
         options = _each_alone(options)
     options.refuse(local, selects=plan.select is not None)

@@ -19,7 +19,6 @@ from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
 from privpart.clip import clip, clip_rows
 from privpart.engines import methods as local_work
-from privpart.engines import recorded
 from privpart.engines.device import float32_products, namespace
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.options import EngineOptions
@@ -108,15 +107,22 @@ class Repeated:
         self.device = device
 
     def record(self, work):
-        work()
-        result = torch.empty((), device=self.device)
-        return (lambda: result.copy_(work())), result
+        made = work()
+        result = [made] if isinstance(made, torch.Tensor) else made
+
+        def repeat():
+            again = work()
+            for to, part in zip(result, again if made is result else [again], strict=True):
+                to.copy_(part)
+
+        return repeat, made
 
 
 @pytest.mark.parametrize("health", [False, True])
-def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch, health):
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch, health, vectorized):
     if accelerator == "pretend":
-        monkeypatch.setattr(recorded, "Recorder", Repeated)
+        monkeypatch.setattr(local_work, "Recorder", Repeated)
     model = cnn()
     local = LocalTraining(0.2, epochs=2, batch_size=3)
     there = LocalComputation(
@@ -128,8 +134,8 @@ def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch, health)
         there.local = replace(local, learning_rate=rate)
         seen.clear()
         there.updates(
-            replace(TASK, round=round_), TASK.clients, model.flat.clone(), Method(recorded=True),
-            found, (lambda *one: seen.append(one)) if health else None,
+            replace(TASK, round=round_), TASK.clients, model.flat.clone(),
+            Method(vectorized, recorded=True), found, (lambda *one: seen.append(one)) if health else None,
         )  # fmt: skip
     here = updates(cnn(), local)
     assert (found - here).norm(dim=1).max() < 1e-5 * TASK.clip_norm
@@ -137,14 +143,16 @@ def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch, health)
     assert [loss is None for loss, _ in seen] == [size == 0 for size in SIZES] * health
 
 
-def test_what_a_recording_would_not_see_is_not_recorded(accelerator, monkeypatch):
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_what_a_recording_would_not_see_is_not_recorded(accelerator, monkeypatch, vectorized):
     if accelerator == "pretend":
-        monkeypatch.setattr(recorded, "Recorder", Repeated)
+        monkeypatch.setattr(local_work, "Recorder", Repeated)
     device, out = torch.device(accelerator), torch.empty(len(SIZES), 650)
     model = PartialModel(Counting, seed=0).on(device)
     there = LocalComputation(model, users().on(device), local=LOCAL, data_seed=5)
-    with pytest.raises(RuntimeError, match="writes to its buffers"):
-        there.updates(TASK, TASK.clients, model.flat.cpu(), Method(recorded=True), out)
+    method = Method(vectorized, recorded=True)
+    with pytest.raises(RuntimeError, match="writes to its buffers|in-place|inplace"):
+        there.updates(TASK, TASK.clients, model.flat.cpu().clone(), method, out)
 
 
 def test_as_many_clients_are_computed_at_once_as_fit_into_free_memory(accelerator, monkeypatch):

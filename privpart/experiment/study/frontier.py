@@ -123,7 +123,9 @@ def _difference(study: "Study", own: Reached, reference: Reached | None) -> dict
 
 
 def training_rows(
-    study: "Study", results: Mapping[str, "CellResult"], stage: Literal["tuning", "final"],
+    study: "Study",
+    results: Mapping[str, "CellResult"],
+    stage: Literal["tuning", "final"],
     chosen: Mapping["Group", "Choice"],
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per training of a stage, in the order of the study."""
@@ -135,7 +137,9 @@ def training_rows(
                 for cell in cells:
                     if cell.key in results:
                         more = {"trial": number, "chosen": taken}
-                        yield _training(group, cell.seed, results[cell.key], study.points[number], more)
+                        yield _training(
+                            group, cell.seed, results[cell.key], study.points[number], more
+                        )
         elif best is not None:
             for cell in study.final_cells(group, best.point):
                 if cell.key in results:
@@ -166,4 +170,6 @@ def plan_hash(plan: str) -> str:
     """Return the hash of a plan that a result keeps, as ``PlanFile.hash`` computes it."""
     import hashlib
 
-    return hashlib.sha256(json.dumps(json.loads(plan), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(json.loads(plan), sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()

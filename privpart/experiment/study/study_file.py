@@ -359,7 +359,9 @@ def _refuse_metric(study: Study) -> None:
 
 
 def _value(values: Range | list[Any], share: float) -> Any:  # noqa: ANN401  of a TOML file
-    return values.at(share) if isinstance(values, Range) else values[math.floor(share * len(values))]
+    return (
+        values.at(share) if isinstance(values, Range) else values[math.floor(share * len(values))]
+    )
 
 
 def _faults(path: Path, error: ValidationError) -> str:
