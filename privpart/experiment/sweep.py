@@ -454,7 +454,7 @@ def _train(
     said: list[str] = []
     if plan.references():
         read = read_task  # one's own network may write to the examples that it is given
-    options = options or EngineOptions(explain=True)
+    options = options or EngineOptions(explain=plan.select is None)
     setup = training(plan, options=options, report=said.append, read=read)
     promised = setup.promise()
     server, _ = setup.run(promised, SeededSource(cell.seed), callbacks=[told])
