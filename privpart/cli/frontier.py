@@ -41,6 +41,13 @@ def frontier(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", help="Processes; by default one per processor.")
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Where clients are computed: 'cpu', or an accelerator such as 'cuda', which the "
+            "processes share."
+        ),
+    ] = "cpu",
     tune_only: Annotated[
         bool, typer.Option("--tune-only", help="Choose values, and test nothing.")
     ] = False,
@@ -66,18 +73,18 @@ def frontier(
     study = read_study(file)
     with SweepStore(out / "tune", create=True) as tuned:
         with SweepStore(out / "final", create=True) as final:
-            trainer = CellTrainer(jobs, options=_engine(study))
+            trainer = CellTrainer(jobs, options=_engine(study, device))
             _train(study, trainer, tuned, final, out, tune_only=tune_only)
             _show(study, tuned, final, out, form, audit=audit)
 
 
-def _engine(study: "Study") -> "EngineOptions":
+def _engine(study: "Study", device: str) -> "EngineOptions":
     """Return options that cache no outputs of frozen layers where nobody comes back to use them."""
     from privpart.engines.options import EngineOptions
 
     plans = [study.final_cells(g, study.points[0])[0].candidates[0] for g in study.groups]
     once = all(plan.privacy.max_participations == 1 for plan in plans)
-    return EngineOptions(cache_prefix=False if once else None)
+    return EngineOptions(cache_prefix=False if once else None, device=device)
 
 
 def _train(

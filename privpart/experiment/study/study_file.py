@@ -10,7 +10,7 @@ example: which values are chosen cannot depend on one.
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -259,6 +259,7 @@ class Study:
     tables: Mapping[str, Any]
     folder: Path
     groups: tuple[Group, ...]
+    _made: dict[Any, list[Cell]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def reference(self) -> str:
@@ -283,15 +284,21 @@ class Study:
 
     def tuning_cells(self, group: Group, number: int, point: Changes) -> list[Cell]:
         """Return the cells of one trial of a group, one per tuning seed."""
-        return [
-            self._cell(group, {"trial": str(number)}, seed, [point, self._tuned_on])
-            for seed in self.file.tuning.seeds
-        ]
+        labels = {"trial": str(number)}
+        return self._cells(group, labels, self.file.tuning.seeds, [point, self._tuned_on])
 
     def final_cells(self, group: Group, point: Changes) -> list[Cell]:
         """Return the cells of a group with chosen values, one per final seed."""
-        held_out: Changes = self._held_out
-        return [self._cell(group, {}, seed, [point, held_out]) for seed in self.file.final.seeds]
+        return self._cells(group, {}, self.file.final.seeds, [point, self._held_out])
+
+    def _cells(
+        self, group: Group, labels: Mapping[str, str], seeds: list[int], changes: list[Changes]
+    ) -> list[Cell]:
+        """Return cells; to check a plan takes longer than to find one that was made before."""
+        key = (group, tuple(labels.items()), repr(changes))
+        if key not in self._made:
+            self._made[key] = [self._cell(group, labels, seed, changes) for seed in seeds]
+        return self._made[key]
 
     @property
     def _held_out(self) -> Changes:
