@@ -14,13 +14,18 @@ from privpart.cli.output import as_csv
 from privpart.cli.sweep import NOT_PRIVATE, processors, progress_of_rounds
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from privpart.engines.options import EngineOptions
+    from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.study.stages import Choice
     from privpart.experiment.study.study_file import Group, Study
     from privpart.experiment.sweep import Outcome
     from privpart.experiment.sweep_file import Cell
     from privpart.experiment.sweep_store import SweepStore
+    from privpart.experiment.task_data import Reader
 
 _INTERRUPTED = 130
+_IMAGES = 2  # that an audit attacks, one per update
+_EXACT = 1e-3  # relative error below which a layer's input counts as read
 TUNED = (
     "Values were chosen on held-out users, who are public and whom nothing else uses; no test "
     "example was read for a choice. Chosen on the clients' own data, each trial would be a release "
@@ -46,6 +51,10 @@ def frontier(
     tune_only: Annotated[
         bool, typer.Option("--tune-only", help="Choose values, and test nothing.")
     ] = False,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="Also attack, in closed form, what a client of each arm sends."),
+    ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Compare parts of a model under privacy, each tuned by the same budget: what to freeze.
@@ -57,7 +66,6 @@ def frontier(
     Example: privpart frontier examples/study_digits.toml --out study -j 2
     """
     jobs = checks.count("jobs", jobs if jobs is not None else processors())
-    from privpart.engines.options import EngineOptions
     from privpart.experiment.study.study_file import read_study
     from privpart.experiment.sweep import CellTrainer
     from privpart.experiment.sweep_store import SweepStore
@@ -65,30 +73,35 @@ def frontier(
     study = read_study(file)
     with SweepStore(out / "tune", create=True) as tuned:
         with SweepStore(out / "final", create=True) as final:
-            trainer = CellTrainer(jobs, options=EngineOptions(device=device, explain=True))
+            trainer = CellTrainer(jobs, options=_engine(study, device))
             _train(study, trainer, tuned, final, out, tune_only=tune_only)
-            _show(study, tuned, final, out, form)
+            _show(study, tuned, final, out, form, audit=audit)
+
+
+def _engine(study: "Study", device: str) -> "EngineOptions":
+    """Return options that cache no outputs of frozen layers where nobody comes back to use them."""
+    from privpart.engines.options import EngineOptions
+
+    plans = [study.final_cells(g, study.points[0])[0].candidates[0] for g in study.groups]
+    once = all(plan.privacy.max_participations == 1 for plan in plans)
+    return EngineOptions(cache_prefix=False if once else None, device=device)
 
 
 def _train(
-    study: "Study",
-    trainer: Any,
-    tuned: "SweepStore",
-    final: "SweepStore",
-    out: Path,
-    *,
-    tune_only: bool,
+    study: "Study", trainer: Any, tuned: "SweepStore", final: "SweepStore", out: Path,
+    *, tune_only: bool,
 ) -> None:
     from privpart.cli.train import tell_of_code
     from privpart.experiment.study.stages import remaining, run_study
 
-    plans = [
-        cells[0].candidates[0] for group in study.groups for cells in study.tuning_cells(group)
-    ]
+    first = study.points[0]
+    cells = [c for g in study.groups for c in study.tuning_cells(g, 0, first)]
+    cells += [c for g in study.groups for c in study.final_cells(g, first)]
+    plans = [cell.candidates[0] for cell in cells]
     for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
         tell_of_code(plan)
     rounds = remaining(study, tuned, final, tune_only=tune_only)
-    trials, seeds = len(study.points), len(study.file.final.seeds)
+    trials, seeds = study.trials, len(study.file.final.seeds)
     typer.echo(
         f"{len(study.groups)} groups of {trials} trials and {seeds} final seeds; {rounds:,} rounds "
         f"to train. {NOT_PRIVATE}",
@@ -123,17 +136,25 @@ def _train(
 
 
 def _show(
-    study: "Study", tuned: "SweepStore", final: "SweepStore", out: Path, form: Format
+    study: "Study", tuned: "SweepStore", final: "SweepStore", out: Path, form: Format,
+    *, audit: bool,
 ) -> None:
-    from privpart.experiment.study.frontier import rows_of, training_rows
+    from privpart.experiment.study.frontier import final_rows, rows_of, tuning_rows
+    from privpart.experiment.study.stages import choice, trials_of
 
-    trials, results = tuned.results(), final.results()
-    chosen = _chosen(study, trials)
-    reached = _reached(study, chosen, trials, results)
-    rows = rows_of(study, reached)
+    done = tuned.results()
+    trials = {group: trials_of(study, group, done) for group in study.groups}
+    found = {group: choice(study, group, done) for group in study.groups}
+    chosen = {group: best for group, best in found.items() if best is not None}
+    reached = _reached(study, chosen, done, final.results())
+    by_arm = _by_arm(study, chosen, audit=audit)
+    rows = [
+        {**row, **by_arm[row["arm"]], "plan_hash": own.any.plan_hash, "machine": _machine()}
+        for row, own in zip(rows_of(study, reached), reached, strict=True)
+    ]
     tables = {
-        "tuning": list(training_rows(study, trials, "tuning", chosen)),
-        "final": list(training_rows(study, results, "final", chosen)),
+        "tuning": list(tuning_rows(study, trials, done, chosen)),
+        "final": list(final_rows(reached)),
         "frontier": rows,
     }
     for name, table in tables.items():
@@ -145,9 +166,7 @@ def _show(
         "rows": rows,
         "notes": [NOT_PRIVATE, TUNED],
     }
-    (out / "study.json").write_text(
-        json.dumps(document, indent=2, allow_nan=False), encoding="utf-8"
-    )
+    (out / "study.json").write_text(json.dumps(document, indent=2, allow_nan=False), encoding="utf-8")
     if form is Format.JSON:
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     elif form is Format.CSV:
@@ -159,15 +178,9 @@ def _show(
             typer.echo(f"privpart: failed: {labels}, seed {seed}: {error}", err=True)
 
 
-def _chosen(study: "Study", trials: Any) -> "dict[Group, Choice]":
-    from privpart.experiment.study.stages import choice
-
-    found = {group: choice(study, group, trials) for group in study.groups}
-    return {group: best for group, best in found.items() if best is not None}
-
-
 def _reached(study: "Study", chosen: "dict[Group, Choice]", trials: Any, results: Any) -> list[Any]:
     from privpart.experiment.study.frontier import Reached
+    from privpart.experiment.study.stages import trials_of
 
     found = []
     for group, best in chosen.items():
@@ -177,12 +190,75 @@ def _reached(study: "Study", chosen: "dict[Group, Choice]", trials: Any, results
             for cell in cells
             if cell.key in results and results[cell.key].accuracy is not None
         }
-        tried = [c for cells in study.tuning_cells(group) for c in cells]
-        spent = sum(trials[c.key].cpu_seconds for c in tried)
+        spent = sum(
+            trials[cell.key].cpu_seconds
+            for trial in trials_of(study, group, trials)
+            for cell in trial.cells
+        )
         spent += sum(result.cpu_seconds for result in by_seed.values())
         if by_seed:
             found.append(Reached(group, best, by_seed, spent))
     return found
+
+
+def _by_arm(
+    study: "Study", chosen: "dict[Group, Choice]", *, audit: bool
+) -> dict[str, dict[str, Any]]:
+    """Return columns that do not depend on the noise: what a client sends, spends and gives away."""
+    from functools import lru_cache
+
+    from privpart.experiment.study.client_side import client_side
+    from privpart.experiment.task_data import read_task
+
+    read = lru_cache(maxsize=1)(read_task)
+    found: dict[str, dict[str, Any]] = {}
+    for group, best in chosen.items():
+        if group.arm not in found:
+            typer.echo(f"measuring a client of {group.arm} ...", err=True)
+            plan = study.final_cells(group, best.point)[0].candidates[0]
+            found[group.arm] = client_side(plan, read).columns()
+            found[group.arm] |= _leakage(plan, read) if audit else {}
+    return found
+
+
+def _leakage(plan: "PlanFile", read: "Reader") -> dict[str, Any]:
+    """Return what closed forms read in updates of one image each, which is a lower bound."""
+    import torch
+
+    import attacks
+    from privpart.experiment.training import training
+    from privpart.select.engine import SelectEngine
+
+    setup = training(plan, report=lambda _: None, read=read)
+    empty: dict[str, Any] = {"leakage": "not audited", "inputs_read": ""}
+    if isinstance(setup.trainer, SelectEngine):
+        return empty
+    batches = [setup.clients.examples(client) for client in setup.clients.ids[:_IMAGES]]
+    if not all(isinstance(b, tuple) and len(b) == 2 and b[0].dim() == 4 for b in batches):
+        return empty
+    x, y = (torch.cat([batch[part][:1] for batch in batches]) for part in (0, 1))
+    report = attacks.leakage(
+        setup.model.module,
+        x,
+        y,
+        views={f"group {i}": names for i, names in enumerate(setup.model.groups)},
+        attacks={"closed forms": _closed_forms},
+        clip=plan.privacy.clip_norm,
+    )
+    read_from = {n for row in report.rows for n, e in row.feature_error.items() if e <= _EXACT}
+    told = report.verdict
+    if told in ("attack failed", "ambiguous"):
+        told = "not searched"
+    return {"leakage": told, "inputs_read": " ".join(sorted(read_from))}
+
+
+def _machine() -> str:
+    import platform
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, Python {platform.python_version()}"
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 Importing it does not load torch: showing a sweep needs none.
 """
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,11 @@ class CellResult:
     plan: str
     engine: str
     cpu_seconds: float
+
+    @property
+    def plan_hash(self) -> str:
+        """``PlanFile.hash`` of the plan."""
+        return hashlib.sha256(self.plan.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ of one comparison each; they cover the seeds of the trainings and not the choice
 Importing it does not load torch.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from scipy.stats import t as student
 
 if TYPE_CHECKING:  # only for annotations
-    from privpart.experiment.study.stages import Choice
+    from privpart.experiment.study.stages import Choice, Trial
     from privpart.experiment.study.study_file import Group, Study
     from privpart.experiment.sweep_store import CellResult
 
@@ -102,7 +101,7 @@ def _row(study: "Study", own: Reached, reference: Reached | None) -> dict[str, A
         "low": found.low,
         "high": found.high,
         **_difference(study, own, reference),
-        "trials": len(study.points),
+        "trials": study.trials,
         "held_out_metric": own.choice.score,
         **own.choice.point,
         "cpu_seconds": round(own.cpu_seconds, 1),
@@ -122,28 +121,26 @@ def _difference(study: "Study", own: Reached, reference: Reached | None) -> dict
     return dict(zip(columns, values, strict=True))
 
 
-def training_rows(
-    study: "Study",
-    results: Mapping[str, "CellResult"],
-    stage: Literal["tuning", "final"],
+def tuning_rows(
+    study: "Study", trials: Mapping["Group", Sequence["Trial"]], results: Mapping[str, "CellResult"],
     chosen: Mapping["Group", "Choice"],
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per training of a stage, in the order of the study."""
-    for group in study.groups:
+    """Yield one row per training of the tuning, whose metric is that on held-out users."""
+    for group, own in trials.items():
         best = chosen.get(group)
-        if stage == "tuning":
-            for number, cells in enumerate(study.tuning_cells(group)):
-                taken = best is not None and best.trial == number
-                for cell in cells:
-                    if cell.key in results:
-                        more = {"trial": number, "chosen": taken}
-                        yield _training(
-                            group, cell.seed, results[cell.key], study.points[number], more
-                        )
-        elif best is not None:
-            for cell in study.final_cells(group, best.point):
+        for trial in own:
+            taken = best is not None and best.trial == trial.number
+            more = {"trial": trial.number, "chosen": taken}
+            for cell in trial.cells:
                 if cell.key in results:
-                    yield _training(group, cell.seed, results[cell.key], best.point, {})
+                    yield _training(group, cell.seed, results[cell.key], trial.point, more)
+
+
+def final_rows(reached: Sequence[Reached]) -> Iterator[dict[str, Any]]:
+    """Yield one row per training of the final stage, whose metric is that on test examples."""
+    for own in reached:
+        for seed, result in own.by_seed.items():
+            yield _training(own.group, seed, result, own.choice.point, {})
 
 
 def _training(
@@ -162,14 +159,5 @@ def _training(
         **point,
         "cpu_seconds": round(result.cpu_seconds, 2),
         "engine": result.engine,
-        "plan_hash": plan_hash(result.plan),
+        "plan_hash": result.plan_hash,
     }
-
-
-def plan_hash(plan: str) -> str:
-    """Return the hash of a plan that a result keeps, as ``PlanFile.hash`` computes it."""
-    import hashlib
-
-    return hashlib.sha256(
-        json.dumps(json.loads(plan), sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()

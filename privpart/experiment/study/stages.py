@@ -20,6 +20,21 @@ AXES = ("arm", "mechanism", "level")
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """One point that a group tries.
+
+    Attributes:
+        number: from 0; those that refine come last.
+        point: its values.
+        cells: its trainings, one per tuning seed.
+    """
+
+    number: int
+    point: Changes
+    cells: Sequence[Cell]
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The trial of a group with the best metric on held-out users.
 
@@ -34,6 +49,18 @@ class Choice:
     score: float
 
 
+def trials_of(study: Study, group: Group, tuned: Mapping[str, CellResult]) -> list[Trial]:
+    """Return the trials of a group: those that refine are known once the first are done."""
+    found = [_trial(study, group, number, point) for number, point in enumerate(study.points)]
+    best = _best(study, found, tuned)
+    if best is not None:
+        found += [
+            _trial(study, group, number, point)
+            for number, point in enumerate(study.file.tuning.near(best.point), len(found))
+        ]
+    return found
+
+
 def choice(study: Study, group: Group, tuned: Mapping[str, CellResult]) -> Choice | None:
     """Return the best trial of a group; None until all its trials are done.
 
@@ -45,16 +72,26 @@ def choice(study: Study, group: Group, tuned: Mapping[str, CellResult]) -> Choic
         group: whose trials.
         tuned: results of trials, by the key of the cell.
     """
-    trials = study.tuning_cells(group)
-    if any(cell.key not in tuned for cells in trials for cell in cells):
+    trials = trials_of(study, group, tuned)
+    return _best(study, trials, tuned) if len(trials) == study.trials else None
+
+
+def _trial(study: Study, group: Group, number: int, point: Changes) -> Trial:
+    return Trial(number, point, study.tuning_cells(group, number, point))
+
+
+def _best(
+    study: Study, trials: Sequence[Trial], tuned: Mapping[str, CellResult]
+) -> Choice | None:
+    if any(cell.key not in tuned for trial in trials for cell in trial.cells):
         return None
-    scores = [_score([tuned[cell.key].accuracy for cell in cells]) for cells in trials]
     sign = 1.0 if study.file.better == "higher" else -1.0
-    finite = {number: score for number, score in enumerate(scores) if math.isfinite(score)}
-    if not finite:
-        return None
-    best = max(finite, key=lambda number: sign * finite[number])
-    return Choice(best, study.points[best], scores[best])
+    scored = [
+        Choice(trial.number, trial.point, _score([tuned[cell.key].accuracy for cell in trial.cells]))
+        for trial in trials
+    ]
+    finite = [own for own in scored if math.isfinite(own.score)]
+    return max(finite, key=lambda own: sign * own.score, default=None)
 
 
 def _score(metrics: Sequence[float | None]) -> float:
@@ -67,11 +104,13 @@ def remaining(study: Study, tuned: SweepStore, final: SweepStore, *, tune_only: 
     done, kept = tuned.results(), final.finished()
     rounds = 0
     for group in study.groups:
-        missing = [c for cells in study.tuning_cells(group) for c in cells if c.key not in done]
+        trials = trials_of(study, group, done)
+        missing = [c for trial in trials for c in trial.cells if c.key not in done]
+        # any trial stands for one that is not known yet, as all have as many rounds
+        missing += [*trials[0].cells] * (study.trials - len(trials))
         best = choice(study, group, done)
-        # before the choice any point stands for the chosen one, as all have as many rounds
-        cells = study.final_cells(group, study.points[0] if best is None else best.point)
         if not tune_only:
+            cells = study.final_cells(group, study.points[0] if best is None else best.point)
             missing += [c for c in cells if best is None or c.key not in kept]
         rounds += sum(map(rounds_of, missing))
     return rounds
@@ -105,8 +144,11 @@ def run_study(
         store.describe(axes, ())
     for _, groups in groupby(study.groups, key=lambda group: group.mechanism):
         part = list(groups)
-        trials = [c for g in part for cells in study.tuning_cells(g) for c in cells]
-        _train(trials, trainer, tuned, advanced, finished)
+        for _ in ("the whole space", "near the best"):
+            done = tuned.results()
+            trials = [trial for group in part for trial in trials_of(study, group, done)]
+            cells = [cell for trial in trials for cell in trial.cells]
+            _train(cells, trainer, tuned, advanced, finished)
         if tune_only:
             continue
         results = tuned.results()

@@ -10,12 +10,11 @@ example: which values are chosen cannot depend on one.
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from accounting import checks
@@ -35,6 +34,9 @@ WITHOUT_NOISE = "none"
 """Name of the level, and of the mechanism, of trainings without noise."""
 _METRIC = "data.metric"
 _DIGITS = 3
+_MOST_TRIALS = 10_000
+_NEAR = 1 / 6
+"""Share of a range on either side of the best point that refining covers."""
 
 
 class _Table(BaseModel):
@@ -63,6 +65,12 @@ class Range(_Table):
         else:
             found = self.low + (self.high - self.low) * share
         return float(f"{found:.{_DIGITS}g}")
+
+    def share(self, value: float) -> float:
+        """Return the share of the way at which a value lies, the inverse of ``at``."""
+        if self.scale == "log":
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
 
 
 class Noise(_Table):
@@ -96,7 +104,8 @@ class Trials(_Table):
     """Table ``[tuning]``: how each group's values are chosen.
 
     Attributes:
-        trials: points that each group tries.
+        trials: points that each group tries, spread over the whole space.
+        refine: further points that each group tries, near the best of these.
         seed: of the points, which all groups share.
         seeds: of the trainings of each trial, whose mean is its score.
         held_out: users who are public: not trained on and not tested on.
@@ -106,6 +115,7 @@ class Trials(_Table):
     """
 
     trials: int
+    refine: int = 0
     seed: int = 0
     seeds: list[int] = Field(min_length=1)
     held_out: int = 0
@@ -114,7 +124,8 @@ class Trials(_Table):
 
     @model_validator(mode="after")
     def _in_range(self) -> Self:
-        checks.count("trials", self.trials, maximum=10_000)
+        checks.count("trials", self.trials, maximum=_MOST_TRIALS)
+        checks.count("refine", self.refine, minimum=0, maximum=_MOST_TRIALS)
         checks.count("held_out", self.held_out, minimum=0)
         if empty := [field for field, values in self.space.items() if values == []]:
             raise ConfigError(f"space.{empty[0]}: has no choices.")
@@ -126,18 +137,35 @@ class Trials(_Table):
         Point k has the coordinates frac(shift + k g^-j), where g solves g^(d+1) = g + 1 (Roberts
         2018), so that any number of points covers the space evenly.
         """
-        fields = list(self.space)
+        return [
+            {f: _value(values, share) for (f, values), share in zip(self.space.items(), at, strict=True)}
+            for at in self._shares(self.trials, "trials")
+        ]
+
+    def near(self, best: Changes) -> list[Changes]:
+        """Return the points that refine a best one: within a sixth of each range, same choices."""
+        found = []
+        for at in self._shares(self.refine, "refine"):
+            point: dict[str, Any] = {}
+            for (field, values), share in zip(self.space.items(), at, strict=True):
+                point[field] = best[field]
+                if isinstance(values, Range):
+                    moved = values.share(best[field]) + _NEAR * (2 * share - 1)
+                    point[field] = values.at(min(max(moved, 0.0), 1.0))
+            found.append(point)
+        return found
+
+    def _shares(self, count: int, stage: str) -> list[list[float]]:
+        """Return points of the unit cube, shifted by the seed and the stage."""
+        size = len(self.space)
         ratio = 2.0
         for _ in range(64):
-            ratio = (1 + ratio) ** (1 / (len(fields) + 1))
-        steps = np.array([ratio**-j for j in range(1, len(fields) + 1)])
-        digest = hashlib.sha512(f"privpart study|{self.seed}".encode()).digest()
-        shift = np.array([int.from_bytes(digest[4 * j : 4 * j + 4]) for j in range(len(fields))])
-        found: list[Changes] = []
-        for k in range(self.trials):
-            shares = (shift / 2**32 + k * steps) % 1
-            found.append({f: _value(self.space[f], float(s)) for f, s in zip(fields, shares)})  # noqa: B905
-        return found
+            ratio = (1 + ratio) ** (1 / (size + 1))
+        digest = hashlib.shake_256(f"privpart study|{stage}|{self.seed}".encode()).digest(4 * size)
+        shift = [int.from_bytes(digest[4 * j : 4 * j + 4], "big") / 2**32 for j in range(size)]
+        return [
+            [(shift[j] + k * ratio ** -(j + 1)) % 1 for j in range(size)] for k in range(count)
+        ]
 
 
 class Final(_Table):
@@ -231,6 +259,7 @@ class Study:
     tables: Mapping[str, Any]
     folder: Path
     groups: tuple[Group, ...]
+    _made: dict[Any, list[Cell]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def reference(self) -> str:
@@ -239,8 +268,13 @@ class Study:
 
     @cached_property
     def points(self) -> list[Changes]:
-        """The points of the tuning space that every group tries."""
+        """The points of the tuning space that every group tries first."""
         return self.file.tuning.points()
+
+    @property
+    def trials(self) -> int:
+        """Points that every group tries in all."""
+        return self.file.tuning.trials + self.file.tuning.refine
 
     @property
     def hash(self) -> str:
@@ -248,20 +282,23 @@ class Study:
         content = self.file.model_copy(update={"plan": dict(self.tables)}).model_dump_json()
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def tuning_cells(self, group: Group) -> list[list[Cell]]:
-        """Return the cells of each trial of a group, one per tuning seed."""
-        return [
-            [
-                self._cell(group, {"trial": str(number)}, seed, [point, self._tuned_on])
-                for seed in self.file.tuning.seeds
-            ]
-            for number, point in enumerate(self.points)
-        ]
+    def tuning_cells(self, group: Group, number: int, point: Changes) -> list[Cell]:
+        """Return the cells of one trial of a group, one per tuning seed."""
+        labels = {"trial": str(number)}
+        return self._cells(group, labels, self.file.tuning.seeds, [point, self._tuned_on])
 
     def final_cells(self, group: Group, point: Changes) -> list[Cell]:
         """Return the cells of a group with chosen values, one per final seed."""
-        held_out: Changes = self._held_out
-        return [self._cell(group, {}, seed, [point, held_out]) for seed in self.file.final.seeds]
+        return self._cells(group, {}, self.file.final.seeds, [point, self._held_out])
+
+    def _cells(
+        self, group: Group, labels: Mapping[str, str], seeds: list[int], changes: list[Changes]
+    ) -> list[Cell]:
+        """Return cells; to check a plan takes longer than to find one that was made before."""
+        key = (group, tuple(labels.items()), repr(changes))
+        if key not in self._made:
+            self._made[key] = [self._cell(group, labels, seed, changes) for seed in seeds]
+        return self._made[key]
 
     @property
     def _held_out(self) -> Changes:
@@ -308,7 +345,7 @@ def read_study(path: str | Path) -> Study:
     study = Study(file, tables, folder, _groups(file))
     _refuse_metric(study)
     for group in study.groups:
-        study.tuning_cells(group)
+        study.tuning_cells(group, 0, study.points[0])
         study.final_cells(group, study.points[0])
     return study
 
