@@ -15,7 +15,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import network as networks
 import numpy as np
@@ -49,9 +49,9 @@ def passages(part: Part) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     return x, y, tuple(str(name) for name in speakers[user[chosen]])
 
 
-def network(rank: int = 4, scale: float = 4.0, layers: int = 6) -> nn.Module:
-    """Return the encoder with adapters and a head; its weights are in ``encoder.safetensors``."""
-    return networks.Encoder(vocabulary=12802, rank=rank, scale=scale, layers=layers, labels=3)
+def network(**sizes: Any) -> nn.Module:  # noqa: ANN401  of ``Encoder``
+    """Return the encoder of ``encoder.safetensors``, with adapters and a head; or other sizes."""
+    return networks.Encoder(**({"vocabulary": 12802, "labels": 3} | sizes))
 
 
 def clients(shuffled: bool = False) -> Users:
