@@ -49,7 +49,7 @@ def passages(part: Part) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     return x, y, tuple(str(name) for name in speakers[user[chosen]])
 
 
-def network(**sizes: Any) -> nn.Module:  # noqa: ANN401  of ``Encoder``
+def network(**sizes: Any) -> nn.Module:
     """Return the encoder of ``encoder.safetensors``, with adapters and a head; or other sizes."""
     return networks.Encoder(**({"vocabulary": 12802, "labels": 3} | sizes))
 
