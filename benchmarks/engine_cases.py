@@ -6,6 +6,7 @@ gradients, ``torch.optim.SGD`` and ``cross_entropy``, one client after another. 
 at random, because only their shape matters.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -136,9 +137,7 @@ CASES = {
     ),
     "tiny CNN, full": Case(_tiny_cnn, "*", 20, 20, 0.05, None, batch=10),
     "transformer, full": Case(_transformer, "*", 20, 32, 0.05, None, image=None),
-    "transformer, partial": Case(
-        _transformer, "!*layers*linear*", 20, 32, 0.05, None, image=None
-    ),
+    "transformer, partial": Case(_transformer, "!*layers*linear*", 20, 32, 0.05, None, image=None),
     "EMNIST CNN, full, bfloat16": Case(_emnist, "*", 20, 100, 0.05, None, precision="bfloat16"),
 }
 """The first nine have an aim or a sibling with one, and are measured by default."""
@@ -153,6 +152,7 @@ class Plain:
         clients: in the order of the loop.
         layout: of images and filters.
         device: where everything is.
+        threads: on the CPU.
     """
 
     def __init__(
@@ -163,9 +163,10 @@ class Plain:
         *,
         layout: torch.memory_format = torch.contiguous_format,
         device: str = "cpu",
+        threads: int = 1,
     ) -> None:
         model = case.model()
-        self.case, self.clients, self.layout = case, clients, layout
+        self.case, self.clients, self.layout, self.threads = case, clients, layout, threads
         self.users = users.on(torch.device(device))
         self.module = model.module
         for parameter in self.module.parameters():
@@ -177,6 +178,7 @@ class Plain:
 
     def round(self) -> Tensor:
         """Return the sum of the clipped updates."""
+        torch.set_num_threads(self.threads)
         total = [torch.zeros_like(p) for p in self.start]
         for client in self.clients:
             rows = self.users.indices[client]
@@ -198,4 +200,12 @@ class Plain:
                 factor = (CLIP / norm).clamp(max=1.0)  # not read, which would wait for a device
                 for into, update in zip(total, updates, strict=True):
                     into.add_(factor * update)
+        torch.set_num_threads(1)
         return torch.cat([t.flatten() for t in total])
+
+    def cpu(self) -> float:
+        """Return the processor seconds so far."""
+        return time.process_time()
+
+    def close(self) -> None:
+        """Do nothing: there are no workers."""

@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,11 +24,12 @@ from machine import machine
 from torch import Tensor
 from torch.multiprocessing import get_context
 
-from privpart import EmbeddedEngine, RoundTask
+from privpart import EmbeddedEngine, RoundTask, Users
 
 RESULT = Path(__file__).parent / "results" / "engine.json"
 _TURN = 0.5
-_SETTLING = 4
+_SETTLING, _STARTING = 4, 30.0
+"""Rounds before the first turn, and seconds in which the engine's workers start."""
 _LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
 
 
@@ -37,11 +39,14 @@ class Way(Protocol):
     def round(self) -> Tensor:
         """Return the sum of the clipped updates."""
 
-    def pids(self) -> list[int]:
-        """Return the processes beside this one."""
+    def cpu(self) -> float:
+        """Return the processor seconds of all its processes."""
 
     def close(self) -> None:
         """End them."""
+
+    def settled(self) -> bool:
+        """Return whether all processes compute."""
 
 
 class PlainPair:
@@ -68,9 +73,13 @@ class PlainPair:
             pipe.recv()
         return self._sums[0] + self._sums[1]
 
-    def pids(self) -> list[int]:
-        """Return the processes beside this one."""
-        return [process.pid for process in self._processes]
+    def cpu(self) -> float:
+        """Return the processor seconds of all its processes."""
+        return _cpu([process.pid for process in self._processes])
+
+    def settled(self) -> bool:
+        """Return whether all processes compute."""
+        return True
 
     def close(self) -> None:
         """End them."""
@@ -97,18 +106,23 @@ def _half(name: str, part: int, layout: str, total: Tensor, pipe: Any) -> None: 
 class Engine:
     """The same work with the engine."""
 
-    def __init__(self, case: Case, workers: int = 1, device: str = "cpu", **options: Any) -> None:
+    def __init__(
+        self,
+        case: Case,
+        users: Users | None = None,
+        workers: int = 1,
+        **options: Any,  # noqa: ANN401  the engine's
+    ) -> None:
         model = case.model()
         self.start = model.flat.clone()
         self.task = RoundTask(0, tuple(range(case.clients)), CLIP, "benchmark")
         self.said: list[str] = []
         self.engine = EmbeddedEngine(
             model,
-            case.users(),
+            users or case.users(),
             local=case.local(),
             data_seed=0,
             workers=workers,
-            device=device,
             sums=True,
             explain=True,
             report=self.said.append,
@@ -127,19 +141,24 @@ class Engine:
             total += update.update
         return total
 
-    def pids(self) -> list[int]:
-        """Return the processes beside this one."""
+    def cpu(self) -> float:
+        """Return the processor seconds of all its processes."""
         pool = self.engine._pool
-        return [w.process.pid for w in pool._workers] if pool else []
+        return _cpu([w.process.pid for w in pool._workers] if pool else [])
+
+    def settled(self) -> bool:
+        """Return whether all processes compute."""
+        pool = self.engine._pool
+        return pool is not None and pool.ready()
 
     def close(self) -> None:
         """End the workers."""
         self.engine.close()
 
 
-def _cpu(way: Way) -> float:
-    """Return the processor seconds of this process and those of a way."""
-    return time.process_time() + sum(_cpu_of(pid) for pid in way.pids())
+def _cpu(pids: Sequence[int]) -> float:
+    """Return the processor seconds of this process and of others."""
+    return time.process_time() + sum(map(_cpu_of, pids))
 
 
 def _cpu_of(pid: int) -> float:
@@ -155,14 +174,16 @@ def measure(name: str, turns: int, seconds: float) -> dict[str, Any]:
     engine = ways["engine"] = Engine(case, workers=2)
     sums: dict[str, Tensor] = {}
     for own, way in ways.items():
-        for _ in range(_SETTLING):
+        began, rounds = time.perf_counter(), 0
+        while rounds < _SETTLING or (not way.settled() and time.perf_counter() - began < _STARTING):
             sums[own] = way.round()
+            rounds += 1
     wall: dict[str, list[float]] = {own: [] for own in ways}
     cpu: dict[str, list[float]] = {own: [] for own in ways}
     began = time.perf_counter()
     while len(wall["engine"]) < turns and time.perf_counter() - began < seconds:
         for own, way in ways.items():
-            spent = _turn(way)
+            spent = turn(way)
             wall[own].append(spent[0])
             cpu[own].append(spent[1])
     for way in ways.values():
@@ -197,13 +218,13 @@ def measure(name: str, turns: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def _turn(way: Way) -> tuple[float, float]:
+def turn(way: Way) -> tuple[float, float]:
     """Return wall-clock and processor seconds of a round, the mean over at least half a second."""
-    began, began_cpu, rounds = time.perf_counter(), _cpu(way), 0
+    began, began_cpu, rounds = time.perf_counter(), way.cpu(), 0
     while rounds == 0 or time.perf_counter() - began < _TURN:
         way.round()
         rounds += 1
-    return (time.perf_counter() - began) / rounds, (_cpu(way) - began_cpu) / rounds
+    return (time.perf_counter() - began) / rounds, (way.cpu() - began_cpu) / rounds
 
 
 def main() -> None:
@@ -213,10 +234,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="at most, for a case")
     parser.add_argument("--cases", nargs="*", default=list(CASES)[:9], choices=list(CASES))
     parser.add_argument("--result", type=Path, default=RESULT)
+    parser.add_argument("--resume", action="store_true", help="keep cases that were measured")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = {}
-    for name in options.cases:
+    if options.resume and options.result.exists():
+        cases = json.loads(options.result.read_text())["cases"]
+    for name in (name for name in options.cases if name not in cases):
         cases[name] = measure(name, options.turns, options.seconds)
         print(name, {k: round(v, 2) for k, v in cases[name]["ratio"].items()}, flush=True)
         _write(options.result, cases)
@@ -228,7 +252,7 @@ def _write(path: Path, cases: dict[str, Any]) -> None:
             "round": "every client of a cohort trains from the same start, its update is clipped "
             "to 1 and all are added up; see engine_cases.py for cohorts and networks",
             "ways": "two processes of one thread each; plain PyTorch in two layouts of images; "
-            "rounds after the first four",
+            "rounds after the first four, or after those in which the engine's workers start",
             "seconds": "least, median and most of the turns; a turn is half a second of rounds; "
             "ratio: of plain PyTorch's faster layout to the engine, of the least and the median",
             "difference_of_sums": "between one engine's round and one of plain PyTorch, whose "

@@ -15,6 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from torch.nn.functional import cross_entropy
 
 RESULT = Path(__file__).parent / "results" / "gpu.json"
 _TURN = 0.15
-_SETTLING = 12
+_LEAST, _PATIENCE = 3, 5.0
+"""Rounds before the first turn, and seconds for the engine to choose a method."""
 _COHORT = {"ResNet-18 GN, full": 8, "wide transformer, full": 8, "wide transformer, LoRA": 8}
 """Clients of a round, where the CPU's benchmark has only a few."""
 
@@ -90,6 +92,27 @@ def ways_of(case: Case) -> dict[str, Callable[[], Any]]:
     return ways
 
 
+def _settled(name: str, make: Callable[[], Any]) -> tuple[Any, Tensor, dict[str, Any]]:
+    """Return a way after its first rounds, the sum of the last, and what was measured of them."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    _tf32("TF32" in name)
+    way, seconds = make(), []
+    said = getattr(way, "said", [name])
+    while len(seconds) < _LEAST or (not said and sum(seconds) < _PATIENCE):
+        began = time.perf_counter()
+        total = way.round().cpu().double()
+        seconds.append(time.perf_counter() - began)
+    row = {
+        "first_round_seconds": seconds[0],
+        "settling_seconds": sum(seconds),
+        "peak_bytes": torch.cuda.max_memory_allocated() - before,
+        "said": said,
+    }
+    return way, total, row
+
+
 def measure(case: Case, turns: int, deadline: float) -> dict[str, Any]:
     """Measure all ways of a case."""
     made: dict[str, Any] = {}
@@ -97,26 +120,7 @@ def measure(case: Case, turns: int, deadline: float) -> dict[str, Any]:
     sums: dict[str, Tensor] = {}
     for name, make in ways_of(case).items():
         try:
-            torch.cuda.synchronize()
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            _tf32("TF32" in name)
-            way = make()
-            began = time.perf_counter()
-            for number in range(_SETTLING):
-                sums[name] = way.round().cpu().double()
-                torch.cuda.synchronize()
-                if number == 0:
-                    first = time.perf_counter() - began
-                if number >= 2 and time.perf_counter() - began > 4:
-                    break
-            rows[name] = {
-                "first_round_seconds": first,
-                "settling_seconds": time.perf_counter() - began,
-                "peak_bytes": torch.cuda.max_memory_allocated() - before,
-                "said": getattr(way, "said", []),
-            }
-            made[name] = way
+            made[name], sums[name], rows[name] = _settled(name, make)
         except Exception as error:  # one way that fails leaves the others
             rows[name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
     seconds: dict[str, list[float]] = {name: [] for name in made}
@@ -169,8 +173,6 @@ def _turn(way: Any) -> float:  # noqa: ANN401
 
 def main() -> None:
     """Write the results and print them."""
-    from dataclasses import replace
-
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=600, help="at most, for all cases")
@@ -193,8 +195,8 @@ def _write(path: Path, cases: dict[str, Any]) -> None:
     device = torch.cuda.get_device_name()
     document = {
         "method": {
-            "seconds": f"a turn is {_TURN} seconds of rounds, after the first {_SETTLING} or 4 "
-            "seconds of them; ratios are of the least and of the median of all turns",
+            "seconds": f"a turn is {_TURN} seconds of rounds, after three, and as many more as "
+            "the engine needs to choose a method; ratios: of the least and of the median turns",
             "peak_bytes": "most that torch had allocated while a way was made and settled, "
             "without what other ways hold",
             "difference_of_sums": "to plain PyTorch's, whose batches have another order",

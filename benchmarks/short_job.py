@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=list(_KINDS), choices=_KINDS)
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--result", type=Path, default=RESULT)
+    parser.add_argument("--resume", action="store_true", help="add to the turns of the result")
     parser.add_argument("--job", choices=_KINDS)
     options = parser.parse_args()
     if options.job:
@@ -80,8 +81,12 @@ def main() -> None:
     found: dict[str, dict[str, list[tuple[float, float]]]] = {
         name: {kind: [] for kind in options.kinds} for name in options.cases
     }
+    done = 0
+    if options.resume and options.result.exists():
+        found = json.loads(options.result.read_text())["seconds"]
+        done = min(len(times) for kinds in found.values() for times in kinds.values())
     with tempfile.TemporaryDirectory() as kept:
-        for _ in range(options.turns):
+        for _ in range(done, options.turns):
             for name, kinds in found.items():
                 for kind, times in kinds.items():
                     with tempfile.TemporaryDirectory() as empty:
@@ -116,9 +121,11 @@ def _write(path: Path, found: dict[str, dict[str, list[tuple[float, float]]]]) -
         "method": {
             "job": f"{_ROUNDS} rounds by a command, imports and start-up included",
             "ratio": "seconds of plain PyTorch in two processes over those of the job",
+            "seconds": "wall-clock and processor seconds of each turn",
         },
         "machine": machine("torch") | {"threads": "one of each process"},
         "cases": cases,
+        "seconds": found,
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
 

@@ -46,6 +46,7 @@ WALLS = {
     "privpart.engines.ghost_sum": "an idea of its own: sums of clipped updates never written out",
     "privpart.engines.memory": "an idea of its own: clients with a memory",
     "privpart.engines.layers": "hides an internal operator of torch",
+    "privpart.engines.recorded": "an idea of its own: steps that a CUDA device repeats",
     "privpart.experiment.isolation": "an idea of its own: a check by training clients in turn",
     "privpart.experiment.passed": "an idea of its own: what two Python objects have in common",
     "privpart.experiment.freeze_search": "public: the search, for any accuracy",

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from accounting.checks import ConfigError
 
-
 _Result = TypeVar("_Result", Tensor, list[Tensor])
 
 

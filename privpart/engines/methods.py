@@ -542,7 +542,7 @@ class LocalComputation:
                 losses.extend(each.cpu().tolist())
             return each.sum()
 
-        total = out if self.device.type == "cpu" else torch.empty_like(out, device=self.device)
+        total = out.to(self.device)
         try:
             with float32_products(self.device, tf32=self.tf32):
                 count = self._ghost_sum.sum(
@@ -561,8 +561,7 @@ class LocalComputation:
             each = torch.empty(len(clients), self.model.dim)
             self.updates(task, clients, start, Method(), each)
             raise
-        if total is not out:
-            out.copy_(total)
+        out.copy_(total)  # which does nothing on the CPU
         if watch is not None:
             for loss, norm, batch in zip(losses, norms, batches, strict=True):
                 watch(loss if len(batch) else None, norm)

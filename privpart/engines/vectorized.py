@@ -9,7 +9,8 @@ is the same training as ``client_update``, up to rounding.
 There are two forward passes. torch.func.vmap follows most networks: ``IndexedEmbeddings`` keeps it
 from mixing embedding tables, and ``BatchedAttention`` from computing attention word by word.
 Sequences of dense layers have a shorter one, ``dense_logits``: vmap spends as long on bookkeeping
-as a small network spends on its products.
+as a small network spends on its products. Both are one file with the steps that they serve, because
+each layer's product is chosen for the layout that a step writes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -211,7 +212,8 @@ class VectorizedTraining:
             else:
                 found = self._step(stack, these, moving, examples, logits, optimizer)
             if losses is not None and not step:
-                for place, loss in zip(order, torch.cat(found).cpu().tolist() if found else []):
+                first = torch.cat(found).cpu().tolist() if found else []
+                for place, loss in zip(order, first, strict=False):
                     losses[place] = loss
 
     def _step(
@@ -224,14 +226,10 @@ class VectorizedTraining:
         optimizer: ClientOptimizer | None,
         rate: Tensor | None = None,
     ) -> list[Tensor]:
-        """Move the first clients of the stack by one step; without optimizer, by plain SGD.
+        """Move the first clients of the stack by one step; return their losses, in parts.
 
-        Args:
-            moving: which parameters plain SGD moves; an optimizer moves all.
-            rate: the learning rate in the memory of a device, for a step that is recorded.
-
-        Returns:
-            The clients' losses, in parts of shape (v,).
+        Without optimizer, it is a step of plain SGD for the parameters that are ``moving``; ``rate``
+        is its learning rate in the memory of a device, for a step that is recorded.
         """
         first, found = 0, []
         # Clients with batches of one size are computed together and nothing is padded: products

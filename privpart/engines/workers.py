@@ -83,6 +83,34 @@ class _Worker:
     started: bool = False
 
 
+class _Trying(ForkingPickler):
+    """Pickles all but the tensors, which can always be sent."""
+
+    def persistent_id(self, value: object) -> int | None:
+        """Return a number in place of a tensor, or None for anything else."""
+        return 0 if isinstance(value, Tensor) else None
+
+
+def refuse_unsendable(
+    count: int, model: PartialModel, clients: Users | Clients, local: LocalTraining
+) -> None:
+    """Raise ConfigError if worker processes, which start later, could not be sent something."""
+    for what, value, advice in (
+        ("the model", model.module, "Define its classes in a module of their own"),
+        ("the clients", clients, "Define their classes at the top level of a module"),
+        ("the loss or augment", local, "Define it at the top level of a module"),
+    ):
+        if isinstance(value, Users):
+            continue
+        try:
+            _Trying(io.BytesIO()).dump(value)
+        except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"workers={count}: {what} cannot be sent to another process ({error}). {advice}, "
+                "or use workers=1."
+            ) from None
+
+
 class Workers:
     """A pool of processes.
 
@@ -242,6 +270,16 @@ class Workers:
         except BaseException:
             self.close()
             raise
+
+    def ready(self) -> bool:
+        """Return whether all processes have started, or one ended, as the next round will say."""
+        for worker in self._workers:
+            if not worker.started and worker.pipe.poll():
+                try:
+                    worker.started = worker.pipe.recv() is None
+                except (EOFError, OSError):
+                    return True
+        return all(w.started or w.process.exitcode is not None for w in self._workers)
 
     def close(self) -> None:
         """End the processes, also those that hang or were stopped."""
@@ -515,13 +553,9 @@ def _serve(
             seen: _Seen = []
             watch = partial(_note, seen) if watches else None
             dim = model.active_dim(task.active)
-            count = 0
-            if summed:
-                total = totals[slot, :dim]
-                count = computation.summed(task, chunk, start, method, total, watch)
-            else:
-                updates = results[slot, :, :dim]
-                computation.updates(task, chunk, start, method, updates, watch)
+            places = totals[slot, :dim] if summed else results[slot, :, :dim]
+            compute = computation.summed if summed else computation.updates
+            count = compute(task, chunk, start, method, places, watch) or 0
             answer: Any = (number, slot, count, seen, time.monotonic() - began)
         except ConfigError as error:
             answer = ConfigError(str(error))

@@ -130,12 +130,13 @@ def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch, health,
         data_seed=5,
     )  # fmt: skip
     seen, found = [], torch.empty(len(SIZES), model.dim)
+    watch = (lambda *one: seen.append(one)) if health else None
     for round_, rate in ((1, 0.4), (3, 0.2)):  # the rate of a schedule, and another order
         there.local = replace(local, learning_rate=rate)
         seen.clear()
         there.updates(
             replace(TASK, round=round_), TASK.clients, model.flat.clone(),
-            Method(vectorized, recorded=True), found, (lambda *one: seen.append(one)) if health else None,
+            Method(vectorized, recorded=True), found, watch,
         )  # fmt: skip
     here = updates(cnn(), local)
     assert (found - here).norm(dim=1).max() < 1e-5 * TASK.clip_norm
@@ -151,7 +152,7 @@ def test_what_a_recording_would_not_see_is_not_recorded(accelerator, monkeypatch
     model = PartialModel(Counting, seed=0).on(device)
     there = LocalComputation(model, users().on(device), local=LOCAL, data_seed=5)
     method = Method(vectorized, recorded=True)
-    with pytest.raises(RuntimeError, match="writes to its buffers|in-place|inplace"):
+    with pytest.raises(RuntimeError, match=r"writes to its buffers|in-place|inplace"):
         there.updates(TASK, TASK.clients, model.flat.cpu().clone(), method, out)
 
 
