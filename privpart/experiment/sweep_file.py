@@ -237,9 +237,7 @@ def seeds_of(seed: int, base: Mapping[str, Any]) -> Changes:
     return {"data.seed": seed} | ({} if keeps else {"model.seed": seed})
 
 
-def changed_plan(
-    base: Mapping[str, Any], changes: Sequence[Changes], folder: Path
-) -> PlanFile:
+def changed_plan(base: Mapping[str, Any], changes: Sequence[Changes], folder: Path) -> PlanFile:
     """Return the base plan with all changes; an error names the cell."""
     values = deepcopy(dict(base))
     for field, value in (item for change in changes for item in change.items()):

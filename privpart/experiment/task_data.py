@@ -174,9 +174,7 @@ def _fed_emnist(folder: Path) -> PlanData:
 def _dealt(y: Tensor, data: Data, users: int) -> Index | list[Tensor]:
     """Return the rows of each user's training examples."""
     if data.alpha is not None:
-        return partition.dirichlet_users(
-            y, users=users, alpha=data.alpha, data_seed=data.seed
-        )
+        return partition.dirichlet_users(y, users=users, alpha=data.alpha, data_seed=data.seed)
     if data.classes_each is not None:
         return partition.pathological_users(
             y, users=users, classes_each=data.classes_each, data_seed=data.seed
