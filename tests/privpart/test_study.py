@@ -331,8 +331,8 @@ def test_differences_are_paired_by_seed_and_verdicts_follow_the_interval(written
     assert row["verdict"] == "better"
     whole = stats.ttest_1samp(base, 0).confidence_interval(0.95)
     assert (reference["low"], reference["high"]) == pytest.approx(tuple(whole))
-    assert Interval.of([-0.02, -0.01, -0.03]).verdict("higher") == "worse"
-    assert Interval.of([-0.02, -0.01, -0.03]).verdict("lower") == "better"
+    assert Interval.of([-0.02, -0.021, -0.019]).verdict("higher") == "worse"
+    assert Interval.of([-0.02, -0.021, -0.019]).verdict("lower") == "better"
     assert Interval.of([-0.02, 0.02, 0.01]).verdict("higher") == "undecided"
     assert Interval.of([0.02]) == Interval(0.02, None, None)
 
