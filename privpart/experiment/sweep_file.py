@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,7 +72,7 @@ class SweepFile(BaseModel):
         return self.plan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cell:
     """One training of a sweep.
 
@@ -80,17 +81,21 @@ class Cell:
         seed: of model, data and noise; the run is a simulation and not private.
         candidates: plans to choose among by held-out accuracy; one if nothing is tuned.
         held_out: share of the test examples to choose by; 0 if nothing is tuned.
+        codes: what ``PlanFile.code`` returned of each candidate; None asks them. Cells that name
+            the same code need not read it again.
     """
 
     labels: Mapping[str, str]
     seed: int
     candidates: tuple[PlanFile, ...]
     held_out: float
+    codes: tuple[dict[str, Any] | None, ...] | None = None
 
-    @property
+    @cached_property
     def key(self) -> str:
         """SHA-256, in hex, of all that the result depends on, one's own code included."""
-        plans = (plan.context(plan.code()) for plan in self.candidates)
+        codes = self.codes or tuple(plan.code() for plan in self.candidates)
+        plans = (plan.context(code) for plan, code in zip(self.candidates, codes, strict=True))
         content = [self.seed, self.held_out, *plans]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

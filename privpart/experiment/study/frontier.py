@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, Literal
 
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 if TYPE_CHECKING:  # only for annotations
     from privpart.experiment.study.stages import Choice, Trial
@@ -38,7 +38,7 @@ class Interval:
         centre = mean(values)
         if len(values) < 2:
             return cls(centre, None, None)
-        half = student.ppf((1 + LEVEL) / 2, len(values) - 1) * stdev(values)
+        half = float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * stdev(values)
         half /= math.sqrt(len(values))
         return cls(centre, centre - half, centre + half)
 

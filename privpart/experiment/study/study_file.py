@@ -261,6 +261,7 @@ class Study:
     tables: Mapping[str, Any]
     folder: Path
     groups: tuple[Group, ...]
+    _codes: dict[str, Any] = dataclass_field(default_factory=dict, repr=False, compare=False)
     _made: dict[Any, list[Cell]] = dataclass_field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -319,7 +320,10 @@ class Study:
     ) -> Cell:
         every = [*group.changes, *changes, seeds_of(seed, self._tables_of(group))]
         plan = changed_plan(self.tables, every, self.folder)
-        return Cell({**group.labels, **labels}, seed, (plan,), 0.0)
+        named = repr((sorted(plan.references().items()), plan.model.weights))
+        if named not in self._codes:
+            self._codes[named] = plan.code()
+        return Cell({**group.labels, **labels}, seed, (plan,), 0.0, (self._codes[named],))
 
     def _tables_of(self, group: Group) -> dict[str, Any]:
         """Return the table [model] as the arm changes it, which says whether it has a seed."""
