@@ -1,15 +1,16 @@
 """Prediction of a study: what noise should cost each arm, from trainings without noise.
 
-Run: ``python benchmarks/study_prediction.py STUDY.toml --out DIR [-j N]``; writes DIR/predicted.csv. Each training is
-kept in DIR as soon as it ends, and is not repeated.
+Run: ``python benchmarks/study_prediction.py STUDY.toml --out DIR [-j N]``; writes
+DIR/predicted.csv. Each training is kept in DIR as soon as it ends, and is not repeated.
 
 It trains every arm without noise, with each of the study's first trials, and measures on held-out
 users only. docs/study.md derives the two predictions from theta_0, theta_T, the clip norm C, the
 cohort N, the learning rate a and momentum m of the server, and the variance e^2 of the mechanism's
 last prefix sum:
 
-- injected: the best accuracy, over trials and learning rates f a, of theta_0 + f (theta_T - theta_0)
-  with Gaussian noise of f a C z e / ((1 - m) N) on every trained coordinate;
+- injected: the best accuracy, over trials and learning rates f a, of
+  theta_0 + f (theta_T - theta_0) with Gaussian noise of f a C z e / ((1 - m) N) on every trained
+  coordinate;
 - closed form: the loss L + G x / (1 + x), where L is the loss at theta_T, G is what training gained
   and x = c (R k)^2 / G, with the length R of theta_T - theta_0, the noise k per unit of length, and
   c, the loss per unit of variance on each coordinate, which is half the trace of the Hessian.
@@ -60,7 +61,7 @@ def silent_groups(study: Study) -> list[Group]:
 
 
 def noisy(study: Study, arm: str) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return, for each mechanism and level, z e: the deviation of the last sum, per clip norm; and z."""
+    """Return z e, the deviation of the last sum per clip norm, and z, by mechanism and level."""
     found = {}
     for group in study.groups:
         if group.arm == arm and group.level != WITHOUT_NOISE:
@@ -134,7 +135,7 @@ def one(path: str, arm: str, number: int) -> dict[str, Any]:
         "accuracy_before": before,
         "loss": loss,
         "loss_before": loss_before,
-        "curvature": max(max(curvature), 0.0),
+        "curvature": max(*curvature, 0.0),
         "curvatures": curvature,
         "injected": injected,
     }
@@ -204,7 +205,9 @@ def main() -> None:
             partial.write_text(json.dumps(done.result()), encoding="utf-8")
             partial.replace(target)
             print(f"{count} of {len(todo)}", flush=True)
-    trained = [json.loads(path.read_text()) for path in sorted(options.out.glob(f"{_mark(study)}-*.json"))]
+    trained = [
+        json.loads(path.read_text()) for path in sorted(options.out.glob(f"{_mark(study)}-*.json"))
+    ]
     table = rows(study, trained)
     with (options.out / "predicted.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(table[0]))

@@ -346,3 +346,78 @@ def draw_scores(
     axes.set_ylabel("density")
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
+
+
+def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> None:
+    """Write ``accuracy-epsilon.png`` and ``accuracy-bytes.png`` of a study; bands are intervals.
+
+    Args:
+        rows: of its frontier, see ``privpart.experiment.study.frontier``.
+        title: of both figures.
+        out: folder to write to.
+    """
+    mechanisms = list(dict.fromkeys(r["mechanism"] for r in rows if r["epsilon"] is not None))
+    if mechanisms:
+        figure = Figure(figsize=(1.2 + 5.2 * len(mechanisms), 3.9), layout="constrained")
+        panels = figure.subplots(1, len(mechanisms), sharey=True, squeeze=False)[0]
+        for panel, mechanism in zip(panels, mechanisms, strict=True):
+            _draw_budgets(panel, rows, mechanism)
+        panels[0].set_ylabel("metric on test examples")
+        panels[0].legend(frameon=False, fontsize=8, loc="lower right")
+        figure.suptitle(f"{title}. Simulation, seeded noise: not private", fontsize=9)
+        figure.savefig(out / "accuracy-epsilon.png", dpi=150)
+    figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+    panel = figure.add_subplot()
+    levels = list(dict.fromkeys((r["mechanism"], r["level"]) for r in rows))
+    for number, (mechanism, level) in enumerate(levels):
+        own = [r for r in rows if (r["mechanism"], r["level"]) == (mechanism, level)]
+        name = (
+            "no noise" if own[0]["epsilon"] is None else f"{mechanism}, ε = {own[0]['epsilon']:.3g}"
+        )
+        _draw_band(panel, own, lambda r: r["bytes_up"], _COLOURS[number % len(_COLOURS)], name)
+    panel.set_xscale("log")
+    panel.set_xlabel("bytes that a client sends in a round")
+    panel.set_ylabel("metric on test examples")
+    panel.set_title(f"{title}. Simulation, seeded noise: not private", fontsize=9)
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False, fontsize=8)
+    figure.savefig(out / "accuracy-bytes.png", dpi=150)
+
+
+def _draw_budgets(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str) -> None:
+    """Draw the arms of one mechanism against epsilon, and without noise at the right edge."""
+    largest = max(r["epsilon"] for r in rows if r["mechanism"] == mechanism)
+    for number, arm in enumerate(dict.fromkeys(r["arm"] for r in rows)):
+        colour = _COLOURS[number % len(_COLOURS)]
+        own = [r for r in rows if r["arm"] == arm and r["mechanism"] == mechanism]
+        _draw_band(panel, own, lambda r: r["epsilon"], colour, arm)
+        for row in (r for r in rows if r["arm"] == arm and r["epsilon"] is None):
+            away = largest * (2.6 + 0.25 * number)
+            low, high = row["low"] or row["metric"], row["high"] or row["metric"]
+            panel.plot([away, away], [low, high], color=colour)
+            panel.plot([away], [row["metric"]], color=colour, marker="s")
+    panel.set_xscale("log")
+    panel.set_xlabel(f"epsilon, {mechanism}; squares: no noise")
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_band(
+    panel: Axes,
+    rows: Sequence[Mapping[str, Any]],
+    x_of: Callable[[Mapping[str, Any]], float],
+    colour: str,
+    name: str,
+) -> None:
+    ordered = sorted(rows, key=x_of)
+    xs = [x_of(row) for row in ordered]
+    panel.plot(xs, [row["metric"] for row in ordered], color=colour, marker="o", label=name)
+    panel.fill_between(
+        xs,
+        [row["metric"] if row["low"] is None else row["low"] for row in ordered],
+        [row["metric"] if row["high"] is None else row["high"] for row in ordered],
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+    )

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,7 +72,7 @@ class SweepFile(BaseModel):
         return self.plan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cell:
     """One training of a sweep.
 
@@ -80,44 +81,23 @@ class Cell:
         seed: of model, data and noise; the run is a simulation and not private.
         candidates: plans to choose among by held-out accuracy; one if nothing is tuned.
         held_out: share of the test examples to choose by; 0 if nothing is tuned.
+        codes: what ``PlanFile.code`` returned of each candidate; None asks them. Cells that name
+            the same code need not read it again.
     """
 
     labels: Mapping[str, str]
     seed: int
     candidates: tuple[PlanFile, ...]
     held_out: float
+    codes: tuple[dict[str, Any] | None, ...] | None = None
 
-    @property
+    @cached_property
     def key(self) -> str:
         """SHA-256, in hex, of all that the result depends on, one's own code included."""
-        plans = (plan.context(_code_of(plan)) for plan in self.candidates)
+        codes = self.codes or tuple(plan.code() for plan in self.candidates)
+        plans = (plan.context(code) for plan, code in zip(self.candidates, codes, strict=True))
         content = [self.seed, self.held_out, *plans]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-_READ: dict[Any, tuple[dict[str, Any], Any]] = {}
-"""What a plan names -> what it was found to be, and when its files were written."""
-
-
-def _code_of(plan: PlanFile) -> dict[str, Any] | None:
-    """Return what ``plan.code()`` does; files are read again only once one was written to.
-
-    The cells of a sweep name the same files, and ask for them many times.
-    """
-    names = (plan.folder, plan.model.weights, *sorted(plan.references().items()))
-    found, written = _READ.get(names, ({}, None))
-    if written is None or written != _written(plan.folder, found):
-        code = plan.code()
-        if code is None:
-            return None
-        found, written = _READ[names] = code, _written(plan.folder, code)
-    return found
-
-
-def _written(folder: Path, code: Mapping[str, Any]) -> list[Any]:
-    """Return when each file was written; None for one that is somewhere else."""
-    stats = [folder / name for name in code["files"]]
-    return [(s.stat().st_mtime_ns, s.stat().st_size) if s.is_file() else None for s in stats]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Frontier: what each arm of a study reaches at each level of noise, and whether it beats the first.
+"""Frontier: what each arm of a study reaches at each level of noise, beside the first arm.
 
 Arms are compared at the same mechanism and level, seed by seed: trainings of one seed share the
 partition, the cohorts and, where a model has a seed, the start. Intervals are Student's t at 95 %,
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, Literal
 
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 if TYPE_CHECKING:  # only for annotations
     from privpart.experiment.study.stages import Choice, Trial
@@ -38,7 +38,7 @@ class Interval:
         centre = mean(values)
         if len(values) < 2:
             return cls(centre, None, None)
-        half = student.ppf((1 + LEVEL) / 2, len(values) - 1) * stdev(values)
+        half = float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * stdev(values)
         half /= math.sqrt(len(values))
         return cls(centre, centre - half, centre + half)
 
@@ -97,6 +97,7 @@ def _row(study: "Study", own: Reached, reference: Reached | None) -> dict[str, A
         "trained": any_.trained,
         "parameters": any_.parameter_count,
         "seeds": len(own.by_seed),
+        "missing_seeds": len(study.file.final.seeds) - len(own.by_seed),
         "metric": found.mean,
         "low": found.low,
         "high": found.high,
@@ -122,7 +123,9 @@ def _difference(study: "Study", own: Reached, reference: Reached | None) -> dict
 
 
 def tuning_rows(
-    study: "Study", trials: Mapping["Group", Sequence["Trial"]], results: Mapping[str, "CellResult"],
+    study: "Study",
+    trials: Mapping["Group", Sequence["Trial"]],
+    results: Mapping[str, "CellResult"],
     chosen: Mapping["Group", "Choice"],
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per training of the tuning, whose metric is that on held-out users."""

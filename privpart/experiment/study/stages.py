@@ -80,14 +80,14 @@ def _trial(study: Study, group: Group, number: int, point: Changes) -> Trial:
     return Trial(number, point, study.tuning_cells(group, number, point))
 
 
-def _best(
-    study: Study, trials: Sequence[Trial], tuned: Mapping[str, CellResult]
-) -> Choice | None:
+def _best(study: Study, trials: Sequence[Trial], tuned: Mapping[str, CellResult]) -> Choice | None:
     if any(cell.key not in tuned for trial in trials for cell in trial.cells):
         return None
     sign = 1.0 if study.file.better == "higher" else -1.0
     scored = [
-        Choice(trial.number, trial.point, _score([tuned[cell.key].accuracy for cell in trial.cells]))
+        Choice(
+            trial.number, trial.point, _score([tuned[cell.key].accuracy for cell in trial.cells])
+        )
         for trial in trials
     ]
     finite = [own for own in scored if math.isfinite(own.score)]

@@ -10,7 +10,8 @@ example: which values are chosen cannot depend on one.
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -138,7 +139,10 @@ class Trials(_Table):
         2018), so that any number of points covers the space evenly.
         """
         return [
-            {f: _value(values, share) for (f, values), share in zip(self.space.items(), at, strict=True)}
+            {
+                f: _value(values, share)
+                for (f, values), share in zip(self.space.items(), at, strict=True)
+            }
             for at in self._shares(self.trials, "trials")
         ]
 
@@ -163,9 +167,7 @@ class Trials(_Table):
             ratio = (1 + ratio) ** (1 / (size + 1))
         digest = hashlib.shake_256(f"privpart study|{stage}|{self.seed}".encode()).digest(4 * size)
         shift = [int.from_bytes(digest[4 * j : 4 * j + 4], "big") / 2**32 for j in range(size)]
-        return [
-            [(shift[j] + k * ratio ** -(j + 1)) % 1 for j in range(size)] for k in range(count)
-        ]
+        return [[(shift[j] + k * ratio ** -(j + 1)) % 1 for j in range(size)] for k in range(count)]
 
 
 class Final(_Table):
@@ -259,7 +261,8 @@ class Study:
     tables: Mapping[str, Any]
     folder: Path
     groups: tuple[Group, ...]
-    _made: dict[Any, list[Cell]] = field(default_factory=dict, repr=False, compare=False)
+    _codes: dict[str, Any] = dataclass_field(default_factory=dict, repr=False, compare=False)
+    _made: dict[Any, list[Cell]] = dataclass_field(default_factory=dict, repr=False, compare=False)
 
     @property
     def reference(self) -> str:
@@ -317,10 +320,13 @@ class Study:
     ) -> Cell:
         every = [*group.changes, *changes, seeds_of(seed, self._tables_of(group))]
         plan = changed_plan(self.tables, every, self.folder)
-        return Cell({**group.labels, **labels}, seed, (plan,), 0.0)
+        named = repr((sorted(plan.references().items()), plan.model.weights))
+        if named not in self._codes:
+            self._codes[named] = plan.code()
+        return Cell({**group.labels, **labels}, seed, (plan,), 0.0, (self._codes[named],))
 
     def _tables_of(self, group: Group) -> dict[str, Any]:
-        """Return the plan's table [model] as the arm changes it, which says whether it has a seed."""
+        """Return the table [model] as the arm changes it, which says whether it has a seed."""
         model = dict(self.tables.get("model", {}))
         for field, value in (item for change in group.changes for item in change.items()):
             if field.startswith("model."):
