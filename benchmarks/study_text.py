@@ -102,23 +102,21 @@ def draw(name: str) -> None:
         label = LEVELS[level] + ("" if mechanism == "none" else f", {mechanism}")
         left.errorbar(x, y, e, fmt="o", markersize=4, capsize=2, label=label)
     left.set_xticks([k + 0.4 - width / 2 for k in range(len(arms))], arms)
+    left.set_xlim(-0.3, len(arms))
     left.set_ylabel("test accuracy, %")
     left.axhline(MAJORITY, color="grey", linestyle=":", label="the largest class")
     left.legend(fontsize=7, ncols=2)
     sent = {row["arm"]: float(row["bytes_up"]) / 1000 for row in rows(name.replace("_final", ""))}
-    for mechanism, level in (("none", "none"), ("blt", "8"), ("blt", "2")):
-        own = sorted((sent[arm], arm) for m, at, arm in found if (m, at) == (mechanism, level))
-        if own:
-            y, e = zip(
-                *(interval(list(found[mechanism, level, arm].values())) for _, arm in own),
-                strict=True,
-            )
-            right.errorbar([up for up, _ in own], y, e, fmt="o", capsize=2, label=LEVELS[level])
-    for arm, up in sent.items():
-        right.annotate(arm, (up, right.get_ylim()[0]), rotation=90, fontsize=7, ha="right")
+    for arm, marker in zip(arms, "os^vDP", strict=True):
+        right.plot([], [], marker, color="grey", label=arm)
+        for colour, key in enumerate((("none", "none"), ("blt", "8"), ("blt", "2"))):
+            if (*key, arm) in found:
+                y = mean(found[*key, arm].values())
+                right.plot([sent[arm]], [y], marker, color=f"C{colour}")
     right.set_xscale("log")
     right.set_xlabel("KB that a client sends per round, mean")
     right.legend(fontsize=7)
+    right.set_title("means: no noise (blue), epsilon 8 (orange) and 2 (green), BLT", fontsize=8)
     figure.tight_layout()
     figure.savefig(PICTURE, dpi=110)
 
