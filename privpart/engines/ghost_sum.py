@@ -567,7 +567,8 @@ def _filter_gradients_of_windows(
     """Return the same, from a product per client with all windows of its images written out."""
     (clients, n, channels), (outputs, height, width) = given.shape[:3], gradient.shape[2:]
     sides = [padding[1], padding[1], padding[0], padding[0]]
-    padded = functional.pad(given.flatten(0, 1).contiguous(), sides).unflatten(0, (clients, n))
+    padded = functional.pad(given.flatten(0, 1).contiguous(), sides)
+    padded = padded.view(clients, n, *padded.shape[1:])
     each, image, channel, row, one = padded.stride()
     shape = clients, channels, *layer.kernel_size, n, height, width
     windows = padded.as_strided(shape, (each, channel, row, one, image, row, one))

@@ -277,7 +277,7 @@ class VectorizedTraining:
             return self._step(stack, batches, moving, examples, logits, None)
         if held is None:
             rows = torch.cat(list(batches))
-            parts, before = torch.split(rows, sizes), stack.flat.clone()
+            parts, before = torch.split(rows, list(sizes)), stack.flat.clone()
             versions = [buffer._version for buffer in self._constants.values()]
             held = _Recording(
                 rows,

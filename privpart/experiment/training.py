@@ -337,6 +337,28 @@ Code = dict[str, Callable[..., Any]]
 """Key of the plan -> what it names; a call turns errors of one's own code into sentences."""
 
 
+def refuse_over_network(plan: PlanFile) -> None:
+    """Check that clients on nodes can train a plan.
+
+    Raises:
+        ConfigError: they cannot, and why.
+    """
+    if plan.privacy.sampling is not None:
+        raise ConfigError(
+            "privacy.sampling: its epsilon needs that nobody learns who was drawn, and nodes and "
+            "the network see whom the server asks. Leave it out."
+        )
+    if plan.select is not None:
+        raise ConfigError("select: is not sent over Flower; train it with privpart train.")
+    if plan.canaries is not None:
+        raise ConfigError("canaries: are for simulations; leave the table out.")
+    if plan.client.objective == "moon" or plan.model.local:
+        raise ConfigError(
+            "client.objective, model.local: a client's own models would have to stay on its node "
+            "between rounds, where Flower starts a new process for each. Leave them out."
+        )
+
+
 def _named_code(plan: PlanFile) -> Code:
     """Import what a plan names."""
 
