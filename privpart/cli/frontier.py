@@ -282,7 +282,7 @@ def _leakage(plan: "PlanFile", read: "Reader") -> dict[str, Any]:
         clip=plan.privacy.clip_norm,
     )
     read_from = {n for row in report.rows for n, e in row.feature_error.items() if e <= _EXACT}
-    told = report.verdict
+    told: str = report.verdict
     if told in ("attack failed", "ambiguous"):
         told = "not searched"
     return {"leakage": told, "inputs_read": " ".join(sorted(read_from))}
