@@ -168,7 +168,7 @@ def _show(
     reached = _reached(study, chosen, done, final.results())
     by_arm = _by_arm(study, chosen, audit=audit)
     rows = [
-        {**row, **by_arm[row["arm"]], "plan_hash": own.any.plan_hash, "machine": _machine()}
+        {**row, **by_arm[row["arm"]], "plan_hash": own.any.plan_hash, "client_machine": _machine()}
         for row, own in zip(rows_of(study, reached), reached, strict=True)
     ]
     tables = {

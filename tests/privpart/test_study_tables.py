@@ -15,8 +15,7 @@ from privpart.experiment.task_data import read_task
 ROOT = Path(__file__).parents[2]
 TABLES = {
     "tree": ROOT / "examples" / "study_fashion.toml",
-    "mechanisms": ROOT / "examples" / "study_fashion_mechanisms.toml",
-    "turns": ROOT / "examples" / "study_fashion_turns.toml",
+    "blt": ROOT / "examples" / "study_fashion_blt.toml",
 }
 AXES = ("arm", "mechanism", "level")
 
@@ -68,7 +67,7 @@ def test_a_cut_down_study_agrees_with_the_table():
     frontier, final = rows_of("tree", "frontier"), rows_of("tree", "final")
     read = lru_cache(maxsize=1)(read_task)
     reached = {}
-    groups = [g for g in study.groups if g.level in ("none", "0.125")]
+    groups = [g for g in study.groups if g.level in ("none", "8")]
     groups = [g for g in groups if g.arm in ("full", "freeze-dense1")]
     assert len(groups) == 4
     for group in groups:
@@ -80,7 +79,7 @@ def test_a_cut_down_study_agrees_with_the_table():
         # the order of sums differs between machines, and 280 rounds amplify it
         assert found.accuracy == pytest.approx(float(kept["metric"]), abs=0.02)
         reached[group.arm, group.level] = found.accuracy
-    for level in ("none", "0.125"):
+    for level in ("none", "8"):
         (row,) = [r for r in frontier if r["arm"] == "freeze-dense1" and r["level"] == level]
         gained = reached["freeze-dense1", level] - reached["full", level]
         if row["verdict"] != "undecided":
