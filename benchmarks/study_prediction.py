@@ -182,12 +182,42 @@ def rows(study: Study, trained: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     return made
 
 
+def beside(table: list[dict[str, Any]], measured: list[dict[str, str]]) -> None:
+    """Put the measured metric and its interval beside each prediction."""
+    found = {(row["arm"], row["mechanism"], row["level"]): row for row in measured}
+    for row in table:
+        own = found.get((row["arm"], row["mechanism"], row["level"]), {})
+        for column in ("epsilon", "metric", "low", "high"):
+            row[f"measured_{column}"] = float(own[column]) if own.get(column) else None
+
+
+def markdown(table: list[dict[str, Any]], reference: str) -> str:
+    """Return predicted and measured accuracy, and difference to the reference, as a table."""
+    lines = ["| mechanism | level | arm | noise share | predicted | measured | predicted - first |"]
+    lines[0] += " measured - first |"
+    lines.append("|---|---|---|---|---|---|---|---|")
+    first = {(r["mechanism"], r["level"]): r for r in table if r["arm"] == reference}
+    for row in sorted(table, key=lambda r: (r["mechanism"], -float(r["level"]))):
+        base = first[row["mechanism"], row["level"]]
+        both = row["measured_metric"] is not None and base["measured_metric"] is not None
+        cells = [row["mechanism"], row["level"], row["arm"], f"{row['noise_share']:.0%}"]
+        cells.append(f"{100 * row['predicted_metric']:.1f}")
+        cells.append(f"{100 * row['measured_metric']:.1f}" if both else "")
+        gained = 100 * (row["predicted_metric"] - base["predicted_metric"])
+        cells.append(f"{gained:+.1f}")
+        gained = 100 * (row["measured_metric"] - base["measured_metric"]) if both else 0.0
+        cells.append(f"{gained:+.1f}" if both else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Train what is missing, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("-j", "--jobs", type=int, default=1)
+    parser.add_argument("--measured", type=Path, help="the study's frontier.csv, shown beside it")
     options = parser.parse_args()
     study = read_study(options.study)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -209,6 +239,10 @@ def main() -> None:
         json.loads(path.read_text()) for path in sorted(options.out.glob(f"{_mark(study)}-*.json"))
     ]
     table = rows(study, trained)
+    if options.measured is not None:
+        with options.measured.open(encoding="utf-8") as file:
+            beside(table, list(csv.DictReader(file)))
+        print(markdown(table, study.reference))
     with (options.out / "predicted.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(table[0]))
         writer.writeheader()

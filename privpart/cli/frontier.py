@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from privpart.engines.options import EngineOptions
     from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.study.frontier import Reached
-    from privpart.experiment.study.stages import Choice
+    from privpart.experiment.study.stages import ChosenPoint
     from privpart.experiment.study.study_file import Group, Study
     from privpart.experiment.sweep import CellTrainer, Outcome
     from privpart.experiment.sweep_file import Cell
@@ -159,16 +159,16 @@ def _show(
     audit: bool,
 ) -> None:
     from privpart.experiment.study.frontier import final_rows, rows_of, tuning_rows
-    from privpart.experiment.study.stages import choice, trials_of
+    from privpart.experiment.study.stages import chosen_point, trials_of
 
     done = tuned.results()
     trials = {group: trials_of(study, group, done) for group in study.groups}
-    found = {group: choice(study, group, done) for group in study.groups}
+    found = {group: chosen_point(study, group, done) for group in study.groups}
     chosen = {group: best for group, best in found.items() if best is not None}
     reached = _reached(study, chosen, done, final.results())
     by_arm = _by_arm(study, chosen, audit=audit)
     rows = [
-        {**row, **by_arm[row["arm"]], "plan_hash": own.any.plan_hash, "machine": _machine()}
+        {**row, **by_arm[row["arm"]], "plan_hash": own.any.plan_hash, "client_machine": _machine()}
         for row, own in zip(rows_of(study, reached), reached, strict=True)
     ]
     tables = {
@@ -205,7 +205,7 @@ def _show(
 
 def _reached(
     study: "Study",
-    chosen: "dict[Group, Choice]",
+    chosen: "dict[Group, ChosenPoint]",
     tuned: "Mapping[str, CellResult]",
     results: "Mapping[str, CellResult]",
 ) -> "list[Reached]":
@@ -236,7 +236,7 @@ def _finite(metric: float | None) -> bool:
 
 
 def _by_arm(
-    study: "Study", chosen: "dict[Group, Choice]", *, audit: bool
+    study: "Study", chosen: "dict[Group, ChosenPoint]", *, audit: bool
 ) -> dict[str, dict[str, Any]]:
     """Return columns that do not depend on the noise: what a client sends and spends."""
     from functools import lru_cache
@@ -282,7 +282,7 @@ def _leakage(plan: "PlanFile", read: "Reader") -> dict[str, Any]:
         clip=plan.privacy.clip_norm,
     )
     read_from = {n for row in report.rows for n, e in row.feature_error.items() if e <= _EXACT}
-    told = report.verdict
+    told: str = report.verdict
     if told in ("attack failed", "ambiguous"):
         told = "not searched"
     return {"leakage": told, "inputs_read": " ".join(sorted(read_from))}

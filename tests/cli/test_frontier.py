@@ -90,14 +90,9 @@ def rows_of(folder, name):
 
 
 def test_a_study_of_ones_own_code_is_tuned_tested_and_resumed(folder):
-    told = frontier(folder, "--tune-only")
-    assert told.exit_code == 0, told.stderr
-    assert "4 groups of 2 trials and 2 final seeds; 16 rounds to train" in told.stderr
-    assert len(rows_of(folder, "tuning")) == 8
-    assert not (folder / "out" / "frontier.csv").exists()
     told = frontier(folder, "--format", "json")
     assert told.exit_code == 0, told.stderr
-    assert "16 rounds to train" in told.stderr
+    assert "4 groups of 2 trials and 2 final seeds; 32 rounds to train" in told.stderr
     document = json.loads(told.stdout)
     assert "NOT private" in document["notes"][0]
     rows = document["rows"]
@@ -127,15 +122,10 @@ def test_a_study_of_ones_own_code_is_tuned_tested_and_resumed(folder):
     # nothing is trained twice; another arm trains its own cells only
     text = STUDY.replace("[mechanisms]", 'bias = { "model.train" = ["2.bias"] }\n[mechanisms]')
     (folder / "study.toml").write_text(text)
-    told = frontier(folder)
-    assert "16 rounds to train" in told.stderr
-    assert "bias" in told.stdout
-    assert "0 rounds to train" in frontier(folder, "--format", "csv").stderr
-    # other code, other cells
-    (folder / "task.py").write_text(
-        TASK.replace("Linear(4, 6)", "Linear(4, 7)").replace("(6, 2)", "(7, 2)")
-    )
-    assert "24 rounds to train" in frontier(folder, "--tune-only", "--format", "csv").stderr
+    told = frontier(folder, "--tune-only")
+    assert "; 8 rounds to train" in told.stderr
+    assert len(rows_of(folder, "tuning")) == 12
+    assert rows_of(folder, "final") == final
 
 
 def test_a_fault_is_one_sentence(folder):

@@ -15,7 +15,7 @@ from privpart.engines.options import EngineOptions
 from privpart.experiment import task_data
 from privpart.experiment.plan_file import validated
 from privpart.experiment.study.frontier import Interval, Reached, rows_of
-from privpart.experiment.study.stages import Choice, choice, run_study, trials_of
+from privpart.experiment.study.stages import ChosenPoint, chosen_point, run_study, trials_of
 from privpart.experiment.study.study_file import Study, read_study
 from privpart.experiment.sweep import CellTrainer
 from privpart.experiment.sweep_store import CellResult, SweepStore
@@ -109,7 +109,7 @@ def trained(study, folder, read=trapped, *, tune_only=False):
 
 
 def chosen(study, results):
-    return {tuple(g.labels.values()): choice(study, g, results) for g in study.groups}
+    return {tuple(g.labels.values()): chosen_point(study, g, results) for g in study.groups}
 
 
 def test_no_choice_depends_on_a_test_example(written, tmp_path, monkeypatch):
@@ -312,7 +312,7 @@ def test_differences_are_paired_by_seed_and_verdicts_follow_the_interval(written
     assert (first.arm, other.arm) == ("full", "last")
     base = [0.5, 0.7, 0.6, 0.9, 0.4]
     gain = [0.02, 0.01, 0.03, 0.02, 0.025]
-    best = Choice(0, study.points[0], 0.5)
+    best = ChosenPoint(0, study.points[0], 0.5)
     reached = [
         Reached(first, best, {s: result(v) for s, v in enumerate(base)}, 1.0),
         # in another order, and with a seed that the first arm lacks
@@ -343,13 +343,13 @@ def test_a_lower_metric_can_be_better_and_one_that_is_not_finite_loses(written):
     )
     group = study.groups[0]
     tried = trials_of(study, group, {})
-    assert choice(study, group, {}) is None
+    assert chosen_point(study, group, {}) is None
     scores = dict(zip((t.cells[0].key for t in tried), (None, 0.4, 0.6), strict=True))
     found = {key: result(score) for key, score in scores.items()}
     tried = trials_of(study, group, found)
     assert len(tried) == 5
-    assert choice(study, group, found) is None  # those near the best are missing
+    assert chosen_point(study, group, found) is None  # those near the best are missing
     found |= {trial.cells[0].key: result(0.5) for trial in tried[3:]}
-    assert choice(study, group, found).trial == 1
+    assert chosen_point(study, group, found).trial == 1
     found = {key: result(None) for key in found}
-    assert choice(study, group, found) is None
+    assert chosen_point(study, group, found) is None

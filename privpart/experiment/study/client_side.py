@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -72,7 +73,7 @@ def _of_rounds(setup: Training) -> ClientSide:
     found: dict[tuple[int, ...] | None, tuple[ClientCosts, float]] = {}
     for active in kinds:
         costs = client_costs(model, batch, local=local, examples=examples, active=active)
-        found[active] = (costs, _seconds(lambda active=active: _update(setup, active)))
+        found[active] = (costs, _seconds(partial(_update, setup, active)))
 
     def over_rounds(of: Callable[[ClientCosts, float], float]) -> float:
         return sum(count * of(*found[active]) for active, count in kinds.items()) / len(rounds)

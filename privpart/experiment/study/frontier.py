@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from scipy.special import stdtrit
 
 if TYPE_CHECKING:  # only for annotations
-    from privpart.experiment.study.stages import Choice, Trial
+    from privpart.experiment.study.stages import ChosenPoint, StudyTrial
     from privpart.experiment.study.study_file import Group, Study
     from privpart.experiment.sweep_store import CellResult
 
@@ -61,7 +61,7 @@ class Reached:
     """
 
     group: "Group"
-    choice: "Choice"
+    choice: "ChosenPoint"
     by_seed: Mapping[int, "CellResult"]
     cpu_seconds: float
 
@@ -124,9 +124,9 @@ def _difference(study: "Study", own: Reached, reference: Reached | None) -> dict
 
 def tuning_rows(
     study: "Study",
-    trials: Mapping["Group", Sequence["Trial"]],
+    trials: Mapping["Group", Sequence["StudyTrial"]],
     results: Mapping[str, "CellResult"],
-    chosen: Mapping["Group", "Choice"],
+    chosen: Mapping["Group", "ChosenPoint"],
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per training of the tuning, whose metric is that on held-out users."""
     for group, own in trials.items():

@@ -20,7 +20,7 @@ AXES = ("arm", "mechanism", "level")
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class StudyTrial:
     """One point that a group tries.
 
     Attributes:
@@ -35,7 +35,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenPoint:
     """The trial of a group with the best metric on held-out users.
 
     Attributes:
@@ -49,7 +49,7 @@ class Choice:
     score: float
 
 
-def trials_of(study: Study, group: Group, tuned: Mapping[str, CellResult]) -> list[Trial]:
+def trials_of(study: Study, group: Group, tuned: Mapping[str, CellResult]) -> list[StudyTrial]:
     """Return the trials of a group: those that refine are known once the first are done."""
     found = [_trial(study, group, number, point) for number, point in enumerate(study.points)]
     best = _best(study, found, tuned)
@@ -61,7 +61,7 @@ def trials_of(study: Study, group: Group, tuned: Mapping[str, CellResult]) -> li
     return found
 
 
-def choice(study: Study, group: Group, tuned: Mapping[str, CellResult]) -> Choice | None:
+def chosen_point(study: Study, group: Group, tuned: Mapping[str, CellResult]) -> ChosenPoint | None:
     """Return the best trial of a group; None until all its trials are done.
 
     It looks at nothing but the metrics of trials, which are measured on held-out users. Of equal
@@ -76,16 +76,18 @@ def choice(study: Study, group: Group, tuned: Mapping[str, CellResult]) -> Choic
     return _best(study, trials, tuned) if len(trials) == study.trials else None
 
 
-def _trial(study: Study, group: Group, number: int, point: Changes) -> Trial:
-    return Trial(number, point, study.tuning_cells(group, number, point))
+def _trial(study: Study, group: Group, number: int, point: Changes) -> StudyTrial:
+    return StudyTrial(number, point, study.tuning_cells(group, number, point))
 
 
-def _best(study: Study, trials: Sequence[Trial], tuned: Mapping[str, CellResult]) -> Choice | None:
+def _best(
+    study: Study, trials: Sequence[StudyTrial], tuned: Mapping[str, CellResult]
+) -> ChosenPoint | None:
     if any(cell.key not in tuned for trial in trials for cell in trial.cells):
         return None
     sign = 1.0 if study.file.better == "higher" else -1.0
     scored = [
-        Choice(
+        ChosenPoint(
             trial.number, trial.point, _score([tuned[cell.key].accuracy for cell in trial.cells])
         )
         for trial in trials
@@ -108,7 +110,7 @@ def remaining(study: Study, tuned: SweepStore, final: SweepStore, *, tune_only: 
         missing = [c for trial in trials for c in trial.cells if c.key not in done]
         # any trial stands for one that is not known yet, as all have as many rounds
         missing += [*trials[0].cells] * (study.trials - len(trials))
-        best = choice(study, group, done)
+        best = chosen_point(study, group, done)
         if not tune_only:
             cells = study.final_cells(group, study.points[0] if best is None else best.point)
             missing += [c for c in cells if best is None or c.key not in kept]
@@ -152,7 +154,7 @@ def run_study(
         if tune_only:
             continue
         results = tuned.results()
-        chosen = [(group, choice(study, group, results)) for group in part]
+        chosen = [(group, chosen_point(study, group, results)) for group in part]
         cells = [c for g, own in chosen if own for c in study.final_cells(g, own.point)]
         _train(cells, trainer, final, advanced, finished)
 

@@ -148,7 +148,7 @@ class Trials(_Table):
 
     def near(self, best: Changes) -> list[Changes]:
         """Return the points that refine a best one: within a sixth of each range, same choices."""
-        found = []
+        found: list[Changes] = []
         for at in self._shares(self.refine, "refine"):
             point: dict[str, Any] = {}
             for (field, values), share in zip(self.space.items(), at, strict=True):
