@@ -105,6 +105,7 @@ def draw(name: str) -> None:
     left.set_xlim(-0.3, len(arms))
     left.set_ylabel("test accuracy, %")
     left.axhline(MAJORITY, color="grey", linestyle=":", label="the largest class")
+    left.set_ylim(top=left.get_ylim()[1] + 3)
     left.legend(fontsize=7, ncols=2)
     sent = {row["arm"]: float(row["bytes_up"]) / 1000 for row in rows(name.replace("_final", ""))}
     for arm, marker in zip(arms, "os^vDP", strict=True):

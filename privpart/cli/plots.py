@@ -454,7 +454,8 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> N
         name = (
             "no noise" if own[0]["epsilon"] is None else f"{mechanism}, ε = {own[0]['epsilon']:.3g}"
         )
-        _draw_band(panel, own, lambda r: r["bytes_up"], drawing.SERIES[number % len(drawing.SERIES)], name)
+        colour = drawing.SERIES[number % len(drawing.SERIES)]
+        _draw_band(panel, own, lambda r: r["bytes_up"], colour, name)
     panel.set_xscale("log")
     panel.set_xlabel("bytes that a client sends in a round")
     panel.set_ylabel("metric on test examples")
