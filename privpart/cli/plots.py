@@ -421,7 +421,6 @@ def scores_figure(scores: NDArray[np.float64], present: NDArray[np.bool_], mu: f
     return figure
 
 
-
 def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> None:
     """Write ``accuracy-epsilon.png`` and ``accuracy-bytes.png`` of a study; bands are intervals.
 
@@ -495,7 +494,7 @@ def _draw_differences(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism:
             silent = row["epsilon"] is None
             x = (largest * _AWAY if silent else row["epsilon"]) * (1 + _APART * number)
             ends = [row["difference_low"], row["difference_high"]]
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = drawing.SERIES[number % len(drawing.SERIES)]
             panel.plot([x, x], ends, color=colour)
             panel.plot([x], [row["difference"]], color=colour, marker="s" if silent else "o")
     panel.axhline(0, color="#444444", linewidth=0.8)

@@ -228,8 +228,8 @@ class VectorizedTraining:
     ) -> list[Tensor]:
         """Move the first clients of the stack by one step; return their losses, in parts.
 
-        Without optimizer, it is a step of plain SGD for the parameters that are ``moving``; ``rate``
-        is its learning rate in the memory of a device, for a step that is recorded.
+        Without optimizer, it is a step of plain SGD that moves what is ``moving``; ``rate`` is its
+        learning rate in the memory of a device, for a step that is recorded.
         """
         first, found = 0, []
         # Clients with batches of one size are computed together and nothing is padded: products
