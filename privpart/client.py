@@ -22,7 +22,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, islice
+from fnmatch import fnmatchcase
+from itertools import compress, count, islice
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -76,6 +77,11 @@ class LocalTraining:
         augment: a function from a batch to a batch, applied to each batch before its step, for
             example random crops; None changes nothing. torch's random numbers are then seeded by
             round and client.
+        alternate: patterns on names of parameters that take turns within a client, for plain SGD,
+            as LoRA's two factors do in LA-LoRA (Liu et al. 2026). Step k, counted from 0, moves
+            the parameters that match entry k modulo their number, and those that match none. All
+            of them are sent, clipped jointly, and noised: what a client does with its own
+            examples is no part of the guarantee.
 
     In a plan file, ``loss`` and ``augment`` may name a function, as "package.module:function" or
     "./file.py:function". Nothing can be trained before that name is replaced by the function.
@@ -95,6 +101,7 @@ class LocalTraining:
     temperature: float = 0.5
     loss: str | Loss = "cross_entropy"
     augment: str | Augment | None = None
+    alternate: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks.positive("learning_rate", self.learning_rate)
@@ -113,6 +120,42 @@ class LocalTraining:
         if self.momentum and self.optimizer == "adam":
             raise ConfigError(f"momentum={self.momentum}: only for sgd; adam has its own.")
         self._check_objective()
+        if self.alternate:
+            self._check_alternate()
+
+    def _check_alternate(self) -> None:
+        turns = len(self.alternate)
+        if turns < 2 or not all(isinstance(pattern, str) for pattern in self.alternate):
+            raise ConfigError(
+                f"alternate={self.alternate!r}: must be at least two patterns, which take turns."
+            )
+        if not self.plain_sgd or self.objective != "fedavg":
+            raise ConfigError(
+                "alternate: only for the objective fedavg with sgd and no momentum; the state of "
+                "other optimisers would move what waits for its turn."
+            )
+        if self.steps is not None and self.steps < turns:
+            raise ConfigError(
+                f"steps={self.steps}: is below the {turns} entries of alternate, so that some "
+                "would never move; must be at least as many."
+            )
+
+    def moving(self, names: Sequence[str], step: int) -> list[bool]:
+        """Return which parameters, by name, a step moves; ``step`` is counted from 0.
+
+        Raises:
+            ConfigError: a pattern of ``alternate`` matches none of the names.
+        """
+        if not self.alternate:
+            return [True] * len(names)
+        turns = [[fnmatchcase(name, pattern) for name in names] for pattern in self.alternate]
+        for pattern, found in zip(self.alternate, turns, strict=True):
+            if not any(found):
+                raise ConfigError(
+                    f"alternate: {pattern!r} matches no parameter that trains in this round."
+                )
+        own = turns[step % len(turns)]
+        return [now or not any(each) for now, *each in zip(own, *turns, strict=True)]
 
     def _check_objective(self) -> None:
         checks.choice("objective", self.objective, get_args(Objective))
@@ -404,8 +447,9 @@ def _steps(
     optimizer = None if local.plain_sgd else local.fresh_optimizer(model, active)
     trained = [p for p in model.module.parameters() if p.requires_grad]
     kept = [p.grad for p in trained]  # views of the model's gradients, which a loss may replace
+    names = [name for name, p in model.module.named_parameters() if p.requires_grad]
     every = local.batches(count_rows(examples), generator)
-    for rows in moved(every, model.flat.device):
+    for step, rows in enumerate(moved(every, model.flat.device)):
         batch = take(examples, rows)
         if local.augment is not None:
             batch = augmented(batch, local.augment)
@@ -414,7 +458,8 @@ def _steps(
         else:
             total = batch_loss(model.module, batch, local.loss)
         if optimizer is None:
-            descend(total, trained, local.learning_rate)
+            moving = local.moving(names, step)
+            descend(total, list(compress(trained, moving)), local.learning_rate)
             yield total.detach()
             continue
         _differentiate(total, trained, kept)

@@ -51,6 +51,8 @@ WALLS = {
     "privpart.experiment.isolation": "an idea of its own: a check by training clients in turn",
     "privpart.experiment.passed": "an idea of its own: what two Python objects have in common",
     "privpart.experiment.freeze_search": "public: the search, for any accuracy",
+    "privpart.experiment.study.client_side": "an idea of its own: what a round takes from a client",
+    "privpart.experiment.study.frontier": "intervals and verdicts, without torch",
     "privpart.experiment.own_code": "hides the import system and its hooks",
     "privpart.experiment.starter": "texts that people get to edit",
     "privpart.grid": "the integers that every update becomes, read beside the clip",

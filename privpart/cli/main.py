@@ -39,6 +39,7 @@ from privpart.cli.demo import demo
 from privpart.cli.doctor import doctor
 from privpart.cli.export import export
 from privpart.cli.freeze_search import freeze_search
+from privpart.cli.frontier import frontier
 from privpart.cli.idle import Command
 from privpart.cli.init import init
 from privpart.cli.inspect import inspect
@@ -69,6 +70,7 @@ _COMMANDS = (
     inspect,
     costs,
     freeze_search,
+    frontier,
     verify_gradients,
     demo,
 )

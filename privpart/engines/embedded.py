@@ -124,12 +124,12 @@ class EmbeddedEngine:
         Raises:
             WorkerError: a worker process died, with the cause.
             ConfigError: the frozen part changed after a round in which it was cached or sent to
-                workers; or an option that cannot be used if groups take turns, or with the training
-                that a schedule gives for this round.
+                workers; or an option that cannot be used with the training that a schedule gives
+                for this round.
         """
         local = self.local_of(task.round)
-        if local is not self.local or task.active is not None:  # unknown when the engine was made
-            self._refuse(local, groups_take_turns=task.active is not None)
+        if local is not self.local:  # unknown when the engine was made
+            self._refuse(local)
         self._forget_health(task)
         if self._needs_memory(local):
             if self._with_memory.empty and self.workers > 1:
@@ -227,10 +227,9 @@ class EmbeddedEngine:
             return None
         return Method(options.batching == "vmap", bfloat16=self._bfloat16)
 
-    def _refuse(self, local: LocalTraining, *, groups_take_turns: bool = False) -> None:
+    def _refuse(self, local: LocalTraining) -> None:
         self.options.refuse(
             local,
-            groups_take_turns=groups_take_turns,
             fetches=not isinstance(self.clients, Users),
             local_parts=self.model.own.numel() > 0,
         )

@@ -271,7 +271,7 @@ class LocalComputation:
         """Return whether ``sum_each`` applies: to all methods on an accelerator, to one here."""
         # the server can refuse a client's second update only if it gets each update
         distinct = len(set(task.clients)) == len(task.clients)
-        here = method.vectorized and self._can_vectorize(task)
+        here = method.vectorized and self._can_vectorize
         return distinct and (here or self.device.type != "cpu")
 
     def _sum_vectorized(
@@ -284,7 +284,7 @@ class LocalComputation:
         out: Tensor,
         watch: Watch | None,
     ) -> int:
-        unclipped, each = 0, torch.empty(len(clients), len(start))
+        unclipped, each = 0, torch.empty(len(clients), len(out))
         generators = self._generators(task, clients)
         out.zero_()
         try:
@@ -326,7 +326,7 @@ class LocalComputation:
         watch: Watch | None,
     ) -> None:
         generators = self._generators(task, clients)
-        if method.vectorized and self._can_vectorize(task):
+        if method.vectorized and self._can_vectorize:
             try:
                 written = self._vectorized_updates(
                     task, clients, start, generators, method, task.clip_norm, out, watch
@@ -359,8 +359,9 @@ class LocalComputation:
     def _generators(self, task: RoundTask, clients: Sequence[ClientId]) -> list[torch.Generator]:
         return [client_generator(self._data_seed, task.round, client) for client in clients]
 
-    def _can_vectorize(self, task: RoundTask) -> bool:
-        return not self.one_at_a_time and can_vectorize(self.local, task.active)
+    @property
+    def _can_vectorize(self) -> bool:
+        return not self.one_at_a_time and can_vectorize(self.local)
 
     @contextmanager
     def _computing(self, method: Method) -> Iterator[Descend | None]:
@@ -396,8 +397,7 @@ class LocalComputation:
         shape = len(clients), self.model.active_dim(task.active)
         out = torch.empty(shape, device=self.device)
         losses: list[Any] = [None] * len(clients)
-        able = self._can_vectorize(task)
-        if method.vectorized and able:
+        if method.vectorized and self._can_vectorize:
             written = self._vectorized.updates(
                 start,
                 self.x,
@@ -405,12 +405,13 @@ class LocalComputation:
                 self._rows(clients),
                 generators,
                 out=out,
+                active=task.active,
                 channels_last=method.channels_last,
                 losses=None if watch is None else losses,
                 recorder=self._recorder() if method.recorded else None,
             )
             deque(written, maxlen=0)
-        elif method.recorded and able and self.local.plain_sgd:
+        elif method.recorded and self._can_vectorize and can_record(self.local, task):
             if self._recorded is None:
                 self._recorded = RecordedTraining(
                     self.model, self.x, self.users.y, self._recorder()
@@ -496,6 +497,7 @@ class LocalComputation:
             rows,
             generators,
             out=out,
+            active=task.active,
             channels_last=method.channels_last,
             losses=losses,
         )
@@ -579,7 +581,8 @@ class LocalComputation:
         """
         local = self.local
         supported = single_step(local) and not self.one_at_a_time
-        if self._ghost_sum is None or not supported or not can_vectorize(local, task.active):
+        everything = task.active is None and can_vectorize(local)
+        if self._ghost_sum is None or not supported or not everything:
             return 0
         if len(set(task.clients)) < len(task.clients):
             return 0  # the server can refuse a client's second update only if it gets each update
@@ -654,9 +657,14 @@ def fetched(clients: Clients, client: ClientId, generator: torch.Generator) -> B
         return examples
 
 
-def can_vectorize(local: LocalTraining, active: Sequence[int] | None) -> bool:
-    """Return whether clients can be vectorized: all groups train, with the objective fedavg."""
-    return active is None and local.objective == "fedavg"
+def can_vectorize(local: LocalTraining) -> bool:
+    """Return whether clients can be vectorized: their objective is fedavg."""
+    return local.objective == "fedavg"
+
+
+def can_record(local: LocalTraining, task: RoundTask) -> bool:
+    """Return whether one recorded step serves all: plain SGD that moves everything."""
+    return local.plain_sgd and not local.alternate and task.active is None
 
 
 def client_generator(data_seed: int, round_: int, client: ClientId) -> torch.Generator:
@@ -686,12 +694,13 @@ def candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool
         methods.append(Method(channels_last=convolutional, in_place=in_place, bfloat16=bfloat16))
     if on_cpu and worth_onednn(module, rows):
         methods.append(Method(channels_last=convolutional, onednn=True, in_place=in_place))
-    if bfloat16 or not can_vectorize(computation.local, task.active):
+    if bfloat16 or not can_vectorize(computation.local):
         return methods
-    if computation.recordable and computation.local.plain_sgd:
+    if computation.recordable and can_record(computation.local, task):
         methods.append(Method(recorded=True))
-        if not single_step(computation.local):
-            methods.append(Method(vectorized=True, recorded=True))
+    several = computation.local.plain_sgd and not single_step(computation.local)
+    if computation.recordable and several:
+        methods.append(Method(vectorized=True, recorded=True))
     # Vectorized convolutions become one grouped convolution, which is slow on a CPU unless it is
     # small. They do not in a single step, where all clients share the filters. An accelerator is
     # always timed.

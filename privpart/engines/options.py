@@ -140,7 +140,6 @@ class EngineOptions:
         self,
         local: "LocalTraining",
         *,
-        groups_take_turns: bool = False,
         selects: bool = False,
         fetches: bool = False,
         local_parts: bool = False,
@@ -149,7 +148,6 @@ class EngineOptions:
 
         Args:
             local: how each client trains.
-            groups_take_turns: whether only some groups of parameters train in a round.
             selects: whether clients download slices of the model (``SelectEngine``).
             fetches: whether each client's examples are fetched when it trains, as those of any
                 population but ``Users`` are.
@@ -165,11 +163,11 @@ class EngineOptions:
             self._refuse_all_but_one_process_in_float32_on_cpu()
         if self.batching == "vmap":
             plain = local.objective == "fedavg" and local.loss == "cross_entropy"
-            if selects or groups_take_turns or not plain:
+            if selects or not plain:
                 raise ConfigError(
-                    "batching=vmap: clients that select, train groups in turn, or have another "
-                    "objective than fedavg or another loss than cross_entropy are computed one "
-                    "after another; use auto or loop."
+                    "batching=vmap: clients that select, or have another objective than fedavg or "
+                    "another loss than cross_entropy, are computed one after another; use auto or "
+                    "loop."
                 )
             if fetches or local_parts or local.augment is not None:
                 raise ConfigError(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ _PADDING = -100  # the label that ``mean_loss`` ignores
 _MOST_RECORDINGS = 32
 """Combinations of sizes of batches whose step is recorded; others are computed without."""
 
+_Moved = tuple[tuple[str, ...], tuple[bool, ...], tuple[int, ...]]
+"""What trains, which of it a step moves, and the sizes of the batches."""
 _Logits = Callable[[Sequence[Tensor], Tensor], Tensor]
 """Maps each client's parameters and examples to its logits, shape (V, n, ..., labels)."""
 
@@ -74,14 +76,19 @@ class VectorizedTraining:
     def __init__(self, model: PartialModel, local: LocalTraining) -> None:
         self._model = model
         self.local = local
-        parameters = dict(model.module.named_parameters())
-        self._shapes = [parameters[name].shape for name in model.trainable]
-        self._sizes = [shape.numel() for shape in self._shapes]
+        self._train(model.trainable)
         self._gradients_at_start = vmap(grad(self._loss), in_dims=(None, 0, 0))
-        self._buffer: _Stack | None = None
-        self._recordings: dict[tuple[int, ...], _Recording] = {}  # by the sizes of the batches
+        self._buffers: dict[tuple[str, ...], _Stack] = {}  # by what trains
+        self._recordings: dict[_Moved, _Recording] = {}
         self._rate: Tensor | None = None
         self._constants: dict[str, Tensor] = {}
+
+    def _train(self, names: tuple[str, ...]) -> None:
+        """Let these parameters train, in this order; the others are at the start of the round."""
+        parameters = dict(self._model.module.named_parameters())
+        self._names = names
+        self._shapes = [parameters[name].shape for name in names]
+        self._sizes = [shape.numel() for shape in self._shapes]
 
     def updates(
         self,
@@ -92,11 +99,12 @@ class VectorizedTraining:
         generators: Sequence[torch.Generator],
         *,
         out: Tensor,
+        active: Sequence[int] | None = None,
         channels_last: bool = False,
         losses: list[float | None] | None = None,
         recorder: Recorder | None = None,
     ) -> Iterator[int]:
-        """Write each client's update, not clipped, into its row of ``out``, shape (V, d).
+        """Write each client's update, not clipped, into its row of ``out``, shape (V, c).
 
         Yields:
             The index of each row as soon as it is written.
@@ -108,6 +116,8 @@ class VectorizedTraining:
             rows: per client, the rows of its examples, shape (its n,).
             generators: per client, the order of its examples.
             out: overwritten; on the device of ``start``, ``x`` and ``y``.
+            active: groups of the model that train in this round, with c parameters; None trains
+                all, and c is d.
             channels_last: memory layout of images, shape (n, channels, height, width).
             losses: V times None; becomes the loss of each client's first step.
             recorder: of the device, for clients that take several steps of plain SGD; a step is
@@ -127,7 +137,10 @@ class VectorizedTraining:
             [own[batch] for batch in self.local.batches(len(own), generator)]
             for own, generator in zip(rows, generators, strict=True)
         ]
+        groups = range(len(self._model.groups)) if active is None else active
+        self._train(tuple(name for group in groups for name in self._model.groups[group]))
         with self._model.lent(start), nothing_kept(self._model):
+            start = torch.cat([start[span] for span in self._model.spans(active)])
             if single_step(self.local):
                 first = [own[0] if own else torch.empty(0, dtype=torch.int64) for own in batches]
                 self._single_step(start, x, y, first, out, channels_last, losses)
@@ -193,10 +206,11 @@ class VectorizedTraining:
                 yield order[place]
             active = remaining
             these = [batches[order[place]][step] for place in range(active)]
+            moving = self.local.moving(self._names, step) if these else []
             if recorder is not None and self.local.plain_sgd and these:
-                found = self._recorded_step(recorder, stack, these, examples, logits)
+                found = self._recorded_step(recorder, stack, these, moving, examples, logits)
             else:
-                found = self._step(stack, these, examples, logits, optimizer)
+                found = self._step(stack, these, moving, examples, logits, optimizer)
             if losses is not None and not step:
                 first = torch.cat(found).cpu().tolist() if found else []
                 for place, loss in zip(order, first, strict=False):
@@ -206,6 +220,7 @@ class VectorizedTraining:
         self,
         stack: _Stack,
         batches: Sequence[Tensor],
+        moving: Sequence[bool],
         examples: Callable[[Tensor], tuple[Tensor, Tensor]],
         logits: _Logits,
         optimizer: ClientOptimizer | None,
@@ -213,8 +228,8 @@ class VectorizedTraining:
     ) -> list[Tensor]:
         """Move the first clients of the stack by one step; return their losses, in parts.
 
-        Without optimizer, it is a step of plain SGD; ``rate`` is its learning rate in the memory of
-        a device, for a step that is recorded.
+        Without optimizer, it is a step of plain SGD that moves what is ``moving``; ``rate`` is its
+        learning rate in the memory of a device, for a step that is recorded.
         """
         first, found = 0, []
         # Clients with batches of one size are computed together and nothing is padded: products
@@ -225,13 +240,13 @@ class VectorizedTraining:
             span = slice(first, first + len(rows))
             first = span.stop
             parts = self._split(stack.flat[span])
-            gradients, losses = _gradients(logits, parts, *examples(rows))
+            gradients, losses = _gradients(logits, parts, moving, *examples(rows))
             found.append(losses)
             if rate is not None:
-                for part, gradient in zip(parts, gradients, strict=True):
+                for part, gradient in zip(compress(parts, moving), gradients, strict=True):
                     part.sub_(gradient * rate)
             elif optimizer is None:
-                for part, gradient in zip(parts, gradients, strict=True):
+                for part, gradient in zip(compress(parts, moving), gradients, strict=True):
                     part.add_(gradient, alpha=-self.local.learning_rate)
             else:
                 for to, gradient in zip(self._split(stack.gradient[span]), gradients, strict=True):
@@ -245,41 +260,48 @@ class VectorizedTraining:
         recorder: Recorder,
         stack: _Stack,
         batches: Sequence[Tensor],
+        moving: Sequence[bool],
         examples: Callable[[Tensor], tuple[Tensor, Tensor]],
         logits: _Logits,
     ) -> list[Tensor]:
         """Move the first clients of the stack by one step of plain SGD, which is repeated."""
         sizes = tuple(map(len, batches))
+        moved = self._names, tuple(moving), sizes
         if self._rate is None:
             self._rate = torch.zeros((), device=stack.flat.device)
             # those of the module are replaced in every round, and a recording holds addresses
             self._constants = {k: b.clone() for k, b in self._model.module.named_buffers()}
         rate = self._rate.fill_(self.local.learning_rate)
-        held = self._recordings.get(sizes)
+        held = self._recordings.get(moved)
         if held is None and len(self._recordings) >= _MOST_RECORDINGS:
-            return self._step(stack, batches, examples, logits, None)
+            return self._step(stack, batches, moving, examples, logits, None)
         if held is None:
             rows = torch.cat(list(batches))
             parts, before = torch.split(rows, list(sizes)), stack.flat.clone()
             versions = [buffer._version for buffer in self._constants.values()]
             held = _Recording(
                 rows,
-                *recorder.record(lambda: self._step(stack, parts, examples, logits, None, rate)),
+                *recorder.record(
+                    lambda: self._step(stack, parts, moving, examples, logits, None, rate)
+                ),
             )
             stack.flat.copy_(before)  # to record a step, it was taken
             if versions != [buffer._version for buffer in self._constants.values()]:
                 raise RuntimeError("the network writes to its buffers; use batching='loop'")
-            self._recordings[sizes] = held
+            self._recordings[moved] = held
         held.rows.copy_(torch.cat(list(batches)))
         held.repeat()
         return held.losses
 
     def _stack(self, start: Tensor, clients: int) -> _Stack:
         # Kept between chunks: clearing fresh pages takes as long as training a small network.
-        if self._buffer is None or len(self._buffer.flat) < clients:
-            self._buffer = _Stack(*(start.new_empty(clients, len(start)) for _ in range(2)))
-            self._recordings.clear()  # they hold the other one's addresses
-        stack = _Stack(self._buffer.flat[:clients], self._buffer.gradient[:clients])
+        held = self._buffers.get(self._names)
+        if held is None or len(held.flat) < clients:
+            held = _Stack(*(start.new_empty(clients, len(start)) for _ in range(2)))
+            self._buffers[self._names] = held
+            for moved in [moved for moved in self._recordings if moved[0] == self._names]:
+                del self._recordings[moved]  # it holds the other one's addresses
+        stack = _Stack(held.flat[:clients], held.gradient[:clients])
         stack.flat.copy_(start)
         return stack
 
@@ -296,11 +318,11 @@ class VectorizedTraining:
         ]
 
     def _dense(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-        named = dict(zip(self._model.trainable, parts, strict=True))
+        named = dict(zip(self._names, parts, strict=True))
         return dense_logits(self._model.module, named, x)
 
     def _forward(self, parts: Sequence[Tensor], x: Tensor, how: TorchFunctionMode) -> Tensor:
-        named = dict(zip(self._model.trainable, parts, strict=True))
+        named = dict(zip(self._names, parts, strict=True))
         # torch's fused attention has no batched form: vmap would call it client by client
         with how, sdpa_kernel(SDPBackend.MATH):
             return logits_of(functional_call(self._model.module, self._constants | named, (x,)))
@@ -343,14 +365,15 @@ def _moved(batches: Sequence[Sequence[Tensor]], device: torch.device) -> list[li
 
 
 def _gradients(
-    logits: _Logits, parts: Sequence[Tensor], x: Tensor, y: Tensor
+    logits: _Logits, parts: Sequence[Tensor], moving: Sequence[bool], x: Tensor, y: Tensor
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return each client's gradient at its own parameters, shapes (V, ...), and its loss, (V,)."""
+    """Return each client's loss, shape (V,), after its gradient at its own moving parameters."""
     # No client's loss depends on another's parameters, so the gradient of the sum holds them all.
     # Only the forward pass may use torch.func: its backward pass takes a small network twice as
     # long as autograd's.
-    leaves = [part.detach().requires_grad_() for part in parts]
-    losses = losses_of(logits(leaves, x), y)
+    held = [part.detach().requires_grad_(now) for part, now in zip(parts, moving, strict=True)]
+    losses = losses_of(logits(held, x), y)
+    leaves = list(compress(held, moving))
     return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True), losses.detach()
 
 

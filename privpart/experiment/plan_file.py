@@ -65,8 +65,8 @@ _LATER_OPTIONS = {
     "privacy": ("sampling",),
     "privacy.mechanism": ("normalize_columns", "fit", "objective", "file", "fingerprint"),
     "model": ("name", "factory", "weights", "keep", "local"),
-    "data": ("task", "clients", "options", "metric", "population"),
-    "client": ("augment",),
+    "data": ("task", "clients", "options", "metric", "population", "held_out", "measured_on"),
+    "client": ("augment", "alternate"),
 }
 """Options that plans of 0.1.0 did not have, by table."""
 
@@ -309,6 +309,14 @@ class Data(_Table):
     )
     alpha: float | None = Field(default=None, description="of a dirichlet partition, > 0")
     classes_each: int | None = Field(default=None, description="of a pathological partition, >= 1")
+    held_out: int = Field(
+        default=0,
+        description="users who are public and whom nobody trains on, the same for every seed; "
+        "where a task is dealt to users, beside those in users",
+    )
+    measured_on: Literal["held-out"] | None = Field(
+        default=None, description="users in place of the test examples, of which none is kept then"
+    )
     seed: int = Field(default=0, description="of the deal, the cohorts and the clients' batches")
 
 
@@ -688,6 +696,7 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     if plan.data.task is not None:
         _refuse_task(plan.data)
     _refuse_users(plan.data, sampled=plan.privacy.sampling is not None)
+    _refuse_held_out(plan.data)
     _refuse_population(plan.data)
     _refuse_start(plan.model)
     if plan.model.name is not None:
@@ -906,6 +915,18 @@ def _refuse_users(data: "Data", *, sampled: bool) -> None:
         users = checks.count("data.users", data.users, maximum=_MOST_USERS)
         if size > users:
             raise ConfigError(f"data.clients_per_round={size}: must be at most data.users={users}.")
+
+
+def _refuse_held_out(data: "Data") -> None:
+    """Refuse a measure on held-out users that there are none of, or that the metric ignores."""
+    checks.count("data.held_out", data.held_out, minimum=0, maximum=_MOST_USERS)
+    if data.measured_on is not None and not data.held_out:
+        raise ConfigError('data.measured_on="held-out": nobody is held out; set held_out.')
+    if data.measured_on is not None and data.metric is not None:
+        raise ConfigError(
+            "data.measured_on: data.metric is a function of your own, which measures on what it "
+            "likes; leave one of them out."
+        )
 
 
 def _refuse_population(data: "Data") -> None:

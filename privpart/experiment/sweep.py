@@ -455,7 +455,7 @@ def _train(
     if plan.references():
         read = read_task  # one's own network may write to the examples that it is given
     # no report is made of a cell, which would state whose clipping the server could not check
-    options = replace(options or EngineOptions(explain=True), sums=True)
+    options = replace(options or EngineOptions(explain=plan.select is None), sums=True)
     setup = training(plan, options=options, report=said.append, read=read)
     promised = setup.promise()
     server, _ = setup.run(promised, SeededSource(cell.seed), callbacks=[told])

@@ -34,7 +34,7 @@ from privpart.experiment.isolation import refuse_carriers
 from privpart.experiment.metric import Accuracy, Metric, measured
 from privpart.experiment.plan_file import Model, PlanFile, short_cohort
 from privpart.experiment.select_table import SelectChoice
-from privpart.experiment.task_data import Reader, plan_data, read_task
+from privpart.experiment.task_data import Reader, held_out_of, plan_data, read_task
 from privpart.loop import Callback, Engine, RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order, may_take_part
 from privpart.model import PartialModel
@@ -287,10 +287,13 @@ def training(
     options = replace(options, sums=options.sums or local.steps == 1)
     if plan.privacy.sampling is not None:
         options = _each_alone(options)
-    options.refuse(
-        local, groups_take_turns=plan.schedule is not None, selects=plan.select is not None
-    )
+    options.refuse(local, selects=plan.select is not None)
     model = _model(plan, own, code)
+    if plan.data.held_out and (part or own.remote is not None):
+        raise ConfigError(
+            f"data.held_out={plan.data.held_out}: the clients are elsewhere, where nobody is held "
+            "out; leave it out, and let those nodes not take part."
+        )
     if own.remote is not None:
         return _remote(plan, own, code, model, own.remote)
     clients, metric = _clients(plan, own, code, model.module, read)
@@ -456,7 +459,28 @@ def _clients(
             )
         clients = code["data.clients"](**data.options)
     _refuse_other_clients(clients)
-    return clients, metric
+    if not data.held_out:
+        return clients, metric
+    remaining, public = held_out_of(clients, data.held_out)
+    if data.measured_on is not None:
+        metric = _accuracy_on(clients, public)
+    return remaining, metric
+
+
+def _accuracy_on(clients: Clients, public: Sequence[ClientId]) -> Accuracy:
+    """Return the accuracy on the examples of held-out users, which must have labels."""
+    found = [clients.examples(client) for client in public]
+    for client, batch in zip(public, found, strict=True):
+        pair = isinstance(batch, tuple) and len(batch) == 2
+        if not pair or not all(isinstance(part, Tensor) for part in batch):
+            raise ConfigError(
+                f"data.measured_on: the examples of client {client!r} are not a pair of tensors "
+                "(x, y), so there is no accuracy; name a metric of your own that measures on "
+                "held-out users (metric in a study's table [tuning])."
+            )
+    pairs = cast("list[tuple[Tensor, Tensor]]", found)
+    x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
+    return Accuracy(x, y)
 
 
 def _refuse_other_clients(clients: Clients) -> None:

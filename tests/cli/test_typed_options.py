@@ -78,6 +78,7 @@ CASES = {
     "inspect": [["run", "--out", "out"]],
     "costs": [["emnist_cnn"]],
     "freeze-search": [[], FASHION],
+    "frontier": [["study.toml", "--out", "out"]],
     "demo": [[], FASHION],
     "sweep run": [["sweep.toml", "--out", "out"]],
     "sweep show": [["out"]],

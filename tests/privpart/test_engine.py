@@ -95,6 +95,56 @@ def test_every_way_is_the_same_training(network, local, device):
     assert (loop.norm(dim=1) > 0.1 * TASK.clip_norm).sum() > 4  # power
 
 
+TURNS = LocalTraining(0.2, epochs=2, batch_size=3, alternate=("dense?.weight", "dense?.bias"))
+
+
+@pytest.mark.parametrize("active", [None, (0,), (1,), (1, 0)], ids=str)
+@pytest.mark.parametrize("local", [LOCALS["one step"], LOCALS["adam"], TURNS], ids=lambda x: "")
+def test_groups_and_parameters_that_take_turns_are_the_same_training(local, active, device):
+    def model():
+        groups, train = [["dense3.*"], ["dense1.weight", "dense2.*"]], ["!dense1.bias"]
+        network = mcmahan_2nn(inputs=64, hidden=8)
+        return PartialModel(network, train=train, seed=0, overwrite=True, groups=groups)
+
+    task = replace(TASK, active=active)
+    loop = updates(model(), users(), local, task, deterministic=True)
+    together = updates(model(), users(), local, task, batching="vmap", device=device)
+    assert loop.shape == (len(TASK.clients), model().active_dim(active))
+    assert (together - loop).norm(dim=1).max() < 1e-5 * TASK.clip_norm
+    assert (loop.norm(dim=1) > 0.1 * TASK.clip_norm).sum() > 4  # power
+    assert (loop.double().norm(dim=1) <= TASK.clip_norm).all()
+
+
+@pytest.mark.parametrize("batching", ["loop", "vmap"])
+def test_parameters_that_alternate_move_in_their_own_steps_alone(batching):
+    """By the definition: each step is a client's only step, from where the last one ended."""
+    data, task = users(), replace(TASK, clients=(4,), clip_norm=1e9)
+    turns = ("dense1.*", "dense2.*")  # dense3 moves in every step
+    local = LocalTraining(0.2, batch_size=64, steps=3, alternate=turns)
+    found = updates(dense(["*"]), data, local, task, batching=batching)[0]
+    model = dense(["*"])
+    start = model.flat.clone()
+    for own in ("dense1", "dense2", "dense1"):
+        step = model.views(updates(model, data, replace(local, steps=1, alternate=()), task)[0])
+        moved = {n: s if n.startswith((own, "dense3")) else 0 * s for n, s in step.items()}
+        model.load(model.flat + torch.cat([each.flatten() for each in moved.values()]))
+    assert (found - (model.flat - start)).norm() < 1e-5 * found.norm()
+
+
+def test_turns_that_nothing_could_take_are_refused():
+    for wrong, says in (
+        ({"alternate": ("*",)}, "at least two patterns"),
+        ({"alternate": ("a", "b"), "steps": 1}, r"steps=1: is below the 2 entries of alternate"),
+        ({"alternate": ("a", "b"), "optimizer": "adam"}, "only for the objective fedavg with sgd"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            LocalTraining(0.1, **wrong)
+    for batching in ("loop", "vmap"):
+        typo = LocalTraining(0.1, batch_size=3, alternate=("dense1.*", "dense9.*"))
+        with pytest.raises(ConfigError, match=r"alternate: 'dense9.\*' matches no parameter"):
+            updates(dense(["*"]), users(), typo, batching=batching)
+
+
 @pytest.mark.parametrize("batching", ["loop", "vmap"])
 @pytest.mark.parametrize("local", ["one step", "epochs"])
 def test_a_client_that_diverges_is_zero_and_leaves_the_others_alone(local, batching):
@@ -334,7 +384,7 @@ def test_a_misspelt_option_is_an_error():
 def test_vmap_is_refused_where_it_would_be_ignored(objective, mu):
     other = LocalTraining(0.1, objective=objective, mu=mu)
     options = {"data_seed": 5, "batching": "vmap"}
-    says = "batching=vmap: clients that select, train groups in turn, or have another objective"
+    says = "batching=vmap: clients that select, or have another objective"
     with pytest.raises(ConfigError, match=says):
         EmbeddedEngine(dense(["*"]), users(), local=other, **options)
     model = PartialModel(
@@ -344,9 +394,8 @@ def test_vmap_is_refused_where_it_would_be_ignored(objective, mu):
     start = model.flat.clone()
     first = replace(TASK, round=0)
     assert len(list(engine.run(first, start))) == len(TASK.clients)  # what it can follow
-    for task in (replace(TASK, round=1), replace(first, active=(0,))):
-        with pytest.raises(ConfigError, match=says):
-            list(engine.run(task, start))
+    with pytest.raises(ConfigError, match=says):
+        list(engine.run(replace(TASK, round=1), start))
 
 
 @pytest.mark.usefixtures("quick_workers")
