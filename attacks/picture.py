@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from accounting.pages import drawing
-from attacks.defences import Point
+from attacks.defences import ScoredPoint
 from attacks.report import VERDICTS, LeakageReport, LeakageRow, Verdict
 
 COLOURS: dict[Verdict, str] = {
@@ -149,7 +149,7 @@ def _legend(figure: Figure, found: Collection[Verdict]) -> None:
     )
 
 
-def defence_curve(points: Sequence[Point], path: Path) -> None:
+def defence_curve(points: Sequence[ScoredPoint], path: Path) -> None:
     """Draw the score against the noise multiplier, with the accountant's epsilon on a second axis.
 
     The two axes share the noise and nothing else: neither is computed from the other.
@@ -185,7 +185,7 @@ def defence_curve(points: Sequence[Point], path: Path) -> None:
     drawing.save(figure, path)
 
 
-def _score_line(axes: Axes, line: Sequence[Point], style: dict[str, Any]) -> None:
+def _score_line(axes: Axes, line: Sequence[ScoredPoint], style: dict[str, Any]) -> None:
     """Draw the medians of one clip, and the range over the images."""
     if not line:
         return
