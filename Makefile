@@ -62,7 +62,7 @@ mutants: $(READY)  ## break the accounting on purpose and list the mutants that 
 	$(BIN)/mutmut run --max-children 2
 	$(BIN)/mutmut results
 
-BENCHMARKS := accounting_speed noise_speed server_round seeded_speed engine_speed partial_training attack_speed pir run_checks
+BENCHMARKS := accounting_speed noise_speed server_round seeded_speed engine_speed short_job partial_training attack_speed pir run_checks
 PEERS := $(if $(wildcard .peers),peers)# their first run installs 2.5 GB
 
 bench: $(READY)  ## time everything (20 minutes, on a quiet machine)

@@ -19,7 +19,7 @@ step of training is both: what a loss makes of the network and a batch, and how 
 
 import random  # noqa: TID251  only to seed what other people's code draws
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
@@ -276,6 +276,44 @@ def client_update(
     """
     if out is not None:
         _refuse_other_memory(out, model.active_dim(active))
+    training = unclipped_update(
+        model,
+        start,
+        examples,
+        local=local,
+        generator=generator,
+        active=active,
+        previous=previous,
+        own=own,
+        after_step=after_step,
+        descend=descend,
+    )
+    with training as (update, first):
+        sent = update.cpu()
+        if watch is not None:
+            watch(None if first is None else float(first), l2_norm(sent))
+        return _clipped(sent, clip_norm, out)
+
+
+@contextmanager
+def unclipped_update(
+    model: PartialModel,
+    start: Tensor,
+    examples: Batch,
+    *,
+    local: LocalTraining,
+    generator: torch.Generator,
+    active: Sequence[int] | None = None,
+    previous: Tensor | None = None,
+    own: Tensor | None = None,
+    after_step: Callable[[], None] | None = None,
+    descend: Descend | None = None,
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Train as ``client_update`` does; yield the update before clipping, and the first loss.
+
+    Both are on the model's device. The update is memory of the model, which is reset at the end of
+    the context; the loss is None without a step.
+    """
     # another seed than that of the order, so that dropout masks do not repeat its random numbers
     own_code = callable(local.loss) or local.augment is not None
     seed = generator.initial_seed() ^ 1
@@ -298,12 +336,8 @@ def client_update(
         # Written over the gradients, so that a client needs no memory beyond that for training.
         update = torch.sub(model.flat, start, out=model.gradient)
         spans = model.spans(active)
-        sent = update[spans[0]] if len(spans) == 1 else torch.cat([update[span] for span in spans])
-        # Clipped on the CPU, where the clip is tested: the guarantee rests on its rounding.
-        sent = sent.cpu()
-        if watch is not None:
-            watch(None if first is None else float(first), l2_norm(sent))
-        return _clipped(sent, clip_norm, out)
+        one = len(spans) == 1
+        yield update[spans[0]] if one else torch.cat([update[span] for span in spans]), first
 
 
 def _clipped(sent: Tensor, clip_norm: float, out: Tensor | None) -> Tensor:
@@ -370,7 +404,8 @@ def _steps(
     optimizer = None if local.plain_sgd else local.fresh_optimizer(model, active)
     trained = [p for p in model.module.parameters() if p.requires_grad]
     kept = [p.grad for p in trained]  # views of the model's gradients, which a loss may replace
-    for rows in local.batches(count_rows(examples), generator):
+    every = local.batches(count_rows(examples), generator)
+    for rows in moved(every, model.flat.device):
         batch = take(examples, rows)
         if local.augment is not None:
             batch = augmented(batch, local.augment)
@@ -390,6 +425,16 @@ def _steps(
                 )
         optimizer.step()
         yield total.detach()
+
+
+def moved(rows: Iterable[Tensor], device: torch.device) -> Iterable[Tensor]:
+    """Return rows of examples on a device, in one copy, because each waits for the device."""
+    if device.type == "cpu":
+        return rows
+    every = list(rows)
+    if not every:
+        return every
+    return torch.split(torch.cat(every).to(device), [len(each) for each in every])
 
 
 def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> None:

@@ -27,6 +27,7 @@ FAMILIES = (
     "attacks.",
     "privpart.cli.",
     "privpart.data.tasks.",
+    "privpart.flower.",
     "privpart.models.",
 )
 """Folders of alike modules behind one face, which may be their only importer."""
@@ -46,6 +47,7 @@ WALLS = {
     "privpart.engines.ghost_sum": "an idea of its own: sums of clipped updates never written out",
     "privpart.engines.memory": "an idea of its own: clients with a memory",
     "privpart.engines.layers": "hides an internal operator of torch",
+    "privpart.engines.recorded": "an idea of its own: steps that a CUDA device repeats",
     "privpart.experiment.isolation": "an idea of its own: a check by training clients in turn",
     "privpart.experiment.passed": "an idea of its own: what two Python objects have in common",
     "privpart.experiment.freeze_search": "public: the search, for any accuracy",
@@ -225,6 +227,7 @@ def test_public_names_use_the_words_of_the_field():
 def test_delta_is_never_an_update():
     paths = [ROOT / "privpart" / f"{name}.py" for name in UPDATES]
     paths += (ROOT / "privpart" / "engines").glob("*.py")
+    paths += (ROOT / "privpart" / "flower").glob("*.py")
     found = []
     for path in paths:
         for node in ast.walk(tree(path)):

@@ -9,7 +9,8 @@ is the same training as ``client_update``, up to rounding.
 There are two forward passes. torch.func.vmap follows most networks: ``IndexedEmbeddings`` keeps it
 from mixing embedding tables, and ``BatchedAttention`` from computing attention word by word.
 Sequences of dense layers have a shorter one, ``dense_logits``: vmap spends as long on bookkeeping
-as a small network spends on its products.
+as a small network spends on its products. Both are one file with the steps that they serve, because
+each layer's product is chosen for the layout that a step writes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
 from privpart.client import ClientOptimizer, LocalTraining, logits_of, mean_loss
+from privpart.engines.device import Recorder
 from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
 from privpart.engines.layers import to_channels_last
 from privpart.model import LayerStates, PartialModel
@@ -36,6 +38,9 @@ from privpart.model import LayerStates, PartialModel
 LARGEST_PASS = 256
 """Examples in one pass: of each client here, of all clients in ``ghost_sum``."""
 _PADDING = -100  # the label that ``mean_loss`` ignores
+
+_MOST_RECORDINGS = 32
+"""Combinations of sizes of batches whose step is recorded; others are computed without."""
 
 _Logits = Callable[[Sequence[Tensor], Tensor], Tensor]
 """Maps each client's parameters and examples to its logits, shape (V, n, ..., labels)."""
@@ -47,6 +52,15 @@ class _Stack:
 
     flat: Tensor
     gradient: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """A step of some clients of the stack: where it reads rows, and where it writes losses."""
+
+    rows: Tensor
+    repeat: Callable[[], None]
+    losses: list[Tensor]
 
 
 class VectorizedTraining:
@@ -65,6 +79,9 @@ class VectorizedTraining:
         self._sizes = [shape.numel() for shape in self._shapes]
         self._gradients_at_start = vmap(grad(self._loss), in_dims=(None, 0, 0))
         self._buffer: _Stack | None = None
+        self._recordings: dict[tuple[int, ...], _Recording] = {}  # by the sizes of the batches
+        self._rate: Tensor | None = None
+        self._constants: dict[str, Tensor] = {}
 
     def updates(
         self,
@@ -77,6 +94,7 @@ class VectorizedTraining:
         out: Tensor,
         channels_last: bool = False,
         losses: list[float | None] | None = None,
+        recorder: Recorder | None = None,
     ) -> Iterator[int]:
         """Write each client's update, not clipped, into its row of ``out``, shape (V, d).
 
@@ -92,6 +110,8 @@ class VectorizedTraining:
             out: overwritten; on the device of ``start``, ``x`` and ``y``.
             channels_last: memory layout of images, shape (n, channels, height, width).
             losses: V times None; becomes the loss of each client's first step.
+            recorder: of the device, for clients that take several steps of plain SGD; a step is
+                then recorded when batches of its sizes first come, and repeated from then on.
 
         Raises:
             RuntimeError: the network draws random numbers, keeps anything in its layers, or does
@@ -113,7 +133,9 @@ class VectorizedTraining:
                 self._single_step(start, x, y, first, out, channels_last, losses)
                 yield from range(len(out))
             else:
-                yield from self._many_steps(start, x, y, batches, out, channels_last, losses)
+                yield from self._many_steps(
+                    start, x, y, batches, out, channels_last, losses, recorder
+                )
 
     def _single_step(
         self,
@@ -150,6 +172,7 @@ class VectorizedTraining:
         out: Tensor,
         channels_last: bool,
         losses: list[float | None] | None,
+        recorder: Recorder | None,
     ) -> Iterator[int]:
         # Clients with the most steps first: those still in training are then a prefix of the stack.
         # Among them, clients with equal batch sizes are neighbours and share one product.
@@ -158,7 +181,7 @@ class VectorizedTraining:
         order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
         order.reverse()
         examples = partial(_examples, x, y, channels_last)
-        logits = self._dense if is_dense_network(self._model.module, x) else vmap(self._forward)
+        logits = self._dense if is_dense_network(self._model.module, x) else vmap(self._own_forward)
         stack = self._stack(start, len(batches))
         optimizer = None if self.local.plain_sgd else self._optimizer(stack)
         active = len(batches)
@@ -170,10 +193,13 @@ class VectorizedTraining:
                 yield order[place]
             active = remaining
             these = [batches[order[place]][step] for place in range(active)]
-            watched: list[float] | None = None if losses is None or step else []
-            self._step(stack, these, examples, logits, optimizer, watched)
-            if losses is not None and watched is not None:
-                for place, loss in zip(order, watched, strict=False):
+            if recorder is not None and self.local.plain_sgd and these:
+                found = self._recorded_step(recorder, stack, these, examples, logits)
+            else:
+                found = self._step(stack, these, examples, logits, optimizer)
+            if losses is not None and not step:
+                first = torch.cat(found).cpu().tolist() if found else []
+                for place, loss in zip(order, first, strict=False):
                     losses[place] = loss
 
     def _step(
@@ -183,13 +209,14 @@ class VectorizedTraining:
         examples: Callable[[Tensor], tuple[Tensor, Tensor]],
         logits: _Logits,
         optimizer: ClientOptimizer | None,
-        watched: list[float] | None,
-    ) -> None:
-        """Move the first clients of the stack by one step; without optimizer, by plain SGD.
+        rate: Tensor | None = None,
+    ) -> list[Tensor]:
+        """Move the first clients of the stack by one step; return their losses, in parts.
 
-        Their losses are appended to ``watched``, if that is given.
+        Without optimizer, it is a step of plain SGD; ``rate`` is its learning rate in the memory of
+        a device, for a step that is recorded.
         """
-        first = 0
+        first, found = 0, []
         # Clients with batches of one size are computed together and nothing is padded: products
         # with another number of rows round differently, which would make one client's update depend
         # on how much data the others hold. (Alignment in memory still can.)
@@ -199,21 +226,59 @@ class VectorizedTraining:
             first = span.stop
             parts = self._split(stack.flat[span])
             gradients, losses = _gradients(logits, parts, *examples(rows))
-            if watched is not None:
-                watched += losses.tolist()
-            if optimizer is None:
+            found.append(losses)
+            if rate is not None:
+                for part, gradient in zip(parts, gradients, strict=True):
+                    part.sub_(gradient * rate)
+            elif optimizer is None:
                 for part, gradient in zip(parts, gradients, strict=True):
                     part.add_(gradient, alpha=-self.local.learning_rate)
-                continue
-            for to, gradient in zip(self._split(stack.gradient[span]), gradients, strict=True):
-                to.copy_(gradient)
+            else:
+                for to, gradient in zip(self._split(stack.gradient[span]), gradients, strict=True):
+                    to.copy_(gradient)
         if optimizer is not None and batches:
             optimizer.step()
+        return found
+
+    def _recorded_step(
+        self,
+        recorder: Recorder,
+        stack: _Stack,
+        batches: Sequence[Tensor],
+        examples: Callable[[Tensor], tuple[Tensor, Tensor]],
+        logits: _Logits,
+    ) -> list[Tensor]:
+        """Move the first clients of the stack by one step of plain SGD, which is repeated."""
+        sizes = tuple(map(len, batches))
+        if self._rate is None:
+            self._rate = torch.zeros((), device=stack.flat.device)
+            # those of the module are replaced in every round, and a recording holds addresses
+            self._constants = {k: b.clone() for k, b in self._model.module.named_buffers()}
+        rate = self._rate.fill_(self.local.learning_rate)
+        held = self._recordings.get(sizes)
+        if held is None and len(self._recordings) >= _MOST_RECORDINGS:
+            return self._step(stack, batches, examples, logits, None)
+        if held is None:
+            rows = torch.cat(list(batches))
+            parts, before = torch.split(rows, list(sizes)), stack.flat.clone()
+            versions = [buffer._version for buffer in self._constants.values()]
+            held = _Recording(
+                rows,
+                *recorder.record(lambda: self._step(stack, parts, examples, logits, None, rate)),
+            )
+            stack.flat.copy_(before)  # to record a step, it was taken
+            if versions != [buffer._version for buffer in self._constants.values()]:
+                raise RuntimeError("the network writes to its buffers; use batching='loop'")
+            self._recordings[sizes] = held
+        held.rows.copy_(torch.cat(list(batches)))
+        held.repeat()
+        return held.losses
 
     def _stack(self, start: Tensor, clients: int) -> _Stack:
         # Kept between chunks: clearing fresh pages takes as long as training a small network.
         if self._buffer is None or len(self._buffer.flat) < clients:
             self._buffer = _Stack(*(start.new_empty(clients, len(start)) for _ in range(2)))
+            self._recordings.clear()  # they hold the other one's addresses
         stack = _Stack(self._buffer.flat[:clients], self._buffer.gradient[:clients])
         stack.flat.copy_(start)
         return stack
@@ -234,14 +299,18 @@ class VectorizedTraining:
         named = dict(zip(self._model.trainable, parts, strict=True))
         return dense_logits(self._model.module, named, x)
 
-    def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+    def _forward(self, parts: Sequence[Tensor], x: Tensor, how: TorchFunctionMode) -> Tensor:
         named = dict(zip(self._model.trainable, parts, strict=True))
         # torch's fused attention has no batched form: vmap would call it client by client
-        with BatchedAttention(), sdpa_kernel(SDPBackend.MATH):
-            return logits_of(functional_call(self._model.module, named, (x,)))
+        with how, sdpa_kernel(SDPBackend.MATH):
+            return logits_of(functional_call(self._model.module, self._constants | named, (x,)))
+
+    def _own_forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Return a client's logits under its own parameters, which differ from the others'."""
+        return self._forward(parts, x, OwnProducts(parts))
 
     def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return mean_loss(self._forward(parts, x), y)
+        return mean_loss(self._forward(parts, x, BatchedAttention()), y)
 
 
 @contextmanager
@@ -426,6 +495,42 @@ class BatchedAttention(IndexedEmbeddings):
             if attended is not None:
                 return attended, None
         return super().__torch_function__(func, types, args, kwargs)
+
+
+class OwnProducts(BatchedAttention):
+    """Within this context, dense layers with a weight of each client multiply columns.
+
+    The gradient of a weight then has the layout of the weight. vmap's own would be transposed, and
+    to add it to a large weight took three times as long as the products.
+
+    Args:
+        parts: the clients' parameters as vmap sees them.
+    """
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._own = {id(part) for part in parts}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call ``func``, or the product of columns in place of ``linear``."""
+        if func is functional.linear and len(args) > 1 and id(args[1]) in self._own and not kwargs:
+            return _by_columns(*args)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _by_columns(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x W^T + b, shape (..., out)."""
+    columns = x.reshape(-1, x.shape[-1]).mT
+    product = weight @ columns
+    if bias is not None:
+        product = product + bias.unsqueeze(-1)
+    return product.mT.reshape(*x.shape[:-1], -1)
 
 
 def _by_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -268,7 +268,8 @@ def training(
         plan: what to train. The code that it names is imported and called.
         own: objects in place of what the plan would name.
         options: how the engine computes clients; None takes the defaults. ``sums`` is always
-            allowed: the engine is trusted, because it simulates every client.
+            allowed where clients take one step, which gain most by it: the engine is trusted,
+            because it simulates every client.
         report: gets a sentence about how the engine computes; None writes it to standard error.
         part: whether the clients are a part of the population, such as those of one node; there
             are then no cohorts.
@@ -282,7 +283,8 @@ def training(
     own = own or Own()
     code = _named_code(plan)
     local = _local(plan, own, code)
-    options = replace(options or EngineOptions(), sums=True)
+    options = options or EngineOptions()
+    options = replace(options, sums=options.sums or local.steps == 1)
     if plan.privacy.sampling is not None:
         options = _each_alone(options)
     options.refuse(
@@ -335,6 +337,28 @@ def _remote(
 
 Code = dict[str, Callable[..., Any]]
 """Key of the plan -> what it names; a call turns errors of one's own code into sentences."""
+
+
+def refuse_over_network(plan: PlanFile) -> None:
+    """Check that clients on nodes can train a plan.
+
+    Raises:
+        ConfigError: they cannot, and why.
+    """
+    if plan.privacy.sampling is not None:
+        raise ConfigError(
+            "privacy.sampling: its epsilon needs that nobody learns who was drawn, and nodes and "
+            "the network see whom the server asks. Leave it out."
+        )
+    if plan.select is not None:
+        raise ConfigError("select: is not sent over Flower; train it with privpart train.")
+    if plan.canaries is not None:
+        raise ConfigError("canaries: are for simulations; leave the table out.")
+    if plan.client.objective == "moon" or plan.model.local:
+        raise ConfigError(
+            "client.objective, model.local: a client's own models would have to stay on its node "
+            "between rounds, where Flower starts a new process for each. Leave them out."
+        )
 
 
 def _named_code(plan: PlanFile) -> Code:

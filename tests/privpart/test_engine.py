@@ -187,6 +187,42 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
     assert torch.equal(torch.stack(scheduled), alone_then)
 
 
+@pytest.mark.usefixtures("quick_workers", "lazy_workers")
+@pytest.mark.parametrize("sums", [False, True])
+def test_workers_start_once_they_pay_and_nobody_waits_for_them(monkeypatch, sums):
+    options = {"batching": "vmap", "sums": True} if sums else {"deterministic": True}
+    model, local, done = cnn(PART), LOCALS["epochs"], []
+    real = LocalComputation.summed if sums else LocalComputation.updates
+    monkeypatch.setattr(
+        LocalComputation, real.__name__, lambda *a: done.append(len(a[2])) or real(*a)
+    )
+    with EmbeddedEngine(model, users(), local=local, data_seed=5, workers=2, **options) as engine:
+        start = model.flat.clone()
+
+        def one_round():
+            done.clear()
+            if sums:
+                return sum(part.total for part in engine.sums(TASK, start))
+            return torch.stack([u.update for u in engine.run(TASK, start)])
+
+        first = one_round()
+        assert engine._pool is None  # a short job pays for no processes
+        assert sum(done) == len(SIZES)
+        monkeypatch.setattr("privpart.engines.embedded._ALONE", 0.0)
+        monkeypatch.setattr("privpart.engines.workers.Workers.ready", lambda _: False)
+        assert torch.equal(one_round(), first)  # while they start
+        assert engine._pool is not None
+        assert sum(done) == len(SIZES)
+        monkeypatch.undo()
+        monkeypatch.setattr("privpart.engines.embedded._ALONE", 0.0)
+        for _ in range(1000):
+            assert (one_round() - first).norm() < 1e-6 * first.norm()
+            if engine._pool.ready():
+                break
+        assert torch.equal(one_round(), first) or sums
+        assert engine._pool._pace > 0  # they have answered
+
+
 @pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize(
     "options",
