@@ -300,6 +300,7 @@ WRITTEN_BY = {
     "study": "study files, which people write",
     "sweep": "sweep files, which people write",
     "sweep-table": "`privpart sweep show --format json`",
+    "text-defences": "`privpart audit defences` of text: defences.json, `--format json`",
     "text-leakage": "`privpart audit leakage` of text: report.json, `--format json`",
     "verify": "`privpart verify --format json`",
 }
