@@ -80,8 +80,8 @@ class LocalTraining:
         alternate: patterns on names of parameters that take turns within a client, for plain SGD,
             as LoRA's two factors do in LA-LoRA (Liu et al. 2026). Step k, counted from 0, moves
             the parameters that match entry k modulo their number, and those that match none. All
-            of them are sent, clipped jointly, and noised: what a client does with its own
-            examples is not part of the guarantee.
+            of them are sent, clipped jointly, and noised: the guarantee does not depend on how
+            a client computes its update.
 
     In a plan file, ``loss`` and ``augment`` may name a function, as "package.module:function" or
     "./file.py:function". Nothing can be trained before that name is replaced by the function.

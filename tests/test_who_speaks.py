@@ -213,28 +213,3 @@ def test_speeches_are_of_one_role_in_one_scene(folder):
         (3, "grace", "Me."),
         (4, "ada", "Again, and again."),
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (WHO / "encoder.safetensors").exists(), reason="run prepare.py first")
-def test_noise_costs_accuracy_in_a_cut_down_study(monkeypatch):
-    """The head of the pretrained encoder, 600 test passages, noise that one seed can show."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(own_code, "_added", [])
-    monkeypatch.setattr(own_code, "_imported", {})
-    tables = tomllib.loads((WHO / "plan.toml").read_text())
-    tables["model"]["train"] = ["head.*"]
-    tables["data"]["clients_per_round"] = 32
-    tables["privacy"] |= {"rounds": 24, "max_participations": 1, "min_separation": 1}
-    del tables["privacy"]["target_epsilon"]
-    reached = []
-    for noise in (0.0, 40.0):
-        tables["privacy"]["noise_multiplier"] = noise
-        setup = training(validated(tables, folder=WHO), options=EngineOptions())
-        server, _ = setup.run(setup.promise(), SeededSource(0))
-        x, y, _ = sys.modules["task"].passages("test")
-        few = torch.linspace(0, len(x) - 1, 600).long()
-        setup.model.load(setup.whole(server.parameters))
-        reached.append(float((setup.model.module(x[few]).argmax(1) == y[few]).float().mean()))
-    assert reached[0] > 0.36  # a third is chance
-    assert reached[0] > reached[1]

@@ -1,4 +1,7 @@
-"""Plots: the pictures that the commands draw, with matplotlib and without torch."""
+"""Plots: the pictures that the commands draw, with matplotlib and without torch.
+
+They are one file, because they share what a figure looks like.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
