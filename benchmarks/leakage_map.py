@@ -156,7 +156,7 @@ LAYERS = {
 }
 NORMS = {"all norms": ("type:GroupNorm",)}
 SMALL = {"restarts": 1, "max_evaluations": 300, "newton_steps": 0, "steps": 150, "tv": 1e-2}
-RELU = {"restarts": 1, "max_evaluations": 30, "newton_steps": 0, "steps": 1000, "tv": 1e-2}
+RELU = {"restarts": 1, "max_evaluations": 200, "newton_steps": 0, "steps": 1000, "tv": 1e-2}
 LARGE = {"restarts": 1, "max_evaluations": 60, "newton_steps": 0, "steps": 60, "tv": 1e-2}
 FEATURES = {"restarts": 1, "max_evaluations": 200, "newton_steps": 0, "steps": 0, "tv": 0.0}
 TOKEN = 12  # evaluations of gradient matching where it is not searched: some attack must apply

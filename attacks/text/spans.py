@@ -27,6 +27,7 @@ _NOISE = 2.0  # how far above its expectation the length of the noise on a vecto
 _SURE = 1e-5  # distance below which an input that was searched for lies in the span
 _SPARE = 16  # directions that a search leaves open
 _ROUNDING = 10.0  # how far above its rounding error a singular value must be
+_SAFE = 4.0  # how far above its rounding error a true input may be: in float64, 1.6 times was seen
 _ROWS = 2**14  # inputs computed at a time
 
 
@@ -251,7 +252,9 @@ def span(seen: TextObservation, source: Source) -> Span:
     if rank == 0:
         return Span(rows[:0])
     least = float(values[rank - 1])
-    error = seen.resolution * float(values[0]) + _NOISE * seen.noise_std * rows.shape[1] ** 0.5
+    error = (
+        _SAFE * seen.resolution * float(values[0]) + _NOISE * seen.noise_std * rows.shape[1] ** 0.5
+    )
     return Span(rows[:rank], least / float(values[0]), error / least)
 
 

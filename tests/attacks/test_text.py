@@ -16,7 +16,7 @@ from attacks.text.read import span_test
 from attacks.text.score import bigram_guess, rouge_l, text_scores, token_f1, unigram_guess
 from attacks.text.spans import Reader, tokens_in_span
 from attacks.update import LocalSteps
-from privpart.models.transformer import TextClassifier
+from privpart.models.transformer import LanguageModel, TextClassifier
 
 transformers = pytest.importorskip("transformers")
 
@@ -234,3 +234,13 @@ def test_tokens_are_put_into_the_sentences_that_had_them(classifier):
     assert exact(found, others) == 0
     noise = {k: torch.randn(v.shape, generator=generator) for k, v in seen.update.items()}
     assert span_test(classifier, replace(seen, update=noise), exchanges=300).match > 0.1
+
+
+def test_rounding_of_the_attacker_hides_no_token():
+    """The span of a well-conditioned gradient in float64 is as exact as the attacker's inputs."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # noqa: TID251
+        model = LanguageModel(200, 96, 8, 64, 1).eval()
+    tokens = torch.randint(200, (2, 8), generator=torch.Generator().manual_seed(0))
+    seen = observe_text(model, tokens, visible=["layers.0.attention.*"])
+    assert exact(span_test(model, seen), tokens) == 2
