@@ -128,7 +128,7 @@ class CohortSum:
     Attributes:
         clients: ids of the clients in the sum, each once, including those whose update is zero.
         total: sum of the updates, clipped to the task's ``sum_clip_norm``; shape (c,), float64.
-        unclipped: number of clients whose update was nonzero and no longer than the clip norm.
+        unclipped: number of clients whose update, perhaps zero, was no longer than the clip norm.
         clip_norm: clip norm of the task.
         round: round of the task.
         plan: hash of the plan.

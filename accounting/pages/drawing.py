@@ -360,7 +360,9 @@ def inline_svg(figure: Figure, name: str, title: str) -> str:
     numbers = {own: f"{name}-{i}" for i, own in enumerate(re.findall(r'\bid="([^"]*)"', drawn))}
     drawn = re.sub(r'\bid="([^"]*)"', lambda own: f'id="{numbers[own.group(1)]}"', drawn)
     drawn = re.sub(
-        r'(xlink:href="#|url\(#)([^")]*)', lambda to: to.group(1) + numbers[to.group(2)], drawn
+        r'(xlink:href="#|url\(#)([^")]*)',
+        lambda to: to.group(1) + numbers.get(to.group(2), to.group(2)),  # text may look like one
+        drawn,
     ).replace("xlink:href", "href")
     for number, colour in enumerate(DARK):
         drawn = re.sub(colour, f"var(--c{number})", drawn, flags=re.IGNORECASE)

@@ -497,7 +497,7 @@ def _summed(
     unclipped = 0
     for update in updates.values():
         # one that was clipped is longer than that; see ``clip``
-        unclipped += bool(0 < l2_norm(update) <= task.clip_norm * (1 - 2.0**-21))
+        unclipped += bool(l2_norm(update) <= task.clip_norm * (1 - 2.0**-21))
         add_in_place(total, clip(update, most))
     yield list(updates), total, unclipped
 

@@ -7,6 +7,7 @@ are one file, because what a method needs of clients and training is what makes 
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections import deque
@@ -292,7 +293,8 @@ class LocalComputation:
                 task, clients, start, generators, method, clip_norm, each, watch
             ):
                 add_in_place(out, each[place])
-                unclipped += 0 < norm <= clip_norm
+                # one that is not finite is sent as zeros
+                unclipped += norm <= clip_norm or not math.isfinite(norm)
         except (IndexError, RuntimeError) as error:
             if not _out_of_range(error):
                 raise

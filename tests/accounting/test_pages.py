@@ -224,7 +224,7 @@ def test_what_a_stranger_wrote_is_text(report):
     html = hostile_page(report).html()
     told = page_text(html)
     assert told.count("alert(1)") > 20
-    assert told.count("{{ 7*7 }} $x^{") == told.count("alert(1)")
+    assert told.count("{{ 7*7 }}") == told.count("alert(1)")
     assert "\x1b" not in html
     assert "\u202e" not in html
     assert "default-src 'none'" in html

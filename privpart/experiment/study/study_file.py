@@ -9,7 +9,7 @@ example: which values are chosen cannot depend on one.
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import cached_property
@@ -34,6 +34,17 @@ LEAST_SEEDS = 5
 WITHOUT_NOISE = "none"
 """Name of the level, and of the mechanism, of trainings without noise."""
 _METRIC = "data.metric"
+_FIXED = (
+    "data.metric",
+    "data.measured_on",
+    "data.held_out",
+    "data.seed",
+    "privacy.noise_multiplier",
+    "privacy.target_epsilon",
+    "privacy.mechanism",
+    "privacy.delta",
+)
+"""Fields of the plan that the study sets, or that make groups comparable."""
 _DIGITS = 3
 _MOST_TRIALS = 10_000
 _NEAR = 1 / 6
@@ -350,9 +361,11 @@ def read_study(path: str | Path) -> Study:
     tables, folder = base_tables(path, file.plan)
     study = Study(file, tables, folder, _groups(file))
     _refuse_metric(study)
+    _refuse_other_changes(study)
     for group in study.groups:
         study.tuning_cells(group, 0, study.points[0])
         study.final_cells(group, study.points[0])
+    _refuse_other_users(study, study.groups)
     return study
 
 
@@ -394,11 +407,49 @@ def _refuse_metric(study: Study) -> None:
         )
     if tuning.metric is None and not tuning.held_out:
         raise ConfigError("tuning.held_out: is missing; trials are measured on those users.")
-    for field in ("data.metric", "data.measured_on", "data.held_out", "data.seed"):
-        arms = [name for name, own in study.file.arms.items() if field in own]
-        if arms or field in tuning.space:
-            where = f"arms.{arms[0]}" if arms else "tuning.space"
-            raise ConfigError(f"{where}: cannot change {field}, which the study sets.")
+
+
+def _refuse_other_changes(study: Study) -> None:
+    """Refuse arms and spaces that change what defines a group, or who is held out."""
+    file, base = study.file, study.tables.get("data", {})
+    for field in ("held_out", "measured_on"):
+        if isinstance(base, Mapping) and field in base:
+            raise ConfigError(f"plan: cannot set data.{field}, which the study sets.")
+    for name, own in file.arms.items():
+        _refuse_change(f"arms.{name}", own, _FIXED, "which the study sets for all arms")
+    space = file.tuning.space
+    same = (*_FIXED, "data", "model")
+    _refuse_change("tuning.space", space, same, "which is the same in every trial")
+    for name, own in file.arms.items():
+        _refuse_change("tuning.space", space, own, f"because arms.{name} does")
+
+
+def _refuse_change(where: str, fields: Iterable[str], fixed: Iterable[str], why: str) -> None:
+    for field in fields:
+        if _overlapping(field, fixed):
+            raise ConfigError(f"{where}: cannot change {field}, {why}.")
+
+
+def _overlapping(field: str, fixed: Iterable[str]) -> str | None:
+    """Return the first of ``fixed`` that is ``field``, holds it, or is in it."""
+    return next(
+        (own for own in fixed if f"{own}.".startswith(f"{field}.") or field.startswith(f"{own}.")),
+        None,
+    )
+
+
+def _refuse_other_users(study: Study, groups: Iterable[Group]) -> None:
+    """Refuse arms with different data: who is held out, and who is tested on, depends on them."""
+    found: dict[str, str] = {}
+    for group in groups:
+        (cell, *_) = study.final_cells(group, study.points[0])
+        found.setdefault(cell.candidates[0].data.model_dump_json(exclude={"seed"}), group.arm)
+    if len(found) > 1:
+        one, other, *_ = found.values()
+        raise ConfigError(
+            f"arms.{other}: has other values in [data] than arms.{one}, so other users would be "
+            "held out; every arm must have the same."
+        )
 
 
 def _value(values: Range | list[Any], share: float) -> Any:  # noqa: ANN401  of a TOML file
