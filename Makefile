@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs
+RELEASE_READY := $(VENV)/.release
 FLOWER := .flower
 FLOWER_READY := $(FLOWER)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit messages flower slow bench mutants wheel-check clean
+.PHONY: help setup demo test lint types unit messages docs flower slow bench mutants wheel-check clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +29,14 @@ $(FLOWER_READY): constraints-flower.txt $(READY)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)", sep="\n")' \
 	  > "$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-flower.txt
+	@touch $@
+
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(RELEASE_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
 	@touch $@
 
 setup: $(READY)  ## make the virtual environment in .venv
@@ -50,6 +60,10 @@ unit: $(READY)  ## the fast tests
 messages: $(FLOWER_READY)  ## the fast tests of Flower, over its own messages in one process
 	$(FLOWER)/bin/python -m pytest -q tests/flower
 
+docs: $(DOCS_READY)  ## build the site, run every cell of it, check its links; writes out/site (minutes)
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -E -a -j 2 docs out/site
+	$(BIN)/python docs/check.py out/site
+
 flower: messages  ## install Flower; then a deployment with TLS on this machine, killed and resumed
 	$(FLOWER)/bin/python -m pytest -q -m slow tests/flower/test_deployment.py
 
@@ -62,14 +76,14 @@ mutants: $(READY)  ## break the accounting on purpose and list the mutants that 
 	$(BIN)/mutmut run --max-children 2
 	$(BIN)/mutmut results
 
-BENCHMARKS := accounting_speed noise_speed server_round seeded_speed engine_speed partial_training attack_speed pir run_checks
+BENCHMARKS := accounting_speed noise_speed server_round seeded_speed engine_speed short_job partial_training attack_speed pir run_checks
 PEERS := $(if $(wildcard .peers),peers)# their first run installs 2.5 GB
 
 bench: $(READY)  ## time everything (20 minutes, on a quiet machine)
 	@for name in $(BENCHMARKS) $(PEERS); do echo "$$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/ratios.py
 
-wheel-check: $(READY)  ## build the wheel, install it in a clean environment, run it
+wheel-check: $(RELEASE_READY)  ## build and check wheel and sdist, install the wheel in a clean environment, run it
 	$(BIN)/pytest -q -m slow tests/test_wheel.py
 
 clean:  ## remove what the other commands made

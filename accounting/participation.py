@@ -21,8 +21,9 @@ class Participation:
     Args:
         rounds: number of rounds n, 1 to a million.
         max_participations: most rounds k that one client takes part in, >= 1.
-        min_separation: least distance b = |i - j| between two of them, >= 1; 1 allows consecutive
-            rounds. TF-Privacy counts the rounds strictly in between: use ``from_tf_privacy``.
+        min_separation: least distance b = abs(i - j) between two of them, >= 1; 1 allows
+            consecutive rounds. TF-Privacy counts the rounds strictly in between: use
+            ``from_tf_privacy``.
 
     Raises:
         ConfigError: a value is out of range, or k participations do not fit at that distance.

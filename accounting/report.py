@@ -589,12 +589,7 @@ _NEIGHBOURS = {
 
 def _write_statement(report: PrivacyReport) -> str:
     """Return paragraphs separated by blank lines, with figures rounded up."""
-    parts = [
-        _STATUS_SENTENCES[report.status],
-        _claim(report),
-        _attacker(report),
-        _accounting(report),
-    ]
+    parts = [_STATUS_SENTENCES[report.status], *claims(report)]
     for status, lead in (
         ("violated", "Violated"),
         ("asserted", "Asserted, not checked"),
@@ -611,6 +606,11 @@ def _write_statement(report: PrivacyReport) -> str:
     parts.append(_tuning(report))
     parts += [f"Warning: {text}" for text in report.warnings]
     return "\n\n".join(parts)
+
+
+def claims(report: PrivacyReport) -> tuple[str, str, str]:
+    """Return what is claimed, what that allows an attacker, and how it was accounted for."""
+    return _claim(report), _attacker(report), _accounting(report)
 
 
 def _claim(report: PrivacyReport) -> str:
@@ -707,6 +707,17 @@ def down(value: float, digits: int = 4) -> str:
     """
     rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
     return f"{float(rounded):.{digits}g}"
+
+
+def printable(text: str) -> str:
+    r"""Return text whose characters a reader sees and no screen obeys: others as an escape.
+
+    What a stranger's run says of itself could otherwise erase, or write over, what was found.
+
+    >>> print(printable("done\x1b[2K"))
+    done\x1b[2K
+    """
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def shown_parameters(mechanism: Mechanism) -> dict[str, Any] | None:

@@ -53,7 +53,7 @@ class Sensitivity:
 
 
 def brute_force(encoder: NDArray[np.float64], participation: Participation) -> float:
-    """Return max_u u^T |X| u by trying every admissible pattern: the reference for the fast rules.
+    """Return max_u u^T abs(X) u by trying every admissible pattern: the fast rules' reference.
 
     Exact where X = C^T C has no negative entry; an upper bound otherwise. Takes exponential time.
 

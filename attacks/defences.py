@@ -16,7 +16,7 @@ from attacks.text.audit import TextAudit, text_audit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ScoredPoint:
     """What images and text share at one clip and noise multiplier.
 
     Args:
@@ -58,7 +58,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DefencePoint(Point):
+class DefencePoint(ScoredPoint):
     """What the attacks found in images at one clip and noise multiplier.
 
     Args:
@@ -81,7 +81,7 @@ class DefencePoint(Point):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextDefencePoint(Point):
+class TextDefencePoint(ScoredPoint):
     """What the attacks found in sentences at one clip and noise multiplier.
 
     Args:

@@ -3,26 +3,27 @@
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from attacks.defences import Point
+from accounting.pages import drawing
+from attacks.defences import ScoredPoint
 from attacks.report import VERDICTS, LeakageReport, LeakageRow, Verdict
 
 COLOURS: dict[Verdict, str] = {
-    "recovered": "#c0392b",
-    "partial": "#d9822b",
-    "no gain": "#3d7ea6",
-    "ambiguous": "#6c5b9e",
-    "attack failed": "#9aa0a6",
-    "nothing sent": "#d5d8dc",
-    "void": "#2b2b2b",
+    "recovered": "#a3140f",
+    "partial": "#c24e00",
+    "no gain": "#0072b2",
+    "ambiguous": "#aa4c83",
+    "attack failed": "#5b6470",
+    "nothing sent": "#8a6a00",
+    "void": "#1b1f24",
 }
-_INK = "#2b2b2b"
-_FAINT = "#8a8a8a"
+_INK, _FAINT = drawing.INK, drawing.FAINT
 _HIDDEN = ("noise",)  # an image of noise tells a reader nothing
 _CELL = 1.12  # inches
 
@@ -68,7 +69,7 @@ def grid(reports: Sequence[LeakageReport], path: Path, *, images: int = 6) -> No
             _frame(axes, COLOURS[trial.verdict])
     _headings(cells[0], plain, first.oracles, rows)
     _legend(figure, {trial.verdict for row in rows for trial in row.best[:count]})
-    figure.savefig(path, dpi=160)
+    drawing.save(figure, path)
 
 
 def _image(axes: Axes, pixels: Tensor, caption: str, ink: str) -> None:
@@ -148,41 +149,48 @@ def _legend(figure: Figure, found: Collection[Verdict]) -> None:
     )
 
 
-def defence_curve(points: Sequence[Point], path: Path) -> None:
+def defence_curve(points: Sequence[ScoredPoint], path: Path) -> None:
     """Draw the score against the noise multiplier, with the accountant's epsilon on a second axis.
 
     The two axes share the noise and nothing else: neither is computed from the other.
     """
-    figure = Figure(figsize=(6.6, 4.0), layout="constrained")
-    axes = figure.add_subplot()
-    levels = sorted({point.noise_multiplier for point in points})
-    clips = list(dict.fromkeys(point.clip for point in points))
-    shades = ["#1f6f8b", "#b3552c", "#5b7f3a", "#6c5b9e", "#444444"]
-    for number, clip in enumerate(clips):
-        line = sorted((p for p in points if p.clip == clip), key=lambda p: p.noise_multiplier)
-        at = [levels.index(p.noise_multiplier) for p in line]
-        colour = shades[number % len(shades)]
-        label = "not clipped" if clip is None else f"clip {clip:g}"
-        axes.plot(at, [median(p.scores) for p in line], "o-", color=colour, label=label)
-        spread = [min(p.scores) for p in line], [max(p.scores) for p in line]
-        axes.fill_between(at, *spread, color=colour, alpha=0.15, linewidth=0)
+    figure, axes = drawing.panel(6.6, 4.0)
+    levels = sorted({point.noise_multiplier for point in points} - {0.0})
+    clips = ["not clipped" if p.clip is None else f"clip {p.clip:g}" for p in points]
+    styles = drawing.Styles(list(dict.fromkeys(clips)))
+    for name in styles.parts:
+        line = [p for p, own in zip(points, clips, strict=True) if own == name]
+        _score_line(axes, [p for p in line if p.noise_multiplier > 0], styles.of(name))
+        for free in (p for p in line if p.noise_multiplier == 0):
+            drawing.no_noise(
+                axes, median(free.scores), label=f"{name}, no noise", color=styles.colour(name)
+            )
     floor = median(value for point in points for value in point.baselines)
-    axes.axhline(floor, color=_FAINT, linestyle="--", linewidth=1)
-    axes.annotate(
-        points[0].guess, (0, floor), (2, 3), textcoords="offset points",
-        fontsize=7.5, color=_FAINT,
-    )  # fmt: skip
-    axes.set_xticks(range(len(levels)), [f"{level:g}" for level in levels])
-    axes.set_xlabel("noise multiplier (noise standard deviation / clip)")
+    drawing.target(axes, floor, points[0].guess)
     axes.set_ylabel(points[0].measure)
-    epsilon = {p.noise_multiplier: p.epsilon for p in points}
-    above = axes.secondary_xaxis("top")
-    above.set_xticks(
-        range(len(levels)),
-        ["∞" if (value := epsilon[level]) is None else f"{value:.3g}" for level in levels],
-    )
-    above.set_xlabel(f"epsilon at δ = {points[0].delta:g}, by the accountant alone", fontsize=9)
-    axes.grid(axis="y", alpha=0.3)
-    axes.spines[["right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+    if levels:
+        axes.set_xscale("log")
+        axes.set_xticks(levels, [drawing.short(level) for level in levels])
+        axes.minorticks_off()
+        axes.set_xlabel("noise multiplier (noise standard deviation / clip)")
+        epsilon = {p.noise_multiplier: p.epsilon for p in points}
+        above = axes.secondary_xaxis("top")
+        above.set_xticks(
+            levels,
+            ["∞" if (value := epsilon[level]) is None else f"{value:.3g}" for level in levels],
+        )
+        above.minorticks_off()
+        above.set_xlabel(f"epsilon at δ = {points[0].delta:g}, by the accountant alone", fontsize=9)
+    styles.legend(axes)
+    drawing.save(figure, path)
+
+
+def _score_line(axes: Axes, line: Sequence[ScoredPoint], style: dict[str, Any]) -> None:
+    """Draw the medians of one clip, and the range over the images."""
+    if not line:
+        return
+    ordered = sorted(line, key=lambda p: p.noise_multiplier)
+    at = [p.noise_multiplier for p in ordered]
+    axes.plot(at, [median(p.scores) for p in ordered], **style)
+    low, high = [min(p.scores) for p in ordered], [max(p.scores) for p in ordered]
+    axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)

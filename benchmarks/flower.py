@@ -1,11 +1,15 @@
 """Flower beside the embedded engine: processor and wall time of a round, bytes, and memory.
 
-Run: ``.flower/bin/python benchmarks/flower.py [part ...]``; writes benchmarks/results/flower.json,
-and keeps what a run does not measure. A size, 1e4 or 1e7, among the parts leaves the other out.
+Run, after ``make messages``: ``.flower/bin/python benchmarks/flower.py [part ...]``; writes
+benchmarks/results/flower.json, and keeps what a run does not measure. A size, 1e4 or 1e7, among the
+parts leaves the other out. Flower's simulation needs Ray, which ``make`` does not install; without
+it that row is left out, and the run says so:
+
+    .flower/bin/python -m pip install -c constraints-flower.txt ray==2.55.1
 
     rounds    two nodes and four clients a round, with all 10^4 or 10^7 parameters trained: one
               process (deterministic, as the nodes are), a deployment with TLS and authentication,
-              and Flower's own simulation, which needs ray==2.55.1
+              and Flower's own simulation
     bytes     the messages of a round, and for 10^4 parameters what goes through the wires of both
               nodes, TLS and polling included, with all parameters trained and with the last layer
               alone, beside ``privpart costs``
@@ -16,6 +20,7 @@ Times are from the commit of the first round to that of the last; processor time
 processes, of the SuperLink and the nodes too. Spread is that of the rounds.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -38,6 +43,7 @@ from small import write_app
 RESULT = Path(__file__).parent / "results" / "flower.json"
 ROUNDS, MANY = 4, 200
 NUMBERS = count()
+RAY = "pip install -c constraints-flower.txt ray==2.55.1"
 SIZES = {"1e4": (100, 90), "1e7": (1000, 9890)}
 """Inputs and hidden units of the network."""
 
@@ -111,7 +117,7 @@ import time
 from pathlib import Path
 
 from flwr.serverapp import ServerApp
-from privpart.engines.flower import Settings, serve
+from privpart.flower.server import Settings, serve
 
 
 def note(record):
@@ -263,7 +269,8 @@ def messages(size: str, train: str) -> dict[str, int]:
     """Return the bytes of the messages of a round, as Flower sends them, and by the plan."""
     from in_process import NODES, InProcessGrid
 
-    from privpart.engines.flower import Settings, client_app, serve
+    from privpart import client_app
+    from privpart.flower.server import Settings, serve
 
     of = Training(size, train, rounds=2)
     plan = of.app / "plan.toml"
@@ -279,7 +286,7 @@ def memory() -> dict[str, Any]:
     """Return the resident size of the ServerApp over many rounds."""
     from node import Node
 
-    from privpart.engines.flower import client_app
+    from privpart import client_app
 
     of = Training("1e4", rounds=MANY, poll=0.2)
     own = client_app(of.app / "plan.toml")
@@ -321,7 +328,11 @@ def main(wanted: list[str]) -> None:
         if "rounds" in parts:
             here["embedded"] = embedded(size)
             here["deployment"] = deployed(size)
-            here["simulation"] = simulated(size)
+            if importlib.util.find_spec("ray"):
+                here["simulation"] = simulated(size)
+            else:
+                said = f"{size}: Flower's simulation is left out, because Ray is not here;"
+                print(f"{said} {sys.executable} -m {RAY}", file=sys.stderr)
         if "bytes" in parts:
             here["bytes per round"] = sent(size)
         write(found)

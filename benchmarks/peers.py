@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine_speed import CASES, Case, Engine, Plain, _turn
+from engine_cases import CASES, Case, Plain
+from engine_speed import Engine, turn
 from machine import machine
 from peers_environment import Environment, NotInstalledError, environment
 from peers_process import DiedError, Peer
@@ -53,9 +54,10 @@ NOT_EQUAL = [
     "Flower is run by flwr.simulation.run_simulation, which `flwr run` uses the backend of and "
     "which Flower calls deprecated.",
     "pfl makes a dataset object per client and round, and copies the trained parameters twice.",
-    "The engine lays images out channels last where its probe in the first round finds that "
-    "faster, see engine; the peers and the plain loop leave the layout as it is.",
-    "Start-up (imports, Ray, probes) is in first_round_seconds in part and in no other figure.",
+    "The engine lays images out channels last where its first rounds find that faster, see "
+    "engine; the peers and the plain loop leave the layout as it is.",
+    "Start-up (imports, Ray, trials of methods) is in first_round_seconds in part and in no other "
+    "figure.",
 ]
 
 
@@ -103,14 +105,14 @@ def measure(
     clients = range(case.clients)
     rows = torch.arange(case.clients * case.examples).split(case.examples)
     users = Users(task.train_x, task.train_y, rows)
-    plain = Plain(case, users, clients, 2)
+    plain = Plain(case, users, clients, threads=2)
     export(folder / "case.npz", case, task, plain)
     work = read(folder / "case.npz")
     reference = torch.cat([t.flatten() for t in expected_sum(work).values()])
     sides: dict[str, Any] = {
-        "plain loop, 1 thread": Plain(case, users, clients, 1),
+        "plain loop, 1 thread": Plain(case, users, clients),
         "plain loop, 2 threads": plain,
-        OURS: Engine(case, users, clients, 2),
+        OURS: Engine(case, users, workers=2),
     }
     for name, env in environments.items():
         sides |= peer_sides(name, env, folder / "case.npz", folder)
@@ -141,8 +143,8 @@ def _in_turns(
         started[name] = {"first_round_seconds": time.perf_counter() - began}
         started[name] |= _same_work(total, reference, isinstance(side, Peer))
 
-    def turn(name: str, side: Any) -> None:  # noqa: ANN401
-        seconds, processors = _turn(side)
+    def time_one(name: str, side: Any) -> None:  # noqa: ANN401
+        seconds, processors = turn(side)
         wall[name].append(seconds)
         cpu[name].append(processors)
 
@@ -160,7 +162,7 @@ def _in_turns(
     said = list(sides[OURS].said)
     idle = _idle({name: side.cpu for name, side in sides.items()})
     for _ in range(rounds):
-        each(turn)
+        each(time_one)
     table = [
         {"side": name, **_spread("wall", wall[name]), **_spread("cpu", cpu[name])}
         | {"cpu_per_second_while_it_waits": idle[name], **started[name]}

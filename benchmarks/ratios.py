@@ -28,17 +28,28 @@ def accounting(found: dict[str, Any]) -> Iterator[Row]:
 
 
 def engine(found: dict[str, Any]) -> Iterator[Row]:
-    """Yield seconds of the plain loop over the engine's."""
+    """Yield seconds of plain PyTorch over the engine's."""
     for name, case in found["cases"].items():
-        rows = {row["way"]: row for row in case["rows"]}
-        plain, ours = rows["plain, 2 threads"], rows["engine, 2 workers"]
-        yield (
-            f"a round of {name}, 2 workers",
-            "plain PyTorch loop, 2 threads",
-            plain["wall_least"] / ours["wall_least"],
-            plain["wall_median"] / ours["wall_median"],
-            f"{case['target']:g}" if case["target"] else "",
-        )
+        aim = f"{case['aim']:g}" if case["aim"] else ""
+        ratios = (case["ratio"][f"wall_{which}"] for which in WHICH)
+        yield f"a round of {name}, 2 workers", "plain PyTorch, 2 processes", *ratios, aim
+
+
+def short_job(found: dict[str, Any]) -> Iterator[Row]:
+    """Yield seconds of plain PyTorch over the engine's, of whole jobs."""
+    for name, case in found["cases"].items():
+        for kind, row in case["jobs"].items():
+            if kind != "plain":
+                ratios = (row[f"wall_ratio_{which}"] for which in WHICH)
+                yield f"5 rounds of {name}, {kind}", "plain PyTorch, 2 processes", *ratios, "1"
+
+
+def gpu(found: dict[str, Any]) -> Iterator[Row]:
+    """Yield seconds of plain PyTorch on a GPU over the engine's on the same one."""
+    for name, case in found["cases"].items():
+        for pair, row in case["ratio"].items():
+            ours, _, base = pair.partition(" / ")
+            yield f"a round of {name}, GPU, {ours}", base, row["least"], row["median"], ""
 
 
 def noise(found: dict[str, Any]) -> Iterator[Row]:
@@ -116,7 +127,17 @@ def peers(found: dict[str, Any]) -> Iterator[Row]:
             yield f"a round of {name}, 2 workers", side, least, median, ""
 
 
-PARTS = (accounting, noise, server_round, engine, peers, partial_training, attacks)
+PARTS = (
+    accounting,
+    noise,
+    server_round,
+    engine,
+    short_job,
+    gpu,
+    peers,
+    partial_training,
+    attacks,
+)
 
 
 def main() -> None:

@@ -14,13 +14,13 @@ from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from joblib import Parallel, delayed
 from torch import Tensor, nn
 
 from accounting import Independent, Participation
+from accounting.pages import drawing
 from privpart import (
     LocalTraining,
     PartialModel,
@@ -197,15 +197,20 @@ def main() -> None:
 
 
 def plot(curves, measured, file: Path) -> None:
-    figure, axes = plt.subplots(1, len(curves), figsize=(5 * len(curves), 3.6), squeeze=False)
-    for axis, (kind, lines) in zip(axes[0], curves.items(), strict=True):
+    figure, axes = drawing.panels(len(curves))
+    for axis, (kind, lines) in zip(axes, curves.items(), strict=True):
+        styles = drawing.Styles(list(lines))
         for name, points in lines.items():
-            size, middle, spread = np.array(sorted(points)).T
-            axis.errorbar(size, 100 * middle, 100 * spread, marker="o", capsize=3, label=name)
-        axis.set(xscale="log", xlabel="client model / whole model", ylabel=f"{measured[kind]}, %")
-        axis.legend()
-    figure.tight_layout()
-    figure.savefig(file, dpi=100)
+            size, middle, spread = (list(own) for own in zip(*sorted(points), strict=True))
+            level, band = [100 * m for m in middle], [100 * s for s in spread]
+            if name == "whole":
+                drawing.no_noise(axis, level[0], band[0], label="whole model")
+            else:
+                drawing.band(axis, size, level, band, styles.of(name))
+        drawing.log_axis(axis.xaxis, "client model / whole model")
+        axis.set_ylabel(f"{measured[kind]}, %")
+        styles.legend(axis)
+    drawing.save(figure, file)
 
 
 def size_of(words: int, hidden: int) -> int:

@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from privpart.client import LocalTraining, client_update
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
-    from privpart.engines.flower import FlowerEngine, client_app, server_app
     from privpart.engines.workers import WorkerError
     from privpart.example_level import FTRLEngine
     from privpart.experiment.metric import Accuracy
     from privpart.experiment.train import Run, train
+    from privpart.flower.engine import FlowerEngine
+    from privpart.flower.node import client_app
+    from privpart.flower.server import server_app
     from privpart.loop import (
         CohortRefusedError,
         CohortTooSmallError,
@@ -42,7 +44,7 @@ _HOME = {
     "EmbeddedEngine": "engines.embedded",
     "Engine": "loop",
     "FTRLEngine": "example_level",
-    "FlowerEngine": "engines.flower",
+    "FlowerEngine": "flower.engine",
     "Glorot": "start_values",
     "He": "start_values",
     "LocalTraining": "client",
@@ -64,10 +66,10 @@ _HOME = {
     "Uniform": "start_values",
     "Users": "data.users",
     "WorkerError": "engines.workers",
-    "client_app": "engines.flower",
+    "client_app": "flower.node",
     "client_update": "client",
     "fit": "loop",
-    "server_app": "engines.flower",
+    "server_app": "flower.server",
     "train": "experiment.train",
 }
 

@@ -19,10 +19,11 @@ step of training is both: what a loss makes of the network and a batch, and how 
 
 import random  # noqa: TID251  only to seed what other people's code draws
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, islice
+from fnmatch import fnmatchcase
+from itertools import compress, count, islice
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -76,6 +77,11 @@ class LocalTraining:
         augment: a function from a batch to a batch, applied to each batch before its step, for
             example random crops; None changes nothing. torch's random numbers are then seeded by
             round and client.
+        alternate: patterns on names of parameters that take turns within a client, for plain SGD,
+            as LoRA's two factors do in LA-LoRA (Liu et al. 2026). Step k, counted from 0, moves
+            the parameters that match entry k modulo their number, and those that match none. All
+            of them are sent, clipped jointly, and noised: the guarantee does not depend on how
+            a client computes its update.
 
     In a plan file, ``loss`` and ``augment`` may name a function, as "package.module:function" or
     "./file.py:function". Nothing can be trained before that name is replaced by the function.
@@ -95,6 +101,7 @@ class LocalTraining:
     temperature: float = 0.5
     loss: str | Loss = "cross_entropy"
     augment: str | Augment | None = None
+    alternate: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks.positive("learning_rate", self.learning_rate)
@@ -113,6 +120,42 @@ class LocalTraining:
         if self.momentum and self.optimizer == "adam":
             raise ConfigError(f"momentum={self.momentum}: only for sgd; adam has its own.")
         self._check_objective()
+        if self.alternate:
+            self._check_alternate()
+
+    def _check_alternate(self) -> None:
+        turns = len(self.alternate)
+        if turns < 2 or not all(isinstance(pattern, str) for pattern in self.alternate):
+            raise ConfigError(
+                f"alternate={self.alternate!r}: must be at least two patterns, which take turns."
+            )
+        if not self.plain_sgd or self.objective != "fedavg":
+            raise ConfigError(
+                "alternate: only for the objective fedavg with sgd and no momentum; the state of "
+                "other optimisers would move what waits for its turn."
+            )
+        if self.steps is not None and self.steps < turns:
+            raise ConfigError(
+                f"steps={self.steps}: is below the {turns} entries of alternate, so that some "
+                "would never move; must be at least as many."
+            )
+
+    def moving(self, names: Sequence[str], step: int) -> list[bool]:
+        """Return which parameters, by name, a step moves; ``step`` is counted from 0.
+
+        Raises:
+            ConfigError: a pattern of ``alternate`` matches none of the names.
+        """
+        if not self.alternate:
+            return [True] * len(names)
+        turns = [[fnmatchcase(name, pattern) for name in names] for pattern in self.alternate]
+        for pattern, found in zip(self.alternate, turns, strict=True):
+            if not any(found):
+                raise ConfigError(
+                    f"alternate: {pattern!r} matches no parameter that trains in this round."
+                )
+        own = turns[step % len(turns)]
+        return [now or not any(each) for now, *each in zip(own, *turns, strict=True)]
 
     def _check_objective(self) -> None:
         checks.choice("objective", self.objective, get_args(Objective))
@@ -276,6 +319,44 @@ def client_update(
     """
     if out is not None:
         _refuse_other_memory(out, model.active_dim(active))
+    training = unclipped_update(
+        model,
+        start,
+        examples,
+        local=local,
+        generator=generator,
+        active=active,
+        previous=previous,
+        own=own,
+        after_step=after_step,
+        descend=descend,
+    )
+    with training as (update, first):
+        sent = update.cpu()
+        if watch is not None:
+            watch(None if first is None else float(first), l2_norm(sent))
+        return _clipped(sent, clip_norm, out)
+
+
+@contextmanager
+def unclipped_update(
+    model: PartialModel,
+    start: Tensor,
+    examples: Batch,
+    *,
+    local: LocalTraining,
+    generator: torch.Generator,
+    active: Sequence[int] | None = None,
+    previous: Tensor | None = None,
+    own: Tensor | None = None,
+    after_step: Callable[[], None] | None = None,
+    descend: Descend | None = None,
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Train as ``client_update`` does; yield the update before clipping, and the first loss.
+
+    Both are on the model's device. The update is memory of the model, which is reset at the end of
+    the context; the loss is None without a step.
+    """
     # another seed than that of the order, so that dropout masks do not repeat its random numbers
     own_code = callable(local.loss) or local.augment is not None
     seed = generator.initial_seed() ^ 1
@@ -298,12 +379,8 @@ def client_update(
         # Written over the gradients, so that a client needs no memory beyond that for training.
         update = torch.sub(model.flat, start, out=model.gradient)
         spans = model.spans(active)
-        sent = update[spans[0]] if len(spans) == 1 else torch.cat([update[span] for span in spans])
-        # Clipped on the CPU, where the clip is tested: the guarantee rests on its rounding.
-        sent = sent.cpu()
-        if watch is not None:
-            watch(None if first is None else float(first), l2_norm(sent))
-        return _clipped(sent, clip_norm, out)
+        one = len(spans) == 1
+        yield update[spans[0]] if one else torch.cat([update[span] for span in spans]), first
 
 
 def _clipped(sent: Tensor, clip_norm: float, out: Tensor | None) -> Tensor:
@@ -370,7 +447,9 @@ def _steps(
     optimizer = None if local.plain_sgd else local.fresh_optimizer(model, active)
     trained = [p for p in model.module.parameters() if p.requires_grad]
     kept = [p.grad for p in trained]  # views of the model's gradients, which a loss may replace
-    for rows in local.batches(count_rows(examples), generator):
+    names = [name for name, p in model.module.named_parameters() if p.requires_grad]
+    every = local.batches(count_rows(examples), generator)
+    for step, rows in enumerate(moved(every, model.flat.device)):
         batch = take(examples, rows)
         if local.augment is not None:
             batch = augmented(batch, local.augment)
@@ -379,7 +458,8 @@ def _steps(
         else:
             total = batch_loss(model.module, batch, local.loss)
         if optimizer is None:
-            descend(total, trained, local.learning_rate)
+            moving = local.moving(names, step)
+            descend(total, list(compress(trained, moving)), local.learning_rate)
             yield total.detach()
             continue
         _differentiate(total, trained, kept)
@@ -390,6 +470,16 @@ def _steps(
                 )
         optimizer.step()
         yield total.detach()
+
+
+def moved(rows: Iterable[Tensor], device: torch.device) -> Iterable[Tensor]:
+    """Return rows of examples on a device, in one copy, because each waits for the device."""
+    if device.type == "cpu":
+        return rows
+    every = list(rows)
+    if not every:
+        return every
+    return torch.split(torch.cat(every).to(device), [len(each) for each in every])
 
 
 def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> None:

@@ -47,12 +47,19 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
     >>> clip(torch.tensor([3.0, 4.0]), 1.0).norm() <= 1
     tensor(True)
     """
+    return clip_and_measure(update, clip_norm, out=out)[0]
+
+
+def clip_and_measure(
+    update: Tensor, clip_norm: float, *, out: Tensor | None = None
+) -> tuple[Tensor, float]:
+    """Return what ``clip`` does, and the norm of ``update``: NaN or infinity if an entry is."""
     clip_norm = at_least_tiny(clip_norm)
     if update.dtype is not torch.float64:
         update = update.float()
-    norm = l2_norm(update)
+    norm = before = l2_norm(update)
     if norm <= clip_norm:
-        return update
+        return update, before
     if not clip_norm / norm >= _LEAST_FACTOR:
         # Too long for one factor: shorten it first to coordinates of at most 1, in a copy, which no
         # other thread writes to. What is not finite, or only zeros by now, becomes NaN.
@@ -60,8 +67,35 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
         update.div_(update.abs().max())
         norm = l2_norm(update)
         if not math.isfinite(norm):
-            return torch.zeros_like(update)
-    return torch.mul(update, clip_norm / norm * _MARGIN, out=out)
+            return torch.zeros_like(update), before
+    return torch.mul(update, clip_norm / norm * _MARGIN, out=out), before
+
+
+def clip_rows(updates: Tensor, clip_norm: float) -> list[float]:
+    """Clip each row as ``clip`` does, in place, on the device of the rows, which must have float64.
+
+    Args:
+        updates: shape (k, d), float32.
+        clip_norm: as for ``clip``.
+
+    Returns:
+        The norm of each row before clipping; NaN or infinity if an entry was. Reading them is the
+        only time that this waits for the device.
+
+    Guarantees:
+        Those of ``clip``, for each row; no row depends on another.
+    """
+    clip_norm = at_least_tiny(clip_norm)
+    some = max(1, _WIDE // max(1, updates.shape[1]))
+    parts = torch.split(updates, some)
+    norms = torch.cat([torch.linalg.vector_norm(p, dim=1, dtype=torch.float64) for p in parts])
+    before: list[float] = norms.cpu().tolist()
+    for place, norm in enumerate(before):
+        if not (norm <= clip_norm or clip_norm / norm >= _LEAST_FACTOR):  # also if it is NaN
+            updates[place].copy_(clip(updates[place].cpu(), clip_norm))
+            norms[place] = 0.0
+    updates.mul_(factors(norms, clip_norm).float().unsqueeze(1))
+    return before
 
 
 def factors(norms: Tensor, clip_norm: float) -> Tensor:
@@ -94,6 +128,8 @@ def at_least_tiny(clip_norm: float) -> float:
 
 
 _PART = 2**16
+_WIDE = 2**25
+"""Numbers that are widened to float64 at once on an accelerator: torch writes the wide copy."""
 
 
 def l2_norm(vector: Tensor) -> float:

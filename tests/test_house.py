@@ -1,4 +1,4 @@
-"""The house: rooms, arrows and words of the three packages, and the code blocks of the README."""
+"""The house: rooms, arrows and words of the three packages."""
 
 import ast
 import re
@@ -27,6 +27,7 @@ FAMILIES = (
     "attacks.",
     "privpart.cli.",
     "privpart.data.tasks.",
+    "privpart.flower.",
     "privpart.models.",
 )
 """Folders of alike modules behind one face, which may be their only importer."""
@@ -46,9 +47,12 @@ WALLS = {
     "privpart.engines.ghost_sum": "an idea of its own: sums of clipped updates never written out",
     "privpart.engines.memory": "an idea of its own: clients with a memory",
     "privpart.engines.layers": "hides an internal operator of torch",
+    "privpart.engines.recorded": "an idea of its own: steps that a CUDA device repeats",
     "privpart.experiment.isolation": "an idea of its own: a check by training clients in turn",
     "privpart.experiment.passed": "an idea of its own: what two Python objects have in common",
     "privpart.experiment.freeze_search": "public: the search, for any accuracy",
+    "privpart.experiment.study.client_side": "an idea of its own: what a round takes from a client",
+    "privpart.experiment.study.frontier": "intervals and verdicts, without torch",
     "privpart.experiment.own_code": "hides the import system and its hooks",
     "privpart.experiment.starter": "texts that people get to edit",
     "privpart.grid": "the integers that every update becomes, read beside the clip",
@@ -223,6 +227,7 @@ def test_public_names_use_the_words_of_the_field():
 def test_delta_is_never_an_update():
     paths = [ROOT / "privpart" / f"{name}.py" for name in UPDATES]
     paths += (ROOT / "privpart" / "engines").glob("*.py")
+    paths += (ROOT / "privpart" / "flower").glob("*.py")
     found = []
     for path in paths:
         for node in ast.walk(tree(path)):
@@ -265,41 +270,6 @@ def test_every_public_name_is_listed_sorted_and_documented(package):
 def test_an_unknown_public_name_is_an_ordinary_error():
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         privpart.nonsense  # noqa: B018
-
-
-def python_blocks(document: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-
-
-def test_readme_shows_what_the_commands_print(privpart):
-    shown = re.findall(
-        r"```\n\$ privpart (.*?)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-    )
-    assert shown
-    # tests/cli/test_mechanisms.py compares what that command prints: it takes a minute
-    for command, output in [pair for pair in shown if not pair[0].startswith("mechanisms")]:
-        lines = [line.rstrip() for line in privpart(*command.split()).stdout.splitlines()]
-        assert [line for line in lines if line] == [line for line in output.splitlines() if line]
-
-
-# torch's, of Opacus's hooks: the input of the first layer needs no gradient
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("document", ["README.md", "docs/your-own.md", "docs/opacus.md"])
-def test_python_blocks_of_documents_run(document, tmp_path, monkeypatch):
-    blocks = python_blocks(document)
-    assert blocks
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, document, "exec"), names)
-
-
-def test_the_first_example_of_the_readme_has_ten_lines():
-    first = python_blocks("README.md")[0]
-    lines = [line for line in first.splitlines() if line.strip()]
-    assert 5 < len(lines) <= 10
-    assert any("train(" in line for line in lines)
-    assert not any(";" in line for line in lines)
 
 
 def test_every_silent_failure_names_tests_that_exist():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -39,7 +40,7 @@ def test_it_has_exactly_three_packages_that_are_typed_and_answers_alone(wheel, t
     assert top == {"accounting", "attacks", "privpart"}
     assert {f"{package}/py.typed" for package in top} <= set(names)
     plans = {f"privpart/experiment/plans/{name}.toml" for name in ("digits", "fashion_mnist")}
-    assert plans <= set(names)
+    assert plans | {"accounting/pages/page.html"} <= set(names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 
     zipfile.ZipFile(wheel).extractall(tmp_path)
@@ -57,6 +58,29 @@ def test_it_has_exactly_three_packages_that_are_typed_and_answers_alone(wheel, t
     )
     assert done.returncode == 0, done.stderr
     assert round(json.loads(done.stdout)["epsilon"], 3) == 17.667
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_are_fit_for_an_index(source, wheel, tmp_path):
+    """Their metadata render, and a wheel that is built from the sdist holds the same files."""
+    pytest.importorskip("twine", reason="make wheel-check installs it")
+    command = [sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, source]
+    subprocess.run(command, check=True, capture_output=True)
+    sdist = next(tmp_path.glob("*.tar.gz"))
+    for check in (
+        ["twine", "check", "--strict", wheel, sdist],
+        ["check_wheel_contents", "--toplevel", "accounting,attacks,privpart", wheel],
+    ):
+        done = subprocess.run([sys.executable, "-m", *check], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    shutil.unpack_archive(sdist, tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, unpacked]
+    subprocess.run(command, check=True, capture_output=True)
+    again = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    assert sorted(again) == sorted(zipfile.ZipFile(wheel).namelist())
+    assert zipfile.ZipFile(wheel).testzip() is None
 
 
 @pytest.mark.slow

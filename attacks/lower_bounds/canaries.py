@@ -225,8 +225,8 @@ def worst_view(
 ) -> View:
     """Return the view of the most visible canary that the plan admits.
 
-    A search: |L^-1 p|^2 is convex in p, so that replacing p by the admissible pattern that agrees
-    best with the slope at p never lowers it; begun at single rounds. It is certain for one
+    A search: ``|L^-1 p|^2`` is convex in p, so that replacing p by the admissible pattern that
+    agrees best with the slope at p never lowers it; begun at single rounds. It is certain for one
     participation and for the last model alone; elsewhere it might stop short of the maximum, though
     it never did where all patterns could be tried. Any admissible pattern gives sound bounds; a
     better one gives higher ones.

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from privpart.cli.output import printable
+from accounting.report import printable
 
 
 def export(

@@ -175,7 +175,7 @@ TABLE: Mapping[str, Options] = {
                 "nobody is sampled",
             ),
             Idle(
-                "log max_participations fixed_order cross_check plot statement",
+                "log max_participations fixed_order cross_check plot statement html",
                 "sampling",
                 _given("sampling"),
                 "decides who takes part, and has a report of its own",
@@ -223,7 +223,7 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "mechanisms": Options(
-        free="delta plan target_epsilon only plot form",
+        free="delta plan target_epsilon only plot html form",
         idle=(
             _beside_plan(f"rounds {_MECHANISM} {_LIMITS}"),
             Idle(_MECHANISM, "only", _hidden(_own_row), "leaves out the row of this mechanism"),
@@ -275,7 +275,17 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "report": Options(
-        free="run delta vouch public_key max_epsilon statement", idle=(_prose("form"),)
+        free="run about_template",
+        idle=(
+            _prose("form"),
+            Idle("about schema", "registry", _missing("registry"), "no entry is written"),
+            Idle(
+                "delta vouch public_key max_epsilon statement html registry form",
+                "about_template",
+                _given("about_template"),
+                "prints a file to be filled in, and no report",
+            ),
+        ),
     ),
     "verify": Options(free="run model public_key form"),
     "schedule": Options(free="plan every form"),
@@ -289,16 +299,17 @@ TABLE: Mapping[str, Options] = {
     ),
     "verify-gradients": Options(free="target tolerance form"),
     "freeze-search": Options(free="data tolerance seeds jobs form", idle=(_DATA_DIR,)),
+    "frontier": Options(free="file out jobs device tune_only audit form"),
     "demo": Options(free="out data seed seeds jobs", idle=(_DATA_DIR,)),
     "sweep run": Options(
-        free="file out jobs form",
+        free="file out jobs html form",
         idle=(
             Idle("cell_timeout", "jobs", _is("jobs", 1), "one process trains every cell itself"),
         ),
     ),
-    "sweep show": Options(free="folder form"),
+    "sweep show": Options(free="folder html form"),
     "audit leakage": Options(
-        free=f"{_AUDIT_FREE} gradient schedule fail_on plan tokens",
+        free=f"{_AUDIT_FREE} gradient schedule fail_on plan tokens html",
         idle=(
             *_text(f"{_OF_IMAGES} decoys"),
             Idle("words", "tokens", _missing("tokens"), "a plan has its own"),
@@ -337,7 +348,7 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "audit epsilon": Options(
-        free="run out confidence fail_on form",
+        free="run out confidence fail_on html form",
         idle=(
             Idle(
                 "plan simulate replay count runs observer seed",

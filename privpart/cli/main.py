@@ -1,7 +1,7 @@
 """``privpart``: the command line and its exit codes.
 
     0    ok                            6    the run left its plan
-    2    bad input                     7    an optional extra is missing (reserved)
+    2    bad input                     7    an optional extra is missing
     3    budget exceeded               70   a fault of the machine, for instance a full disk
     4    audit threshold passed        130  interrupted; the run can be resumed
     5    the guarantee of a run does not hold, although it kept to its plan; or its folder, or a
@@ -29,6 +29,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 import typer
 
 from accounting import ConfigError
+from accounting.report import printable
 from privpart.cli import audit, flower, sweep
 from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.budget_book import budget
@@ -38,10 +39,10 @@ from privpart.cli.demo import demo
 from privpart.cli.doctor import doctor
 from privpart.cli.export import export
 from privpart.cli.freeze_search import freeze_search
+from privpart.cli.frontier import frontier
 from privpart.cli.idle import Command
 from privpart.cli.init import init
 from privpart.cli.inspect import inspect
-from privpart.cli.output import printable
 from privpart.cli.report import report
 from privpart.cli.schedule import schedule
 from privpart.cli.train import train
@@ -69,6 +70,7 @@ _COMMANDS = (
     inspect,
     costs,
     freeze_search,
+    frontier,
     verify_gradients,
     demo,
 )

@@ -51,6 +51,14 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Form of the resu
 MaxEpsilon = Annotated[
     float | None, typer.Option(help="Exit with 3 if epsilon is above this; for CI.")
 ]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        help="Also write the result as a page for people into this file.",
+        show_default=False,
+    ),
+]
 PublicKey = Annotated[
     str | None,
     typer.Option(

@@ -22,14 +22,6 @@ _MOST_SHOWN = 6
 """Numbers of a sequence that the text form of a report lists."""
 
 
-def printable(text: str) -> str:
-    """Return text whose characters a terminal shows and does not obey: others as an escape.
-
-    What a stranger's run says of itself could otherwise erase, or write over, what was found.
-    """
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-
-
 def print_report(
     report: PrivacyReport, form: Format, *, beside: Sequence[tuple[str, str]] = ()
 ) -> None:

@@ -1,4 +1,7 @@
-"""Plots: the pictures that the commands draw, with matplotlib and without torch."""
+"""Plots: the pictures that the commands draw, with matplotlib and without torch.
+
+They are one file, because they share what a figure looks like.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +16,8 @@ from numpy.typing import NDArray
 from accounting import ConfigError, Participation, PrivacyReport
 from accounting import guarantee as guarantee_of
 from accounting.mechanisms import MechanismChoice
+from accounting.pages import drawing
+from accounting.report import up
 from privpart.cli.options import Against
 
 if TYPE_CHECKING:  # only for annotations: a budget's picture must not import torch
@@ -21,7 +26,6 @@ if TYPE_CHECKING:  # only for annotations: a budget's picture must not import to
     from privpart.cli.demo_tables import Accuracy
     from privpart.experiment.sweep_store import Point
 
-_PART_COLOURS = {"full": "#b3552c", "partial": "#1f6f8b"}
 _RESOURCES = {
     "bytes down": "bytes_down",
     "bytes up": "bytes_up",
@@ -29,7 +33,6 @@ _RESOURCES = {
     "backward FLOPs": "backward_flops",
     "memory": "memory_bytes",
 }
-_COLOURS = ("#b3552c", "#1f6f8b", "#5b8c5a", "#c9a227", "#7a5195", "#888888")
 _POINTS = 25
 _AXES = {
     Against.NOISE: "noise multiplier",
@@ -42,35 +45,39 @@ def draw_accuracy(
     accuracies: Sequence["Accuracy"], budgets: Sequence[PrivacyReport], path: Path
 ) -> None:
     """Draw accuracy against noise, with a band of one standard deviation and epsilon below."""
-    levels = list(dict.fromkeys(a.noise_multiplier for a in accuracies))
     epsilon = {b.noise_multiplier: f"ε = {b.epsilon:.3g}" for b in budgets}
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    axes = figure.add_subplot()
-    for part, colour in _PART_COLOURS.items():
+    levels = sorted({a.noise_multiplier for a in accuracies} - {0.0})
+    parts = list(dict.fromkeys(a.part for a in accuracies))
+    styles = drawing.Styles(parts)
+    figure, axes = drawing.panel()
+    for part in parts:
         rows = [a for a in accuracies if a.part == part]
-        middle = [100 * a.mean for a in rows]
-        spread = [100 * (a.spread or 0.0) for a in rows]
-        share = rows[0].trained / rows[0].parameter_count
-        label = f"{part}: {share:.0%} of the parameters train"
-        axes.plot(range(len(rows)), middle, color=colour, marker="o", label=label)
-        axes.fill_between(
-            range(len(rows)),
-            [m - s for m, s in zip(middle, spread, strict=True)],
-            [m + s for m, s in zip(middle, spread, strict=True)],
-            color=colour,
-            alpha=0.15,
-            linewidth=0,
+        noisy = [a for a in rows if a.noise_multiplier > 0]
+        name = f"{part}: {rows[0].trained / rows[0].parameter_count:.0%} of the parameters train"
+        styles.parts = [name if own == part else own for own in styles.parts]
+        drawing.band(
+            axes,
+            [a.noise_multiplier for a in noisy],
+            [100 * a.mean for a in noisy],
+            [100 * (a.spread or 0.0) for a in noisy],
+            styles.of(name),
         )
-    axes.set_xticks(
-        range(len(levels)), [f"{z:g}\n{epsilon.get(z, 'no guarantee')}" for z in levels]
-    )
+        for free in (a for a in rows if a.noise_multiplier == 0):
+            drawing.no_noise(
+                axes,
+                100 * free.mean,
+                100 * (free.spread or 0.0),
+                label=f"{part}, no noise",
+                color=styles.colour(name),
+            )
+    axes.set_xscale("log")
+    axes.set_xticks(levels, [f"{z:g}\n{epsilon.get(z, '')}" for z in levels], minor=False)
+    axes.minorticks_off()
     axes.set_xlabel(f"noise multiplier, and its cost per user at δ = {budgets[0].delta:g}")
     axes.set_ylabel("test accuracy (%)")
     axes.set_ylim(0, 100)
-    axes.grid(axis="y", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower left")
-    figure.savefig(path, dpi=150)
+    styles.legend(axes, loc="lower left")
+    drawing.save(figure, path)
 
 
 def draw_budget(
@@ -80,34 +87,52 @@ def draw_budget(
     *,
     against: Against,
     path: Path,
+    target: float | None = None,
 ) -> None:
-    """Draw epsilon along one axis through the run of ``report``; the suffix sets the format."""
+    """Write ``budget_figure``; the suffix sets the format."""
+    drawing.save(budget_figure(choice, run, report, against=against, target=target), path)
+
+
+def budget_figure(
+    choice: MechanismChoice,
+    run: Participation,
+    report: PrivacyReport,
+    *,
+    against: Against,
+    target: float | None = None,
+) -> Figure:
+    """Draw epsilon along one axis through the run of ``report``, and the target if there is one."""
     points = _curve(choice, run, report, against)
     here = {
         Against.NOISE: report.noise_multiplier,
         Against.ROUNDS: report.rounds,
         Against.PARTICIPATIONS: report.max_participations,
     }[against]
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(*zip(*points, strict=True), color="#1f6f8b", marker=".")
-    axes.plot([here], [report.epsilon], "o", color="#b3552c")
+    figure, axes = drawing.panel()
+    xs, ys = zip(*points, strict=True)
+    axes.plot(xs, ys, color=drawing.SERIES[0], marker=".")
+    axes.plot([here], [report.epsilon], "o", color=drawing.SERIES[1], markersize=6)
     axes.annotate(
-        f"ε = {report.epsilon:.4g}", (here, report.epsilon), (8, 8), textcoords="offset points"
+        f"ε = {up(report.epsilon)}",
+        (here, report.epsilon),
+        (8, 8),
+        textcoords="offset points",
+        color=drawing.SERIES[1],
+        weight="bold",
     )
-    if against is not Against.PARTICIPATIONS:
-        axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel(_AXES[against])
-    axes.set_ylabel(f"ε at δ = {report.delta:g}")
-    axes.set_title(
+    if target is not None:
+        drawing.target(axes, target, f"target ε = {target:g}")
+    if against is Against.PARTICIPATIONS:
+        axes.set_xlabel(_AXES[against])
+    else:
+        drawing.log_axis(axes.xaxis, _AXES[against])
+    drawing.log_axis(axes.yaxis, f"ε at δ = {drawing.short(report.delta)}")
+    drawing.title(
+        axes,
         f"{report.mechanism}: {report.rounds} rounds, a {report.unit} in at most "
         f"{report.max_participations}; {report.adjacency} adjacency",
-        fontsize=9,
     )
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    _write(figure, path)
+    return figure
 
 
 def _curve(
@@ -157,73 +182,83 @@ def _runs(run: Participation, against: Against) -> list[Participation]:
 
 
 def draw_front(rows: Sequence[Mapping[str, Any]], *, title: str, path: Path) -> None:
+    """Write ``front_figure``; the suffix sets the format."""
+    drawing.save(front_figure(rows, title=title), path)
+
+
+def front_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     """Draw the error of each mechanism against its state vectors, and the front as a line."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = drawing.panel(7.2, 4.2)
     front = [row for row in rows if row["front"]]
-    steps = [(row["state_vectors"], row["rmse"]) for row in front]
     widest = max(row["state_vectors"] for row in rows)
     axes.step(
-        [x for x, _ in steps] + [widest],
-        [y for _, y in steps] + [steps[-1][1]],
+        [*(row["state_vectors"] for row in front), widest],
+        [*(row["rmse"] for row in front), front[-1]["rmse"]],
         where="post",
-        color="#1f6f8b",
+        color=drawing.FAINT,
+        linewidth=1,
     )
+    styles = drawing.Styles()
     for row in rows:
-        colour = "#1f6f8b" if row["front"] else "#b3552c"
-        axes.plot(row["state_vectors"], row["rmse"], "o", color=colour, markersize=4)
-        axes.annotate(
-            row["mechanism"],
-            (row["state_vectors"], row["rmse"]),
-            (3, 3),
-            textcoords="offset points",
-            fontsize=6,
-            color=colour,
-        )
+        at = row["state_vectors"], row["rmse"]
+        look = styles.of(row["mechanism"].partition(",")[0]) | {"linestyle": ""}
+        if not row["front"]:
+            look["markerfacecolor"] = "none"
+        axes.plot(*at, **look)
+        if row["front"]:
+            axes.annotate(
+                row["mechanism"],
+                at,
+                (4, 4),
+                textcoords="offset points",
+                fontsize=7,
+                color=drawing.INK,
+            )
     axes.set_xscale("symlog", linthresh=1)
-    axes.set_yscale("log")
+    axes.set_xticks([0, *drawing.round_ticks(1, max(2, widest))])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
     axes.set_xlabel("state vectors, each as long as the trained part")
-    axes.set_ylabel("rmse of the prefix sums / clip norm")
-    axes.set_title(title, fontsize=8)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    _write(figure, path)
+    drawing.log_axis(axes.yaxis, "rmse of the prefix sums / clip norm")
+    drawing.title(axes, title)
+    styles.legend(axes, loc="upper right")
+    return figure
 
 
 def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> None:
     """Draw the costs in ``rows`` as shares of the first row, full training."""
-    figure = Figure(figsize=(7.2, 3.8), layout="constrained")
-    axes = figure.add_subplot()
-    width = 0.8 / len(rows)
-    for number, row in enumerate(rows):
+    figure, axes = drawing.panel(7.2, 3.8)
+    others = rows[1:] or rows
+    width = 0.8 / len(others)
+    for number, row in enumerate(others):
         places = [group + width * number for group in range(len(_RESOURCES))]
         shares = [100 * row[key] / rows[0][key] for key in _RESOURCES.values()]
-        axes.bar(places, shares, width, color=_COLOURS[number % len(_COLOURS)], label=row["part"])
+        colour = drawing.SERIES[number % len(drawing.SERIES)]
+        axes.bar(places, shares, width, color=colour, label=row["part"])
+    drawing.target(axes, 100, rows[0]["part"])
     axes.set_xticks([group + 0.4 - width / 2 for group in range(len(_RESOURCES))], list(_RESOURCES))
     axes.set_ylabel("% of full training")
-    axes.set_title(title, fontsize=9)
-    axes.grid(axis="y", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    drawing.title(axes, title)
+    axes.grid(visible=False, axis="x")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    _write(figure, path)
+    drawing.save(figure, path)
 
 
 def draw_steps(found: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
     """Draw one client's step sizes, a line per way of training and a tick at each averaging."""
-    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = drawing.panel(6.4, 3.4)
+    styles = drawing.Styles()
     for name, rounds in found.items():
         sizes = [size for own in rounds for size in own]
-        axes.plot(range(len(sizes)), sizes, label=name, marker=".", linewidth=1)
+        axes.plot(range(len(sizes)), sizes, **styles.of(name) | {"marker": ".", "linewidth": 1})
     ends: list[int] = [0]
     for own in next(iter(found.values())):
         ends.append(ends[-1] + len(own))
     axes.set_xticks(ends[:-1], [f"round {r}" for r in range(len(ends) - 1)], fontsize=7)
     axes.set_xlabel("local steps of one client")
     axes.set_ylabel("length of the step")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    styles.legend(axes)
+    drawing.save(figure, path)
 
 
 def draw_rows(found: Mapping[str, Sequence["Tensor"]], path: Path) -> None:
@@ -237,7 +272,7 @@ def draw_rows(found: Mapping[str, Sequence["Tensor"]], path: Path) -> None:
         for cell, image in zip(line, images, strict=False):
             _show(cell, image)
         line[0].text(-0.1, 0.5, name, transform=line[0].transAxes, ha="right", va="center")
-    figure.savefig(path, dpi=120)
+    drawing.save(figure, path)
 
 
 def draw_grid(images: Sequence["Tensor"], path: Path, columns: int = 8) -> None:
@@ -249,14 +284,7 @@ def draw_grid(images: Sequence["Tensor"], path: Path, columns: int = 8) -> None:
         cell.axis("off")
     for cell, image in zip(cells, images, strict=False):
         _show(cell, image)
-    figure.savefig(path, dpi=120)
-
-
-def _write(figure: Figure, path: Path) -> None:
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"plot={path}: cannot be written: {error}") from None
+    drawing.save(figure, path)
 
 
 def _show(cell: Axes, image: "Tensor") -> None:
@@ -268,81 +296,125 @@ def draw_sweep(
     points: Sequence["Point"], axes: Sequence[str], noise_axes: Sequence[str], out: Path
 ) -> None:
     """Write ``accuracy-noise.png`` and ``accuracy-epsilon.png``; bands show a deviation."""
+    for name, figure in sweep_figures(points, axes, noise_axes).items():
+        drawing.save(figure, out / f"accuracy-{name}.png")
+
+
+def sweep_figures(
+    points: Sequence["Point"], axes: Sequence[str], noise_axes: Sequence[str]
+) -> dict[str, Figure]:
+    """Return accuracy against "noise" and against "epsilon", over the points of a sweep.
+
+    An axis of mechanisms sets the dashes, all other axes together the colours. Training without
+    noise is a level, and results that differ in nothing ordered are points.
+    """
     other = [axis for axis in axes if axis not in noise_axes]
-    lines: dict[str, list[Point]] = {}
-    for point in points:
-        name = ", ".join(point.labels.get(axis, "") for axis in other)
-        lines.setdefault(name, []).append(point)
-    _draw_lines(lines, lambda p: p.noise_multiplier, "noise multiplier", out / "accuracy-noise.png")
+    dashed = next((axis for axis in other if "mechanism" in axis), None)
+    parts = [axis for axis in other if axis != dashed]
+    named = [
+        (", ".join(p.labels.get(axis, "") for axis in parts), p.labels.get(dashed or "", ""), p)
+        for p in points
+        if p.mean is not None
+    ]
     deltas = {point.delta for point in points if point.epsilon is not None}
-    at = f" at δ = {deltas.pop():g}" if len(deltas) == 1 else ""
-    _draw_lines(lines, lambda p: p.epsilon, f"epsilon{at}, log scale", out / "accuracy-epsilon.png")
+    at = f" at δ = {drawing.short(deltas.pop() or 0)}" if len(deltas) == 1 else ""
+    return {
+        "noise": _sweep_figure(named, lambda p: p.noise_multiplier, "noise multiplier"),
+        "epsilon": _sweep_figure(named, lambda p: p.epsilon, f"ε{at}"),
+    }
 
 
-def _draw_lines(
-    lines: dict[str, list["Point"]], x_of: Callable[["Point"], float | None], label: str, path: Path
-) -> None:
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    panel = figure.add_subplot()
-    drawn = False
-    own = any(p.own_metric for points in lines.values() for p in points)
+def _sweep_figure(
+    named: Sequence[tuple[str, str, "Point"]], x_of: Callable[["Point"], float | None], label: str
+) -> Figure:
+    figure, panel = drawing.panel()
+    own = any(point.own_metric for _, _, point in named)
     factor = 1 if own else 100
-    for number, (name, points) in enumerate(lines.items()):
-        shown = sorted(
-            (x, factor * p.mean, factor * (p.deviation or 0.0))
-            for p in points
-            if (x := x_of(p)) is not None and p.mean is not None
+    lines: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    free: dict[str, tuple[float, float]] = {}
+    for part, mechanism, point in named:
+        result = factor * (point.mean or 0.0), factor * (point.deviation or 0.0)
+        if x := x_of(point):
+            lines.setdefault((part, mechanism), []).append((x, *result))
+        else:
+            free.setdefault(part, result)
+    styles = drawing.Styles()
+    levels = {x for line in lines.values() for x, _, _ in line}
+    if len(levels) > 1:
+        for names, line in lines.items():
+            xs, middle, spread = zip(*line, strict=True)
+            drawing.band(panel, xs, middle, spread, styles.of(*names))
+        drawing.log_axis(panel.xaxis, label)
+        styles.legend(panel)
+    elif levels:
+        _sweep_points(panel, lines, styles)
+        panel.set_xlabel(f"{label}: {levels.pop():.4g} for all")
+    else:
+        _sweep_points(panel, {(p, ""): [(0.0, *found)] for p, found in free.items()}, styles)
+        panel.set_xlabel("without noise")
+        free = {}
+    drawn = {part for part, _ in styles.drawn}
+    for part, (mean, deviation) in free.items():
+        drawing.no_noise(
+            panel,
+            mean,
+            deviation,
+            label=f"{part}, no noise" if part else "no noise",
+            color=styles.colour(part) if part in drawn else drawing.FAINT,
         )
-        if not shown:
-            continue
-        drawn = True
-        xs, middle, spread = zip(*shown, strict=True)
-        colour = _COLOURS[number % len(_COLOURS)]
-        panel.plot(xs, middle, color=colour, marker="o", label=name or "all")
-        panel.fill_between(
-            xs,
-            [m - s for m, s in zip(middle, spread, strict=True)],
-            [m + s for m, s in zip(middle, spread, strict=True)],
-            color=colour,
-            alpha=0.15,
-            linewidth=0,
-        )
-    panel.set_xscale("log" if label.startswith("epsilon") and drawn else "linear")
-    panel.set_xlabel(label)
     panel.set_ylabel("metric" if own else "test accuracy (%)")
-    panel.set_title("simulation with seeded noise: not private", fontsize=9)
-    panel.grid(alpha=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
-    if drawn:
-        panel.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    drawing.title(panel, "simulation with seeded noise: not private")
+    return figure
+
+
+def _sweep_points(
+    panel: Axes,
+    lines: Mapping[tuple[str, str], Sequence[tuple[float, float | None, float | None]]],
+    styles: drawing.Styles,
+) -> None:
+    """Draw results at one noise: a place per part, a colour per mechanism."""
+    parts = list(dict.fromkeys(part for part, _ in lines))
+    groups: dict[str, tuple[list[float | None], list[float | None]]] = {}
+    for mechanism in dict.fromkeys(mechanism for _, mechanism in lines):
+        found = [
+            lines[part, mechanism][0] if (part, mechanism) in lines else None for part in parts
+        ]
+        means = [None if one is None else one[1] for one in found]
+        groups[mechanism] = means, [None if one is None else one[2] for one in found]
+    drawing.categories(panel, parts, groups, styles)
+    styles.legend(panel)
 
 
 def draw_scores(
     scores: NDArray[np.float64], present: NDArray[np.bool_], mu: float, path: Path
 ) -> None:
+    """Write ``scores_figure``."""
+    drawing.save(scores_figure(scores, present, mu), path)
+
+
+def scores_figure(scores: NDArray[np.float64], present: NDArray[np.bool_], mu: float) -> Figure:
     """Draw histograms of canaries' scores beside what the accountant allows at most.
 
     Args:
         scores: in standard deviations of the noise, (m,).
         present: who took part, (m,).
         mu: the accountant's.
-        path: file to write.
     """
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = drawing.panel(6.4, 3.6)
     low, high = float(scores.min()), float(scores.max())
     bins = np.linspace(low, high if high > low else low + 1, 41).tolist()
     at = np.linspace(min(low, -3.0), max(high, mu + 3.0), 300)
-    for chosen, name, colour, centre in (
-        (~present, "absent", "#1f6f8b", 0.0),
-        (present, "took part", "#b3552c", mu),
+    for chosen, name, colour, dash, centre in (
+        (~present, "absent", drawing.SERIES[0], drawing.DASHES[0], 0.0),
+        (present, "took part", drawing.SERIES[1], drawing.DASHES[1], mu),
     ):
+        if not chosen.any():
+            continue
         axes.hist(scores[chosen], bins, density=True, color=colour, alpha=0.45, label=name)
         curve = np.exp(-((at - centre) ** 2) / 2) / np.sqrt(2 * np.pi)
-        axes.plot(at, curve, color=colour, linewidth=1)
-    axes.axvline(mu, color="#2b2b2b", linestyle="--", linewidth=1, label=f"accountant: mu {mu:.3g}")
+        axes.plot(at, curve, color=colour, linewidth=1.2, linestyle=dash)
+    drawing.target(axes, mu, f"accountant: mu {mu:.3g}", vertical=True)
     axes.set_xlabel("score of a canary, in standard deviations of the noise")
     axes.set_ylabel("density")
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    axes.legend(frameon=False, fontsize=8, labelcolor=drawing.INK)
+    return figure

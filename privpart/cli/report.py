@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting import PrivacyReport, checks
-from accounting.report import up
+from accounting import ConfigError, PrivacyReport, checks
+from accounting.report import printable, up
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, printable, report_row
+from privpart.cli.output import as_csv, report_row
 
 if TYPE_CHECKING:
+    from privpart.run.evidence import Check
     from privpart.run.report import RunReport
 
 _EXCEEDED = 3
 _UNSOUND = 5
 _LEFT_ITS_PLAN = 6
+_MISSING = 7
 _WIDTH = 96
+_REGISTRY = "An entry of OpenDP's registry of deployments"
 _VERDICTS = {
     "holds": "HOLDS: every assumption was enforced, verified or vouched for",
     "conditional": "CONDITIONAL: it holds if the assumptions listed as not checked are true",
@@ -46,6 +49,37 @@ def report(
     statement: Annotated[
         bool, typer.Option("--statement", help="Print the report as prose.")
     ] = False,
+    html: options.HtmlOption = None,
+    registry: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write an entry of OpenDP's registry of deployments into this file (.yaml "
+            "or .json).",
+            rich_help_panel=_REGISTRY,
+        ),
+    ] = None,
+    about: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with what only you know: who publishes what, why and for whom.",
+            rich_help_panel=_REGISTRY,
+        ),
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            help="The registry's JSON schema (.yaml or .json), which the entry must satisfy.",
+            rich_help_panel=_REGISTRY,
+        ),
+    ] = None,
+    about_template: Annotated[
+        bool,
+        typer.Option(
+            "--about-template",
+            help="Print the file for --about, to be filled in, in place of the report.",
+            rich_help_panel=_REGISTRY,
+        ),
+    ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Report the guarantee of a run and whether it holds, from the run's ledger.
@@ -54,12 +88,19 @@ def report(
     hold for another reason, or a file of the run is not what its ledger names, 3 above
     --max-epsilon.
     """
-    from privpart.run.report import run_report, vouched
+    from privpart.run.report import vouched
 
+    if about_template:
+        from privpart.cli.registry import template
+
+        typer.echo(template())
+        return
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
-    found = run_report(run, delta=delta, public_key=options.public_key_of_file(public_key))
+    found = _derived(run, delta, options.public_key_of_file(public_key), html)
     for code in vouch or ():
         found = vouched(found, code)
+    _write_page(found, html)
+    _register(found, registry, about, schema)
     if statement:
         typer.echo(printable("\n\n".join([found.guarantee.statement(), *_sentences(found)])))
     else:
@@ -70,6 +111,67 @@ def report(
         raise typer.Exit(_UNSOUND)
     if limit is not None:
         _within(found.guarantee, limit)
+
+
+def _derived(
+    run: Path, delta: float | None, public_key: str | None, html: Path | None
+) -> "RunReport":
+    """Return the report of a run; of a ledger that cannot be relied on, write a page that says so.
+
+    Raises:
+        ConfigError: see ``run_report``.
+    """
+    from privpart.run.evidence import gather
+    from privpart.run.report import report_of
+
+    checked: tuple[Check, ...] = ()
+    try:
+        evidence = gather(run, public_key)
+        checked = evidence.checks
+        return report_of(evidence, run, delta=delta)
+    except ConfigError as error:
+        broken = any(check.status == "wrong" for check in checked)
+        unread = not checked and (run / "ledger.sqlite").is_file()
+        if html is not None and (broken or unread):
+            from privpart.cli.pages.run import unreadable_page
+
+            unreadable_page(str(error), checked, run).write(html)
+        raise
+
+
+def _write_page(found: "RunReport", path: Path | None) -> None:
+    if path is None:
+        return
+    from privpart.cli.pages.run import run_page
+
+    run_page(found).write(path)
+
+
+def _register(
+    found: "RunReport", path: Path | None, about: Path | None, schema: Path | None
+) -> None:
+    if path is None:
+        return
+    if about is None:
+        raise ConfigError(
+            "registry: --about FILE is needed, with what only you know; --about-template prints "
+            "such a file to be filled in."
+        )
+    try:
+        from privpart.cli.registry import write_entry
+
+        write_entry(found, path, about, schema)
+    except ModuleNotFoundError as error:
+        typer.echo(
+            f"privpart: --registry needs {error.name}: pip install 'privpart[registry]'.", err=True
+        )
+        raise typer.Exit(_MISSING) from None
+    if schema is None:
+        typer.echo(
+            "privpart: warning: the entry was not checked: pass the registry's JSON schema "
+            "(--schema).",
+            err=True,
+        )
 
 
 def _within(found: PrivacyReport, limit: float) -> None:

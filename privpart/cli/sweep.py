@@ -77,6 +77,7 @@ def run(
             "longest time between two rounds so far. One process (-j 1) has none."
         ),
     ] = None,
+    html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Train every cell of a grid, for each seed; the same command again resumes the sweep.
@@ -97,12 +98,13 @@ def run(
     with SweepStore(out, create=True) as store:
         store.describe(chosen.axes, chosen.noise_axes)
         _run(chosen, store, trainer, out)
-        _show(store, out, form)
+        _show(store, out, form, html)
 
 
 @app.command(cls=Command)
 def show(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the sweep.")],
+    html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Print a sweep's table; write it as CSV, and plot accuracy against noise and epsilon.
@@ -114,7 +116,7 @@ def show(
     from privpart.experiment.sweep_store import SweepStore
 
     with SweepStore(folder) as store:
-        _show(store, folder, form)
+        _show(store, folder, form, html)
 
 
 def processors() -> int:
@@ -177,7 +179,7 @@ def _run(chosen: "Sweep", store: "SweepStore", trainer: "CellTrainer", out: Path
         raise typer.Exit(_INTERRUPTED) from None
 
 
-def _show(store: "SweepStore", out: Path, form: Format) -> None:
+def _show(store: "SweepStore", out: Path, form: Format, html: Path | None) -> None:
     from privpart.cli import plots
 
     points, axes = store.points(), store.axes
@@ -186,6 +188,12 @@ def _show(store: "SweepStore", out: Path, form: Format) -> None:
         (out / "sweep.csv").write_text(as_csv(rows), encoding="utf-8")
         plots.draw_sweep(points, axes, store.noise_axes, out)
     notes = [NOT_PRIVATE, *([UNCHARGED] if any(point.tuned > 1 for point in points) else [])]
+    failed = [f"failed: {labels}, seed {seed}: {error}" for labels, seed, error in store.errors()]
+    if html is not None:
+        from privpart.cli.pages.sweep import sweep_page
+
+        figures = plots.sweep_figures(points, axes, store.noise_axes) if rows else {}
+        sweep_page(rows, axes, figures, notes, failed).write(html)
     if form is Format.JSON:
         document = {"schema": "privpart/sweep-table/1", "rows": rows, "notes": notes}
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
@@ -193,8 +201,8 @@ def _show(store: "SweepStore", out: Path, form: Format) -> None:
         typer.echo(as_csv(rows) if rows else "", nl=False)
     else:
         _print_table(points, axes, notes)
-    for labels, seed, error in store.errors():
-        typer.echo(f"privpart: failed: {labels}, seed {seed}: {error}", err=True)
+    for line in failed:
+        typer.echo(f"privpart: {line}", err=True)
 
 
 def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from accounting.report import printable
 from privpart.cli import options
-from privpart.cli.output import printable
 
 if TYPE_CHECKING:
     from privpart.run.evidence import Check

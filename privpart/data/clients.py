@@ -40,6 +40,23 @@ class Clients(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SomeClients:
+    """Some of a population's clients.
+
+    Attributes:
+        of: the population.
+        ids: of those that remain.
+    """
+
+    of: Clients
+    ids: Sequence[ClientId]
+
+    def examples(self, client: ClientId, /) -> Batch:
+        """Return one client's examples, as the population does."""
+        return self.of.examples(client)
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteClients:
     """Clients whose examples are on nodes of their own, and never here.
 

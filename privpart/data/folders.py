@@ -25,7 +25,7 @@ def from_folders(
         path: a folder of folders.
         load: reads a file and returns one example: a nest of tensors, arrays and numbers, of equal
             shapes for all files of a client.
-        pattern: which files of a client's folder are examples, such as "*.png".
+        pattern: which files of a client's folder are examples, such as ``"*.png"``.
 
     Raises:
         ConfigError: no such folder, a client without a file, or as for ``IndexedClients``.

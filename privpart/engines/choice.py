@@ -269,9 +269,10 @@ class _Trial:
         asked = [client for client, size in held.items() if size]
         asked.sort(key=lambda client: abs(held[client] - self._size))
         steps = _steps(self._local, self._size)
-        few = steps > 2 * _FEW_STEPS
-        self._few = replace(self._local, epochs=1, steps=_FEW_STEPS) if few else self._local
-        self._part = _FEW_STEPS / steps if few else 1.0
+        enough = max(_FEW_STEPS, len(self._local.alternate))  # so that everything moves
+        few = steps > 2 * enough
+        self._few = replace(self._local, epochs=1, steps=enough) if few else self._local
+        self._part = enough / steps if few else 1.0
         # A single step pads short batches, so the client with the oddest size is checked, too.
         self._checked = asked[:1] if few else list(dict.fromkeys([asked[0], asked[-1]]))
         asked = self._checked + [client for client in asked if client not in self._checked]

@@ -1,13 +1,16 @@
 """Device: where clients are computed, on the CPU or on one accelerator."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from accounting.checks import ConfigError
+
+_Result = TypeVar("_Result", Tensor, list[Tensor])
 
 
 def find_device(device: str | torch.device) -> torch.device:
@@ -41,6 +44,57 @@ def find_device(device: str | torch.device) -> torch.device:
 def namespace(device: torch.device) -> Any:  # noqa: ANN401
     """Return torch's module for a kind of device, such as ``torch.cuda``."""
     return getattr(torch, device.type)
+
+
+_REHEARSALS = 2
+"""Calls before a recording, in which libraries choose their kernels and get memory."""
+
+
+class Recorder:
+    """Records work on a CUDA device as graphs, which share memory for what happens in between.
+
+    Args:
+        device: the current one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory: Any = None
+
+    def record(self, work: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
+        """Return a function that repeats ``work``, and its result: tensors that each call writes.
+
+        Args:
+            work: called a few times before the recording. What it reads and writes must stay where
+                it is in memory.
+        """
+        cuda: Any = torch.cuda
+        other, before = cuda.Stream(self._device), cuda.current_stream(self._device)
+        other.wait_stream(before)
+        with cuda.stream(other):
+            for _ in range(_REHEARSALS):
+                work()
+        before.wait_stream(other)
+        self._memory = self._memory or cuda.graph_pool_handle()
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, pool=self._memory):
+            result = work()
+        return graph.replay, result
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in float64."""
+    try:
+        torch.ones((), dtype=torch.float64, device=device).mul_(2)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def host_memory(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return memory of the CPU to which a device copies fast."""
+    # page-locked, which torch keeps for the next round: otherwise a copy takes ten times as long
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def free_memory(device: torch.device) -> int:

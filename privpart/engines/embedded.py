@@ -4,6 +4,8 @@ Updates and sums are one file, because both take from a round what was computed 
 """
 
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +22,12 @@ from privpart.clip import add_in_place, clip, l2_norm
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.choice import Choice, Kept
-from privpart.engines.device import find_device, free_memory, one_thread
+from privpart.engines.device import find_device, free_memory, host_memory, one_thread
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.memory import ClientsWithMemory
 from privpart.engines.methods import LocalComputation, Method, prefix_fits
 from privpart.engines.options import EngineOptions, changes_inputs
-from privpart.engines.workers import Workers
+from privpart.engines.workers import Workers, refuse_unsendable
 from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, RoundTask
 from privpart.model import PartialModel
 
@@ -39,6 +41,9 @@ class _Looked:
     kept: Kept
 
 
+_ALONE = 3.0
+"""Processor seconds of clients after which worker processes start: each takes about as long to
+import torch, so a short job is faster without them."""
 _TURNS = 2
 """Chunks per worker that the rest of a round is cut into, where one client follows another."""
 
@@ -108,6 +113,7 @@ class EmbeddedEngine:
             self._cache_prefix = False  # a prescribed loop caches only if told to
         self._computation: LocalComputation | None = None
         self._pool: Workers | None = None
+        self._alone = 0.0  # processor seconds of clients in this process
         self._frozen_version = model.frozen_version
         self._watched: list[tuple[float | None, float]] = []
         self._watched_clip_norm: float | None = None
@@ -118,12 +124,12 @@ class EmbeddedEngine:
         Raises:
             WorkerError: a worker process died, with the cause.
             ConfigError: the frozen part changed after a round in which it was cached or sent to
-                workers; or an option that cannot be used if groups take turns, or with the training
-                that a schedule gives for this round.
+                workers; or an option that cannot be used with the training that a schedule gives
+                for this round.
         """
         local = self.local_of(task.round)
-        if local is not self.local or task.active is not None:  # unknown when the engine was made
-            self._refuse(local, groups_take_turns=task.active is not None)
+        if local is not self.local:  # unknown when the engine was made
+            self._refuse(local)
         self._forget_health(task)
         if self._needs_memory(local):
             if self._with_memory.empty and self.workers > 1:
@@ -156,7 +162,8 @@ class EmbeddedEngine:
         computation = self._ready(task, start, local)
         most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0
         found = self._found(task, start)
-        if not most and not (found and found.sums):
+        each = computation.sums_each(task, self.method or Method())
+        if not most and not each and not (found and found.sums):
             return None
         return self._sums(computation, task, start, local, most, self._taken(task, start))
 
@@ -220,10 +227,9 @@ class EmbeddedEngine:
             return None
         return Method(options.batching == "vmap", bfloat16=self._bfloat16)
 
-    def _refuse(self, local: LocalTraining, *, groups_take_turns: bool = False) -> None:
+    def _refuse(self, local: LocalTraining) -> None:
         self.options.refuse(
             local,
-            groups_take_turns=groups_take_turns,
             fetches=not isinstance(self.clients, Users),
             local_parts=self.model.own.numel() > 0,
         )
@@ -257,18 +263,19 @@ class EmbeddedEngine:
         local: LocalTraining,
     ) -> Iterator[Tensor]:
         method = self.method or Method()
-        chunks = self._chunks(clients)
-        if self.workers == 1:
-            for chunk in chunks:
-                updates = torch.empty(len(chunk), self.model.active_dim(task.active))
-                # Workers have one thread each; sums over more threads are rounded differently.
-                with one_thread(self.options.deterministic):
-                    computation.updates(task, chunk, start, method, updates, self._watch)
-                yield from updates
-            return
-        with self._pool_for(computation) as pool:
-            for _, update in pool.updates(task, start, local, method, chunks, self._watch):
-                yield update
+        left = deque(self._chunks(clients))
+        while left and not self._workers_are_ready(computation):
+            chunk = left.popleft()
+            dim = self.model.active_dim(task.active)
+            updates = host_memory(len(chunk), dim, device=self._device)
+            with self._here():
+                computation.updates(task, chunk, start, method, updates, self._watch)
+            yield from updates
+        if left:
+            with self._pool_for(computation) as pool:
+                each = pool.updates(task, start, local, method, list(left), self._watch)
+                for _, update in each:
+                    yield update
 
     def _sums(
         self,
@@ -287,37 +294,56 @@ class EmbeddedEngine:
         left = [client for client in task.clients if client not in known]
         if not left and known:
             return
-        if not most:  # the sums that were kept are not the fastest method
+        method = Method(ghost_sum=True) if most else self.method or Method()
+        if not most and not computation.sums_each(task, method):  # but some sums were kept
             each = self._updates(computation, task, left, start, local)
             for client, update in zip(left, each, strict=True):
                 yield from (task.sum_of(*one) for one in _summed({client: update}, task))
             return
-        chunks = equal_chunks(left, most, self.workers)
-        if self.workers == 1:
-            for chunk in chunks:
-                total = torch.empty(self.model.dim, dtype=torch.float64)
-                unclipped = computation.sum(task, chunk, start, total, self._watch)
-                yield task.sum_of(chunk, total, unclipped)
-            return
-        with self._pool_for(computation) as pool:
-            for chunk, total, unclipped in pool.sums(task, start, local, chunks, self._watch):
-                yield task.sum_of(chunk, total, unclipped)
+        chunks = deque(equal_chunks(left, most, self.workers) if most else self._chunks(left))
+        while chunks and not self._workers_are_ready(computation):
+            chunk = chunks.popleft()
+            dim = self.model.active_dim(task.active)
+            total = host_memory(dim, device=self._device, dtype=torch.float64)
+            with self._here():
+                unclipped = computation.summed(task, chunk, start, method, total, self._watch)
+            yield task.sum_of(chunk, total, unclipped)
+        if chunks:
+            with self._pool_for(computation) as pool:
+                summed = pool.sums(task, start, local, method, list(chunks), self._watch)
+                for some, total, unclipped in summed:
+                    yield task.sum_of(some, total, unclipped)
+
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        """Within this context, this process computes clients."""
+        # Workers have one thread each; sums over more threads are rounded differently.
+        began = time.process_time()
+        with one_thread(self.options.deterministic or self.workers > 1):
+            yield
+        self._alone += time.process_time() - began
+
+    def _workers_are_ready(self, computation: LocalComputation) -> bool:
+        """Return whether workers compute from now on; start them once that pays."""
+        if self.workers == 1 or (self._pool is None and self._alone < _ALONE):
+            return False
+        return self._start_pool(computation).ready()
 
     def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalComputation:
         """Return this process's computation; try methods until the fastest one is known."""
+        if self.workers > 1 and self._computation is None:
+            refuse_unsendable(self.workers, self.model, self.clients, local)
         computation = self._computation_of(local)
         if self._choice is None and self.method is None and computation.any_examples(task.clients):
             self._choice = self._new_choice(computation, task)
-            self.close()  # workers from rounds without examples have no memory for sums
             self._tell(computation, task)
         if self._choice is None and self.method is not None:
             self._explain(f"{self._setting()}{self.method}: as the options say")
         known = self._choice is None or self._choice.done or self._found(task, start) is not None
         if self._choice is None or known or not computation.any_examples(task.clients):
             return computation
-        if self.workers > 1:
-            self._start_pool(computation)  # processes start while this one tries methods
-        self._looked = _Looked(task, start, self._choice.look(computation, task, start))
+        with self._here():
+            self._looked = _Looked(task, start, self._choice.look(computation, task, start))
         self._tell(computation, task)
         return computation
 
@@ -433,7 +459,7 @@ class EmbeddedEngine:
                 data_seed=self.data_seed,
                 features=computation.features,
                 largest=self._chunk_size,
-                sums=self._use_ghost_sum or (self._choice is not None and self._choice.may_sum),
+                sums=self._may_sum,
                 timeout=self.options.worker_timeout,
             )
         return self._pool

@@ -47,6 +47,7 @@ consist of nothing but that loss.
 
 _PRODUCTS = 2**22
 """Numbers of the products that are multiplied out at once, for their norms alone."""
+_FEW_CHANNELS = 4
 _TAPPED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.MultiheadAttention)
 """Layers whose trained parameters ``_Tapped`` finds in most networks."""
 
@@ -541,8 +542,12 @@ def _filter_gradients(
 ) -> Tensor:
     """Return each client's gradient of the filters, from one convolution with a group per client.
 
-    With channels-last images it takes a third to half of the time.
+    With channels-last images it takes a third to half of the time. Images of few channels, such as
+    a network's input, take two thirds of that as products of their windows.
     """
+    plain = (layer.stride, layer.dilation, layer.groups) == ((1, 1), (1, 1), 1)
+    if plain and layer.in_channels <= _FEW_CHANNELS:
+        return _filter_gradients_of_windows(layer, padding, given, gradient)
     clients = len(given)
     filters: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
         _clients_as_channels(given),
@@ -553,6 +558,23 @@ def _filter_gradients(
         dilation=layer.dilation,
         groups=clients * layer.groups,
     )
+    return filters.view(clients, *layer.weight.shape)
+
+
+def _filter_gradients_of_windows(
+    layer: nn.Conv2d, padding: list[int], given: Tensor, gradient: Tensor
+) -> Tensor:
+    """Return the same, from a product per client with all windows of its images written out."""
+    (clients, n, channels), (outputs, height, width) = given.shape[:3], gradient.shape[2:]
+    sides = [padding[1], padding[1], padding[0], padding[0]]
+    padded = functional.pad(given.flatten(0, 1).contiguous(), sides)
+    padded = padded.view(clients, n, *padded.shape[1:])
+    each, image, channel, row, one = padded.stride()
+    shape = clients, channels, *layer.kernel_size, n, height, width
+    windows = padded.as_strided(shape, (each, channel, row, one, image, row, one))
+    columns = windows.reshape(clients, -1, n * height * width)
+    rows = gradient.permute(0, 1, 3, 4, 2).reshape(clients, n * height * width, outputs)
+    filters: Tensor = torch.bmm(rows.mT, columns.mT)
     return filters.view(clients, *layer.weight.shape)
 
 

@@ -9,22 +9,33 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, Watch, client_update, error_in, seeded
-from privpart.clip import clip, l2_norm
+from privpart.client import (
+    Descend,
+    LocalTraining,
+    Watch,
+    client_update,
+    error_in,
+    moved,
+    seeded,
+    unclipped_update,
+)
+from privpart.clip import add_in_place, clip_and_measure, clip_rows
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.device import float32_products, free_memory
+from privpart.engines.device import Recorder, float32_products, free_memory, has_float64
 from privpart.engines.frozen_prefix import Features, feature_bytes
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.layers import (
@@ -34,6 +45,7 @@ from privpart.engines.layers import (
     worth_in_place,
     worth_onednn,
 )
+from privpart.engines.recorded import RecordedTraining
 from privpart.engines.vectorized import (
     LARGEST_PASS,
     VectorizedTraining,
@@ -48,6 +60,8 @@ _PASS_BYTES = 2**24
 """Limit on the examples of one ghost-clipping pass, and on its gradients of single clients."""
 _SMALL_STEP = 2**23
 """Filters' parameters times pixels of a batch up to which convolutions are vectorized on a CPU."""
+_SUMMED = 2**25
+"""Numbers of updates that an accelerator widens to float64 at once, to add them up."""
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -57,6 +71,7 @@ class Method:
 
     Attributes:
         vectorized: many clients as one batched computation; otherwise one client after another.
+        recorded: steps as CUDA graphs, see ``RecordedTraining``.
         channels_last: convolutions on images whose channels are adjacent in memory.
         onednn: large dense layers multiplied by oneDNN; only one client after another.
         in_place: steps of plain SGD added to large dense weights without writing their gradient;
@@ -68,6 +83,7 @@ class Method:
     """
 
     vectorized: bool = False
+    recorded: bool = False
     channels_last: bool = False
     onednn: bool = False
     in_place: bool = False
@@ -81,6 +97,7 @@ class Method:
         layout = ", channels last" if self.channels_last else ""
         products = ", dense layers by oneDNN" if self.onednn else ""
         steps = ", steps in place" if self.in_place else ""
+        name += ", steps recorded" if self.recorded else ""
         return name + layout + products + steps + (", bfloat16" if self.bfloat16 else "")
 
 
@@ -122,6 +139,8 @@ class LocalComputation:
         self._data_seed = data_seed
         self._vectorized = VectorizedTraining(model, local)
         self._ghost_sum = GhostSum(model) if GhostSum.supports(model) else None
+        self._recorded: RecordedTraining | None = None
+        self._recordings: Recorder | None = None
 
     @property
     def local(self) -> LocalTraining:
@@ -164,6 +183,11 @@ class LocalComputation:
         # padding needs labels
         return "" if local.loss == "cross_entropy" else f"the loss is {local.loss}"
 
+    @property
+    def recordable(self) -> bool:
+        """Whether the device may repeat recorded steps of these clients."""
+        return self.device.type == "cuda" and not self.model.local
+
     def any_examples(self, clients: Sequence[ClientId]) -> bool:
         """Return whether one of the clients has examples; those that are fetched count as some."""
         if not isinstance(self.clients, Users):
@@ -195,8 +219,102 @@ class LocalComputation:
         Raises:
             ConfigError: a client's examples cannot be trained on; the sentence names the client.
         """
+        to, start = out[: len(clients)], start.to(self.device)
+        with self._guarded():
+            if self.device.type == "cpu":
+                self._updates(task, clients, start, method, to, watch)
+            else:
+                to.copy_(self._on_device(task, clients, start, method, task.clip_norm, watch)[0])
+
+    def summed(
+        self,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        method: Method,
+        out: Tensor,
+        watch: Watch | None = None,
+    ) -> int:
+        """Call ``sum``, or ``sum_each`` with another method than ghost clipping."""
+        if method.ghost_sum:
+            return self.sum(task, clients, start, out, watch)
+        return self.sum_each(task, clients, start, method, out, watch)
+
+    def sum_each(
+        self,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        method: Method,
+        out: Tensor,
+        watch: Watch | None = None,
+    ) -> int:
+        """Write the sum of clients' clipped updates into ``out``, shape (c,), float64.
+
+        Args: as for ``updates``; where ``sums_each`` allows it.
+
+        Returns:
+            The number of clients whose update was not longer than the clip norm.
+        """
+        longest = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
+        with self._guarded():
+            start = start.to(self.device)
+            if self.device.type == "cpu":
+                return self._sum_vectorized(task, clients, start, method, longest, out, watch)
+            updates, norms = self._on_device(task, clients, start, method, longest, watch)
+            some = max(1, _SUMMED // len(clients))  # torch writes what it widens
+            parts = [part.sum(0, dtype=torch.float64) for part in torch.split(updates, some, 1)]
+            out.copy_(torch.cat(parts))
+        return sum(0 < norm <= longest for norm in norms)
+
+    def sums_each(self, task: RoundTask, method: Method) -> bool:
+        """Return whether ``sum_each`` applies: to all methods on an accelerator, to one here."""
+        # the server can refuse a client's second update only if it gets each update
+        distinct = len(set(task.clients)) == len(task.clients)
+        here = method.vectorized and self._can_vectorize
+        return distinct and (here or self.device.type != "cpu")
+
+    def _sum_vectorized(
+        self,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        method: Method,
+        clip_norm: float,
+        out: Tensor,
+        watch: Watch | None,
+    ) -> int:
+        unclipped, each = 0, torch.empty(len(clients), len(out))
+        generators = self._generators(task, clients)
+        out.zero_()
+        try:
+            for place, norm in self._vectorized_updates(
+                task, clients, start, generators, method, clip_norm, each, watch
+            ):
+                add_in_place(out, each[place])
+                unclipped += 0 < norm <= clip_norm
+        except (IndexError, RuntimeError) as error:
+            if not _out_of_range(error):
+                raise
+            # one client after another says whose word or label it is
+            self._updates(task, clients, start, Method(), each, None)
+            raise
+        return unclipped
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Within this context, clients train: in the precision that was asked for."""
         with float32_products(self.device, tf32=self.tf32), unwritten(self.model):
-            self._updates(task, clients, start.to(self.device), method, out[: len(clients)], watch)
+            try:
+                yield
+            except RuntimeError as error:
+                if "device-side assert" not in str(error):
+                    raise
+                raise ConfigError(
+                    f"device='{self.device}': a word, label or row of a client is out of range, "
+                    "and the device stopped. On the CPU a sentence names the client: run this "
+                    "round with device='cpu'."
+                ) from error
 
     def _updates(
         self,
@@ -207,33 +325,21 @@ class LocalComputation:
         out: Tensor,
         watch: Watch | None,
     ) -> None:
-        generators = [client_generator(self._data_seed, task.round, client) for client in clients]
-        vectorized = method.vectorized and not self.one_at_a_time
-        if vectorized and can_vectorize(self.local, task.active):
-            rows = self._rows(clients)
+        generators = self._generators(task, clients)
+        if method.vectorized and self._can_vectorize:
             try:
-                self._vectorized_updates(
-                    task, start, rows, generators, method.channels_last, out, watch
+                written = self._vectorized_updates(
+                    task, clients, start, generators, method, task.clip_norm, out, watch
                 )
+                deque(written, maxlen=0)
             except (IndexError, RuntimeError) as error:
                 if not _out_of_range(error):
                     raise
             else:
                 return
             # a word or label is out of range: one client after another says whose it is
-            generators = [client_generator(self._data_seed, task.round, c) for c in clients]
-        # autocast's cache would keep the weights of the first step for all later steps
-        rounded = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
-        )
-        module = self.model.module
-        with ExitStack() as how:
-            if method.channels_last:
-                how.enter_context(channels_last(module))
-            steps = StepsInPlace() if method.in_place else None
-            if method.onednn or steps:
-                how.enter_context(replaced_dense(module, onednn=method.onednn, steps=steps))
-            how.enter_context(rounded)
+            generators = self._generators(task, clients)
+        with self._computing(method) as descend:
             each = zip(clients, self._examples(clients, generators), out, generators, strict=True)
             for client, examples, to, generator in each:
                 with naming(client):
@@ -247,15 +353,118 @@ class LocalComputation:
                         active=task.active,
                         out=to,
                         watch=watch,
-                        descend=steps.step if steps else None,
+                        descend=descend,
                     )
+
+    def _generators(self, task: RoundTask, clients: Sequence[ClientId]) -> list[torch.Generator]:
+        return [client_generator(self._data_seed, task.round, client) for client in clients]
+
+    @property
+    def _can_vectorize(self) -> bool:
+        return not self.one_at_a_time and can_vectorize(self.local)
+
+    @contextmanager
+    def _computing(self, method: Method) -> Iterator[Descend | None]:
+        """Within this context, the network computes as ``method`` says; yield how it descends."""
+        # autocast's cache would keep the weights of the first step for all later steps
+        rounded = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
+        )
+        module = self.model.module
+        with ExitStack() as how:
+            if method.channels_last:
+                how.enter_context(channels_last(module))
+            steps = StepsInPlace() if method.in_place else None
+            if method.onednn or steps:
+                how.enter_context(replaced_dense(module, onednn=method.onednn, steps=steps))
+            how.enter_context(rounded)
+            yield steps.step if steps else None
+
+    def _on_device(
+        self,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        method: Method,
+        clip_norm: float,
+        watch: Watch | None,
+    ) -> tuple[Tensor, list[float]]:
+        """Return clients' clipped updates, shape (clients, c), and their norms before.
+
+        Nothing between the first client and the last one waits for the device.
+        """
+        generators = self._generators(task, clients)
+        shape = len(clients), self.model.active_dim(task.active)
+        out = torch.empty(shape, device=self.device)
+        losses: list[Any] = [None] * len(clients)
+        if method.vectorized and self._can_vectorize:
+            written = self._vectorized.updates(
+                start,
+                self.x,
+                self.users.y,
+                self._rows(clients),
+                generators,
+                out=out,
+                active=task.active,
+                channels_last=method.channels_last,
+                losses=None if watch is None else losses,
+                recorder=self._recorder() if method.recorded else None,
+            )
+            deque(written, maxlen=0)
+        elif method.recorded and self._can_vectorize and can_record(self.local, task):
+            if self._recorded is None:
+                self._recorded = RecordedTraining(
+                    self.model, self.x, self.users.y, self._recorder()
+                )
+            rows = self._rows(clients)
+            self._recorded.updates(start, rows, generators, self.local, out=out, losses=losses)
+        else:
+            self._one_by_one(task, clients, start, generators, method, out, losses)
+        if not has_float64(self.device):
+            out = out.cpu()
+        norms = clip_rows(out, clip_norm)
+        if watch is not None:
+            for loss, norm in zip(losses, norms, strict=True):
+                watch(None if loss is None else float(loss), norm)
+        return out, norms
+
+    def _recorder(self) -> Recorder:
+        self._recordings = self._recordings or Recorder(self.device)
+        return self._recordings
+
+    def _one_by_one(
+        self,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        generators: Sequence[torch.Generator],
+        method: Method,
+        out: Tensor,
+        losses: list[Any],
+    ) -> None:
+        """Write updates that are not clipped."""
+        with self._computing(method) as descend:
+            each = zip(clients, self._examples(clients, generators), generators, strict=True)
+            for place, (client, examples, generator) in enumerate(each):
+                training = unclipped_update(
+                    self.model,
+                    start,
+                    examples,
+                    local=self.local,
+                    generator=generator,
+                    active=task.active,
+                    descend=descend,
+                )
+                with naming(client), training as (update, first):
+                    out[place].copy_(update)
+                    losses[place] = first
 
     def _examples(
         self, clients: Sequence[ClientId], generators: Sequence[torch.Generator]
     ) -> Iterator[Batch]:
         """Yield each client's examples."""
         if isinstance(self.clients, Users):
-            rows = self._rows(clients)
+            rows = moved(self._rows(clients), self.device)
             x, y = self.x, self.clients.y
             yield from ((x[own], y[own]) for own in rows)
             return
@@ -266,37 +475,38 @@ class LocalComputation:
     def _vectorized_updates(
         self,
         task: RoundTask,
+        clients: Sequence[ClientId],
         start: Tensor,
-        rows: Sequence[Tensor],
         generators: Sequence[torch.Generator],
-        channels_last: bool,
+        method: Method,
+        clip_norm: float,
         out: Tensor,
         watch: Watch | None,
-    ) -> None:
+    ) -> Iterator[tuple[int, float]]:
+        """Write clipped updates, on the CPU; yield the place and the norm of each before clipping.
+
+        Each is clipped, and read by the caller, while it is in the cache.
+        """
+        rows = self._rows(clients)
         losses: list[float | None] | None = None if watch is None else [None] * len(rows)
         norms = [0.0] * len(rows)
-        unclipped = out if start.is_cpu else torch.empty_like(out, device=start.device)
-        written: Iterable[int] = self._vectorized.updates(
+        written = self._vectorized.updates(
             start,
             self.x,
             self.users.y,
             rows,
             generators,
-            out=unclipped,
-            channels_last=channels_last,
+            out=out,
+            active=task.active,
+            channels_last=method.channels_last,
             losses=losses,
         )
-        if unclipped is not out:
-            written = list(written)
-            out.copy_(unclipped)  # one copy: each waits for the device
-        # Clipped on the CPU, as in ``client_update``: the guarantee rests on its rounding.
         for place in written:
             update = out[place]
-            if watch is not None:
-                norms[place] = l2_norm(update)
-            clipped = clip(update, task.clip_norm, out=update)
+            clipped, norms[place] = clip_and_measure(update, clip_norm, out=update)
             if clipped is not update:
                 update.copy_(clipped)
+            yield place, norms[place]
         if watch is not None and losses is not None:
             for loss, norm in zip(losses, norms, strict=True):
                 watch(loss, norm)
@@ -329,19 +539,21 @@ class LocalComputation:
         def total_loss(logits: Tensor) -> Tensor:
             each = losses_of(logits.view(*y.shape[:2], *logits.shape[1:]), y)
             if watch is not None:
-                losses.extend(each.tolist())
+                losses.extend(each.cpu().tolist())
             return each.sum()
 
+        total = out.to(self.device)
         try:
-            count = self._ghost_sum.sum(
-                start,
-                x,
-                total_loss,
-                learning_rate=self.local.learning_rate,
-                clip_norm=task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm,
-                out=out,
-                watch=None if watch is None else lambda each: norms.extend(each.tolist()),
-            )
+            with float32_products(self.device, tf32=self.tf32):
+                count = self._ghost_sum.sum(
+                    start.to(self.device),
+                    x,
+                    total_loss,
+                    learning_rate=self.local.learning_rate,
+                    clip_norm=task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm,
+                    out=total,
+                    watch=None if watch is None else lambda each: norms.extend(each.cpu().tolist()),
+                )
         except (IndexError, RuntimeError) as error:
             if not _out_of_range(error):
                 raise
@@ -349,6 +561,7 @@ class LocalComputation:
             each = torch.empty(len(clients), self.model.dim)
             self.updates(task, clients, start, Method(), each)
             raise
+        out.copy_(total)  # which does nothing on the CPU
         if watch is not None:
             for loss, norm, batch in zip(losses, norms, batches, strict=True):
                 watch(loss if len(batch) else None, norm)
@@ -368,7 +581,8 @@ class LocalComputation:
         """
         local = self.local
         supported = single_step(local) and not self.one_at_a_time
-        if self._ghost_sum is None or not supported or not can_vectorize(local, task.active):
+        everything = task.active is None and can_vectorize(local)
+        if self._ghost_sum is None or not supported or not everything:
             return 0
         if len(set(task.clients)) < len(task.clients):
             return 0  # the server can refuse a client's second update only if it gets each update
@@ -443,9 +657,14 @@ def fetched(clients: Clients, client: ClientId, generator: torch.Generator) -> B
         return examples
 
 
-def can_vectorize(local: LocalTraining, active: Sequence[int] | None) -> bool:
-    """Return whether clients can be vectorized: all groups train, with the objective fedavg."""
-    return active is None and local.objective == "fedavg"
+def can_vectorize(local: LocalTraining) -> bool:
+    """Return whether clients can be vectorized: their objective is fedavg."""
+    return local.objective == "fedavg"
+
+
+def can_record(local: LocalTraining, task: RoundTask) -> bool:
+    """Return whether one recorded step serves all: plain SGD that moves everything."""
+    return local.plain_sgd and not local.alternate and task.active is None
 
 
 def client_generator(data_seed: int, round_: int, client: ClientId) -> torch.Generator:
@@ -475,8 +694,13 @@ def candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool
         methods.append(Method(channels_last=convolutional, in_place=in_place, bfloat16=bfloat16))
     if on_cpu and worth_onednn(module, rows):
         methods.append(Method(channels_last=convolutional, onednn=True, in_place=in_place))
-    if bfloat16 or not can_vectorize(computation.local, task.active):
+    if bfloat16 or not can_vectorize(computation.local):
         return methods
+    if computation.recordable and can_record(computation.local, task):
+        methods.append(Method(recorded=True))
+    several = computation.local.plain_sgd and not single_step(computation.local)
+    if computation.recordable and several:
+        methods.append(Method(vectorized=True, recorded=True))
     # Vectorized convolutions become one grouped convolution, which is slow on a CPU unless it is
     # small. They do not in a single step, where all clients share the filters. An accelerator is
     # always timed.

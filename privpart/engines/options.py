@@ -32,8 +32,9 @@ class EngineOptions:
     """How an engine computes clients: they change the speed, never the guarantee.
 
     Args:
-        workers: number of processes, >= 1. 1 computes in the calling process; with more, the script
-            must start its work under ``if __name__ == "__main__":``.
+        workers: number of processes, >= 1. 1 computes in the calling process. More start once the
+            calling process has computed clients for three seconds, which a job of a few rounds may
+            not take; the script must start its work under ``if __name__ == "__main__":``.
         batching: "loop" computes one client after another, "vmap" computes many clients as one
             vectorized computation, and "auto" finds the fastest way while the first rounds run: by
             the structure of the network, then by timing a few clients, or from the figures of an
@@ -47,12 +48,12 @@ class EngineOptions:
             with bfloat16 instructions, and slower for small networks. Updates change by about 1e-2
             of their norm. "tf32" lets a CUDA device round the factors to 10 bits, in every way to
             compute clients; "float32" keeps it from rounding convolutions so, as torch does.
-        sums: allow the engine to return sums of updates that it clipped itself, on the CPU, for
-            clients with ``steps=1``, where "auto" finds that faster. The server cannot clip those
-            updates again.
+        sums: allow the engine to return sums of updates that it clipped itself: of vectorized
+            clients, of clients with ``steps=1`` where "auto" finds ghost clipping faster, and of
+            all clients on an accelerator. The server cannot clip those updates again.
         device: "cpu" or an accelerator, such as "cuda:1", which one process drives. Updates are
-            still clipped on the CPU. The order of the examples is the same on every device; dropout
-            masks differ.
+            clipped there and copied back once per chunk of clients. The order of the examples is
+            the same on every device; dropout masks differ.
         health: measure each client's loss, and the norm of its update before clipping, see
             ``ClientHealth``. Neither is for release.
         explain: report in one line what "auto" chose, and how long a round should take.
@@ -123,7 +124,7 @@ class EngineOptions:
     @property
     def may_sum(self) -> bool:
         """Whether sums of clipped updates are allowed and implemented for these options."""
-        return self.sums and self.on_cpu and self.precision == "float32"
+        return self.sums and (self.precision == "float32" or not self.on_cpu)
 
     def chunk_size(self, dim: int, free: int | None = None) -> int:
         """Return how many clients, with updates of shape (dim,), are computed at once at most.
@@ -139,7 +140,6 @@ class EngineOptions:
         self,
         local: "LocalTraining",
         *,
-        groups_take_turns: bool = False,
         selects: bool = False,
         fetches: bool = False,
         local_parts: bool = False,
@@ -148,7 +148,6 @@ class EngineOptions:
 
         Args:
             local: how each client trains.
-            groups_take_turns: whether only some groups of parameters train in a round.
             selects: whether clients download slices of the model (``SelectEngine``).
             fetches: whether each client's examples are fetched when it trains, as those of any
                 population but ``Users`` are.
@@ -164,11 +163,11 @@ class EngineOptions:
             self._refuse_all_but_one_process_in_float32_on_cpu()
         if self.batching == "vmap":
             plain = local.objective == "fedavg" and local.loss == "cross_entropy"
-            if selects or groups_take_turns or not plain:
+            if selects or not plain:
                 raise ConfigError(
-                    "batching=vmap: clients that select, train groups in turn, or have another "
-                    "objective than fedavg or another loss than cross_entropy are computed one "
-                    "after another; use auto or loop."
+                    "batching=vmap: clients that select, or have another objective than fedavg or "
+                    "another loss than cross_entropy, are computed one after another; use auto or "
+                    "loop."
                 )
             if fetches or local_parts or local.augment is not None:
                 raise ConfigError(

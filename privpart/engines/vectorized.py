@@ -9,14 +9,15 @@ is the same training as ``client_update``, up to rounding.
 There are two forward passes. torch.func.vmap follows most networks: ``IndexedEmbeddings`` keeps it
 from mixing embedding tables, and ``BatchedAttention`` from computing attention word by word.
 Sequences of dense layers have a shorter one, ``dense_logits``: vmap spends as long on bookkeeping
-as a small network spends on its products.
+as a small network spends on its products. Both are one file with the steps that they serve, because
+each layer's product is chosen for the layout that a step writes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
 from privpart.client import ClientOptimizer, LocalTraining, logits_of, mean_loss
+from privpart.engines.device import Recorder
 from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
 from privpart.engines.layers import to_channels_last
 from privpart.model import LayerStates, PartialModel
@@ -37,6 +39,11 @@ LARGEST_PASS = 256
 """Examples in one pass: of each client here, of all clients in ``ghost_sum``."""
 _PADDING = -100  # the label that ``mean_loss`` ignores
 
+_MOST_RECORDINGS = 32
+"""Combinations of sizes of batches whose step is recorded; others are computed without."""
+
+_Moved = tuple[tuple[str, ...], tuple[bool, ...], tuple[int, ...]]
+"""What trains, which of it a step moves, and the sizes of the batches."""
 _Logits = Callable[[Sequence[Tensor], Tensor], Tensor]
 """Maps each client's parameters and examples to its logits, shape (V, n, ..., labels)."""
 
@@ -47,6 +54,15 @@ class _Stack:
 
     flat: Tensor
     gradient: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """A step of some clients of the stack: where it reads rows, and where it writes losses."""
+
+    rows: Tensor
+    repeat: Callable[[], None]
+    losses: list[Tensor]
 
 
 class VectorizedTraining:
@@ -60,11 +76,19 @@ class VectorizedTraining:
     def __init__(self, model: PartialModel, local: LocalTraining) -> None:
         self._model = model
         self.local = local
-        parameters = dict(model.module.named_parameters())
-        self._shapes = [parameters[name].shape for name in model.trainable]
-        self._sizes = [shape.numel() for shape in self._shapes]
+        self._train(model.trainable)
         self._gradients_at_start = vmap(grad(self._loss), in_dims=(None, 0, 0))
-        self._buffer: _Stack | None = None
+        self._buffers: dict[tuple[str, ...], _Stack] = {}  # by what trains
+        self._recordings: dict[_Moved, _Recording] = {}
+        self._rate: Tensor | None = None
+        self._constants: dict[str, Tensor] = {}
+
+    def _train(self, names: tuple[str, ...]) -> None:
+        """Let these parameters train, in this order; the others are at the start of the round."""
+        parameters = dict(self._model.module.named_parameters())
+        self._names = names
+        self._shapes = [parameters[name].shape for name in names]
+        self._sizes = [shape.numel() for shape in self._shapes]
 
     def updates(
         self,
@@ -75,10 +99,12 @@ class VectorizedTraining:
         generators: Sequence[torch.Generator],
         *,
         out: Tensor,
+        active: Sequence[int] | None = None,
         channels_last: bool = False,
         losses: list[float | None] | None = None,
+        recorder: Recorder | None = None,
     ) -> Iterator[int]:
-        """Write each client's update, not clipped, into its row of ``out``, shape (V, d).
+        """Write each client's update, not clipped, into its row of ``out``, shape (V, c).
 
         Yields:
             The index of each row as soon as it is written.
@@ -90,8 +116,12 @@ class VectorizedTraining:
             rows: per client, the rows of its examples, shape (its n,).
             generators: per client, the order of its examples.
             out: overwritten; on the device of ``start``, ``x`` and ``y``.
+            active: groups of the model that train in this round, with c parameters; None trains
+                all, and c is d.
             channels_last: memory layout of images, shape (n, channels, height, width).
             losses: V times None; becomes the loss of each client's first step.
+            recorder: of the device, for clients that take several steps of plain SGD; a step is
+                then recorded when batches of its sizes first come, and repeated from then on.
 
         Raises:
             RuntimeError: the network draws random numbers, keeps anything in its layers, or does
@@ -107,13 +137,18 @@ class VectorizedTraining:
             [own[batch] for batch in self.local.batches(len(own), generator)]
             for own, generator in zip(rows, generators, strict=True)
         ]
+        groups = range(len(self._model.groups)) if active is None else active
+        self._train(tuple(name for group in groups for name in self._model.groups[group]))
         with self._model.lent(start), nothing_kept(self._model):
+            start = torch.cat([start[span] for span in self._model.spans(active)])
             if single_step(self.local):
                 first = [own[0] if own else torch.empty(0, dtype=torch.int64) for own in batches]
                 self._single_step(start, x, y, first, out, channels_last, losses)
                 yield from range(len(out))
             else:
-                yield from self._many_steps(start, x, y, batches, out, channels_last, losses)
+                yield from self._many_steps(
+                    start, x, y, batches, out, channels_last, losses, recorder
+                )
 
     def _single_step(
         self,
@@ -150,6 +185,7 @@ class VectorizedTraining:
         out: Tensor,
         channels_last: bool,
         losses: list[float | None] | None,
+        recorder: Recorder | None,
     ) -> Iterator[int]:
         # Clients with the most steps first: those still in training are then a prefix of the stack.
         # Among them, clients with equal batch sizes are neighbours and share one product.
@@ -158,7 +194,7 @@ class VectorizedTraining:
         order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
         order.reverse()
         examples = partial(_examples, x, y, channels_last)
-        logits = self._dense if is_dense_network(self._model.module, x) else vmap(self._forward)
+        logits = self._dense if is_dense_network(self._model.module, x) else vmap(self._own_forward)
         stack = self._stack(start, len(batches))
         optimizer = None if self.local.plain_sgd else self._optimizer(stack)
         active = len(batches)
@@ -170,26 +206,32 @@ class VectorizedTraining:
                 yield order[place]
             active = remaining
             these = [batches[order[place]][step] for place in range(active)]
-            watched: list[float] | None = None if losses is None or step else []
-            self._step(stack, these, examples, logits, optimizer, watched)
-            if losses is not None and watched is not None:
-                for place, loss in zip(order, watched, strict=False):
+            moving = self.local.moving(self._names, step) if these else []
+            if recorder is not None and self.local.plain_sgd and these:
+                found = self._recorded_step(recorder, stack, these, moving, examples, logits)
+            else:
+                found = self._step(stack, these, moving, examples, logits, optimizer)
+            if losses is not None and not step:
+                first = torch.cat(found).cpu().tolist() if found else []
+                for place, loss in zip(order, first, strict=False):
                     losses[place] = loss
 
     def _step(
         self,
         stack: _Stack,
         batches: Sequence[Tensor],
+        moving: Sequence[bool],
         examples: Callable[[Tensor], tuple[Tensor, Tensor]],
         logits: _Logits,
         optimizer: ClientOptimizer | None,
-        watched: list[float] | None,
-    ) -> None:
-        """Move the first clients of the stack by one step; without optimizer, by plain SGD.
+        rate: Tensor | None = None,
+    ) -> list[Tensor]:
+        """Move the first clients of the stack by one step; return their losses, in parts.
 
-        Their losses are appended to ``watched``, if that is given.
+        Without optimizer, it is a step of plain SGD that moves what is ``moving``; ``rate`` is its
+        learning rate in the memory of a device, for a step that is recorded.
         """
-        first = 0
+        first, found = 0, []
         # Clients with batches of one size are computed together and nothing is padded: products
         # with another number of rows round differently, which would make one client's update depend
         # on how much data the others hold. (Alignment in memory still can.)
@@ -198,23 +240,68 @@ class VectorizedTraining:
             span = slice(first, first + len(rows))
             first = span.stop
             parts = self._split(stack.flat[span])
-            gradients, losses = _gradients(logits, parts, *examples(rows))
-            if watched is not None:
-                watched += losses.tolist()
-            if optimizer is None:
-                for part, gradient in zip(parts, gradients, strict=True):
+            gradients, losses = _gradients(logits, parts, moving, *examples(rows))
+            found.append(losses)
+            if rate is not None:
+                for part, gradient in zip(compress(parts, moving), gradients, strict=True):
+                    part.sub_(gradient * rate)
+            elif optimizer is None:
+                for part, gradient in zip(compress(parts, moving), gradients, strict=True):
                     part.add_(gradient, alpha=-self.local.learning_rate)
-                continue
-            for to, gradient in zip(self._split(stack.gradient[span]), gradients, strict=True):
-                to.copy_(gradient)
+            else:
+                for to, gradient in zip(self._split(stack.gradient[span]), gradients, strict=True):
+                    to.copy_(gradient)
         if optimizer is not None and batches:
             optimizer.step()
+        return found
+
+    def _recorded_step(
+        self,
+        recorder: Recorder,
+        stack: _Stack,
+        batches: Sequence[Tensor],
+        moving: Sequence[bool],
+        examples: Callable[[Tensor], tuple[Tensor, Tensor]],
+        logits: _Logits,
+    ) -> list[Tensor]:
+        """Move the first clients of the stack by one step of plain SGD, which is repeated."""
+        sizes = tuple(map(len, batches))
+        moved = self._names, tuple(moving), sizes
+        if self._rate is None:
+            self._rate = torch.zeros((), device=stack.flat.device)
+            # those of the module are replaced in every round, and a recording holds addresses
+            self._constants = {k: b.clone() for k, b in self._model.module.named_buffers()}
+        rate = self._rate.fill_(self.local.learning_rate)
+        held = self._recordings.get(moved)
+        if held is None and len(self._recordings) >= _MOST_RECORDINGS:
+            return self._step(stack, batches, moving, examples, logits, None)
+        if held is None:
+            rows = torch.cat(list(batches))
+            parts, before = torch.split(rows, list(sizes)), stack.flat.clone()
+            versions = [buffer._version for buffer in self._constants.values()]
+            held = _Recording(
+                rows,
+                *recorder.record(
+                    lambda: self._step(stack, parts, moving, examples, logits, None, rate)
+                ),
+            )
+            stack.flat.copy_(before)  # to record a step, it was taken
+            if versions != [buffer._version for buffer in self._constants.values()]:
+                raise RuntimeError("the network writes to its buffers; use batching='loop'")
+            self._recordings[moved] = held
+        held.rows.copy_(torch.cat(list(batches)))
+        held.repeat()
+        return held.losses
 
     def _stack(self, start: Tensor, clients: int) -> _Stack:
         # Kept between chunks: clearing fresh pages takes as long as training a small network.
-        if self._buffer is None or len(self._buffer.flat) < clients:
-            self._buffer = _Stack(*(start.new_empty(clients, len(start)) for _ in range(2)))
-        stack = _Stack(self._buffer.flat[:clients], self._buffer.gradient[:clients])
+        held = self._buffers.get(self._names)
+        if held is None or len(held.flat) < clients:
+            held = _Stack(*(start.new_empty(clients, len(start)) for _ in range(2)))
+            self._buffers[self._names] = held
+            for moved in [moved for moved in self._recordings if moved[0] == self._names]:
+                del self._recordings[moved]  # it holds the other one's addresses
+        stack = _Stack(held.flat[:clients], held.gradient[:clients])
         stack.flat.copy_(start)
         return stack
 
@@ -231,17 +318,21 @@ class VectorizedTraining:
         ]
 
     def _dense(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-        named = dict(zip(self._model.trainable, parts, strict=True))
+        named = dict(zip(self._names, parts, strict=True))
         return dense_logits(self._model.module, named, x)
 
-    def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-        named = dict(zip(self._model.trainable, parts, strict=True))
+    def _forward(self, parts: Sequence[Tensor], x: Tensor, how: TorchFunctionMode) -> Tensor:
+        named = dict(zip(self._names, parts, strict=True))
         # torch's fused attention has no batched form: vmap would call it client by client
-        with BatchedAttention(), sdpa_kernel(SDPBackend.MATH):
-            return logits_of(functional_call(self._model.module, named, (x,)))
+        with how, sdpa_kernel(SDPBackend.MATH):
+            return logits_of(functional_call(self._model.module, self._constants | named, (x,)))
+
+    def _own_forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Return a client's logits under its own parameters, which differ from the others'."""
+        return self._forward(parts, x, OwnProducts(parts))
 
     def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return mean_loss(self._forward(parts, x), y)
+        return mean_loss(self._forward(parts, x, BatchedAttention()), y)
 
 
 @contextmanager
@@ -274,14 +365,15 @@ def _moved(batches: Sequence[Sequence[Tensor]], device: torch.device) -> list[li
 
 
 def _gradients(
-    logits: _Logits, parts: Sequence[Tensor], x: Tensor, y: Tensor
+    logits: _Logits, parts: Sequence[Tensor], moving: Sequence[bool], x: Tensor, y: Tensor
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return each client's gradient at its own parameters, shapes (V, ...), and its loss, (V,)."""
+    """Return each client's loss, shape (V,), after its gradient at its own moving parameters."""
     # No client's loss depends on another's parameters, so the gradient of the sum holds them all.
     # Only the forward pass may use torch.func: its backward pass takes a small network twice as
     # long as autograd's.
-    leaves = [part.detach().requires_grad_() for part in parts]
-    losses = losses_of(logits(leaves, x), y)
+    held = [part.detach().requires_grad_(now) for part, now in zip(parts, moving, strict=True)]
+    losses = losses_of(logits(held, x), y)
+    leaves = list(compress(held, moving))
     return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True), losses.detach()
 
 
@@ -426,6 +518,42 @@ class BatchedAttention(IndexedEmbeddings):
             if attended is not None:
                 return attended, None
         return super().__torch_function__(func, types, args, kwargs)
+
+
+class OwnProducts(BatchedAttention):
+    """Within this context, dense layers with a weight of each client multiply columns.
+
+    The gradient of a weight then has the layout of the weight. vmap's own would be transposed, and
+    to add it to a large weight took three times as long as the products.
+
+    Args:
+        parts: the clients' parameters as vmap sees them.
+    """
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._own = {id(part) for part in parts}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call ``func``, or the product of columns in place of ``linear``."""
+        if func is functional.linear and len(args) > 1 and id(args[1]) in self._own and not kwargs:
+            return _by_columns(*args)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _by_columns(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x W^T + b, shape (..., out)."""
+    columns = x.reshape(-1, x.shape[-1]).mT
+    product = weight @ columns
+    if bias is not None:
+        product = product + bias.unsqueeze(-1)
+    return product.mT.reshape(*x.shape[:-1], -1)
 
 
 def _by_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -83,6 +83,34 @@ class _Worker:
     started: bool = False
 
 
+class _Trying(ForkingPickler):
+    """Pickles all but the tensors, which can always be sent."""
+
+    def persistent_id(self, value: object) -> int | None:
+        """Return a number in place of a tensor, or None for anything else."""
+        return 0 if isinstance(value, Tensor) else None
+
+
+def refuse_unsendable(
+    count: int, model: PartialModel, clients: Users | Clients, local: LocalTraining
+) -> None:
+    """Raise ConfigError if worker processes, which start later, could not be sent something."""
+    for what, value, advice in (
+        ("the model", model.module, "Define its classes in a module of their own"),
+        ("the clients", clients, "Define their classes at the top level of a module"),
+        ("the loss or augment", local, "Define it at the top level of a module"),
+    ):
+        if isinstance(value, Users):
+            continue
+        try:
+            _Trying(io.BytesIO()).dump(value)
+        except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"workers={count}: {what} cannot be sent to another process ({error}). {advice}, "
+                "or use workers=1."
+            ) from None
+
+
 class Workers:
     """A pool of processes.
 
@@ -189,6 +217,7 @@ class Workers:
         task: RoundTask,
         start: Tensor,
         local: LocalTraining,
+        method: Method,
         chunks: Sequence[Sequence[ClientId]],
         watch: Watch | None = None,
     ) -> Iterator[tuple[Sequence[ClientId], Tensor, int]]:
@@ -197,11 +226,11 @@ class Workers:
         Raises:
             WorkerError: as ``updates`` does.
         """
-        method = Method(ghost_sum=True)
-        answers = self._answers(task, start, local, method, chunks, watch is not None)
+        dim = self._model.active_dim(task.active)
+        answers = self._answers(task, start, local, method, chunks, watch is not None, summed=True)
         for chunk, worker, slot, unclipped, seen in answers:
             _tell(watch, seen)
-            yield chunk, self._workers[worker].totals[slot].clone(), unclipped
+            yield chunk, self._workers[worker].totals[slot, :dim].clone(), unclipped
 
     def _answers(
         self,
@@ -211,6 +240,8 @@ class Workers:
         method: Method,
         chunks: Sequence[Sequence[ClientId]],
         watches: bool,
+        *,
+        summed: bool = False,
     ) -> Iterator[tuple[Sequence[ClientId], int, int, int, _Seen]]:
         """Yield chunk and answer in order; the slot is reused afterwards."""
         self.open = True
@@ -225,7 +256,7 @@ class Workers:
                 while True:
                     while todo and free:
                         (following, clients), (worker, slot) = todo.popleft(), free.popleft()
-                        work = (following, slot, task, clients, local, method, watches)
+                        work = (following, slot, task, clients, local, method, watches, summed)
                         self._send(worker, work, len(clients))
                     if number in done:
                         break
@@ -239,6 +270,16 @@ class Workers:
         except BaseException:
             self.close()
             raise
+
+    def ready(self) -> bool:
+        """Return whether all processes have started, or one ended, as the next round will say."""
+        for worker in self._workers:
+            if not worker.started and worker.pipe.poll():
+                try:
+                    worker.started = worker.pipe.recv() is None
+                except (EOFError, OSError):
+                    return True
+        return all(w.started or w.process.exitcode is not None for w in self._workers)
 
     def close(self) -> None:
         """End the processes, also those that hang or were stopped."""
@@ -465,22 +506,6 @@ def _tell(watch: Watch | None, seen: _Seen) -> None:
             watch(loss, norm)
 
 
-def _compute(
-    computation: LocalComputation,
-    task: RoundTask,
-    clients: Sequence[ClientId],
-    start: Tensor,
-    method: Method,
-    out: Tensor,
-    watch: Watch | None,
-) -> int:
-    """Compute a chunk; return how many updates of a sum were not clipped."""
-    if method.ghost_sum:
-        return computation.sum(task, clients, start, out, watch)
-    computation.updates(task, clients, start, method, out, watch)
-    return 0
-
-
 def _note(seen: _Seen, loss: float | None, norm: float) -> None:
     seen.append((loss, norm))
 
@@ -512,7 +537,7 @@ def _serve(
     pipe.send(None)  # it has started
     while True:
         try:
-            number, slot, task, chunk, local, method, watches = pipe.recv()
+            number, slot, task, chunk, local, method, watches, summed = pipe.recv()
         except (EOFError, OSError):
             return
         except Exception as error:  # such as a loss whose module this process cannot import
@@ -528,8 +553,9 @@ def _serve(
             seen: _Seen = []
             watch = partial(_note, seen) if watches else None
             dim = model.active_dim(task.active)
-            places = totals[slot] if method.ghost_sum else results[slot, :, :dim]
-            count = _compute(computation, task, chunk, start, method, places, watch)
+            places = totals[slot, :dim] if summed else results[slot, :, :dim]
+            compute = computation.summed if summed else computation.updates
+            count = compute(task, chunk, start, method, places, watch) or 0
             answer: Any = (number, slot, count, seen, time.monotonic() - began)
         except ConfigError as error:
             answer = ConfigError(str(error))

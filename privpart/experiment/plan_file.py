@@ -65,8 +65,8 @@ _LATER_OPTIONS = {
     "privacy": ("sampling",),
     "privacy.mechanism": ("normalize_columns", "fit", "objective", "file", "fingerprint"),
     "model": ("name", "factory", "weights", "keep", "local"),
-    "data": ("task", "clients", "options", "metric", "population"),
-    "client": ("augment",),
+    "data": ("task", "clients", "options", "metric", "population", "held_out", "measured_on"),
+    "client": ("augment", "alternate"),
 }
 """Options that plans of 0.1.0 did not have, by table."""
 
@@ -82,13 +82,19 @@ class Sampling(_Table):
     does not say how many they are.
     """
 
-    name: Literal["poisson", "balls-in-bins", "b-min-sep"]
-    expected_batch: float | None = None
-    bins: int | None = None
+    name: Literal["poisson", "balls-in-bins", "b-min-sep"] = Field(description="of the sampler")
+    expected_batch: float | None = Field(
+        default=None, description="of poisson and b-min-sep: clients of a round, on average"
+    )
+    bins: int | None = Field(
+        default=None, description="of balls-in-bins: a client takes part in one round of so many"
+    )
     min_separation: int | None = Field(
         default=None, description="of b-min-sep; None takes the number of bands"
     )
-    population: int | None = None
+    population: int | None = Field(
+        default=None, description="number of clients, where [data] does not say it"
+    )
     draws: int | None = Field(default=None, description="of an estimate by Monte Carlo")
 
     @model_validator(mode="after")
@@ -134,20 +140,32 @@ class Privacy(_Table):
     meets it at ``delta``.
     """
 
-    rounds: int
-    clip_norm: float
-    delta: float
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
+    rounds: int = Field(description="each of which releases a model")
+    clip_norm: float = Field(description="longest update of one client in one round, > 0")
+    delta: float = Field(description="of the guarantee; below 1 / number of clients")
+    noise_multiplier: float | None = Field(
+        default=None, description="standard deviation of the noise / clip_norm, of the sum"
+    )
+    target_epsilon: float | None = Field(
+        default=None, description="instead of noise_multiplier: takes the least noise that meets it"
+    )
     report_goal: int | None = Field(
         default=None, description="None takes clients_per_round, or what is expected of sampling"
     )
-    minimum_cohort: int = 1
-    max_participations: int = 1
-    min_separation: int = 1
-    mechanism: MechanismChoice
-    adaptive_clipping: AdaptiveClipping | None = None
-    sampling: Sampling | None = None
+    minimum_cohort: int = Field(
+        default=1, description="a round with fewer well-formed updates releases nothing"
+    )
+    max_participations: int = Field(default=1, description="most rounds of one client")
+    min_separation: int = Field(
+        default=1, description="least distance between two rounds of one client"
+    )
+    mechanism: MechanismChoice = Field(description="correlates the noise of the rounds")
+    adaptive_clipping: AdaptiveClipping | None = Field(
+        default=None, description="lets the clip norm follow the updates"
+    )
+    sampling: Sampling | None = Field(
+        default=None, description="draws each round's clients, in secret"
+    )
 
     @model_validator(mode="after")
     def _limits_fit_the_rounds(self) -> Self:
@@ -175,7 +193,9 @@ class Model(_Table):
     weights: str | None = Field(
         default=None, description="safetensors file of the parameters in keep"
     )
-    train: list[str] = Field(default_factory=lambda: ["*"])
+    train: list[str] = Field(
+        default_factory=lambda: ["*"], description="patterns of the parameters that train"
+    )
     keep: list[str] | None = Field(
         default=None, description="patterns that keep the network's own weights"
     )
@@ -261,7 +281,7 @@ class Data(_Table):
             "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
         ]
         | None
-    ) = None
+    ) = Field(default=None, description="built-in data")
     clients: str | None = Field(
         default=None, description="own function that returns clients: 'module:f' or './file.py:f'"
     )
@@ -275,17 +295,29 @@ class Data(_Table):
         default=None,
         description="name of the people, who share one budget over all runs; None takes their ids",
     )
-    directory: Path | None = None
+    directory: Path | None = Field(
+        default=None, description="of the files of a built-in task; digits have none"
+    )
     users: int | None = Field(
         default=None, description="to deal the examples to; None if the task has its own users"
     )
     clients_per_round: int | None = Field(
         default=None, description="needed, unless [privacy.sampling] draws them"
     )
-    partition: Literal["iid", "dirichlet", "pathological"] = "iid"
+    partition: Literal["iid", "dirichlet", "pathological"] = Field(
+        default="iid", description="how a task's examples are dealt to the users"
+    )
     alpha: float | None = Field(default=None, description="of a dirichlet partition, > 0")
     classes_each: int | None = Field(default=None, description="of a pathological partition, >= 1")
-    seed: int = 0
+    held_out: int = Field(
+        default=0,
+        description="users who are public and whom nobody trains on, the same for every seed; "
+        "where a task is dealt to users, beside those in users",
+    )
+    measured_on: Literal["held-out"] | None = Field(
+        default=None, description="users in place of the test examples, of which none is kept then"
+    )
+    seed: int = Field(default=0, description="of the deal, the cohorts and the clients' batches")
 
 
 class CanaryTable(_Table):
@@ -664,6 +696,7 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     if plan.data.task is not None:
         _refuse_task(plan.data)
     _refuse_users(plan.data, sampled=plan.privacy.sampling is not None)
+    _refuse_held_out(plan.data)
     _refuse_population(plan.data)
     _refuse_start(plan.model)
     if plan.model.name is not None:
@@ -882,6 +915,18 @@ def _refuse_users(data: "Data", *, sampled: bool) -> None:
         users = checks.count("data.users", data.users, maximum=_MOST_USERS)
         if size > users:
             raise ConfigError(f"data.clients_per_round={size}: must be at most data.users={users}.")
+
+
+def _refuse_held_out(data: "Data") -> None:
+    """Refuse a measure on held-out users that there are none of, or that the metric ignores."""
+    checks.count("data.held_out", data.held_out, minimum=0, maximum=_MOST_USERS)
+    if data.measured_on is not None and not data.held_out:
+        raise ConfigError('data.measured_on="held-out": nobody is held out; set held_out.')
+    if data.measured_on is not None and data.metric is not None:
+        raise ConfigError(
+            "data.measured_on: data.metric is a function of your own, which measures on what it "
+            "likes; leave one of them out."
+        )
 
 
 def _refuse_population(data: "Data") -> None:

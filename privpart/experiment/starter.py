@@ -177,7 +177,7 @@ _SERVER_APP = '''\
 
 from pathlib import Path
 
-from privpart.engines.flower import server_app
+from privpart import server_app
 
 app = server_app(Path(__file__).parent / "plan.toml")
 '''
@@ -187,7 +187,7 @@ _CLIENT_APP = '''\
 
 from pathlib import Path
 
-from privpart.engines.flower import client_app
+from privpart import client_app
 
 app = client_app(Path(__file__).parent / "plan.toml")
 '''
@@ -216,9 +216,13 @@ for its share of the clients.
 
 Where the server is, with a certificate for its name:
 
-    flower-superlink --host 0.0.0.0 --port 8000 --enable-supernode-auth \\
+    flower-superlink --port 8000 --enable-supernode-auth \\
       --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key \\
       --database superlink.db --disable-runtime-dependency-installation
+
+It listens on 127.0.0.1. Nodes reach it by a proxy that passes on paths below /v1/fleet/ alone:
+whoever reaches the others registers nodes and runs code, on the server and on every node. Flower
+asks nobody for a password. privpart's docs/flower.md has the lines for nginx.
 
 Set `authenticated = true` in `pyproject.toml`. For each node, a key that the SuperLink is told of:
 
@@ -227,7 +231,7 @@ Set `authenticated = true` in `pyproject.toml`. For each node, a key that the Su
 
 On the node, which needs `ca.crt` and its own private key:
 
-    flower-supernode --superlink server:8000 --root-certificates ca.crt \\
+    flower-supernode --superlink server:443 --root-certificates ca.crt \\
       --auth-supernode-private-key node1
 
 `clients()` there returns the node's own clients, each with an id that no other node uses. Where one
@@ -281,7 +285,7 @@ def write_flower_app(folder: Path) -> list[Path]:
         folder / "README.md": _README.format(name=name, shell=shlex.quote(run)),
     }
     if (folder / "plan.toml").exists():
-        from privpart.engines.flower import refuse_over_network  # imports torch
+        from privpart.experiment.training import refuse_over_network  # imports torch
 
         refuse_over_network(read(folder / "plan.toml"))
     else:

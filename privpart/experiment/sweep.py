@@ -454,7 +454,8 @@ def _train(
     said: list[str] = []
     if plan.references():
         read = read_task  # one's own network may write to the examples that it is given
-    options = options or EngineOptions(explain=True)
+    # no report is made of a cell, which would state whose clipping the server could not check
+    options = replace(options or EngineOptions(explain=plan.select is None), sums=True)
     setup = training(plan, options=options, report=said.append, read=read)
     promised = setup.promise()
     server, _ = setup.run(promised, SeededSource(cell.seed), callbacks=[told])

@@ -8,9 +8,10 @@ import hashlib
 import itertools
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,7 +72,7 @@ class SweepFile(BaseModel):
         return self.plan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cell:
     """One training of a sweep.
 
@@ -80,17 +81,21 @@ class Cell:
         seed: of model, data and noise; the run is a simulation and not private.
         candidates: plans to choose among by held-out accuracy; one if nothing is tuned.
         held_out: share of the test examples to choose by; 0 if nothing is tuned.
+        codes: what ``PlanFile.code`` returned of each candidate; None asks them. Cells that name
+            the same code need not read it again.
     """
 
     labels: Mapping[str, str]
     seed: int
     candidates: tuple[PlanFile, ...]
     held_out: float
+    codes: tuple[dict[str, Any] | None, ...] | None = None
 
-    @property
+    @cached_property
     def key(self) -> str:
         """SHA-256, in hex, of all that the result depends on, one's own code included."""
-        plans = (plan.context(plan.code()) for plan in self.candidates)
+        codes = self.codes or tuple(plan.code() for plan in self.candidates)
+        plans = (plan.context(code) for plan, code in zip(self.candidates, codes, strict=True))
         content = [self.seed, self.held_out, *plans]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -127,28 +132,48 @@ def read_sweep_file(path: str | Path) -> SweepFile:
     """Return a TOML file's sweep, with a plan that it names read; raises as ``read_sweep``."""
     path = Path(path)
     try:
-        file = SweepFile.model_validate_json(_json_of(path), strict=True)
-        file._folder = path.parent
-        if not isinstance(file.plan, str):
-            return file
-        base = tomllib.loads((path.parent / file.plan).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"sweep {path} cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}, or the plan that it names, is no TOML: {error}.") from None
+        file = SweepFile.model_validate_json(json_of_toml(path), strict=True)
     except ValidationError as error:
         faults = "\n".join(
             f"  {'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}."
             for fault in error.errors()
         )
         raise ConfigError(f"{path} is not a valid sweep:\n{faults}") from None
+    base, folder = base_tables(path, file.plan)
     found = file.model_copy(update={"plan": base})
-    found._folder = (path.parent / str(file.plan)).parent
+    found._folder = folder
     return found
 
 
-def _json_of(path: Path) -> bytes:
-    return to_json(tomllib.loads(path.read_text(encoding="utf-8")))
+def base_tables(path: Path, plan: str | dict[str, Any]) -> tuple[dict[str, Any], Path]:
+    """Return the tables of a file's base plan, and what paths in them are relative to.
+
+    Args:
+        path: the file.
+        plan: the tables, or a plan file relative to the file's folder.
+
+    Raises:
+        ConfigError: no such plan file, or it is not valid TOML.
+    """
+    if not isinstance(plan, str):
+        return plan, path.parent
+    named = path.parent / plan
+    tables: dict[str, Any] = json.loads(json_of_toml(named))
+    return tables, named.parent
+
+
+def json_of_toml(path: Path) -> bytes:
+    """Return a TOML file as JSON, which pydantic validates strictly.
+
+    Raises:
+        ConfigError: no such file, or it is not valid TOML.
+    """
+    try:
+        return to_json(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no TOML: {error}.") from None
 
 
 def sweep_of(file: SweepFile) -> Sweep:
@@ -159,9 +184,9 @@ def sweep_of(file: SweepFile) -> Sweep:
             {axis: name for axis, (name, _) in zip(axes, point, strict=True)},
             seed,
             tuple(
-                _plan(
+                changed_plan(
                     file.tables,
-                    [*(changes for _, changes in point), tuned, _seeded(seed, file.tables)],
+                    [*(changes for _, changes in point), tuned, seeds_of(seed, file.tables)],
                     file.folder,
                 )
                 for tuned in _tuned(file.tune)
@@ -210,14 +235,14 @@ def _tuned(tune: Tuning | None) -> Iterator[Changes]:
         yield dict(zip(tune.grid, point, strict=True))
 
 
-def _seeded(seed: int, base: Mapping[str, Any]) -> Changes:
+def seeds_of(seed: int, base: Mapping[str, Any]) -> Changes:
     """Return the seeds of a cell; a network that keeps all its weights has none."""
     model = base.get("model", {})
     keeps = isinstance(model, dict) and "factory" in model and "seed" not in model
     return {"data.seed": seed} | ({} if keeps else {"model.seed": seed})
 
 
-def _plan(base: Mapping[str, Any], changes: list[Changes], folder: Path) -> PlanFile:
+def changed_plan(base: Mapping[str, Any], changes: Sequence[Changes], folder: Path) -> PlanFile:
     """Return the base plan with all changes; an error names the cell."""
     values = deepcopy(dict(base))
     for field, value in (item for change in changes for item in change.items()):

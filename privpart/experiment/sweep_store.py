@@ -3,10 +3,11 @@
 Importing it does not load torch: showing a sweep needs none.
 """
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -51,6 +52,11 @@ class CellResult:
     plan: str
     engine: str
     cpu_seconds: float
+
+    @property
+    def plan_hash(self) -> str:
+        """``PlanFile.hash`` of the plan."""
+        return hashlib.sha256(self.plan.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +125,16 @@ class SweepStore:
     def finished(self) -> set[str]:
         """Return the keys of the cells that are done."""
         return {key for (key,) in self._file.execute("SELECT key FROM cells WHERE status='done'")}
+
+    def results(self) -> dict[str, CellResult]:
+        """Return the result of each cell that is done, by key."""
+        names = [field.name for field in fields(CellResult)]
+        columns = ", ".join({"parameter_count": "numbers"}.get(name, name) for name in names)
+        query = f"SELECT key, {columns} FROM cells WHERE status='done'"
+        return {
+            key: CellResult(**dict(zip(names, values, strict=True)))
+            for key, *values in self._file.execute(query)
+        }
 
     def add(
         self, key: str, labels: Mapping[str, str], seed: int, outcome: CellResult | str

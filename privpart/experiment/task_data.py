@@ -1,18 +1,29 @@
-"""Task data: the users and test examples of a plan whose task is built in."""
+"""Task data: the users and test examples of a plan, and which users are held out of both.
+
+Held-out users are public: nobody trains on them, and nothing is tested on them. Who they are does
+not depend on the plan's seed, so that what was chosen on them in one training is never trained on
+in another. A plan that is measured on them has no test examples at all.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
 from privpart.data import federated_hdf5, partition, tasks
+from privpart.data.clients import Clients, SomeClients
 from privpart.data.index import Index
 from privpart.data.tasks.shakespeare import BEGIN, WHEEL
 from privpart.data.users import Users
 from privpart.experiment.plan_file import Data
+from privpart.messages import ClientId
 from privpart.models.transformer import LanguageModel
+
+_HELD_OUT_SEED = 20_220_630
+"""Of the draw of the held-out users, which is the same in every plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +32,8 @@ class PlanData:
 
     Attributes:
         users: the clients' examples.
-        test_x: examples that no client holds.
+        test_x: examples to measure on, which no client holds: the test examples, or those of the
+            held-out users.
         test_y: their labels; -100 does not count.
         words: text of each token, by id; () of what is not text.
     """
@@ -51,9 +63,61 @@ def plan_data(data: Data, network: nn.Module, read: "Reader | None" = None) -> P
         raise TypeError("a plan without a task has clients of its own")
     found = (read or read_task)(data.task, data.directory, _words(data, network))
     if isinstance(found, PlanData):
+        return _without_held_out(found, data)
+    rows = torch.arange(len(found.train_y))
+    public = rows[:0]
+    if data.held_out:
+        users = (data.users or 0) + data.held_out
+        if len(rows) < users:
+            raise ConfigError(f"data.held_out={data.held_out}: {users} users are more than images.")
+        order = torch.randperm(len(rows), generator=_fixed())
+        public, rows = order.tensor_split([data.held_out * (len(rows) // users)])
+    x, y = (found.train_x, found.train_y) if not data.held_out else _at(found, rows)
+    dealt = Users(x, y, _dealt(y, data, data.users or 0))
+    if data.measured_on is not None:
+        return PlanData(dealt, *_at(found, public))
+    return PlanData(dealt, found.test_x, found.test_y)
+
+
+def _at(task: tasks.Task, rows: Tensor) -> tuple[Tensor, Tensor]:
+    return task.train_x[rows], task.train_y[rows]
+
+
+def _fixed() -> torch.Generator:
+    return torch.Generator().manual_seed(_HELD_OUT_SEED)
+
+
+def _without_held_out(found: PlanData, data: Data) -> PlanData:
+    """Return users of a task that says who they are, without those held out."""
+    if not data.held_out:
         return found
-    users = Users(found.train_x, found.train_y, _dealt(found, data, data.users or 0))
-    return PlanData(users, found.test_x, found.test_y)
+    users, public = held_out_of(found.users, data.held_out)
+    if not isinstance(users, Users):
+        raise TypeError("some of Users are Users")
+    if data.measured_on is None:
+        return PlanData(users, found.test_x, found.test_y, found.words)
+    own = torch.cat([found.users.indices[client] for client in public])
+    return PlanData(users, found.users.x[own], found.users.y[own], found.words)
+
+
+def held_out_of(clients: Clients, count: int) -> tuple[Clients, list[ClientId]]:
+    """Return the clients that remain, and the ids of those held out: a fixed draw.
+
+    Raises:
+        ConfigError: nobody would remain.
+    """
+    ids = list(clients.ids)
+    if count >= len(ids):
+        raise ConfigError(
+            f"data.held_out={count}: there are {len(ids)} clients; at least one must remain."
+        )
+    drawn = torch.randperm(len(ids), generator=_fixed()).tolist()
+    public = sorted(drawn[:count])
+    kept = [ids[place] for place in sorted(drawn[count:])]
+    if isinstance(clients, Users):
+        rows = {client: clients.indices[client] for client in kept}
+        return Users(clients.x, clients.y, rows, allow_empty=True), [ids[p] for p in public]
+    return SomeClients(clients, kept), [ids[place] for place in public]
 
 
 def read_task(task: str, directory: Path | None, words: int) -> tasks.Task | PlanData:
@@ -107,14 +171,12 @@ def _fed_emnist(folder: Path) -> PlanData:
     return PlanData(users, test.x, test.y)
 
 
-def _dealt(task: tasks.Task, data: Data, users: int) -> Index | list[Tensor]:
+def _dealt(y: Tensor, data: Data, users: int) -> Index | list[Tensor]:
     """Return the rows of each user's training examples."""
     if data.alpha is not None:
-        return partition.dirichlet_users(
-            task.train_y, users=users, alpha=data.alpha, data_seed=data.seed
-        )
+        return partition.dirichlet_users(y, users=users, alpha=data.alpha, data_seed=data.seed)
     if data.classes_each is not None:
         return partition.pathological_users(
-            task.train_y, users=users, classes_each=data.classes_each, data_seed=data.seed
+            y, users=users, classes_each=data.classes_each, data_seed=data.seed
         )
-    return partition.iid_users(len(task.train_x), users=users, data_seed=data.seed)
+    return partition.iid_users(len(y), users=users, data_seed=data.seed)

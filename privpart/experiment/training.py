@@ -34,7 +34,7 @@ from privpart.experiment.isolation import refuse_carriers
 from privpart.experiment.metric import Accuracy, Metric, measured
 from privpart.experiment.plan_file import Model, PlanFile, short_cohort
 from privpart.experiment.select_table import SelectChoice
-from privpart.experiment.task_data import Reader, plan_data, read_task
+from privpart.experiment.task_data import Reader, held_out_of, plan_data, read_task
 from privpart.loop import Callback, Engine, RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order, may_take_part
 from privpart.model import PartialModel
@@ -268,7 +268,8 @@ def training(
         plan: what to train. The code that it names is imported and called.
         own: objects in place of what the plan would name.
         options: how the engine computes clients; None takes the defaults. ``sums`` is always
-            allowed: the engine is trusted, because it simulates every client.
+            allowed where clients take one step, which gain most by it: the engine is trusted,
+            because it simulates every client.
         report: gets a sentence about how the engine computes; None writes it to standard error.
         part: whether the clients are a part of the population, such as those of one node; there
             are then no cohorts.
@@ -282,13 +283,17 @@ def training(
     own = own or Own()
     code = _named_code(plan)
     local = _local(plan, own, code)
-    options = replace(options or EngineOptions(), sums=True)
+    options = options or EngineOptions()
+    options = replace(options, sums=options.sums or local.steps == 1)
     if plan.privacy.sampling is not None:
         options = _each_alone(options)
-    options.refuse(
-        local, groups_take_turns=plan.schedule is not None, selects=plan.select is not None
-    )
+    options.refuse(local, selects=plan.select is not None)
     model = _model(plan, own, code)
+    if plan.data.held_out and (part or own.remote is not None):
+        raise ConfigError(
+            f"data.held_out={plan.data.held_out}: the clients are elsewhere, where nobody is held "
+            "out; leave it out, and let those nodes not take part."
+        )
     if own.remote is not None:
         return _remote(plan, own, code, model, own.remote)
     clients, metric = _clients(plan, own, code, model.module, read)
@@ -330,6 +335,28 @@ def _remote(
 
 Code = dict[str, Callable[..., Any]]
 """Key of the plan -> what it names; a call turns errors of one's own code into sentences."""
+
+
+def refuse_over_network(plan: PlanFile) -> None:
+    """Check that clients on nodes can train a plan.
+
+    Raises:
+        ConfigError: they cannot, and why.
+    """
+    if plan.privacy.sampling is not None:
+        raise ConfigError(
+            "privacy.sampling: its epsilon needs that nobody learns who was drawn, and nodes and "
+            "the network see whom the server asks. Leave it out."
+        )
+    if plan.select is not None:
+        raise ConfigError("select: is not sent over Flower; train it with privpart train.")
+    if plan.canaries is not None:
+        raise ConfigError("canaries: are for simulations; leave the table out.")
+    if plan.client.objective == "moon" or plan.model.local:
+        raise ConfigError(
+            "client.objective, model.local: a client's own models would have to stay on its node "
+            "between rounds, where Flower starts a new process for each. Leave them out."
+        )
 
 
 def _named_code(plan: PlanFile) -> Code:
@@ -432,7 +459,28 @@ def _clients(
             )
         clients = code["data.clients"](**data.options)
     _refuse_other_clients(clients)
-    return clients, metric
+    if not data.held_out:
+        return clients, metric
+    remaining, public = held_out_of(clients, data.held_out)
+    if data.measured_on is not None:
+        metric = _accuracy_on(clients, public)
+    return remaining, metric
+
+
+def _accuracy_on(clients: Clients, public: Sequence[ClientId]) -> Accuracy:
+    """Return the accuracy on the examples of held-out users, which must have labels."""
+    found = [clients.examples(client) for client in public]
+    for client, batch in zip(public, found, strict=True):
+        pair = isinstance(batch, tuple) and len(batch) == 2
+        if not pair or not all(isinstance(part, Tensor) for part in batch):
+            raise ConfigError(
+                f"data.measured_on: the examples of client {client!r} are not a pair of tensors "
+                "(x, y), so there is no accuracy; name a metric of your own that measures on "
+                "held-out users (metric in a study's table [tuning])."
+            )
+    pairs = cast("list[tuple[Tensor, Tensor]]", found)
+    x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
+    return Accuracy(x, y)
 
 
 def _refuse_other_clients(clients: Clients) -> None:

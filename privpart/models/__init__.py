@@ -84,6 +84,7 @@ MODELS: Mapping[str, Architecture] = {
         transformer.CLASSIFIER_START,
     ),
 }
+"""Network by name: what ``[model] name`` of a plan, and ``build_network``, may be given."""
 
 
 def build_network(name: str, **sizes: Any) -> nn.Module:  # noqa: ANN401  every network has its own

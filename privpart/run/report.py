@@ -3,14 +3,19 @@
 The plan's epsilon is claimed only if the ledger shows that the run kept to the plan. Otherwise the
 report computes figures for the participation that happened, and says that no guarantee holds: a
 limit that was not kept did not bind anybody.
+
+The report and the words for its evidence are one file: whoever changes what is claimed must see
+what it rests on.
 """
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from accounting import Participation, PrivacyReport
+from accounting import Participation, PrivacyReport, footprint
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus
@@ -19,14 +24,51 @@ from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
 from privpart.run.database import damage_said
 from privpart.run.evidence import Check, Evidence, gather
+from privpart.run.files import opened
 from privpart.run.folder import CHECKED, ON_GRID, SELF_CLIPPED
 from privpart.run.ledger import Row
 from privpart.select.disclosure import SeenByParty, SelectReport
 
 SCHEMA = "privpart/run/1"
+_METRICS = "metrics.jsonl"
+_LONGEST_METRICS = 2**22
+_BYTES = 4
+"""Of a parameter in an update: float32."""
 AUTHENTICATED, UNAUTHENTICATED = "authenticated nodes", "asserted"
 """Values of the fact "identity" of a run whose clients are on nodes."""
 _Words = tuple[AssumptionStatus, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """What the run costs besides privacy, as its ledger implies; nothing here was timed.
+
+    Attributes:
+        parameters: number of parameters that train; None if the ledger does not name them.
+        update_bytes: of one client's update of all of them, without headers; None likewise.
+        state_vectors: vectors as long as the trained part that the noise keeps.
+        draws_per_round: Gaussian vectors drawn per round, on average.
+    """
+
+    parameters: int | None
+    update_bytes: int | None
+    state_vectors: int
+    draws_per_round: float
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What may be told of a seeded run alone: in a private one, no epsilon covers it.
+
+    Attributes:
+        counted: per committed round, the number of updates that entered the sum.
+        minimum_cohort: least number that the plan allows.
+        metric: pairs (round, value) of the evaluations that were recorded beside the run.
+    """
+
+    counted: tuple[int, ...]
+    minimum_cohort: int
+    metric: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +94,8 @@ class RunReport:
         all_runs: what all runs on this machine told about the same people; None if nobody named
             them.
         measured: what an audit of the run found from below, as it was written beside the run.
+        cost: what the run costs besides privacy.
+        simulated: counts and metric of a seeded run; None of a private one.
     """
 
     run_id: str
@@ -69,6 +113,8 @@ class RunReport:
     select: tuple[str, str] | None = None
     all_runs: AllRuns | None = None
     measured: str | None = None
+    cost: RunCost | None = None
+    simulated: Simulated | None = None
 
     @property
     def wrong(self) -> tuple[Check, ...]:
@@ -92,6 +138,8 @@ class RunReport:
             "public_key": self.public_key,
             "head": self.head,
             "checks": [asdict(check) for check in self.checks],
+            "cost": None if self.cost is None else asdict(self.cost),
+            "simulated": None if self.simulated is None else asdict(self.simulated),
         }
         if self.select is not None:
             values |= dict(zip(("against_recipients", "seen_in_clear"), self.select, strict=True))
@@ -162,7 +210,39 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         select=select_lines(report, chosen, facts.get("seen_in_clear")),
         all_runs=all_runs(facts, chosen),
         measured=measured_from_below(path, facts["run_id"]),
+        cost=_cost(plan, facts),
+        simulated=None if facts["seed"] is None else _simulated(plan, rows, path),
     )
+
+
+def _cost(plan: PrivacyPlan, facts: Mapping[str, Any]) -> RunCost:
+    noise = footprint(plan.mechanism)
+    count = size = None
+    if (named := facts.get("parameters")) is not None:
+        count = sum(math.prod(int(length) for length in shape) for _, shape in named)
+        size = _BYTES * count
+    return RunCost(count, size, noise.state_vectors, noise.draws_per_round)
+
+
+def _simulated(plan: PrivacyPlan, rows: Sequence[Row], path: Path) -> Simulated:
+    counted = tuple(row.counted for row in rows)
+    return Simulated(counted, plan.minimum_cohort, _recorded(path / _METRICS, len(rows)))
+
+
+def _recorded(file: Path, rounds: int) -> tuple[tuple[int, float], ...]:
+    """Return the evaluations in a file that anybody may have written; what is odd is left out."""
+    found: dict[int, float] = {}
+    try:
+        with opened(file) as lines:
+            text = lines.read(_LONGEST_METRICS).decode()
+        for line in text.splitlines():
+            entry = json.loads(line)
+            number, value = entry["round"], entry["metric"]
+            if type(number) is int and 0 <= number < rounds and type(value) in (int, float):
+                found[number] = float(value)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return ()
+    return tuple((r, v) for r, v in sorted(found.items()) if math.isfinite(v))
 
 
 def select_lines(

@@ -101,7 +101,8 @@ def test_a_plan_of_text_is_audited_by_what_it_trains(audited, folder):
     assert report["rows"][0]["sentences"] == report["truth"]
     assert report["rows"][0]["share"] == 1
     page = (folder / "plan" / "leakage.html").read_text()
-    assert page.count('class="right">word') == 7
+    assert page.count("<mark>word") == 7
+    assert "Recovered: the update gives data" in page
     again, _ = audited("--plan", "plan.toml", "--trials", "1", "--fail-on", "partial", out="plan")
     assert again.returncode == 4
     assert "recovered" in again.stdout

@@ -16,9 +16,9 @@ from privpart.cli.main import app
 RUN = ["--rounds", "1600", "--delta", "1e-6", "--max-participations", "1"]
 
 
-def in_readme():
-    readme = Path("README.md").read_text()
-    shown = readme.partition(f"$ privpart mechanisms {' '.join(RUN)} --optimal\n")[2]
+def in_page():
+    page = Path("docs/concepts/dp-ftrl.md").read_text()
+    shown = page.partition(f"$ privpart mechanisms {' '.join(RUN)} --optimal\n")[2]
     return [line for line in shown.partition("```")[0].splitlines() if line]
 
 
@@ -29,16 +29,16 @@ def rows_of(table):
 
 
 @pytest.mark.slow
-def test_the_readme_shows_the_table(privpart):
+def test_the_page_on_dp_ftrl_shows_the_table(privpart):
     done = privpart("mechanisms", *RUN, "--optimal")
     assert done.returncode == 0, done.stderr
-    assert [line.rstrip() for line in done.stdout.splitlines() if line.strip()] == in_readme()
+    assert [line.rstrip() for line in done.stdout.splitlines() if line.strip()] == in_page()
 
 
 @pytest.mark.parametrize("only", ["tree", "independent", "blt, 3", "square root"])
-def test_the_readme_shows_what_the_command_gives(privpart, only):
+def test_the_page_shows_what_the_command_gives(privpart, only):
     """But for what depends on other rows, whose fits take minutes."""
-    shown = rows_of(in_readme())
+    shown = rows_of(in_page())
     found = rows_of(privpart("mechanisms", *RUN, "--only", only).stdout.splitlines())
     assert found
     for name, row in found.items():
@@ -47,7 +47,7 @@ def test_the_readme_shows_what_the_command_gives(privpart, only):
 
 
 def test_blt_is_within_four_percent_of_the_optimum_and_the_tree_is_not():
-    rows = rows_of(in_readme())
+    rows = rows_of(in_page())
     for row in rows.values():
         ratio = float(row["rmse"]) / float(rows["dense, optimal"]["rmse"])
         assert ratio == pytest.approx(float(row["rmse ratio"]), rel=1e-3)
@@ -72,7 +72,7 @@ def test_every_row_meets_the_same_target(privpart):
 
 
 def test_memory_and_draws():
-    rows = rows_of(in_readme())
+    rows = rows_of(in_page())
     cost = {name: (int(row["state"]), float(row["draws"])) for name, row in rows.items()}
     assert cost["blt, 3 buffers"] == (3, 1)
     assert cost["tree"] == (10, 1)

@@ -33,7 +33,8 @@ SAMPLES = {
     "pad": "0",
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
     "cell_timeout": "60", "limit_epsilon": "4",
-    "public_key": "0" * 64,
+    "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",
+    "schema": "schema.yaml",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
 OWN_SAMPLES = {("audit epsilon", "fail_on"): "violation"}
@@ -69,7 +70,7 @@ CASES = {
     "train": [[*PLANNED, "--out", "run"], RESUMED, [*RESUMED, "--workers", "2"]],
     "close": [["run"]],
     "export": [["run", "--out", "m.safetensors"]],
-    "report": [["run"]],
+    "report": [["run"], ["run", "--registry", "x.yaml"]],
     "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
     "verify": [["run", "m.safetensors"]],
     "verify-gradients": [["./task.py:gradients"]],
@@ -77,6 +78,7 @@ CASES = {
     "inspect": [["run", "--out", "out"]],
     "costs": [["emnist_cnn"]],
     "freeze-search": [[], FASHION],
+    "frontier": [["study.toml", "--out", "out"]],
     "demo": [[], FASHION],
     "sweep run": [["sweep.toml", "--out", "out"]],
     "sweep show": [["out"]],
@@ -119,6 +121,8 @@ SITUATIONS = {
     ("train", "workers"): [RESUMED],
     ("export", "part"): [["run", "--out", "m.safetensors", "--part", "trained"]],
     ("report", "statement"): [["run", "--statement"]],
+    ("report", "registry"): [["run"]],
+    ("report", "about_template"): [["run", "--about-template"]],
     ("budget", "population"): [[]],
     ("budget", "remove_limit"): [["mine", "--remove-limit"]],
     ("budget", "limit_epsilon"): [["mine"]],
@@ -173,7 +177,7 @@ NOT_THE_MECHANISM = {
     "cross_check", "max_epsilon", "plot", "plot_against", "statement", "form", "mechanism",
     "max_participations", "min_separation", "fixed_order", "mechanism_file", "target_epsilon",
     "solve", "optimal", "only", "sampling", "expected_batch", "bins", "draws",
-    "draw_seed",
+    "draw_seed", "html",
 }  # fmt: skip
 
 

@@ -79,7 +79,7 @@ import os
 import signal
 from pathlib import Path
 
-from privpart.engines.flower import FlowerEngine, server_app
+from privpart import FlowerEngine, server_app
 from privpart.run.folder import RunFolder
 
 ORDER = Path("ORDER_FILE")

@@ -22,7 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from node import Node
 from small import KILLED, SEED, committed, plan_of, train_here, write_app
 
-from privpart.engines.flower import client_app
+from privpart import client_app
 from privpart.experiment.export import released_parameters
 from privpart.run.ledger import Ledger
 
@@ -54,7 +54,8 @@ def app(deployed):
     """The app of every test: an ordinary one, whose server kills what it is told to."""
     plan = plan_of(rounds=len(KINDS), clients=6)
     settings = {"seed": SEED, "timeout": SHORT, "nodes": 3}
-    folder = write_app(deployed.folder.parent / "app", Path("/nowhere"), plan, **settings)
+    folder = deployed.folder.parent / "app"
+    write_app(folder, Path("/nowhere"), plan, "killed", **settings)
     order = deployed.folder / "order"
     (folder / "server_app.py").write_text(KILLED.replace("ORDER_FILE", str(order)))
     return folder

@@ -16,7 +16,9 @@ from torch import nn
 
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import PartialModel, PrivacyPlan, SeededSource, Server, fit
-from privpart.engines.flower import SCHEMA, FlowerEngine, agreement, hosted
+from privpart.flower.agreement import SCHEMA, agreement
+from privpart.flower.engine import FlowerEngine
+from privpart.flower.owners import hosted
 from privpart.loop import CohortRefusedError, CohortTooSmallError
 
 FIRST, SECOND = NODES
@@ -159,7 +161,7 @@ def test_an_answer_that_flower_cannot_read_loses_no_other_one():
 
 
 def test_an_answer_that_is_announced_and_never_uploaded_delays_a_round_no_longer(monkeypatch):
-    monkeypatch.setattr("privpart.engines.flower._LONGEST_LOOK", 0.2)
+    monkeypatch.setattr("privpart.flower.mail._LONGEST_LOOK", 0.2)
     never = threading.Event()
 
     def stuck(message, _):

@@ -12,9 +12,10 @@ from in_process import NODES, InProcessGrid, write_plan
 
 import privpart
 from accounting.checks import ConfigError
-from privpart.engines.flower import Settings, client_app, serve
 from privpart.experiment.export import export
 from privpart.experiment.train import released_setup
+from privpart.flower.node import client_app
+from privpart.flower.server import Settings, serve
 from privpart.run.report import run_report
 from privpart.run.verify import check_run
 
@@ -98,9 +99,10 @@ def test_a_client_declines_whatever_is_not_of_its_own_plan(tmp_path):
     assert "does not have" in not_mine["declined"]["why"]
 
 
-def test_the_text_of_an_error_stays_on_its_node(tmp_path, capsys):
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
+def test_the_text_of_an_error_stays_on_its_node(kind, tmp_path, capsys):
     def clients(_):
-        raise KeyError("the record of patient 17")
+        raise kind("the record of patient 17")
 
     app = client_app(write_plan(tmp_path), clients=clients)
     task = Message(RecordDict({"task": ConfigRecord()}), dst_node_id=3, message_type="query")
@@ -141,6 +143,11 @@ def test_a_plan_of_own_code_trains_as_in_one_process_and_exports_without_the_exa
     with pytest.raises(ConfigError, match="has changed"):
         serve(InProcessGrid(apps), plan, settings(tmp_path / "run"), poll=0.01)
     (tmp_path / "own.py").write_text(OWN)
+    text = plan.read_text()
+    plan.write_text(text.replace("learning_rate = 0.1", "learning_rate = 0.2"))
+    with pytest.raises(ConfigError, match=r"is not the plan of the run in .*, which .* holds"):
+        serve(InProcessGrid(apps), plan, settings(tmp_path / "run"), poll=0.01)
+    plan.write_text(text)
     with pytest.raises(ConfigError, match="flwr run"):
         privpart.train(plan=plan, out=tmp_path / "run", resume=True)
     setup = released_setup(tmp_path / "run")

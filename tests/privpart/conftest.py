@@ -73,6 +73,19 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _workers_compute_from_the_first_client(request, monkeypatch):
+    """And not only once they pay, but in tests of just that."""
+    if "lazy_workers" not in request.fixturenames:
+        monkeypatch.setattr("privpart.engines.embedded._ALONE", 0.0)
+        monkeypatch.setattr("privpart.engines.workers.Workers.ready", lambda _: True)
+
+
+@pytest.fixture
+def lazy_workers():
+    """Leave it to the engine when its workers start."""
+
+
 NONE = pytest.param("cpu", marks=pytest.mark.skip(reason="no accelerator here"))
 
 

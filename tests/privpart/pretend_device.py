@@ -115,6 +115,10 @@ class Pretend(TorchDispatchMode):
 
 def _refuse_two_devices(operation, args, leaves):
     if operation in INDEXED:
+        if not isinstance(args[0], PretendTensor) and any(
+            isinstance(t, PretendTensor) for t in leaves
+        ):
+            raise RuntimeError(f"{operation}: indices are on device {NAME}, and the tensor on cpu")
         leaves = tree_leaves([args[k] for k in INDEXED[operation]])
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     # a number that is a tensor may be on the CPU

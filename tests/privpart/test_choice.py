@@ -198,6 +198,7 @@ def test_a_method_that_is_wrong_only_later_or_only_before_the_clip_is_dropped(fa
 def test_a_round_is_looked_at_once_also_by_an_engine_that_makes_tasks_anew(counted, monkeypatch):
     """As the engine with canaries does, and that of several kinds of devices."""
     monkeypatch.setattr(module._Trial, "_sums_agree", lambda _: False)
+    monkeypatch.setattr(LocalComputation, "sums_each", lambda *_: False)
     local = LocalTraining(0.1, batch_size=4, steps=1)
     engine, task, _ = made("dense", 4, local=local, sums=True)
     start = engine.model.flat.clone()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting import ConfigError
-from privpart.clip import clip, l2_norm
+from privpart.clip import clip, clip_rows, l2_norm
 
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])
 VALUES = st.lists(st.floats(width=64), max_size=20)
@@ -37,6 +37,24 @@ def test_short_updates_pass_unchanged_and_long_ones_keep_their_direction(seed, s
     clipped = clip(update, norm / 3)
     assert exact_norm(clipped) == pytest.approx(norm / 3, rel=1e-6)
     torch.testing.assert_close(clipped * 3, update, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("wide", [1, 2**25])
+@given(
+    rows=st.lists(st.lists(st.floats(width=32), min_size=4, max_size=4), min_size=1, max_size=5),
+    clip_norm=st.floats(1e-6, 1e6),
+)
+def test_rows_are_clipped_at_once_as_each_alone(wide, rows, clip_norm):
+    updates = torch.tensor(rows, dtype=torch.float32)
+    each = torch.stack([clip(row.clone(), clip_norm) for row in updates])
+    norms = torch.tensor([l2_norm(row) for row in updates], dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("privpart.clip._WIDE", wide)
+        found = torch.tensor(clip_rows(updates, clip_norm), dtype=torch.float64)
+    torch.testing.assert_close(found, norms, rtol=1e-12, atol=0, equal_nan=True)
+    assert torch.isfinite(updates).all()
+    assert all(exact_norm(row) <= clip_norm for row in updates)
+    torch.testing.assert_close(updates, each, rtol=2e-7, atol=0)
 
 
 def test_huge_float64_is_clipped_not_dropped():

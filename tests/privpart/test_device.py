@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from accounting import ConfigError
-from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client
-from privpart.clip import clip
+from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
+from privpart.clip import clip, clip_rows
 from privpart.engines import methods as local_work
 from privpart.engines.device import float32_products, namespace
+from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.options import EngineOptions
 from privpart.models import mcmahan_2nn, small_cnn
 
@@ -75,21 +76,84 @@ def updates(model, local=LOCAL, task=TASK, **options):
 
 
 @pytest.mark.parametrize("batching", ["loop", "vmap"])
-def test_updates_are_clipped_on_the_cpu_and_the_model_stays(accelerator, batching, monkeypatch):
+def test_updates_are_clipped_on_the_device_at_once_and_the_model_stays(
+    accelerator, batching, monkeypatch
+):
     clipped, model = [], cnn()
-    for module in (client, local_work):
-        monkeypatch.setattr(
-            module, "clip", lambda update, *a, **k: clipped.append(update) or clip(update, *a, **k)
-        )
+    monkeypatch.setattr(
+        local_work, "clip_rows", lambda rows, c: clipped.append(rows) or clip_rows(rows, c)
+    )
     before = {name: p.clone() for name, p in model.module.state_dict().items()}
     found = updates(model, device=accelerator, batching=batching)
     assert (type(found), found.is_cpu, found.dtype) == (torch.Tensor, True, torch.float32)
     assert (found.double().norm(dim=1) <= TASK.clip_norm).all()
     assert (found.norm(dim=1) > 0.1 * TASK.clip_norm).sum() == 4
-    assert [update.is_cpu for update in clipped] == [True] * len(SIZES)
+    assert [(rows.device.type, len(rows)) for rows in clipped] == [(accelerator, len(SIZES))]
     for name, value in model.module.state_dict().items():
         assert value.is_cpu
         assert torch.equal(value, before[name])
+
+
+def test_a_device_without_float64_clips_on_the_cpu(accelerator, monkeypatch):
+    wanted = updates(cnn(), device=accelerator)
+    monkeypatch.setattr(local_work, "has_float64", lambda _: False)
+    assert torch.equal(updates(cnn(), device=accelerator), wanted)
+
+
+class Repeated:
+    """Calls the step again, where a CUDA graph would repeat its kernels."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def record(self, work):
+        made = work()
+        result = [made] if isinstance(made, torch.Tensor) else made
+
+        def repeat():
+            again = work()
+            for to, part in zip(result, again if made is result else [again], strict=True):
+                to.copy_(part)
+
+        return repeat, made
+
+
+@pytest.mark.parametrize("health", [False, True])
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch, health, vectorized):
+    if accelerator == "pretend":
+        monkeypatch.setattr(local_work, "Recorder", Repeated)
+    model = cnn()
+    local = LocalTraining(0.2, epochs=2, batch_size=3)
+    there = LocalComputation(
+        model.on(torch.device(accelerator)), users().on(torch.device(accelerator)), local=local,
+        data_seed=5,
+    )  # fmt: skip
+    seen, found = [], torch.empty(len(SIZES), model.dim)
+    watch = (lambda *one: seen.append(one)) if health else None
+    for round_, rate in ((1, 0.4), (3, 0.2)):  # the rate of a schedule, and another order
+        there.local = replace(local, learning_rate=rate)
+        seen.clear()
+        there.updates(
+            replace(TASK, round=round_), TASK.clients, model.flat.clone(),
+            Method(vectorized, recorded=True), found, watch,
+        )  # fmt: skip
+    here = updates(cnn(), local)
+    assert (found - here).norm(dim=1).max() < 1e-5 * TASK.clip_norm
+    assert (here.norm(dim=1) > 0.1 * TASK.clip_norm).sum() == 4  # power
+    assert [loss is None for loss, _ in seen] == [size == 0 for size in SIZES] * health
+
+
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_what_a_recording_would_not_see_is_not_recorded(accelerator, monkeypatch, vectorized):
+    if accelerator == "pretend":
+        monkeypatch.setattr(local_work, "Recorder", Repeated)
+    device, out = torch.device(accelerator), torch.empty(len(SIZES), 650)
+    model = PartialModel(Counting, seed=0).on(device)
+    there = LocalComputation(model, users().on(device), local=LOCAL, data_seed=5)
+    method = Method(vectorized, recorded=True)
+    with pytest.raises(RuntimeError, match=r"writes to its buffers|in-place|inplace"):
+        there.updates(TASK, TASK.clients, model.flat.cpu().clone(), method, out)
 
 
 def test_as_many_clients_are_computed_at_once_as_fit_into_free_memory(accelerator, monkeypatch):
@@ -289,19 +353,36 @@ def test_tf32_is_a_choice_that_is_said_and_for_cuda_only():
         assert "products rounded to TF32" in said[0]
 
 
-def test_sums_are_computed_on_the_cpu_only(accelerator):
-    local = LocalTraining(0.2, batch_size=8)
-    for device, summed in (("cpu", True), (accelerator, False)):
+@pytest.mark.parametrize("local", [LocalTraining(0.2, batch_size=8, steps=1), LOCAL])
+def test_sums_of_clipped_updates_are_computed_on_the_device(accelerator, local):
+    task, found = replace(TASK, clients=(0, 1, 2, 3), sum_clip_norm=0.199), []
+    for device in ("cpu", accelerator):
         model = PartialModel(mcmahan_2nn(inputs=64, hidden=12, classes=10), seed=1, overwrite=True)
         engine = EmbeddedEngine(
-            model,
-            users(),
-            local=local,
-            data_seed=5,
-            sums=True,
-            device=device,
-            report=lambda _: None,
+            model, users(), local=local, data_seed=5, device=device, sums=True, batching="loop"
         )
-        assert engine.options.may_sum is summed
-        if not summed:
-            assert engine.sums(TASK, model.flat.clone()) is None
+        start = model.flat.clone()
+        if device == "cpu":
+            assert engine.sums(task, start) is None
+            found.append(sum(clip(u.update, 0.199).double() for u in engine.run(task, start)))
+            continue
+        (part,) = engine.sums(task, start)
+        assert (part.clients, part.unclipped, part.total.is_cpu) == (task.clients, 0, True)
+        found.append(part.total)
+        assert engine.sums(replace(task, clients=(0, 0)), start) is None
+    assert (found[0] - found[1]).norm() < 1e-5
+    assert found[0].norm() > 0.1
+
+
+def test_ghost_sums_on_the_device(accelerator):
+    local, device = LocalTraining(0.2, batch_size=8, steps=1), torch.device(accelerator)
+    totals = []
+    for here in (torch.device("cpu"), device):
+        model = cnn().on(here)
+        work = LocalComputation(model, users().on(here), local=local, data_seed=5)
+        totals.append(torch.empty(model.dim, dtype=torch.float64))
+        clients = TASK.clients[:4]
+        start = model.flat.cpu().clone()
+        assert work.sum(TASK, clients, start, totals[-1]) == 1  # who has no examples
+    assert (totals[0] - totals[1]).norm() < 1e-5
+    assert totals[0].norm() > 0.1

@@ -95,6 +95,56 @@ def test_every_way_is_the_same_training(network, local, device):
     assert (loop.norm(dim=1) > 0.1 * TASK.clip_norm).sum() > 4  # power
 
 
+TURNS = LocalTraining(0.2, epochs=2, batch_size=3, alternate=("dense?.weight", "dense?.bias"))
+
+
+@pytest.mark.parametrize("active", [None, (0,), (1,), (1, 0)], ids=str)
+@pytest.mark.parametrize("local", [LOCALS["one step"], LOCALS["adam"], TURNS], ids=lambda x: "")
+def test_groups_and_parameters_that_take_turns_are_the_same_training(local, active, device):
+    def model():
+        groups, train = [["dense3.*"], ["dense1.weight", "dense2.*"]], ["!dense1.bias"]
+        network = mcmahan_2nn(inputs=64, hidden=8)
+        return PartialModel(network, train=train, seed=0, overwrite=True, groups=groups)
+
+    task = replace(TASK, active=active)
+    loop = updates(model(), users(), local, task, deterministic=True)
+    together = updates(model(), users(), local, task, batching="vmap", device=device)
+    assert loop.shape == (len(TASK.clients), model().active_dim(active))
+    assert (together - loop).norm(dim=1).max() < 1e-5 * TASK.clip_norm
+    assert (loop.norm(dim=1) > 0.1 * TASK.clip_norm).sum() > 4  # power
+    assert (loop.double().norm(dim=1) <= TASK.clip_norm).all()
+
+
+@pytest.mark.parametrize("batching", ["loop", "vmap"])
+def test_parameters_that_alternate_move_in_their_own_steps_alone(batching):
+    """By the definition: each step is a client's only step, from where the last one ended."""
+    data, task = users(), replace(TASK, clients=(4,), clip_norm=1e9)
+    turns = ("dense1.*", "dense2.*")  # dense3 moves in every step
+    local = LocalTraining(0.2, batch_size=64, steps=3, alternate=turns)
+    found = updates(dense(["*"]), data, local, task, batching=batching)[0]
+    model = dense(["*"])
+    start = model.flat.clone()
+    for own in ("dense1", "dense2", "dense1"):
+        step = model.views(updates(model, data, replace(local, steps=1, alternate=()), task)[0])
+        moved = {n: s if n.startswith((own, "dense3")) else 0 * s for n, s in step.items()}
+        model.load(model.flat + torch.cat([each.flatten() for each in moved.values()]))
+    assert (found - (model.flat - start)).norm() < 1e-5 * found.norm()
+
+
+def test_turns_that_nothing_could_take_are_refused():
+    for wrong, says in (
+        ({"alternate": ("*",)}, "at least two patterns"),
+        ({"alternate": ("a", "b"), "steps": 1}, r"steps=1: is below the 2 entries of alternate"),
+        ({"alternate": ("a", "b"), "optimizer": "adam"}, "only for the objective fedavg with sgd"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            LocalTraining(0.1, **wrong)
+    for batching in ("loop", "vmap"):
+        typo = LocalTraining(0.1, batch_size=3, alternate=("dense1.*", "dense9.*"))
+        with pytest.raises(ConfigError, match=r"alternate: 'dense9.\*' matches no parameter"):
+            updates(dense(["*"]), users(), typo, batching=batching)
+
+
 @pytest.mark.parametrize("batching", ["loop", "vmap"])
 @pytest.mark.parametrize("local", ["one step", "epochs"])
 def test_a_client_that_diverges_is_zero_and_leaves_the_others_alone(local, batching):
@@ -185,6 +235,42 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
     assert torch.equal(torch.stack(found), alone)
     assert torch.equal(torch.stack(again), alone)
     assert torch.equal(torch.stack(scheduled), alone_then)
+
+
+@pytest.mark.usefixtures("quick_workers", "lazy_workers")
+@pytest.mark.parametrize("sums", [False, True])
+def test_workers_start_once_they_pay_and_nobody_waits_for_them(monkeypatch, sums):
+    options = {"batching": "vmap", "sums": True} if sums else {"deterministic": True}
+    model, local, done = cnn(PART), LOCALS["epochs"], []
+    real = LocalComputation.summed if sums else LocalComputation.updates
+    monkeypatch.setattr(
+        LocalComputation, real.__name__, lambda *a: done.append(len(a[2])) or real(*a)
+    )
+    with EmbeddedEngine(model, users(), local=local, data_seed=5, workers=2, **options) as engine:
+        start = model.flat.clone()
+
+        def one_round():
+            done.clear()
+            if sums:
+                return sum(part.total for part in engine.sums(TASK, start))
+            return torch.stack([u.update for u in engine.run(TASK, start)])
+
+        first = one_round()
+        assert engine._pool is None  # a short job pays for no processes
+        assert sum(done) == len(SIZES)
+        monkeypatch.setattr("privpart.engines.embedded._ALONE", 0.0)
+        monkeypatch.setattr("privpart.engines.workers.Workers.ready", lambda _: False)
+        assert torch.equal(one_round(), first)  # while they start
+        assert engine._pool is not None
+        assert sum(done) == len(SIZES)
+        monkeypatch.undo()
+        monkeypatch.setattr("privpart.engines.embedded._ALONE", 0.0)
+        for _ in range(1000):
+            assert (one_round() - first).norm() < 1e-6 * first.norm()
+            if engine._pool.ready():
+                break
+        assert torch.equal(one_round(), first) or sums
+        assert engine._pool._pace > 0  # they have answered
 
 
 @pytest.mark.usefixtures("quick_workers")
@@ -298,7 +384,7 @@ def test_a_misspelt_option_is_an_error():
 def test_vmap_is_refused_where_it_would_be_ignored(objective, mu):
     other = LocalTraining(0.1, objective=objective, mu=mu)
     options = {"data_seed": 5, "batching": "vmap"}
-    says = "batching=vmap: clients that select, train groups in turn, or have another objective"
+    says = "batching=vmap: clients that select, or have another objective"
     with pytest.raises(ConfigError, match=says):
         EmbeddedEngine(dense(["*"]), users(), local=other, **options)
     model = PartialModel(
@@ -308,9 +394,8 @@ def test_vmap_is_refused_where_it_would_be_ignored(objective, mu):
     start = model.flat.clone()
     first = replace(TASK, round=0)
     assert len(list(engine.run(first, start))) == len(TASK.clients)  # what it can follow
-    for task in (replace(TASK, round=1), replace(first, active=(0,))):
-        with pytest.raises(ConfigError, match=says):
-            list(engine.run(task, start))
+    with pytest.raises(ConfigError, match=says):
+        list(engine.run(replace(TASK, round=1), start))
 
 
 @pytest.mark.usefixtures("quick_workers")

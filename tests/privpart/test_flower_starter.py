@@ -6,8 +6,9 @@ import tomllib
 import pytest
 
 from accounting import ConfigError
-from privpart.engines.flower import Settings, client_app, server_app
 from privpart.experiment.starter import write_flower_app, write_starter
+from privpart.flower.node import client_app
+from privpart.flower.server import Settings, server_app
 
 THREE = {"pyproject.toml", "server_app.py", "client_app.py"}
 

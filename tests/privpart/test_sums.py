@@ -551,7 +551,7 @@ def test_the_probe_finds_sums_and_says_so():
     assert said[0].startswith("engine: ghost clipping: about 0.")
 
 
-def test_a_probe_that_finds_another_sum_does_not_use_it(monkeypatch):
+def test_ghost_clipping_that_finds_another_sum_is_not_used(monkeypatch):
     real = GhostSum.sum
 
     def wrong(self, start, x, loss, *, clip_norm, out, **options):
@@ -564,9 +564,27 @@ def test_a_probe_that_finds_another_sum_does_not_use_it(monkeypatch):
     options = {"report": said.append, "explain": True}
     with engine(lambda: mcmahan_2nn(inputs=64, hidden=400), **options) as one:
         for round_ in range(6):  # until all methods were tried
-            task = replace(TASK, round=round_)
-            assert one.sums(task, one.model.flat.clone()) is None
+            list(one.sums(replace(TASK, round=round_), one.model.flat.clone()) or ())
+            assert not one._use_ghost_sum
     assert "ghost clipping deviates" in said[0]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_vectorized_clients_of_many_steps_are_summed(workers, quick_workers):
+    local = LocalTraining(0.3, epochs=2, batch_size=3)
+    task = replace(TASK, sum_clip_norm=0.199)
+    each = one_by_one(NETWORKS["cnn"], users(), replace(task, clip_norm=0.199), local=local)
+    options = {"batching": "vmap", "workers": workers, "health": True, "local": local}
+    with engine(NETWORKS["cnn"], **options) as one:
+        start = one.model.flat.clone()
+        parts = list(one.sums(task, start))
+        health = one.health()
+        assert one.sums(replace(task, clients=(1, 1)), start) is None  # the server must see both
+    assert [client for part in parts for client in part.clients] == list(task.clients)
+    total = sum(part.total for part in parts)
+    assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
+    assert sum(part.unclipped for part in parts) == (each.norm(dim=1) < 0.199 * 0.999).sum() - 1
+    assert [loss is None for loss in health.losses] == [size == 0 for size in SIZES]
 
 
 def plan(**change):

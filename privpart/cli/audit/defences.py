@@ -80,7 +80,7 @@ def _write(
 
     score = "rouge" if options.of_text else "psnr"
     content = {
-        "schema": f"privpart/{'text-' if options.of_text else ''}defences/1",
+        "schema": "privpart/text-defences/1" if options.of_text else "privpart/defences/1",
         "options": options.typed(),
         score: f"{_SCORES[score]}; no epsilon is computed from it",
         "points": [p.to_dict() | {f"{score}_median": median(p.scores)} for p in points],

@@ -13,7 +13,7 @@ import typer
 
 from accounting import Guarantee, checks
 from accounting.checks import ConfigError
-from privpart.cli.options import Format
+from privpart.cli.options import Format, HtmlOption
 from privpart.cli.output import as_csv
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -92,6 +92,7 @@ def epsilon(
     fail_on: Annotated[
         ViolationOnly | None, typer.Option(help="Exit with 4 at a violation.")
     ] = None,
+    html: HtmlOption = None,
     form: Annotated[
         Format, typer.Option("--format", help="table, json, or csv: a line per bound.")
     ] = Format.TABLE,
@@ -124,6 +125,10 @@ def epsilon(
             plan, confidence, chosen, replay, (count, runs, observer) if simulate else None
         )
     _write(found, folder, form)
+    if html is not None:
+        from privpart.cli.pages.lower_bounds import lower_bounds_page
+
+        lower_bounds_page(found).write(html)
     if fail_on is not None and found.verdict == "VIOLATION":
         raise typer.Exit(THRESHOLD_PASSED)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privpart.cli.audit.options import LeakageOptions, rounds, takes, views
-from privpart.cli.options import Format
+from privpart.cli.options import Format, HtmlOption
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from attacks import LeakageReport, TextReport
@@ -36,6 +36,7 @@ def leakage(
     fail_on: Annotated[
         FailOn | None, typer.Option(help="Exit with 4 at this verdict or a more severe one.")
     ] = None,
+    html: HtmlOption = None,
     form: Annotated[Format, typer.Option("--format", help="table, json or csv.")] = Format.TABLE,
 ) -> None:
     """Attack the update of each batch, per view, and say what may be concluded.
@@ -47,10 +48,10 @@ def leakage(
     if options.of_text:
         from privpart.cli.audit.text import audit_text
 
-        report = audit_text(options, out, form)
+        report = audit_text(options, out, form, html)
     else:
         report = _run(options, out)
-        _write(report, out, form)
+        _write(report, out, form, html)
     if report.void:
         raise typer.Exit(VOID)
     if fail_on is not None and _at_least(report, fail_on):
@@ -81,13 +82,23 @@ def _run(options: LeakageOptions, out: Path) -> "LeakageReport":
         )
 
 
-def _write(report: "LeakageReport", out: Path, form: Format) -> None:
+def _write(report: "LeakageReport", out: Path, form: Format, html: Path | None) -> None:
     from attacks import picture
     from privpart.cli.audit import tables
 
     text = json.dumps(report.to_dict(), indent=2, allow_nan=False)
     (out / "report.json").write_text(text + "\n")
     picture.grid([report], out / "leakage.png")
+    if html is not None:
+        from privpart.cli.pages.leakage import leakage_page
+
+        leakage_page(
+            report,
+            tables.leakage_tables(report),
+            tables.leakage_notes(report),
+            tables.warnings(report),
+            out / "leakage.png",
+        ).write(html)
     if form is Format.JSON:
         typer.echo(text)
     elif form is Format.CSV:

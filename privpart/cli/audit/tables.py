@@ -38,12 +38,16 @@ def show(report: LeakageReport) -> None:
     """Print the report to standard output."""
     width = _WIDTH if report.labels_revealed else _WIDTH + _LABELS
     console = Console(width=width, highlight=False)
-    console.print(_baselines(report))
-    console.print(_rows(report))
-    if not report.void:
-        console.print(_by_attack(report))
-    for line in _notes(report):
+    for table in leakage_tables(report):
+        console.print(table)
+    for line in leakage_notes(report):
         console.print(fill(line, 100, subsequent_indent="  "))
+
+
+def leakage_tables(report: LeakageReport) -> list[Table]:
+    """Return the tables of a report: guesses, views, and each attack unless it is void."""
+    found = [_baselines(report), _rows(report)]
+    return found if report.void else [*found, _by_attack(report)]
 
 
 def leakage_csv(report: LeakageReport) -> str:
@@ -231,7 +235,8 @@ def _labels(row: LeakageRow) -> str:
     return f"{row.labels_right:.0%}{', doubtful' if row.labels_doubtful else ''}"
 
 
-def _notes(report: LeakageReport) -> list[str]:
+def leakage_notes(report: LeakageReport) -> list[str]:
+    """Return what must be known to read the tables."""
     threat = report.threat
     sent = "gradient" if threat["update"] == "gradient" else "change of the weights"
     noise = f", noise multiplier {threat['noise_multiplier']:g}" if report.bound else ""

@@ -15,7 +15,6 @@ from accounting import checks
 from accounting.report import up
 from attacks import TextDefencePoint, text_defences
 from attacks.text.audit import text_leakage, text_suite
-from attacks.text.page import text_page
 from attacks.text.report import TextReport, TextRow
 from privpart.cli.audit.inputs import local_steps_of
 from privpart.cli.audit.options import EXCHANGES, DefencesOptions, LeakageOptions, rounds, views
@@ -24,6 +23,7 @@ from privpart.cli.audit.tables import plain_table
 from privpart.cli.audit.text_inputs import load_text
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
+from privpart.cli.pages.leakage import text_leakage_page
 
 PAGE = "leakage.html"
 _WIDTH = 136
@@ -46,7 +46,9 @@ _CSV = (
 )
 
 
-def audit_text(options: LeakageOptions, out: Path, form: Format) -> TextReport:
+def audit_text(
+    options: LeakageOptions, out: Path, form: Format, html: Path | None = None
+) -> TextReport:
     """Attack the sentences that the options name; write and print the report."""
     torch.set_num_threads(1)  # so that the numbers do not depend on the machine's processors
     known = text_suite(exchanges=EXCHANGES[options.effort])
@@ -78,7 +80,7 @@ def audit_text(options: LeakageOptions, out: Path, form: Format) -> TextReport:
             done=done,
             progress=progress,
         )
-    _write(report, out, form, inputs.words)
+    _write(report, out, form, inputs.words, html)
     return report
 
 
@@ -115,10 +117,14 @@ def text_points(options: DefencesOptions, out: Path) -> list[TextDefencePoint]:
         )
 
 
-def _write(report: TextReport, out: Path, form: Format, words: tuple[str, ...]) -> None:
+def _write(
+    report: TextReport, out: Path, form: Format, words: tuple[str, ...], html: Path | None
+) -> None:
     text = json.dumps(report.to_dict(), indent=2, allow_nan=False)
     (out / "report.json").write_text(text + "\n")
-    text_page(report, out / PAGE, words=words)
+    page = text_leakage_page(report, words, _tables(report), _notes(report), _warnings(report))
+    for path in (out / PAGE, *(() if html is None else (html,))):
+        page.write(path)
     if form is Format.JSON:
         typer.echo(text)
     elif form is Format.CSV:
@@ -134,11 +140,14 @@ def _write(report: TextReport, out: Path, form: Format, words: tuple[str, ...]) 
 
 def _show(report: TextReport) -> None:
     console = Console(width=_WIDTH, highlight=False)
-    console.print(_rows(report))
-    if not report.void:
-        console.print(_by_attack(report))
+    for table in _tables(report):
+        console.print(table)
     for line in _notes(report):
         console.print(fill(line, 100, subsequent_indent="  "))
+
+
+def _tables(report: TextReport) -> list[Table]:
+    return [_rows(report)] if report.void else [_rows(report), _by_attack(report)]
 
 
 def _rows(report: TextReport) -> Table:

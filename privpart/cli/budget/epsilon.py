@@ -97,6 +97,7 @@ def epsilon(
     statement: Annotated[
         bool, typer.Option("--statement", help="Print the report in plain English instead.")
     ] = False,
+    html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Report the (epsilon, delta) of a planned run.
@@ -123,6 +124,7 @@ def epsilon(
         promised, run = _planned(plan, delta)
         if promised.sampling is not None:
             report = _sampled_report(context, promised, run.delta)
+            _write_page(run, report, html, limit, Against.NOISE)
             if statement:
                 typer.echo(report.statement())
             else:
@@ -137,8 +139,8 @@ def epsilon(
         _refuse_silent_limits(limits, limit, histories)
         run = _typed_run(choice, limits, rounds, noise_multiplier, delta, histories)
     report = _report(run, histories, method, population, cross_check=cross_check)
-    if plot is not None:
-        _plot(run, report, plot_against or Against.NOISE, plot)
+    _write_page(run, report, html, limit, plot_against or Against.NOISE)
+    _plot(run, report, plot_against or Against.NOISE, plot, limit)
     if statement:
         typer.echo(report.statement())
     else:
@@ -278,14 +280,33 @@ def _report(
     )
 
 
-def _plot(run: _Run, report: PrivacyReport, against: Against, path: Path) -> None:
+def _write_page(
+    run: _Run, report: PrivacyReport, html: Path | None, limit: float | None, against: Against
+) -> None:
+    """Write the page of a budget, with a picture where one mechanism of one group is varied."""
+    if html is None:
+        return
+    from privpart.cli.pages.budget import budget_page
+    from privpart.cli.plots import budget_figure
+
+    figure = None
+    if run.mechanism.groups is None and report.sampling is None:
+        figure = budget_figure(run.choice, run.participation, report, against=against, target=limit)
+    budget_page(report, figure, limit).write(html)
+
+
+def _plot(
+    run: _Run, report: PrivacyReport, against: Against, path: Path | None, target: float | None
+) -> None:
+    if path is None:
+        return
     if run.mechanism.groups is not None:
         raise ConfigError(
             "plot: varies a mechanism of one group; leave it out with a [schedule] or shared keys."
         )
     from privpart.cli.plots import draw_budget
 
-    draw_budget(run.choice, run.participation, report, against=against, path=path)
+    draw_budget(run.choice, run.participation, report, against=against, path=path, target=target)
 
 
 def _one_stream(run: _Run, form: Format) -> list[tuple[str, str]]:

@@ -85,6 +85,7 @@ def mechanisms(
         Path | None,
         typer.Option(help="Also draw memory against error into this picture (.png, .svg, .pdf)."),
     ] = None,
+    html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Show what memory buys: the error of all mechanisms at the same epsilon, by state vectors.
@@ -123,17 +124,33 @@ def mechanisms(
         ]
     )
     title = _title(participation, target_epsilon, delta)
-    if plot is not None:
-        from privpart.cli.plots import draw_front
-
-        draw_front(rows, title=title, path=plot)
     warnings = _warnings(stated=plan is not None or limits.stated)
+    _draw(rows, title, warnings, plot, html)
     if form is Format.TABLE:
         _print_rows(rows, title)
     else:
         _print_data(form, rows, participation, delta, warnings)
     for warning in warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
+
+
+def _draw(
+    rows: Sequence[dict[str, Any]],
+    title: str,
+    warnings: Sequence[str],
+    plot: Path | None,
+    html: Path | None,
+) -> None:
+    """Write the picture and the page that were asked for."""
+    if plot is not None:
+        from privpart.cli.plots import draw_front
+
+        draw_front(rows, title=title, path=plot)
+    if html is not None:
+        from privpart.cli.pages.budget import front_page
+        from privpart.cli.plots import front_figure
+
+        front_page(rows, title, front_figure(rows, title=title), warnings).write(html)
 
 
 def _built(offered: "Iterator[Offer]", only: str | None) -> list[tuple[str, Mechanism]]:

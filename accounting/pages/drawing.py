@@ -1,0 +1,384 @@
+"""Drawing: the rules that every picture follows, with matplotlib and without torch.
+
+Colour says which part trains, dash says which mechanism correlates the noise, and a legend names
+only what is drawn. Axes of epsilon and of noise are logarithmic with ticks at 1, 2, 5 and 10. What
+has no order is drawn as points, never as a line. The colours follow Okabe and Ito, darkened until
+each has a contrast of at least 4.5 on white; on a page, each is replaced by its twin for the
+reader's colour scheme.
+"""
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from accounting.checks import ConfigError
+from accounting.report import printable
+
+INK, FAINT, RULE, PAPER = "#1b1f24", "#5b6470", "#d0d5db", "#ffffff"
+SERIES = ("#0072b2", "#c24e00", "#aa4c83", "#007a59", "#4d4d4d", "#8a6a00")
+"""Colours of parts, in the order in which they are given out."""
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (6, 2, 1, 2)), (0, (9, 3)))
+"""Dashes of mechanisms, in the order in which they are given out."""
+MARKERS = ("o", "s", "^", "D", "v", "P")
+DARK = {
+    INK: "#e8eaed",
+    FAINT: "#a6adb7",
+    RULE: "#3a4048",
+    PAPER: "#15181c",
+    "#0072b2": "#56b4e9",
+    "#c24e00": "#f0914a",
+    "#007a59": "#2cc295",
+    "#aa4c83": "#e3a1c5",
+    "#8a6a00": "#f0e442",
+    "#4d4d4d": "#bdbdbd",
+}
+"""The twin of each colour for dark paper."""
+_STYLE: Any = {  # matplotlib's own type names every key
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+    "text.color": INK,
+    "text.parse_math": False,  # names that people typed hold dollars
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.markersize": 4,
+    "svg.hashsalt": "privpart",
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+}
+_STEPS = (1, 2, 5)
+_MOST_TICKS = 13
+_LONGEST = 40
+"""Characters of a name in a picture."""
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+@dataclass(slots=True)
+class Styles:
+    """Colours of parts and dashes of mechanisms; equal names look alike in every panel.
+
+    Args:
+        parts: names, in the order of the colours; others follow as they come.
+        mechanisms: names, in the order of the dashes; others follow as they come.
+
+    Attributes:
+        drawn: pairs of part and mechanism that were asked for.
+    """
+
+    parts: Sequence[str] = ()
+    mechanisms: Sequence[str] = ()
+    drawn: list[tuple[str, str]] = field(default_factory=list, init=False)
+
+    def of(self, part: str = "", mechanism: str = "") -> dict[str, Any]:
+        """Return matplotlib's keywords of one line: colour, marker and dash."""
+        self.drawn.append((part, mechanism))
+        colour = self._all(0, part).index(part)
+        dash = self._all(1, mechanism).index(mechanism)
+        return {
+            "color": SERIES[colour % len(SERIES)],
+            "marker": MARKERS[colour % len(MARKERS)],
+            "linestyle": DASHES[dash % len(DASHES)],
+        }
+
+    def colour(self, part: str = "") -> str:
+        """Return the colour of a part, for what stands beside its line."""
+        return SERIES[self._all(0, part).index(part) % len(SERIES)]
+
+    def _all(self, which: int, name: str) -> list[str]:
+        declared = (self.parts, self.mechanisms)[which]
+        return list(dict.fromkeys((*declared, *(pair[which] for pair in self.drawn), name)))
+
+    def legend(self, axes: Axes, **place: Any) -> None:  # noqa: ANN401  matplotlib's
+        """Name each colour and each dash that was drawn, if there is more than one of its kind."""
+        parts = list(dict.fromkeys(part for part, _ in self.drawn))
+        mechanisms = list(dict.fromkeys(mechanism for _, mechanism in self.drawn))
+        handles = []
+        if len(parts) > 1:
+            plain = {"linestyle": ""} if len(mechanisms) > 1 else {}
+            handles += [
+                Line2D(
+                    [], [], label=_shortened(part) or "all", **self.of(part, mechanisms[0]) | plain
+                )
+                for part in parts
+            ]
+        if len(mechanisms) > 1:
+            look = {"marker": "", "color": SERIES[0] if len(parts) == 1 else FAINT}
+            handles += [
+                Line2D([], [], label=_shortened(name) or "none", **self.of(parts[0], name) | look)
+                for name in mechanisms
+            ]
+        if handles:
+            axes.legend(
+                handles=handles, handlelength=3, frameon=False, fontsize=8, labelcolor=INK, **place
+            )
+
+
+def panel(width: float = 6.4, height: float = 3.8) -> tuple[Figure, Axes]:
+    """Return a figure with one panel, in the style of all pictures."""
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.add_subplot()
+        axes.grid(visible=True)
+        axes.set_axisbelow(True)
+    return figure, axes
+
+
+def panels(count: int, width: float = 4.6, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels side by side, which share the vertical axis."""
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width * count, height), layout="constrained")
+        found = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
+        for axes in found:
+            axes.grid(visible=True)
+            axes.set_axisbelow(True)
+    return figure, found
+
+
+def log_axis(axis: Axis, label: str) -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2, 5 and 10, once its data are drawn."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
+    low, high = axis.get_view_interval()
+    ticks = round_ticks(low, high)
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_label_text(label, color=INK)
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Return the numbers 1, 2 and 5, times powers of ten, between two positive numbers.
+
+    Powers of ten alone where the others would be too many, and the two ends where none is between.
+
+    >>> round_ticks(0.7, 12)
+    [1.0, 2.0, 5.0, 10.0]
+    >>> round_ticks(2.1, 4.9)
+    [2.1, 3.0, 4.0]
+    """
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    inside = [(s, p) for p in powers for s in range(1, 10) if low <= float(f"{s}e{p}") <= high]
+    found = [float(f"{s}e{p}") for s, p in inside if s in _STEPS]
+    if len(found) > _MOST_TICKS:
+        tens = [float(f"1e{p}") for s, p in inside if s == 1]
+        return tens[:: -(-len(tens) // _MOST_TICKS)]
+    if len(found) >= 2:
+        return found
+    return [float(f"{low:.2g}"), *(float(f"{s}e{p}") for s, p in inside)]
+
+
+def title(axes: Axes, text: str) -> None:
+    """Write a title in the size of all pictures."""
+    axes.set_title(text, fontsize=9, color=INK)
+
+
+def short(value: float) -> str:
+    """Return a number as a tick is labelled.
+
+    >>> short(0.5), short(1e-05), short(20.0)
+    ('0.5', '1e-5', '20')
+    """
+    return re.sub(r"e([+-])0*", lambda sign: "e" + sign.group(1).replace("+", ""), f"{value:g}")
+
+
+def target(axes: Axes, value: float, label: str, *, vertical: bool = False) -> None:
+    """Draw a line at the value that was asked for, with its name beside it."""
+    draw = axes.axvline if vertical else axes.axhline
+    draw(value, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1.5)
+    _name_line(axes, value, label, INK, vertical=vertical)
+
+
+def no_noise(
+    axes: Axes,
+    mean: float,
+    deviation: float | None = None,
+    *,
+    label: str = "no noise",
+    color: str = FAINT,
+    linestyle: Any = "-",  # noqa: ANN401  matplotlib's
+) -> None:
+    """Draw what training without noise reaches, as a level with a band of one deviation."""
+    axes.axhline(mean, color=color, linewidth=1.2, alpha=0.75, linestyle=linestyle, zorder=1.4)
+    if deviation:
+        axes.axhspan(mean - deviation, mean + deviation, color=color, alpha=0.10, linewidth=0)
+    _name_line(axes, mean, label, color, vertical=False)
+
+
+def _name_line(axes: Axes, value: float, label: str, color: str, *, vertical: bool) -> None:
+    place = (value, 1.0) if vertical else (1.0, value)
+    axes.annotate(
+        _shortened(label),
+        place,
+        (3, -3) if vertical else (-2, 3),
+        xycoords=("data", "axes fraction") if vertical else ("axes fraction", "data"),
+        textcoords="offset points",
+        ha="left" if vertical else "right",
+        va="top" if vertical else "bottom",
+        fontsize=7.5,
+        color=color,
+    )
+
+
+def band(
+    axes: Axes,
+    xs: Sequence[float],
+    means: Sequence[float],
+    deviations: Sequence[float | None],
+    style: Mapping[str, Any],
+) -> None:
+    """Draw a line with a band of one deviation on either side; a lone point gets a bar."""
+    order = sorted(range(len(xs)), key=xs.__getitem__)
+    x = [xs[i] for i in order]
+    middle = [means[i] for i in order]
+    spread = [deviations[i] or 0.0 for i in order]
+    axes.plot(x, middle, **style)
+    if len(x) == 1:
+        axes.errorbar(x, middle, spread, color=style["color"], capsize=3, linestyle="")
+        return
+    low = [m - s for m, s in zip(middle, spread, strict=True)]
+    high = [m + s for m, s in zip(middle, spread, strict=True)]
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def categories(
+    axes: Axes,
+    names: Sequence[str],
+    groups: Mapping[str, tuple[Sequence[float | None], Sequence[float | None]]],
+    styles: Styles,
+) -> None:
+    """Draw values of names that have no order: points with bars, each group beside the others.
+
+    Args:
+        axes: the panel.
+        names: one per place on the axis.
+        groups: per part, the values and their deviations in the order of ``names``.
+        styles: colours of the groups.
+    """
+    for number, (name, (means, deviations)) in enumerate(groups.items()):
+        shift = 0.16 * (number - (len(groups) - 1) / 2)
+        style = styles.of(name) | {"linestyle": ""}
+        known = [i for i, mean in enumerate(means) if mean is not None]
+        bars = [deviations[i] or 0.0 for i in known]
+        axes.errorbar(
+            [i + shift for i in known],
+            [means[i] or 0.0 for i in known],
+            bars if any(bars) else None,
+            capsize=3,
+            **style,
+        )
+    axes.set_xticks(
+        range(len(names)), [printable(_shortened(name)) for name in names], parse_math=False
+    )
+    axes.set_xlim(-0.5, max(len(names), 1) - 0.5)
+    axes.grid(visible=False, axis="x")
+
+
+def _shortened(name: str) -> str:
+    """Return a name that leaves room for the picture."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture; the ending of the file's name, .png, .svg or .pdf, sets the format.
+
+    Raises:
+        ConfigError: another ending, or the file cannot be written.
+    """
+    if path.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"plot={path}: must end in {', '.join(_FORMATS)}.")
+    _make_plain(figure)
+    try:
+        with rc_context(_STYLE), _any_alphabet():
+            figure.savefig(path, dpi=150, metadata=_no_date(path.suffix.lower()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"plot={path}: cannot be written: {error}") from None
+
+
+def _make_plain(figure: Figure) -> None:
+    """Show every name that somebody typed as it is: a dollar begins no formula."""
+    for text in figure.findobj(Text):
+        if isinstance(text, Text):  # for the types alone
+            text.set_text(printable(text.get_text()))
+            text.set_parse_math(False)
+
+
+@contextmanager
+def _any_alphabet() -> Iterator[None]:
+    """Draw letters that the font lacks as boxes, without a warning for each."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")
+        yield
+
+
+def _no_date(suffix: str) -> dict[str, Any]:
+    """Return metadata that leave out what differs between two equal pictures."""
+    if suffix == ".png":
+        return {"Software": None}
+    return {"Date": None, "Creator": None} if suffix == ".svg" else {"CreationDate": None}
+
+
+def inline_svg(figure: Figure, name: str, title: str) -> str:
+    """Return a picture as an SVG element for a page, which sets the colours by its own scheme.
+
+    Args:
+        figure: the picture.
+        name: unlike that of any other picture on the page; its ids begin with it.
+        title: what the picture shows, for who cannot see it; escaped here.
+    """
+    text = io.StringIO()
+    _make_plain(figure)
+    with rc_context(_STYLE | {"svg.fonttype": "none"}), _any_alphabet():
+        figure.savefig(
+            text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True
+        )
+    drawn = text.getvalue()
+    drawn = drawn[drawn.index("<svg") :].strip()
+    for left_out in ("metadata", "style"):  # a style inside would be the whole page's
+        drawn = re.sub(rf"<{left_out}\b.*?</{left_out}>", "", drawn, flags=re.DOTALL)
+    numbers = {own: f"{name}-{i}" for i, own in enumerate(re.findall(r'\bid="([^"]*)"', drawn))}
+    drawn = re.sub(r'\bid="([^"]*)"', lambda own: f'id="{numbers[own.group(1)]}"', drawn)
+    drawn = re.sub(
+        r'(xlink:href="#|url\(#)([^")]*)', lambda to: to.group(1) + numbers[to.group(2)], drawn
+    ).replace("xlink:href", "href")
+    for number, colour in enumerate(DARK):
+        drawn = re.sub(colour, f"var(--c{number})", drawn, flags=re.IGNORECASE)
+    size = re.search(r'viewBox="([^"]*)"', drawn)
+    shown = f'<title id="{name}-title">{_escaped(title)}</title>'
+    head = (
+        f'<svg viewBox="{size.group(1) if size else ""}" role="img" aria-labelledby="{name}-title">'
+    )
+    return head + shown + drawn[drawn.index(">") + 1 :]
+
+
+def colour_variables(*, dark: bool) -> str:
+    """Return the colours of one scheme as CSS custom properties, as ``inline_svg`` names them."""
+    return "; ".join(
+        f"--c{number}: {twin if dark else colour}"
+        for number, (colour, twin) in enumerate(DARK.items())
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

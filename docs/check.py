@@ -1,0 +1,79 @@
+"""Check the built site: links lead somewhere, every public name has an entry.
+
+Run: python docs/check.py SITE
+
+Links to other hosts are not fetched. A link that leaves the site is a fault.
+"""
+
+import os
+import sys
+from functools import cache
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from sphinx.util.inventory import InventoryFile
+
+PACKAGES = ("accounting", "privpart", "attacks")
+
+
+class Page(HTMLParser):
+    """The ids of a page, and where it leads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = {""}
+        self.targets: list[str] = []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep ids, names of anchors, and the targets of links, images, scripts and styles."""
+        for name, value in attrs:
+            if name == "id" or (name == "name" and tag == "a"):
+                self.ids.add(value or "")
+            elif name in ("href", "src"):
+                self.targets.append(value or "")
+
+
+page = cache(Page)
+
+
+def broken_links(site: Path) -> list[str]:
+    """Return a line for every link of the site that leads nowhere; ``site`` is an absolute path."""
+    found = []
+    for path in sorted(site.rglob("*.html")):
+        for target in sorted(set(page(path).targets)):
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                continue
+            there = path
+            if parts.path:
+                there = Path(os.path.normpath(path.parent / unquote(parts.path)))
+            right = there.is_relative_to(site) and there.is_file()
+            if right and there.suffix == ".html":
+                right = unquote(parts.fragment) in page(there).ids
+            if not right:
+                found.append(f"{path.relative_to(site)}: {target}")
+    return found
+
+
+def names_without_entry(site: Path) -> list[str]:
+    """Return the public names that the site's inventory of Python objects lacks."""
+    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    described = {
+        name
+        for kind, entries in inventory.data.items()
+        if kind.startswith("py:")
+        for name in entries
+    }
+    public = {f"{p}.{name}" for p in PACKAGES for name in import_module(p).__all__}
+    return sorted(public - described)
+
+
+if __name__ == "__main__":
+    built = Path(sys.argv[1]).resolve()
+    lines = [f"broken link: {one}" for one in broken_links(built)]
+    lines += [f"no entry: {one}" for one in names_without_entry(built)]
+    print("\n".join(lines) or "site: links lead somewhere, every public name has an entry")
+    sys.exit(bool(lines))

@@ -1,0 +1,332 @@
+"""``privpart frontier``: what to freeze, by a study of arms that were tuned alike."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from accounting import checks
+from accounting.report import up
+from privpart.cli import options
+from privpart.cli.options import Format
+from privpart.cli.output import as_csv
+from privpart.cli.sweep import NOT_PRIVATE, processors, progress_of_rounds
+
+if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from collections.abc import Mapping
+
+    from privpart.engines.options import EngineOptions
+    from privpart.experiment.plan_file import PlanFile
+    from privpart.experiment.study.frontier import Reached
+    from privpart.experiment.study.stages import ChosenPoint
+    from privpart.experiment.study.study_file import Group, Study
+    from privpart.experiment.sweep import CellTrainer, Outcome
+    from privpart.experiment.sweep_file import Cell
+    from privpart.experiment.sweep_store import CellResult, SweepStore
+    from privpart.experiment.task_data import Reader
+
+_INTERRUPTED = 130
+_IMAGES = 2  # that an audit attacks, one per update
+_TOKEN = 12
+_EXACT = 1e-3  # relative error below which a layer's input counts as read
+TUNED = (
+    "Values were chosen on held-out users, who are public and whom nothing else uses; no test "
+    "example was read for a choice. Chosen on the clients' own data, each trial would be a release "
+    "that no epsilon here covers."
+)
+
+
+def frontier(
+    file: Annotated[
+        Path, typer.Argument(help="TOML file with a base plan, arms, levels of noise and a tuning.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the study.")],
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", help="Processes; by default one per processor.")
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Where clients are computed: 'cpu', or an accelerator such as 'cuda', which the "
+            "processes share."
+        ),
+    ] = "cpu",
+    tune_only: Annotated[
+        bool, typer.Option("--tune-only", help="Choose values, and test nothing.")
+    ] = False,
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit", help="Also attack, in closed form, what a client of each arm sends."
+        ),
+    ] = False,
+    form: options.FormatOption = Format.TABLE,
+) -> None:
+    """Compare parts of a model under privacy, each tuned by the same budget: what to freeze.
+
+    Each arm, at each level of noise, tries the same points of the tuning space, measured on
+    held-out users. The best one is then trained with the final seeds and tested. The same command
+    again resumes: finished trainings are kept.
+
+    Example: privpart frontier examples/study_digits.toml --out study -j 2
+    """
+    jobs = checks.count("jobs", jobs if jobs is not None else processors())
+    from privpart.experiment.study.study_file import read_study
+    from privpart.experiment.sweep import CellTrainer
+    from privpart.experiment.sweep_store import SweepStore
+
+    study = read_study(file)
+    trainer = CellTrainer(jobs, options=_engine(study, device))
+    with (
+        SweepStore(out / "tune", create=True) as tuned,
+        SweepStore(out / "final", create=True) as final,
+    ):
+        _train(study, trainer, tuned, final, out, tune_only=tune_only)
+        _show(study, tuned, final, out, form, audit=audit)
+
+
+def _engine(study: "Study", device: str) -> "EngineOptions":
+    """Return options that cache no outputs of frozen layers where nobody comes back to use them."""
+    from privpart.engines.options import EngineOptions
+
+    plans = [study.final_cells(g, study.points[0])[0].candidates[0] for g in study.groups]
+    once = all(plan.privacy.max_participations == 1 for plan in plans)
+    return EngineOptions(cache_prefix=False if once else None, device=device)
+
+
+def _train(
+    study: "Study",
+    trainer: "CellTrainer",
+    tuned: "SweepStore",
+    final: "SweepStore",
+    out: Path,
+    *,
+    tune_only: bool,
+) -> None:
+    from privpart.cli.train import tell_of_code
+    from privpart.experiment.study.stages import remaining, run_study
+
+    first = study.points[0]
+    cells = [c for g in study.groups for c in study.tuning_cells(g, 0, first)]
+    cells += [c for g in study.groups for c in study.final_cells(g, first)]
+    plans = [cell.candidates[0] for cell in cells]
+    for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
+        tell_of_code(plan)
+    rounds = remaining(study, tuned, final, tune_only=tune_only)
+    trials, seeds = study.trials, len(study.file.final.seeds)
+    typer.echo(
+        f"{len(study.groups)} groups of {trials} trials and {seeds} final seeds; {rounds:,} rounds "
+        f"to train. {NOT_PRIVATE}",
+        err=True,
+    )
+    try:
+        with progress_of_rounds() as progress, trainer:
+            bar = progress.add_task("", total=rounds)
+            count = 0
+
+            def advanced(_: "Cell", rounds: int) -> None:
+                progress.update(bar, advance=rounds)
+
+            def finished(cell: "Cell", _: "Outcome") -> None:
+                nonlocal count
+                count += 1
+                stage = "tuning" if "trial" in cell.labels else "final"
+                progress.update(bar, description=f"{stage}, {count} trained")
+
+            run_study(
+                study,
+                trainer,
+                tuned,
+                final,
+                tune_only=tune_only,
+                advanced=advanced,
+                finished=finished,
+            )
+    except KeyboardInterrupt:
+        typer.echo(f"privpart: interrupted; finished trainings are kept in {out}.", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _show(
+    study: "Study",
+    tuned: "SweepStore",
+    final: "SweepStore",
+    out: Path,
+    form: Format,
+    *,
+    audit: bool,
+) -> None:
+    from privpart.experiment.study.frontier import final_rows, rows_of, tuning_rows
+    from privpart.experiment.study.stages import chosen_point, trials_of
+
+    done = tuned.results()
+    trials = {group: trials_of(study, group, done) for group in study.groups}
+    found = {group: chosen_point(study, group, done) for group in study.groups}
+    chosen = {group: best for group, best in found.items() if best is not None}
+    reached = _reached(study, chosen, done, final.results())
+    by_arm = _by_arm(study, chosen, audit=audit)
+    rows = [
+        {**row, **by_arm[row["arm"]], "plan_hash": own.any.plan_hash, "client_machine": _machine()}
+        for row, own in zip(rows_of(study, reached), reached, strict=True)
+    ]
+    tables = {
+        "tuning": list(tuning_rows(study, trials, done, chosen)),
+        "final": list(final_rows(reached)),
+        "frontier": rows,
+    }
+    for name, table in tables.items():
+        if table:
+            (out / f"{name}.csv").write_text(as_csv(table), encoding="utf-8")
+    if rows:
+        from privpart.cli.frontier_plots import draw_frontier
+
+        draw_frontier(rows, study.file.title or "Study", out)
+    document = {
+        "schema": "privpart/frontier/1",
+        "study": study.hash,
+        "rows": rows,
+        "notes": [NOT_PRIVATE, TUNED],
+    }
+    (out / "study.json").write_text(
+        json.dumps(document, indent=2, allow_nan=False), encoding="utf-8"
+    )
+    if form is Format.JSON:
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    elif form is Format.CSV:
+        typer.echo(as_csv(rows) if rows else "", nl=False)
+    else:
+        _print_table(rows)
+    for store in (tuned, final):
+        for labels, seed, error in store.errors():
+            typer.echo(f"privpart: failed: {labels}, seed {seed}: {error}", err=True)
+
+
+def _reached(
+    study: "Study",
+    chosen: "dict[Group, ChosenPoint]",
+    tuned: "Mapping[str, CellResult]",
+    results: "Mapping[str, CellResult]",
+) -> "list[Reached]":
+    from privpart.experiment.study.frontier import Reached
+    from privpart.experiment.study.stages import trials_of
+
+    found = []
+    for group, best in chosen.items():
+        cells = study.final_cells(group, best.point)
+        by_seed = {
+            cell.seed: results[cell.key]
+            for cell in cells
+            if cell.key in results and _finite(results[cell.key].accuracy)
+        }
+        spent = sum(
+            tuned[cell.key].cpu_seconds
+            for trial in trials_of(study, group, tuned)
+            for cell in trial.cells
+        )
+        spent += sum(result.cpu_seconds for result in by_seed.values())
+        if by_seed:
+            found.append(Reached(group, best, by_seed, spent))
+    return found
+
+
+def _finite(metric: float | None) -> bool:
+    return metric is not None and math.isfinite(metric)  # a store keeps NaN as None
+
+
+def _by_arm(
+    study: "Study", chosen: "dict[Group, ChosenPoint]", *, audit: bool
+) -> dict[str, dict[str, Any]]:
+    """Return columns that do not depend on the noise: what a client sends and spends."""
+    from functools import lru_cache
+
+    from privpart.experiment.study.client_side import client_side
+    from privpart.experiment.task_data import read_task
+
+    read = lru_cache(maxsize=1)(read_task)
+    found: dict[str, dict[str, Any]] = {}
+    for group, best in chosen.items():
+        if group.arm not in found:
+            typer.echo(f"measuring a client of {group.arm} ...", err=True)
+            plan = study.final_cells(group, best.point)[0].candidates[0]
+            found[group.arm] = client_side(plan, read).columns()
+            found[group.arm] |= _leakage(plan, read) if audit else {}
+    return found
+
+
+def _leakage(plan: "PlanFile", read: "Reader") -> dict[str, Any]:
+    """Return what closed forms read in updates of one image each, which is a lower bound."""
+    import torch
+
+    import attacks
+    from privpart.experiment.training import training
+    from privpart.select.engine import SelectEngine
+
+    setup = training(plan, report=lambda _: None, read=read)
+    empty: dict[str, Any] = {"leakage": "not audited", "inputs_read": ""}
+    if isinstance(setup.trainer, SelectEngine):
+        return empty
+    batches = [setup.clients.examples(client) for client in setup.clients.ids[:_IMAGES]]
+    if not all(isinstance(b, tuple) and len(b) == 2 and b[0].dim() == 4 for b in batches):
+        return empty
+    x, y = (torch.cat([batch[part][:1] for batch in batches]) for part in (0, 1))
+    # some attack must apply; where no closed form does, a token search finds nothing
+    known = attacks.suite(restarts=1, max_evaluations=_TOKEN, newton_steps=0, steps=0, tv=0.0)
+    report = attacks.leakage(
+        setup.model.module,
+        x,
+        y,
+        views={f"group {i}": names for i, names in enumerate(setup.model.groups)},
+        attacks={name: known[name] for name in ("invert_dense", "april", "dlg")},
+        clip=plan.privacy.clip_norm,
+    )
+    read_from = {n for row in report.rows for n, e in row.feature_error.items() if e <= _EXACT}
+    told: str = report.verdict
+    if told in ("attack failed", "ambiguous"):
+        told = "not searched"
+    return {"leakage": told, "inputs_read": " ".join(sorted(read_from))}
+
+
+def _machine() -> str:
+    import platform
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, Python {platform.python_version()}"
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("mechanism", "arm"):
+        table.add_column(column)
+    for column in ("epsilon", "z", "trained", "metric", "to the first arm", ""):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row["mechanism"],
+            row["arm"],
+            "no guarantee" if row["epsilon"] is None else up(row["epsilon"], 4),
+            f"{row['noise_multiplier']:.4g}",
+            f"{row['trained']:,}",
+            _interval(row["metric"], row["low"], row["high"]),
+            "" if row["verdict"] in (None, "reference") else _signed(row),
+            row["verdict"] or "",
+        )
+    Console(width=120, highlight=False).print(table)
+    typer.echo(f"Intervals are Student's t at 95 % over seeds. {TUNED} {NOT_PRIVATE}")
+
+
+def _interval(centre: float, low: float | None, high: float | None) -> str:
+    return f"{centre:.4f}" + ("" if low is None or high is None else f" [{low:.4f}, {high:.4f}]")
+
+
+def _signed(row: dict[str, Any]) -> str:
+    low, high = row["difference_low"], row["difference_high"]
+    ends = "" if low is None else f" [{low:+.4f}, {high:+.4f}]"
+    return f"{row['difference']:+.4f}{ends}"

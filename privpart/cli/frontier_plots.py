@@ -1,0 +1,118 @@
+"""Frontier plots: accuracy and paired differences against epsilon, and accuracy against bytes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from accounting.pages import drawing
+
+_AWAY = 2.6
+"""Where results without noise stand beside a budget: at so many times the largest epsilon."""
+_APART = 0.1
+"""Share of its epsilon by which each further arm is moved to the right."""
+
+
+def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> None:
+    """Write ``accuracy-epsilon.png`` and ``accuracy-bytes.png`` of a study; bands are intervals.
+
+    Args:
+        rows: of its frontier, see ``privpart.experiment.study.frontier``.
+        title: of both figures.
+        out: folder to write to.
+    """
+    mechanisms = list(dict.fromkeys(r["mechanism"] for r in rows if r["epsilon"] is not None))
+    said = f"{title}\nsimulation with seeded noise: not private"
+    if mechanisms:
+        wide = 1.2 + 5.2 * len(mechanisms)
+        figure = Figure(figsize=(wide, 6.4), layout="constrained")
+        above, below = figure.subplots(
+            2, len(mechanisms), sharex="col", sharey="row", squeeze=False
+        )
+        for number, mechanism in enumerate(mechanisms):
+            _draw_budgets(above[number], rows, mechanism)
+            _draw_differences(below[number], rows, mechanism)
+        above[0].set_ylabel("metric on test examples")
+        below[0].set_ylabel("difference to the first arm, by seed")
+        above[0].legend(frameon=False, fontsize=8, loc="lower right")
+        figure.suptitle(said, fontsize=9)
+        figure.savefig(out / "accuracy-epsilon.png", dpi=150)
+    figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+    panel = figure.add_subplot()
+    levels = list(dict.fromkeys((r["mechanism"], r["level"]) for r in rows))
+    for number, (mechanism, level) in enumerate(levels):
+        own = [r for r in rows if (r["mechanism"], r["level"]) == (mechanism, level)]
+        name = (
+            "no noise" if own[0]["epsilon"] is None else f"{mechanism}, ε = {own[0]['epsilon']:.3g}"
+        )
+        _draw_band(
+            panel, own, lambda r: r["bytes_up"], drawing.SERIES[number % len(drawing.SERIES)], name
+        )
+    panel.set_xscale("log")
+    panel.set_xlabel("bytes that a client sends in a round")
+    panel.set_ylabel("metric on test examples")
+    panel.set_title(said, fontsize=9)
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False, fontsize=8)
+    figure.savefig(out / "accuracy-bytes.png", dpi=150)
+
+
+def _draw_budgets(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str) -> None:
+    """Draw the arms of one mechanism against epsilon, and without noise at the right edge."""
+    largest = max(r["epsilon"] for r in rows if r["mechanism"] == mechanism)
+    for number, arm in enumerate(dict.fromkeys(r["arm"] for r in rows)):
+        colour = drawing.SERIES[number % len(drawing.SERIES)]
+        own = [r for r in rows if r["arm"] == arm and r["mechanism"] == mechanism]
+        _draw_band(panel, own, lambda r: r["epsilon"], colour, arm)
+        for row in (r for r in rows if r["arm"] == arm and r["epsilon"] is None):
+            away = largest * _AWAY * (1 + _APART * number)
+            low, high = row["low"] or row["metric"], row["high"] or row["metric"]
+            panel.plot([away, away], [low, high], color=colour)
+            panel.plot([away], [row["metric"]], color=colour, marker="s")
+    panel.set_xscale("log")
+    panel.set_title(mechanism, fontsize=9)
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_differences(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str) -> None:
+    """Draw each arm's paired difference to the first, with its interval."""
+    largest = max(r["epsilon"] for r in rows if r["mechanism"] == mechanism)
+    for number, arm in enumerate(dict.fromkeys(r["arm"] for r in rows)):
+        own = [r for r in rows if r["arm"] == arm and r["difference_low"] is not None]
+        for row in own:
+            if row["mechanism"] != mechanism and row["epsilon"] is not None:
+                continue
+            silent = row["epsilon"] is None
+            x = (largest * _AWAY if silent else row["epsilon"]) * (1 + _APART * number)
+            ends = [row["difference_low"], row["difference_high"]]
+            colour = drawing.SERIES[number % len(drawing.SERIES)]
+            panel.plot([x, x], ends, color=colour)
+            panel.plot([x], [row["difference"]], color=colour, marker="s" if silent else "o")
+    panel.axhline(0, color="#444444", linewidth=0.8)
+    panel.set_xlabel("epsilon, log scale; squares: no noise")
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_band(
+    panel: Axes,
+    rows: Sequence[Mapping[str, Any]],
+    x_of: Callable[[Mapping[str, Any]], float],
+    colour: str,
+    name: str,
+) -> None:
+    ordered = sorted(rows, key=x_of)
+    xs = [x_of(row) for row in ordered]
+    panel.plot(xs, [row["metric"] for row in ordered], color=colour, marker="o", label=name)
+    panel.fill_between(
+        xs,
+        [row["metric"] if row["low"] is None else row["low"] for row in ordered],
+        [row["metric"] if row["high"] is None else row["high"] for row in ordered],
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+    )

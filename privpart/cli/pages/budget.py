@@ -1,0 +1,123 @@
+"""Pages of a budget: one planned run, and all mechanisms at the same epsilon."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from accounting.pages.guarantee import (
+    assumptions_section,
+    coverage_section,
+    guarantee_section,
+    key_figures,
+    mechanism_facts,
+    statement_of,
+)
+from accounting.pages.page import Facts, Page, Picture, Points, Section, Tone, table_of
+from accounting.report import PrivacyReport, up
+
+
+def budget_page(report: PrivacyReport, figure: Figure | None, limit: float | None) -> Page:
+    """Return the page of a planned run.
+
+    Args:
+        report: its guarantee.
+        figure: epsilon along one axis; None if it cannot be drawn for this plan.
+        limit: greatest epsilon that was asked for.
+    """
+    tone, verdict = _verdict(report, limit)
+    says = [f"For {report.rounds:,} rounds of {report.mechanism}; nothing has been trained yet."]
+    alternatives: tuple[Picture, ...] = ()
+    if figure is not None:
+        shows = f"Epsilon at delta {report.delta:g} around the planned run."
+        alternatives = (Picture(figure, shows, "What another choice would cost."),)
+    return Page(
+        "Privacy budget of a planned run",
+        tone,
+        verdict,
+        tuple(says),
+        (
+            Section("At a glance", (key_figures(report), *_by_the_log(report))),
+            Section("Statement", (statement_of(report),)),
+            guarantee_section(report),
+            Section("Other choices", alternatives),
+            assumptions_section(report),
+            coverage_section(report),
+            Section("Mechanism and accounting", (mechanism_facts(report),)),
+        ),
+        (f"Written by privpart {report.version}, by the rules of `privpart epsilon`.",),
+    )
+
+
+def _verdict(report: PrivacyReport, limit: float | None) -> tuple[Tone, str]:
+    if report.realised is not None and report.realised.deviations:
+        return "bad", "The log breaks the promise: no guarantee holds"
+    if limit is not None and report.epsilon > limit:
+        return "bad", f"epsilon {up(report.epsilon)} exceeds the limit of {limit:g}"
+    within = "" if limit is None else f", within the limit of {limit:g}"
+    return "plain", f"A plan: epsilon {up(report.epsilon)} at delta {report.delta:g}{within}"
+
+
+def _by_the_log(report: PrivacyReport) -> tuple[Facts, ...]:
+    if (seen := report.realised) is None:
+        return ()
+    rows = [
+        (
+            "by the log",
+            f"{seen.clients:,} {report.unit}s, each in at most {seen.max_participations}",
+        ),
+        ("which cost", f"epsilon {up(seen.epsilon, 5)}, mu {up(seen.mu, 5)}"),
+        ("the promise", "; ".join(seen.deviations) or "was kept"),
+    ]
+    return (Facts(tuple(rows)),)
+
+
+def front_page(
+    rows: Sequence[Mapping[str, Any]], title: str, figure: Figure, warnings: Sequence[str]
+) -> Page:
+    """Return the page of a comparison of mechanisms, whose rows are those of the table."""
+    best = min(rows, key=lambda row: float(row["rmse"]))
+    cells = [
+        (
+            row["mechanism"],
+            ("good", "front") if row["front"] else "",
+            row["state_vectors"],
+            f"{row['draws_per_round']:.2f}",
+            up(row["rmse"]),
+            f"{row['rmse_ratio']:.3f}",
+            up(row["max_error"]),
+            ("" if row["sensitivity_exact"] else "≤ ") + up(row["sensitivity_squared"], 5),
+            up(row["noise_multiplier"], 5),
+        )
+        for row in rows
+    ]
+    header = (
+        "mechanism", "", "state", "draws", "rmse", "ratio", "max error", "sens²", "noise mult.",
+    )  # fmt: skip
+    return Page(
+        "What memory buys: mechanisms at the same epsilon",
+        "plain",
+        f"Least error: {best['mechanism']}, rmse {up(best['rmse'])}",
+        (title + ".", *warnings),
+        (
+            Section(
+                "Memory against error",
+                (
+                    Picture(
+                        figure,
+                        "Error of each mechanism against the state vectors that it keeps.",
+                        "Filled: no other mechanism has less error with as few state vectors.",
+                    ),
+                    table_of(title, header, cells),
+                    Points(
+                        (
+                            "Errors are per coordinate, in units of the clip norm.",
+                            "State: vectors as long as the trained part that the server keeps.",
+                            f"Ratio: to {best['mechanism']}, the least error shown.",
+                        )
+                    ),
+                ),
+            ),
+        ),
+        ("By the rules of `privpart mechanisms`.",),
+    )

@@ -1,0 +1,82 @@
+"""Pages of leakage audits: what an adversary recovered of images, and of sentences."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table as RichTable
+
+from accounting.pages.page import Block, Page, Photograph, Points, Section, Table, table_of
+from attacks import LeakageReport, TextReport
+from attacks.report import Verdict
+from attacks.text.page import TONES, marked_sentences
+
+_SAYS: dict[Verdict, str] = {
+    "recovered": "Recovered: the update gives data of its client away",
+    "partial": "Partly recovered: the update tells more than a guess would",
+    "no gain": "Nothing beyond what needs no attack",
+    "ambiguous": "Ambiguous: the update alone does not determine the data",
+    "attack failed": "The attacks failed: nothing follows about privacy",
+    "nothing sent": "Nothing was sent",
+    "void": "Void: the given data do not explain the update",
+}
+_LEAD = (
+    "What the attacks that were tried find is a lower bound on what leaks. An attack that fails "
+    "shows nothing."
+)
+
+
+def leakage_page(report: LeakageReport, tables: Sequence[RichTable], notes: Sequence[str],
+                 warnings: Sequence[str], picture: Path) -> Page:  # fmt: skip
+    """Return the page of an audit of images.
+
+    Args:
+        report: of the audit.
+        tables: those that the terminal shows.
+        notes: what must be known to read them.
+        warnings: about conclusions that the scores do not allow.
+        picture: file of the reconstructions, as PNG.
+    """
+    shown = Photograph(
+        picture.read_bytes(),
+        "True images beside the best reconstruction of each view.",
+        "Truth, guesses that need no attack, and the best reconstruction of each view; the frame "
+        "has the colour of its verdict.",
+    )
+    return _page("What the update gives away: images", report.verdict, (shown,), tables, notes,
+                 warnings)  # fmt: skip
+
+
+def text_leakage_page(
+    report: TextReport,
+    words: Sequence[str],
+    tables: Sequence[RichTable],
+    notes: Sequence[str],
+    warnings: Sequence[str],
+) -> Page:
+    """Return the page of an audit of sentences; arguments as for ``leakage_page``."""
+    blocks = marked_sentences(report, words=words)
+    return _page("What the update gives away: text", report.verdict, blocks, tables, notes,
+                 warnings)  # fmt: skip
+
+
+def _page(title: str, verdict: Verdict, found: Sequence[Block], tables: Sequence[RichTable],
+          notes: Sequence[str], warnings: Sequence[str]) -> Page:  # fmt: skip
+    return Page(
+        title,
+        TONES[verdict],
+        _SAYS[verdict],
+        (_LEAD, *(f"Warning: {warning}" for warning in warnings)),
+        (
+            Section("What was found", tuple(found)),
+            Section("Scores", tuple(page_table(table) for table in tables)),
+            Section("How to read them", (Points(tuple(notes)),) if notes else ()),
+        ),
+        ("By the rules of `privpart audit leakage`.",),
+    )
+
+
+def page_table(table: RichTable) -> Table:
+    """Return a table of the terminal as one of a page."""
+    header = [str(column.header) for column in table.columns]
+    rows = list(zip(*(map(str, column.cells) for column in table.columns), strict=True))
+    return table_of(str(table.title or ""), header, rows)

@@ -1,0 +1,341 @@
+"""Registry: a run's report as an entry of OpenDP's registry of deployments.
+
+What a report can know comes from the report; what only people know comes from their file, and is
+asked for by name. Nothing is made up, so an entry without that file cannot be written. The schema
+is the registry's own, and is passed in: it changes there.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from accounting import ConfigError, PrivacyReport
+from accounting.report import claims, printable, up
+from privpart.cli.pages.run import without_places
+from privpart.run.report import RunReport
+
+_LARGEST = 2**22
+_SPECIAL = frozenset("\\`*_[]<>$#|~")
+"""Characters that Markdown or LaTeX, as which the registry renders every text, would obey."""
+_SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """What one key of the file says.
+
+    Attributes:
+        table: of the file.
+        name: of the key.
+        tier: least tier of an entry that needs it; None if no tier does.
+        write: what to write there.
+        several: whether it is a list of texts.
+        choices: the only values; () for any text.
+    """
+
+    table: str
+    name: str
+    tier: int | None
+    write: str
+    several: bool = False
+    choices: tuple[str, ...] = ()
+
+
+_FIELDS = (
+    _Field("entry", "url_slug", 1, "short name in the registry's address, as in my-model-2026"),
+    _Field("basic", "name", 1, "name of what is published"),
+    _Field("basic", "data_curators", 1, "who publishes it, a list of names", several=True),
+    _Field("basic", "intended_use", 1, "what it is for"),
+    _Field("basic", "description", 1, "what it is, in a sentence or two"),
+    _Field("basic", "data_product_region", 1, "the region that the data are from"),
+    _Field("basic", "publication_date", 1, "day of the (first) publication, YYYY-MM-DD"),
+    _Field("basic", "data_product_sector", None, "sector", choices=_SECTORS),
+    _Field("privacy_loss", "unit_is", 2, "what one unit of the report is: a person, a device ..."),
+    _Field(
+        "deployment_model", "release_type", 2, "what is published",
+        choices=("One release", "Many releases"),
+    ),
+    _Field("deployment_model", "release_type_details", None, "further uses of the same data"),
+    _Field(
+        "deployment_model", "data_source_type", 2, "whether data keep coming in",
+        choices=("Static", "Dynamic"),
+    ),
+    _Field("deployment_model", "data_source_type_details", None, "how they come in"),
+    _Field(
+        "deployment_model", "access_type", 2, "whether people query the data under DP",
+        choices=("Interactive", "Non-interactive"),
+    ),
+    _Field("deployment_model", "access_type_details", None, "how queries share the budget"),
+    _Field("deployment_model", "actors", 3, "who holds and sees what, and why each is trusted"),
+    _Field("dp_variant", "data_domain", 3, "which data could have been used"),
+    _Field("accounting", "post_processing", None, "what is done to the model after training"),
+    _Field("implementation", "tuning", None, "how hyperparameters were chosen, and on which data"),
+    _Field("implementation", "security", None, "who has access to the data before training"),
+    _Field("implementation", "justification", 3, "why these choices, and who checked them"),
+    _Field("administrative", "registry_authors", 1, "who wrote this entry, a list", several=True),
+    _Field("administrative", "sources", None, "papers, posts, the model itself"),
+    _Field("administrative", "notes", None, "anything else"),
+)  # fmt: skip
+_TIERS = (1, 2, 3)
+
+
+def template() -> str:
+    """Return the file to be filled in, with what to write in each place."""
+    lines = [
+        "# What only you know about a deployment, for: privpart report RUN --registry FILE",
+        "# --about THIS_FILE. The registry renders texts as Markdown. Leave empty what is unknown.",
+        "",
+        "[entry]",
+        "tier = 3            # how complete the entry is: 1, 2 or 3",
+    ]
+    table = "entry"
+    for field in _FIELDS:
+        if field.table != table:
+            table = field.table
+            lines += ["", f"[{table}]"]
+        needed = "optional" if field.tier is None else f"needed from tier {field.tier}"
+        said = f": {' | '.join(field.choices)}" if field.choices else ""
+        lines.append(f"# {field.write}{said} ({needed})")
+        empty = "[]" if field.several else '""'
+        lines.append(f"{field.name} = {empty}")
+    return "\n".join(lines)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Return the tables of a filled-in file; texts that were left empty are left out.
+
+    Raises:
+        ConfigError: it cannot be read, has unknown keys or values of another kind, or lacks what
+            its tier needs.
+    """
+    tables = _tables(path)
+    tier = tables.get("entry", {}).pop("tier", None)
+    if tier not in _TIERS or isinstance(tier, bool):
+        raise ConfigError(f"about={path}: [entry] tier={tier!r}: must be 1, 2 or 3.")
+    known = {(field.table, field.name): field for field in _FIELDS}
+    found: dict[str, Any] = {"entry": {"tier": tier}}
+    for table, values in tables.items():
+        for name, value in values.items():
+            field = known.get((table, name))
+            if field is None:
+                allowed = ", ".join(f.name for f in _FIELDS if f.table == table) or "none"
+                raise ConfigError(
+                    f"about={path}: [{table}] {name}: is not a known key; of this table: {allowed}."
+                )
+            if kept := _value(field, value, path):
+                found.setdefault(table, {})[name] = kept
+    missing = [
+        f"[{f.table}] {f.name} ({f.write})"
+        for f in _FIELDS
+        if f.tier is not None and f.tier <= tier and f.name not in found.get(f.table, {})
+    ]
+    if missing:
+        raise ConfigError(f"about={path}: an entry of tier {tier} needs {'; '.join(missing)}.")
+    return found
+
+
+def _tables(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.loads(file.read(_LARGEST).decode())
+    except OSError as error:
+        raise ConfigError(f"about={path}: cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"about={path}: is not TOML: {error}.") from None
+    names = list(dict.fromkeys(field.table for field in _FIELDS))
+    for name, values in tables.items():
+        if name not in names or not isinstance(values, dict):
+            raise ConfigError(
+                f"about={path}: {name}: is not a known table; they are {', '.join(names)}."
+            )
+    return tables
+
+
+def _value(field: _Field, value: object, path: Path) -> str | list[str]:
+    """Return the value of a key, checked."""
+    place = f"about={path}: [{field.table}] {field.name}"
+    if field.name == "publication_date":
+        try:
+            return date.fromisoformat(str(value)).isoformat() if value else ""
+        except ValueError:
+            raise ConfigError(f"{place}={value!r}: must be a day, YYYY-MM-DD.") from None
+    if field.several:
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise ConfigError(f"{place}={value!r}: must be a list of texts.")
+        return [one.strip() for one in value if one.strip()]
+    if not isinstance(value, str):
+        raise ConfigError(f"{place}={value!r}: must be a text.")
+    if value and field.choices and value not in field.choices:
+        raise ConfigError(f"{place}={value!r}: must be one of {', '.join(field.choices)}.")
+    return value.strip()
+
+
+def entry_of(found: RunReport, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of a run.
+
+    Args:
+        found: its report.
+        about: what ``read_about`` returned.
+
+    Raises:
+        ConfigError: no guarantee holds, or the run is a simulation.
+    """
+    report = found.guarantee
+    if found.wrong or report.status in ("does-not-hold", "not-private"):
+        raise ConfigError(
+            "registry: this run has no guarantee to register: "
+            + ("it is a simulation." if report.status == "not-private" else "see its report.")
+        )
+    own = {name: dict(values) for name, values in about.items()}
+    unit_is = own.get("privacy_loss", {}).pop("unit_is", None)
+    implementation = own.get("implementation", {})
+    tuning, security = implementation.pop("tuning", None), implementation.pop("security", None)
+    deployment = {
+        "basic": own["basic"] | {"data_product_type": "Machine learning model"},
+        "dp_variant": own.get("dp_variant", {}) | _variant(report),
+        "privacy_loss": _privacy_loss(found, unit_is),
+        "deployment_model": own.get("deployment_model", {})
+        | {"model_name": "Central", "model_name_details": _plain(report.trust_model)},
+        "accounting": own.get("accounting", {}) | {"composition": _composition(found)},
+        "implementation": implementation
+        | {
+            "preprocessing_and_hyperparameter_tuning": _tuning(report, tuning),
+            "mechanisms": _mechanisms(found, security),
+        },
+        "administrative": own["administrative"],
+    }
+    entry = own["entry"]
+    return {
+        "url_slug": entry["url_slug"],
+        "status": "Draft",
+        "tier": entry["tier"],
+        "deployment": deployment,
+    }
+
+
+def _variant(report: PrivacyReport) -> dict[str, str]:
+    return {
+        "variant_name": "Approximate DP",
+        "unprotected_quantities": _points(f"{text}." for text in report.not_covered),
+    }
+
+
+def _privacy_loss(found: RunReport, unit_is: str | None) -> dict[str, Any]:
+    report = found.guarantee
+    claim, attacker, _ = claims(report)
+    parameters = {"epsilon": report.epsilon, "delta": report.delta}
+    if report.sampling is None:
+        parameters["rho"] = report.rho
+    details = f"Epsilon, delta and rho are rounded up. mu = {up(report.mu, 5)}. {attacker}"
+    if not found.complete:
+        details += f" {found.rounds} of {found.planned_rounds} rounds are done; this is for all."
+    named = f"one {report.unit}"
+    return {
+        "privacy_unit": named if unit_is is None else f"{named}: {unit_is}",
+        "privacy_unit_details": _plain(claim),
+        "privacy_parameters": parameters,
+        "privacy_parameters_details": _plain(details),
+    }
+
+
+def _composition(found: RunReport) -> str:
+    said = _plain(claims(found.guarantee)[2])
+    if found.all_runs is not None:
+        said += " " + _plain(f"All that one machine released about these people: "
+                             f"{without_places(found.all_runs.says)}.")  # fmt: skip
+    return said
+
+
+def _tuning(report: PrivacyReport, said: str | None) -> str:
+    choices = next(a for a in report.assumptions if a.code == "choices")
+    found = f"Assumed: {choices.text}. Status: {choices.status}"
+    found += f" ({choices.evidence})." if choices.evidence else "."
+    return _plain(found) if said is None else f"{said}\n\n{_plain(found)}"
+
+
+def _mechanisms(found: RunReport, security: str | None) -> str:
+    report = found.guarantee
+    lines = [f"{report.mechanism}, noise multiplier {up(report.noise_multiplier, 6)}, by privpart "
+             f"{report.version}; hash of the plan {found.plan}."]  # fmt: skip
+    for a in report.assumptions:
+        why = f" Evidence: {without_places(a.evidence)}." if a.evidence else ""
+        lines.append(f"{a.code} ({a.status}): {a.text}.{why}")
+    if found.measured is not None:
+        lines.append(f"measured from below: {found.measured}.")
+    said = _points(lines)
+    return said if security is None else f"{said}\n\n{security}"
+
+
+def _points(lines: Iterator[str] | list[str]) -> str:
+    return "\n".join(f"- {_plain(line)}" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is."""
+    return "".join(f"\\{c}" if c in _SPECIAL else c for c in printable(text))
+
+
+def write_entry(found: RunReport, path: Path, about: Path, schema: Path | None) -> None:
+    """Write the entry of a run, after the schema has accepted it, if one is given.
+
+    Raises:
+        ConfigError: see ``read_about``, ``entry_of`` and ``refuse_invalid``; or the file cannot be
+            written, or ends in neither .yaml, .yml nor .json.
+    """
+    entry = entry_of(found, read_about(about))
+    if schema is not None:
+        refuse_invalid(entry, schema)
+    if path.suffix == ".json":
+        text = json.dumps(entry, indent=2, allow_nan=False) + "\n"
+    elif path.suffix in (".yaml", ".yml"):
+        import yaml
+
+        text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=96)
+    else:
+        raise ConfigError(f"registry={path}: must end in .yaml, .yml or .json.")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"registry={path}: cannot be written: {error.strerror}.") from None
+
+
+def refuse_invalid(entry: Mapping[str, Any], schema: Path) -> None:
+    """Check an entry against the registry's JSON schema, which may be written in YAML.
+
+    Raises:
+        ConfigError: the schema cannot be read, or does not accept the entry.
+    """
+    import yaml
+    from jsonschema import FormatChecker, SchemaError
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    try:
+        with schema.open("rb") as file:
+            rules = yaml.safe_load(file.read(_LARGEST))
+        kind = validator_for(rules)
+        kind.check_schema(rules)
+        # an empty registry: a reference to an address is refused, never fetched
+        checked = kind(rules, registry=Registry(), format_checker=FormatChecker())
+        errors = sorted(checked.iter_errors(entry), key=lambda error: list(map(str, error.path)))
+    except OSError as error:
+        raise ConfigError(f"schema={schema}: cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"schema={schema}: is not a JSON schema: {_line(error)}.") from None
+    except (SchemaError, Unresolvable) as error:
+        raise ConfigError(f"schema={schema}: is not a JSON schema: {_line(error)}.") from None
+    if errors:
+        said = "; ".join(
+            f"{'.'.join(map(str, error.path)) or 'entry'}: {_line(error.message)}"
+            for error in errors[:5]
+        )
+        raise ConfigError(f"registry: the schema {schema.name} does not accept the entry: {said}.")
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())[:200]

@@ -1,0 +1,116 @@
+"""Recorded: a client's step as a CUDA graph, which the device replays without Python.
+
+A step of a small network is dozens of short kernels, and a GPU finishes each before Python has
+started the next one. A graph holds the addresses of what a step reads and writes: the model's
+parameters, everyone's examples and the rows of the batch. So one recording serves all clients and
+rounds: the start and the rows are copied in, and the graph is replayed. Its kernels are those of
+the plain loop, one client after another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from privpart.client import LocalTraining, logits_of, loss_gradients, moved
+from privpart.engines.device import Recorder
+from privpart.engines.vectorized import nothing_kept
+from privpart.model import PartialModel
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A recorded step, its input and its output."""
+
+    repeat: Callable[[], None]
+    rows: Tensor  # (n,), on the device
+    loss: Tensor  # ()
+
+
+class RecordedTraining:
+    """Trains one client after another by recorded steps of plain SGD on the mean cross-entropy.
+
+    Args:
+        model: on a CUDA device; its memory and that of ``x`` and ``y`` must stay where they are.
+        x: everyone's examples, shape (n, ...).
+        y: their labels.
+        recorder: of the device.
+    """
+
+    def __init__(self, model: PartialModel, x: Tensor, y: Tensor, recorder: Recorder) -> None:
+        self._model = model
+        self._x, self._y = x, y
+        self._rate = torch.zeros((), device=x.device)
+        self._recorder = recorder
+        self._steps: dict[int, _Step] = {}  # by the size of the batch
+        # those of the module are replaced for each client, and a recording holds addresses
+        self._buffers = {name: b.clone() for name, b in model.module.named_buffers()}
+
+    def updates(
+        self,
+        start: Tensor,
+        rows: Sequence[Tensor],
+        generators: Sequence[torch.Generator],
+        local: LocalTraining,
+        *,
+        out: Tensor,
+        losses: list[Tensor | None] | None = None,
+    ) -> None:
+        """Write each client's update, not clipped, into its row of ``out``, shape (V, d).
+
+        Args:
+            start: the round's trained part, shape (d,).
+            rows: per client, the rows of its examples, shape (its n,).
+            generators: per client, the order of its examples.
+            local: plain SGD on the cross-entropy.
+            out: overwritten; on the device.
+            losses: V times None; becomes the loss of each client's first step.
+
+        Raises:
+            RuntimeError: the network keeps something in its layers or buffers, or does something
+                on the CPU that a recording cannot hold.
+        """
+        batches = [
+            [own[batch] for batch in local.batches(len(own), generator)]
+            for own, generator in zip(rows, generators, strict=True)
+        ]
+        each = iter(moved([batch for own in batches for batch in own], start.device))
+        self._rate.fill_(local.learning_rate)
+        with self._model.lent(start), nothing_kept(self._model):
+            self._model.train_only()
+            for size in sorted({len(batch) for own in batches for batch in own}):
+                if size not in self._steps:
+                    self._steps[size] = self._recorded(size)
+            for place, own in enumerate(batches):
+                self._model.flat.copy_(start)
+                for number, batch in enumerate(own):
+                    step = self._steps[len(batch)]
+                    step.rows.copy_(next(each))
+                    step.repeat()
+                    if losses is not None and not number:
+                        losses[place] = step.loss.clone()
+                torch.sub(self._model.flat, start, out=out[place])
+
+    def _recorded(self, size: int) -> _Step:
+        rows = torch.zeros(size, dtype=torch.int64, device=self._x.device)
+        versions = [buffer._version for buffer in self._buffers.values()]
+        repeat, loss = self._recorder.record(lambda: self._step(rows))
+        if versions != [buffer._version for buffer in self._buffers.values()]:
+            raise RuntimeError("the network writes to its buffers; use batching='loop'")
+        return _Step(repeat, rows, loss)
+
+    def _step(self, rows: Tensor) -> Tensor:
+        module = self._model.module
+        logits = logits_of(functional_call(module, self._buffers, (self._x[rows],)))
+        total = cross_entropy(logits.flatten(0, -2), self._y[rows].flatten())
+        trained = [p for p in module.parameters() if p.requires_grad]
+        with torch.no_grad():
+            gradients = loss_gradients(total, trained)
+            used = [(p, g) for p, g in zip(trained, gradients, strict=True) if g is not None]
+            # the rate is in the device's memory, because a schedule changes it
+            moves = torch._foreach_mul([g for _, g in used], self._rate)
+            torch._foreach_sub_([p for p, _ in used], moves)
+        return total.detach()

@@ -1,0 +1,415 @@
+"""Study file: arms that train parts of one model, compared at equal noise or equal epsilon.
+
+An arm, a mechanism and a level of noise are a group. Each group tries the same points of the tuning
+space, as many for each arm, and measures them on held-out users, who are public. The best trial's
+values then train the final seeds, which are measured on the test examples. A trial's plan is
+measured on held-out users (``Data.measured_on``, or a metric for tuning), so it holds no test
+example: which values are chosen cannot depend on one.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+
+from accounting import checks
+from accounting.checks import ConfigError
+from privpart.experiment.sweep_file import (
+    Cell,
+    Changes,
+    base_tables,
+    changed_plan,
+    json_of_toml,
+    seeds_of,
+)
+
+LEAST_SEEDS = 5
+"""Final seeds that an interval over seeds asks for."""
+WITHOUT_NOISE = "none"
+"""Name of the level, and of the mechanism, of trainings without noise."""
+_METRIC = "data.metric"
+_DIGITS = 3
+_MOST_TRIALS = 10_000
+_NEAR = 1 / 6
+"""Share of a range on either side of the best point that refining covers."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Range(_Table):
+    """Values from ``low`` to ``high``, spread evenly or, with ``scale = "log"``, by ratio."""
+
+    low: float
+    high: float
+    scale: Literal["linear", "log"] = "linear"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.low < self.high:
+            raise ConfigError(f"low={self.low:g}: must be below high={self.high:g}.")
+        if self.scale == "log":
+            checks.positive("low", self.low)
+        return self
+
+    def at(self, share: float) -> float:
+        """Return the value at a share of the way, in [0, 1), to three significant digits."""
+        if self.scale == "log":
+            found = self.low * (self.high / self.low) ** share
+        else:
+            found = self.low + (self.high - self.low) * share
+        return float(f"{found:.{_DIGITS}g}")
+
+    def share(self, value: float) -> float:
+        """Return the share of the way at which a value lies, the inverse of ``at``."""
+        if self.scale == "log":
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+class Noise(_Table):
+    """Levels: budgets that each mechanism's noise is solved for, or noise multipliers."""
+
+    epsilon: list[float] = Field(default_factory=list)
+    multiplier: list[float] = Field(default_factory=list)
+    none: bool = False
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.epsilon and self.multiplier:
+            raise ConfigError("has both epsilon and multiplier; give one of them.")
+        for name in ("epsilon", "multiplier"):
+            values = getattr(self, name)
+            for value in values:
+                checks.positive(name, value)
+            if len(set(values)) < len(values):
+                raise ConfigError(f"{name}={values}: a level is listed twice.")
+        if not (self.epsilon or self.multiplier or self.none):
+            raise ConfigError("has no level; give epsilon, multiplier or none = true.")
+        return self
+
+    def levels(self) -> dict[str, Changes]:
+        """Return name -> changes of the plan, of the levels with noise."""
+        field = "target_epsilon" if self.epsilon else "noise_multiplier"
+        return {f"{v:g}": {f"privacy.{field}": v} for v in self.epsilon or self.multiplier}
+
+
+class Trials(_Table):
+    """Table ``[tuning]``: how each group's values are chosen.
+
+    Attributes:
+        trials: points that each group tries, spread over the whole space.
+        refine: further points that each group tries, near the best of these.
+        seed: of the points, which all groups share.
+        seeds: of the trainings of each trial, whose mean is its score.
+        held_out: users who are public: not trained on and not tested on.
+        metric: own function that measures a module on held-out users, for a plan with a metric of
+            its own; larger is better unless the study says otherwise.
+        space: field of the plan -> range, or list of choices.
+    """
+
+    trials: int
+    refine: int = 0
+    seed: int = 0
+    seeds: list[int] = Field(min_length=1)
+    held_out: int = 0
+    metric: str | None = None
+    space: dict[str, Range | list[Any]] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        checks.count("trials", self.trials, maximum=_MOST_TRIALS)
+        checks.count("refine", self.refine, minimum=0, maximum=_MOST_TRIALS)
+        checks.count("held_out", self.held_out, minimum=0)
+        if empty := [field for field, values in self.space.items() if values == []]:
+            raise ConfigError(f"space.{empty[0]}: has no choices.")
+        return self
+
+    def points(self) -> list[Changes]:
+        """Return the points: a low-discrepancy sequence, shifted by the seed.
+
+        Point k has the coordinates frac(shift + k g^-j), where g solves g^(d+1) = g + 1 (Roberts
+        2018), so that any number of points covers the space evenly.
+        """
+        return [
+            {
+                f: _value(values, share)
+                for (f, values), share in zip(self.space.items(), at, strict=True)
+            }
+            for at in self._shares(self.trials, "trials")
+        ]
+
+    def near(self, best: Changes) -> list[Changes]:
+        """Return the points that refine a best one: within a sixth of each range, same choices."""
+        found: list[Changes] = []
+        for at in self._shares(self.refine, "refine"):
+            point: dict[str, Any] = {}
+            for (field, values), share in zip(self.space.items(), at, strict=True):
+                point[field] = best[field]
+                if isinstance(values, Range):
+                    moved = values.share(best[field]) + _NEAR * (2 * share - 1)
+                    point[field] = values.at(min(max(moved, 0.0), 1.0))
+            found.append(point)
+        return found
+
+    def _shares(self, count: int, stage: str) -> list[list[float]]:
+        """Return points of the unit cube, shifted by the seed and the stage."""
+        size = len(self.space)
+        ratio = 2.0
+        for _ in range(64):
+            ratio = (1 + ratio) ** (1 / (size + 1))
+        digest = hashlib.shake_256(f"privpart study|{stage}|{self.seed}".encode()).digest(4 * size)
+        shift = [int.from_bytes(digest[4 * j : 4 * j + 4], "big") / 2**32 for j in range(size)]
+        return [[(shift[j] + k * ratio ** -(j + 1)) % 1 for j in range(size)] for k in range(count)]
+
+
+class Final(_Table):
+    """Table ``[final]``: the seeds of the trainings that are tested."""
+
+    seeds: list[int] = Field(min_length=1)
+
+
+class StudyFile(_Table):
+    """A whole study, as people write it. ``read_study`` makes it from a TOML file.
+
+    Attributes:
+        study_schema: "schema" in the file; names the version of this format.
+        plan: tables of the base plan. A file may name a plan file instead, relative to its folder.
+        title: of the figures.
+        better: whether a higher or a lower metric is better.
+        arms: name -> changes of the plan; the first is what the others are compared with.
+        mechanisms: name -> value of the plan's privacy.mechanism.
+        noise: levels of noise.
+        tuning: how values are chosen.
+        final: seeds of the trainings that are tested.
+        smoke: whether fewer than five final seeds are accepted, for a quick look.
+    """
+
+    study_schema: Literal["privpart/study/1"] = Field(alias="schema")
+    plan: str | dict[str, Any]
+    title: str = ""
+    better: Literal["higher", "lower"] = "higher"
+    arms: dict[str, dict[str, Any]] = Field(min_length=2)
+    mechanisms: dict[str, dict[str, Any]] = Field(min_length=1)
+    noise: Noise
+    tuning: Trials
+    final: Final
+    smoke: bool = False
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @model_validator(mode="after")
+    def _separate(self) -> Self:
+        for name, seeds in (("tuning", self.tuning.seeds), ("final", self.final.seeds)):
+            if len(set(seeds)) < len(seeds):
+                raise ConfigError(f"{name}.seeds={seeds}: a seed is listed twice.")
+        if both := sorted(set(self.tuning.seeds) & set(self.final.seeds)):
+            raise ConfigError(
+                f"final.seeds: {both[0]} is a seed of the tuning as well; the two must differ, or "
+                "what was chosen by luck would look as good again."
+            )
+        if len(self.final.seeds) < LEAST_SEEDS and not self.smoke:
+            raise ConfigError(
+                f"final.seeds={self.final.seeds}: must be at least {LEAST_SEEDS}, for an interval; "
+                "smoke = true accepts fewer."
+            )
+        if WITHOUT_NOISE in self.mechanisms:
+            raise ConfigError(f"mechanisms.{WITHOUT_NOISE}: names the level without noise.")
+        return self
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """One arm under one mechanism at one level of noise.
+
+    Attributes:
+        arm: its name.
+        mechanism: its name; "none" without noise.
+        level: name of the level.
+        changes: of the base plan.
+    """
+
+    arm: str
+    mechanism: str
+    level: str
+    changes: tuple[Changes, ...]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Axis -> name, as a store of cells keeps them."""
+        return {"arm": self.arm, "mechanism": self.mechanism, "level": self.level}
+
+
+@dataclass(frozen=True)
+class Study:
+    """The groups of a study file, and the cells of each.
+
+    Attributes:
+        file: what was read.
+        tables: of the base plan.
+        folder: what paths in the plan are relative to.
+        groups: mechanism by mechanism, those without noise first.
+    """
+
+    file: StudyFile
+    tables: Mapping[str, Any]
+    folder: Path
+    groups: tuple[Group, ...]
+    _codes: dict[str, Any] = dataclass_field(default_factory=dict, repr=False, compare=False)
+    _made: dict[Any, list[Cell]] = dataclass_field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def reference(self) -> str:
+        """The arm that the others are compared with."""
+        return next(iter(self.file.arms))
+
+    @cached_property
+    def points(self) -> list[Changes]:
+        """The points of the tuning space that every group tries first."""
+        return self.file.tuning.points()
+
+    @property
+    def trials(self) -> int:
+        """Points that every group tries in all."""
+        return self.file.tuning.trials + self.file.tuning.refine
+
+    @property
+    def hash(self) -> str:
+        """SHA-256, in hex, of the study's values and of the base plan's."""
+        content = self.file.model_copy(update={"plan": dict(self.tables)}).model_dump_json()
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def tuning_cells(self, group: Group, number: int, point: Changes) -> list[Cell]:
+        """Return the cells of one trial of a group, one per tuning seed."""
+        labels = {"trial": str(number)}
+        return self._cells(group, labels, self.file.tuning.seeds, [point, self._tuned_on])
+
+    def final_cells(self, group: Group, point: Changes) -> list[Cell]:
+        """Return the cells of a group with chosen values, one per final seed."""
+        return self._cells(group, {}, self.file.final.seeds, [point, self._held_out])
+
+    def _cells(
+        self, group: Group, labels: Mapping[str, str], seeds: list[int], changes: list[Changes]
+    ) -> list[Cell]:
+        """Return cells; to check a plan takes longer than to find one that was made before."""
+        key = (group, tuple(labels.items()), repr(changes))
+        if key not in self._made:
+            self._made[key] = [self._cell(group, labels, seed, changes) for seed in seeds]
+        return self._made[key]
+
+    @property
+    def _held_out(self) -> Changes:
+        count = self.file.tuning.held_out
+        return {"data.held_out": count} if count else {}
+
+    @property
+    def _tuned_on(self) -> Changes:
+        """Changes that leave a trial nothing to measure on but held-out users."""
+        metric = self.file.tuning.metric
+        own = {"data.measured_on": "held-out"} if metric is None else {_METRIC: metric}
+        return {**self._held_out, **own}
+
+    def _cell(
+        self, group: Group, labels: Mapping[str, str], seed: int, changes: list[Changes]
+    ) -> Cell:
+        every = [*group.changes, *changes, seeds_of(seed, self._tables_of(group))]
+        plan = changed_plan(self.tables, every, self.folder)
+        named = repr((sorted(plan.references().items()), plan.model.weights))
+        if named not in self._codes:
+            self._codes[named] = plan.code()
+        return Cell({**group.labels, **labels}, seed, (plan,), 0.0, (self._codes[named],))
+
+    def _tables_of(self, group: Group) -> dict[str, Any]:
+        """Return the table [model] as the arm changes it, which says whether it has a seed."""
+        model = dict(self.tables.get("model", {}))
+        for field, value in (item for change in group.changes for item in change.items()):
+            if field.startswith("model."):
+                model[field.removeprefix("model.")] = value
+        return {"model": model}
+
+
+def read_study(path: str | Path) -> Study:
+    """Return the study in a TOML file; one plan of each group is checked before any is trained.
+
+    Raises:
+        ConfigError: no such file, not valid TOML, fields that studies or plans do not have, or
+            values out of range.
+    """
+    path = Path(path)
+    try:
+        file = StudyFile.model_validate_json(json_of_toml(path), strict=True)
+    except ValidationError as error:
+        raise ConfigError(_faults(path, error)) from None
+    file._folder = path.parent
+    tables, folder = base_tables(path, file.plan)
+    study = Study(file, tables, folder, _groups(file))
+    _refuse_metric(study)
+    for group in study.groups:
+        study.tuning_cells(group, 0, study.points[0])
+        study.final_cells(group, study.points[0])
+    return study
+
+
+def _groups(file: StudyFile) -> tuple[Group, ...]:
+    found = []
+    if file.noise.none:
+        silent: Changes = {"privacy.noise_multiplier": 0.0}
+        found = [
+            Group(arm, WITHOUT_NOISE, WITHOUT_NOISE, (silent, own))
+            for arm, own in file.arms.items()
+        ]
+    for name, mechanism in file.mechanisms.items():
+        chosen: Changes = {"privacy.mechanism": mechanism}
+        for level, noise in file.noise.levels().items():
+            found += [
+                Group(arm, name, level, (chosen, noise, own)) for arm, own in file.arms.items()
+            ]
+    return tuple(found)
+
+
+def _refuse_metric(study: Study) -> None:
+    """Refuse a tuning that would read the test users, or nobody."""
+    data, tuning = study.tables.get("data", {}), study.file.tuning
+    own = isinstance(data, Mapping) and "metric" in data
+    if own and tuning.metric is None:
+        raise ConfigError(
+            "tuning.metric: is missing. The plan's data.metric measures on test users, whom the "
+            "tuning must not see; name a function that measures on held-out users."
+        )
+    if own and tuning.metric == data["metric"]:
+        raise ConfigError(
+            f"tuning.metric={tuning.metric}: is the plan's data.metric, so values would be chosen "
+            "on the test users; name another function."
+        )
+    if not own and tuning.metric is not None:
+        raise ConfigError(
+            "tuning.metric: the plan has no data.metric to replace; leave it out, and trials are "
+            "measured by the accuracy on held-out users."
+        )
+    if tuning.metric is None and not tuning.held_out:
+        raise ConfigError("tuning.held_out: is missing; trials are measured on those users.")
+    for field in ("data.metric", "data.measured_on", "data.held_out", "data.seed"):
+        arms = [name for name, own in study.file.arms.items() if field in own]
+        if arms or field in tuning.space:
+            where = f"arms.{arms[0]}" if arms else "tuning.space"
+            raise ConfigError(f"{where}: cannot change {field}, which the study sets.")
+
+
+def _value(values: Range | list[Any], share: float) -> Any:  # noqa: ANN401  of a TOML file
+    return (
+        values.at(share) if isinstance(values, Range) else values[math.floor(share * len(values))]
+    )
+
+
+def _faults(path: Path, error: ValidationError) -> str:
+    told = "\n".join(
+        f"  {'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}."
+        for fault in error.errors()
+    )
+    return f"{path} is not a valid study:\n{told}"

@@ -1,0 +1,122 @@
+"""Agreement: what server and node read and write in one another's messages.
+
+A task carries the whole trainable vector and what both sides must agree on: the hash of the plan,
+the layout, fingerprint and seed of the model, the round, the clip norm and the active groups.
+Whatever comes from the other side is of anybody.
+"""
+
+import io
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accounting.checks import ConfigError
+from privpart.messages import ClientId, RoundTask, is_client_id
+from privpart.model import PartialModel
+
+SCHEMA = "privpart/flower/1"
+_LONGEST_HEADER = 1024
+_LONGEST_NAME = 4096
+_SHOWN = 300
+
+Report = Callable[[str], None]
+
+
+def flower() -> ModuleType:
+    """Return Flower's messages and records.
+
+    Raises:
+        ConfigError: Flower is not installed.
+    """
+    try:
+        import flwr.app
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "Flower is not installed: pip install 'flwr>=1.42', in an environment of its own, "
+            "since it pins packages that others use. docs/flower.md shows how."
+        ) from None
+    return cast("ModuleType", flwr.app)
+
+
+def id_text(client: ClientId) -> str:
+    """Return a client's id as JSON: the number 1 and the string "1" are two clients."""
+    return json.dumps(client)
+
+
+def id_of(name: object) -> ClientId | None:
+    """Return the client with this name, from anybody; None if there is none."""
+    if type(name) is not str or len(name) > _LONGEST_NAME:
+        return None
+    try:
+        found = json.loads(name)
+    except (ValueError, RecursionError):
+        return None
+    return found if is_client_id(found) and id_text(found) == name else None
+
+
+def plain_text(text: object) -> str:
+    """Return text from anybody on one line of plain characters."""
+    return ascii(str(text)[:_SHOWN])[1:-1]
+
+
+def agreement(
+    model: PartialModel, plan: str, active: Sequence[int] | None = None
+) -> dict[str, str]:
+    """Return what server and client must have in common, as texts."""
+    layout = model.trainable_hash if active is None else model.trainable_hash_of(active)
+    return {
+        "schema": SCHEMA,
+        "plan": plan,
+        "layout": layout,
+        "fingerprint": model.fingerprint,
+        "seed": "" if model.seed is None else str(model.seed),  # has 128 bits, a field only 64
+    }
+
+
+def difference(found: Mapping[str, object], own: Mapping[str, str]) -> str | None:
+    """Return in which field another side's agreement differs from one's own; None if in none."""
+    for name, value in own.items():
+        if found.get(name) != value:
+            return f"{name} is {plain_text(found.get(name))!r}, here it is {value!r}"
+    return None
+
+
+def round_fields(task: RoundTask) -> dict[str, Any]:
+    """Return what a message says of its round."""
+    return {
+        "round": task.round,
+        "clip_norm": float(task.clip_norm),
+        "active": json.dumps(None if task.active is None else list(task.active)),
+    }
+
+
+def float_vector(array: Any, dim: int) -> Tensor | None:  # noqa: ANN401  of anybody
+    """Return a float32 vector of Flower's ``Array``; None for anything else.
+
+    ``Array.numpy`` would reserve as much memory as the bytes of a stranger claim to need.
+    """
+    data = array.data
+    if type(data) is not bytes or len(data) > 4 * dim + _LONGEST_HEADER:
+        return None
+    file = io.BytesIO(data)
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            return None
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    except Exception:  # NumPy's parser raises types of its own
+        return None
+    if shape != (dim,) or dtype != np.dtype("<f4") or len(data) - file.tell() != 4 * dim:
+        return None
+    return torch.from_numpy(np.frombuffer(data, "<f4", offset=file.tell()).copy())
+
+
+def to_stderr(sentence: str) -> None:
+    """Write a sentence to the log of this side."""
+    sys.stderr.write(f"privpart: {sentence}\n")
+    sys.stderr.flush()

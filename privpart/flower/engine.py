@@ -1,0 +1,353 @@
+"""FlowerEngine: asks nodes for the updates of their clients, by Flower's messages.
+
+An answer is one float32 vector per client, never a sum, and no metric: losses and counts are not
+accounted. A node answers for the clients that the run's owners name as its own. Whatever a node
+sends is refused or clipped, and delays a round by no more than its time-out.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import Tensor
+
+from accounting import checks
+from privpart.data.clients import RemoteClients
+from privpart.flower.agreement import (
+    Report,
+    agreement,
+    difference,
+    float_vector,
+    flower,
+    id_of,
+    id_text,
+    plain_text,
+    round_fields,
+    to_stderr,
+)
+from privpart.flower.mail import (
+    Look,
+    RefusedReplyError,
+    content_of,
+    pushed,
+    question,
+    replied,
+    replies,
+)
+from privpart.flower.owners import listed
+from privpart.messages import ClientId, ClientUpdate, Reason, RefusedAnswer, RoundTask, id_order
+from privpart.model import PartialModel
+from privpart.run.report import AUTHENTICATED, UNAUTHENTICATED
+
+_MESSAGE_BYTES = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A message that a node has not answered yet; without clients it asks which ones it has."""
+
+    node: int
+    clients: tuple[ClientId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A round that is being asked for.
+
+    Attributes:
+        task: the task.
+        agreed: what nodes must agree on.
+        vector: the model, as Flower's ``Array``.
+        asked: messages without an answer, of this attempt and of earlier ones.
+        looks: looks for their answers that are not over yet.
+        came: clients whose update was yielded.
+        waiting: clients that this attempt has no answer from.
+        unasked: clients that this attempt has not asked, because their node is not connected.
+    """
+
+    task: RoundTask
+    agreed: dict[str, str]
+    vector: Any
+    asked: dict[str, _Asked] = field(default_factory=dict)
+    looks: dict[str, "Look"] = field(default_factory=dict)
+    came: set[ClientId] = field(default_factory=set)
+    waiting: set[ClientId] = field(default_factory=set)
+    unasked: set[ClientId] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, task: RoundTask, start: Tensor, agreed: dict[str, str]) -> "_Round":
+        return cls(task, agreed, flower().Array(start.detach().numpy()))
+
+    def ask_the_missing(self) -> None:
+        """Begin an attempt."""
+        missing = set(self.task.clients) - self.came
+        self.waiting.update(missing)
+        self.unasked.update(missing)
+
+    def counts(self, answer: ClientUpdate | RefusedAnswer) -> bool:
+        """Note an answer; return whether it counts: one of two attempts that one client made."""
+        if isinstance(answer, RefusedAnswer):
+            self.waiting.difference_update(answer.clients)
+            return True
+        self.waiting.discard(answer.client)
+        if answer.client in self.came:
+            return False
+        self.came.add(answer.client)
+        return True
+
+    def content(self, clients: Sequence[ClientId]) -> Any:  # noqa: ANN401  Flower's RecordDict
+        """Return the message that asks for these clients."""
+        flwr = flower()
+        fields = {**self.agreed, **round_fields(self.task), "clients": [*map(id_text, clients)]}
+        return flwr.RecordDict(
+            {
+                "model": flwr.ArrayRecord({"trainable": self.vector}),
+                "task": flwr.ConfigRecord(fields),
+            }
+        )
+
+
+class FlowerEngine:
+    """Trains clients on the nodes of a Flower federation; see ``Engine``.
+
+    Args:
+        grid: Flower's ``Grid``, as a ServerApp gets it.
+        model: the model that is trained, to say what both sides must agree on.
+        owners: which node answers for each client of the population.
+        minimum: answers without which a round is tried again: the plan's ``minimum_cohort``.
+        authenticated: whether the SuperLink authenticates nodes. Owners then never change;
+            otherwise a client goes to the node that says it has it once its own is gone.
+        timeout: seconds to wait for the answers of a round.
+        attempts: how often a round with fewer answers than ``minimum`` is asked for, >= 1: the same
+            task, for the clients that are missing.
+        poll: seconds between two looks for answers.
+        report: gets a sentence about each node that is lost, refused or moved.
+
+    Attributes:
+        clients: the population, by ids; its examples are on the nodes.
+        owners: as passed, as far as they have not changed.
+
+    Raises:
+        ConfigError: an option that is not positive.
+    """
+
+    def __init__(
+        self,
+        grid: Any,  # noqa: ANN401  Flower's Grid
+        model: PartialModel,
+        owners: Mapping[ClientId, int],
+        *,
+        minimum: int,
+        authenticated: bool,
+        timeout: float = 3600.0,
+        attempts: int = 3,
+        poll: float = 3.0,
+        report: Report | None = None,
+    ) -> None:
+        self.grid = grid
+        self.model = model
+        self.owners = dict(owners)
+        self.minimum = minimum
+        self.authenticated = authenticated
+        self.timeout = checks.positive("timeout", timeout)
+        self.attempts = checks.count("attempts", attempts)
+        self.poll = checks.positive("poll", poll)
+        self.clients = RemoteClients(sorted(self.owners, key=id_order))
+        self._report = report or to_stderr
+        self._met = set(self.owners.values())
+
+    def __enter__(self) -> "FlowerEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the ledger keeps of a federation when its run is made."""
+        nodes: dict[str, list[str]] = {}
+        for client, node in self.owners.items():
+            nodes.setdefault(str(node), []).append(id_text(client))
+        identity = AUTHENTICATED if self.authenticated else UNAUTHENTICATED
+        return {"identity": identity, "owners": nodes}
+
+    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
+        """Yield the answers to a task as they arrive, and what was refused."""
+        found = self._answers(task, start)
+        if task.sum_clip_norm is not None:  # integers, which sum to the same in any order
+            yield from cast("Iterator[ClientUpdate]", found)  # the server counts the refusals
+            return
+        place = {client: number for number, client in enumerate(task.clients)}
+        updates = []
+        for answer in found:
+            if isinstance(answer, ClientUpdate):
+                updates.append(answer)
+            else:
+                yield cast("ClientUpdate", answer)
+        yield from sorted(updates, key=lambda update: place[update.client])
+
+    def _answers(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate | RefusedAnswer]:
+        this = _Round.of(task, start, agreement(self.model, task.plan, task.active))
+        for attempt in range(self.attempts):
+            if attempt:
+                self._report(
+                    f"round {task.round}: {len(this.came)} of {len(task.clients)} clients "
+                    f"answered, the plan needs {self.minimum}; asking the others again."
+                )
+            this.ask_the_missing()
+            yield from self._attempt(this)
+            if len(this.came) >= self.minimum:
+                break
+        self._tell_missing(this)
+
+    def _attempt(self, this: "_Round") -> Iterator[ClientUpdate | RefusedAnswer]:
+        """Yield answers until every client has answered, or the time is over."""
+        end = time.monotonic() + self.timeout
+        while True:
+            self._ask(this)
+            yield from filter(this.counts, self._received(this))
+            left = end - time.monotonic()
+            if not this.waiting or left <= 0:
+                return
+            time.sleep(min(self.poll, left))
+
+    def _ask(self, this: "_Round") -> None:
+        """Send the task to the nodes that are here and have clients that were not asked yet."""
+        here = set(self.grid.get_node_ids())
+        by_node: dict[int, list[ClientId]] = {}
+        for client in this.unasked:
+            by_node.setdefault(self.owners[client], []).append(client)
+        most = max(1, _MESSAGE_BYTES // (4 * self.model.dim))
+        for node in sorted(here & by_node.keys()):
+            clients = sorted(by_node[node], key=id_order)
+            for few in (clients[at : at + most] for at in range(0, len(clients), most)):
+                if self._push("train", this.content(few), _Asked(node, tuple(few)), this):
+                    this.unasked.difference_update(few)
+        for node in sorted(here - self._met) if not self.authenticated else ():
+            if self._push("query", question(this.agreed), _Asked(node), this):
+                self._met.add(node)
+
+    def _push(self, kind: str, content: object, to: "_Asked", this: "_Round") -> bool:
+        name = pushed(self.grid, kind, content, to.node, self.timeout)
+        if name is None:
+            self._report(f"node {to.node}: the SuperLink took no message for it.")
+            return False
+        this.asked[name] = to
+        return True
+
+    def _received(self, this: "_Round") -> Iterator[ClientUpdate | RefusedAnswer]:
+        """Yield what was answered since the last look."""
+        for name, reply in replies(self.grid, this.asked, this.looks):
+            if isinstance(reply, RefusedReplyError):
+                to = this.asked.pop(name)
+                yield self._refused(to, this, reply.reason, str(reply), to.clients)
+                continue
+            if replied(reply) != name or name not in this.asked:
+                self._report("an answer to a message that was never sent: refused.")
+                yield RefusedAnswer("not asked")
+                continue
+            to = this.asked.pop(name)
+            try:
+                content = content_of(reply, to.node)
+                if to.clients:
+                    yield from self._updates(content, to, this)
+                else:
+                    self._move(to.node, listed(content))
+            except RefusedReplyError as error:
+                yield self._refused(to, this, error.reason, str(error), to.clients)
+            except Exception as error:  # whatever the objects of a reply raise
+                said = f"sent something that cannot be read ({type(error).__name__})"
+                yield self._refused(to, this, "malformed", said, to.clients)
+
+    def _refused(
+        self, to: "_Asked", this: "_Round", why: Reason, said: str, clients: Iterable[ClientId]
+    ) -> RefusedAnswer:
+        self._report(f"node {to.node}, round {this.task.round}: {said}; refused ({why}).")
+        return RefusedAnswer(why, tuple(clients))
+
+    def _updates(
+        self,
+        content: Any,  # noqa: ANN401  Flower's RecordDict, of anybody
+        to: "_Asked",
+        this: "_Round",
+    ) -> Iterator[ClientUpdate | RefusedAnswer]:
+        """Yield the updates in an answer, and a refusal for each that is not one.
+
+        Raises:
+            RefusedReplyError: nothing of the answer can be used.
+        """
+        task, arrays = this.task, _arrays(content, this)
+        dim = self.model.active_dim(task.active)
+        missing = set(to.clients)
+        for name, array in arrays.items():
+            client = id_of(name)
+            if client is None or client not in missing:
+                said = f"answered for client {plain_text(name)}, whom it was not asked for"
+                yield self._refused(to, this, "not asked", said, ())
+                continue
+            missing.discard(client)
+            vector = float_vector(array, dim)
+            if vector is None:
+                said = f"client {client!r} sent no float32 vector of {dim} parameters"
+                yield self._refused(to, this, "wrong shape or type", said, (client,))
+            else:
+                yield task.update(client, vector)
+        if missing:
+            said = f"left out {len(missing)} of the {len(to.clients)} clients that it was asked for"
+            yield self._refused(to, this, "malformed", said, missing)
+
+    def _move(self, node: int, claimed: Iterable[ClientId]) -> None:
+        """Let a node without authentication answer for clients whose own node is gone."""
+        here = set(self.grid.get_node_ids())
+        moved = 0
+        for client in claimed:
+            if client not in self.owners or self.owners[client] == node:
+                continue
+            if self.owners[client] in here:
+                self._report(
+                    f"node {node}: says that it has client {client!r}, which is one of node "
+                    f"{self.owners[client]}; ignored."
+                )
+                continue
+            self.owners[client] = node
+            moved += 1
+        if moved:
+            self._report(
+                f"node {node}: says that it has {moved} clients of a node that is gone; nodes are "
+                "not authenticated, so it is believed."
+            )
+
+    def _tell_missing(self, this: "_Round") -> None:
+        task = this.task
+        nodes = Counter(self.owners[client] for client in task.clients if client not in this.came)
+        here = set(self.grid.get_node_ids()) if nodes else set()
+        for node, clients in sorted(nodes.items()):
+            state = "is connected" if node in here else "is not connected"
+            self._report(
+                f"node {node}, round {task.round}: {clients} of its clients are missing from the "
+                f"round; it {state}."
+            )
+
+
+def _arrays(content: Any, this: _Round) -> Mapping[str, Any]:  # noqa: ANN401  of anybody
+    """Return the arrays of an answer to this round.
+
+    Raises:
+        RefusedReplyError: it has other records, or is not of this round, plan or model.
+    """
+    if set(content) != {"updates", "task"}:
+        said = f"sent the records {plain_text(sorted(content))}, must be task and updates"
+        raise RefusedReplyError("malformed", said)
+    arrays, fields = content["updates"], content["task"]
+    if type(arrays) is not flower().ArrayRecord or type(fields) is not flower().ConfigRecord:
+        raise RefusedReplyError("malformed", "sent records of other types")
+    if (other := difference(fields, this.agreed)) is not None:
+        raise RefusedReplyError("another plan", other)
+    if type(fields.get("round")) is not int or fields["round"] != this.task.round:
+        said = f"answered round {plain_text(fields.get('round'))}"
+        raise RefusedReplyError("another round", said)
+    if set(fields) != {*this.agreed, "round"}:
+        raise RefusedReplyError("malformed", f"sent the fields {plain_text(sorted(fields))}")
+    return cast("Mapping[str, Any]", arrays)

@@ -1,0 +1,220 @@
+"""ClientApp: answers for the clients of a node, under its own copy of the plan.
+
+It compares a task with that copy, and declines one that differs. Nothing but updates leaves it, and
+why it declines for reasons of its data stays in its log.
+"""
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from accounting import checks
+from accounting.checks import ConfigError
+from privpart.data.clients import Clients
+from privpart.engines.options import EngineOptions
+from privpart.experiment.plan_file import read
+from privpart.experiment.training import Own, Training, refuse_over_network, training
+from privpart.flower.agreement import (
+    SCHEMA,
+    agreement,
+    difference,
+    float_vector,
+    flower,
+    id_of,
+    id_text,
+    plain_text,
+    round_fields,
+    to_stderr,
+)
+from privpart.messages import ClientId, RoundTask, id_order
+from privpart.plan import PrivacyPlan
+
+
+def client_app(
+    plan: str | Path,
+    *,
+    clients: Callable[[Any], Clients] | None = None,
+    **options: Any,  # noqa: ANN401  EngineOptions checks them
+) -> Any:  # noqa: ANN401  Flower's ClientApp
+    """Return a ClientApp that answers for the clients of a node.
+
+    It trains under this plan only, and declines every task of another one.
+
+    Args:
+        plan: path of the plan file; the same as the server's.
+        clients: returns the node's clients from Flower's ``Context``; None takes those that the
+            plan names. If the node has a ``partition-id`` and ``num-partitions``, it has every
+            such client of the plan's, so that one data set serves a federation on one machine.
+        options: fields of ``EngineOptions`` by keyword; none is ``deterministic=True``.
+    """
+    flower()
+    import flwr.clientapp
+
+    settings = EngineOptions(**(options or {"deterministic": True}))
+
+    nodes: dict[tuple[object, tuple[int, int] | None], Node] = {}
+
+    def node(context: Any) -> Node:  # noqa: ANN401  Flower's Context
+        """Return the node of this process; simulations have several in one."""
+        share = _share(context.node_config)
+        key = (context.node_id, share)
+        if key not in nodes:
+            own = None if clients is None else clients(context)
+            nodes[key] = Node.of(Path(plan), share, own, settings)
+        return nodes[key]
+
+    def train(message: Any, context: Any) -> Any:  # noqa: ANN401  Flower's Message and Context
+        return _answered(message, lambda: node(context).updates(message.content))
+
+    def query(message: Any, context: Any) -> Any:  # noqa: ANN401
+        return _answered(message, lambda: node(context).ids(message.content))
+
+    app = flwr.clientapp.ClientApp()
+    app.train()(train)
+    app.query()(query)
+    return app
+
+
+def _answered(message: Any, act: Callable[[], Any]) -> Any:  # noqa: ANN401  Flower's Message
+    """Return the reply to a message; no text of an error that may tell of examples is in it."""
+    flwr = flower()
+    try:
+        content = act()
+    except ConfigError as error:
+        to_stderr(f"declined a task: {error}")
+        content = _decline("see the log of the node")
+    except DeclinedError as error:
+        to_stderr(f"declined a task: {error}")
+        content = _decline(str(error))
+    except (Exception, SystemExit) as error:  # Flower would send its text to the server, or nothing
+        to_stderr(f"failed at a task ({type(error).__name__}):")
+        traceback.print_exc()
+        content = _decline("an error; see the log of the node")
+    return flwr.Message(content, reply_to=message)
+
+
+class DeclinedError(Exception):
+    """A task that is not of this node's plan or clients; the message holds nothing of examples."""
+
+
+def _decline(why: str) -> Any:  # noqa: ANN401  Flower's RecordDict
+    flwr = flower()
+    return flwr.RecordDict({"declined": flwr.ConfigRecord({"schema": SCHEMA, "why": why})})
+
+
+def _share(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    names = ("partition-id", "num-partitions")
+    given = [config[name] for name in names if name in config]
+    if not given:
+        return None
+    if len(given) < len(names):
+        raise ConfigError("node_config: needs partition-id and num-partitions, or neither.")
+    number, count = given
+    checks.count("num-partitions", count)
+    return checks.count("partition-id", number, minimum=0, maximum=count - 1), count
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node's own copy of the plan, and its clients.
+
+    Attributes:
+        setup: the plan put together over the node's clients.
+        promised: its privacy plan.
+        plan: the hash of that.
+        clients: ids of the clients that the node answers for.
+    """
+
+    setup: Training
+    promised: PrivacyPlan
+    plan: str
+    clients: frozenset[ClientId]
+
+    @classmethod
+    def of(
+        cls,
+        plan: Path,
+        share: tuple[int, int] | None,
+        clients: Clients | None,
+        options: EngineOptions,
+    ) -> "Node":
+        """Put a plan together over all of its clients, and keep every ``share``-th of them.
+
+        Raises:
+            ConfigError: see ``training``.
+        """
+        chosen = read(plan, in_python=clients is not None)
+        refuse_over_network(chosen)
+        code = chosen.code()
+        own = Own(clients=clients)
+        setup = training(chosen, own=own, options=options, report=to_stderr, part=True)
+        promised = setup.promise(code)
+        ids = sorted(setup.clients.ids, key=id_order)
+        if share is not None:
+            ids = ids[share[0] :: share[1]]
+        return cls(setup, promised, promised.hash, frozenset(ids))
+
+    def ids(self, content: Any) -> Any:  # noqa: ANN401  Flower's RecordDict
+        """Return the ids of the node's clients, if the server has the same plan.
+
+        Raises:
+            DeclinedError: it has another one.
+        """
+        fields = content["task"]
+        self._refuse(fields, None)
+        flwr = flower()
+        names = [id_text(client) for client in sorted(self.clients, key=id_order)]
+        return flwr.RecordDict({"clients": flwr.ConfigRecord({"schema": SCHEMA, "ids": names})})
+
+    def updates(self, content: Any) -> Any:  # noqa: ANN401  Flower's RecordDict
+        """Train the clients of a task; return their updates, one array each.
+
+        Raises:
+            DeclinedError: the task is not of this plan, or asks for clients of others.
+        """
+        flwr, fields = flower(), content["task"]
+        task, start = self._task(fields), self._start(content["model"]["trainable"])
+        arrays = {
+            id_text(found.client): flwr.Array(found.update.detach().numpy())
+            for found in self.setup.engine.run(task, start)
+        }
+        said = {**agreement(self.setup.model, self.plan, task.active), "round": task.round}
+        return flwr.RecordDict(
+            {"updates": flwr.ArrayRecord(arrays), "task": flwr.ConfigRecord(said)}
+        )
+
+    def _refuse(self, fields: Mapping[str, Any], active: Sequence[int] | None) -> None:
+        own = agreement(self.setup.model, self.plan, active)
+        if (said := difference(fields, own)) is not None:
+            raise DeclinedError(f"the server's {said}")
+
+    def _task(self, fields: Mapping[str, Any]) -> RoundTask:
+        round_, clip_norm = fields.get("round"), fields.get("clip_norm")
+        if type(round_) is not int or not 0 <= round_ < self.promised.rounds:
+            raise DeclinedError(f"the server's round is {plain_text(round_)}; the plan has others")
+        active = self.promised.active(round_)
+        self._refuse(fields, active)
+        own_active = round_fields(RoundTask(round_, (), 1.0, "", active))["active"]
+        if fields.get("active") != own_active:
+            raise DeclinedError("the server names other active groups than the plan's schedule")
+        if type(clip_norm) is not float or not self.promised.may_clip_to(clip_norm, round_):
+            raise DeclinedError(
+                f"the server's clip norm is {plain_text(clip_norm)}, the plan begins with "
+                f"{self.promised.clip_norm:g} and does not come to that in round {round_}"
+            )
+        clients = [id_of(name) for name in fields.get("clients", ())]
+        if not clients or not self.clients.issuperset(clients):
+            raise DeclinedError("the server asks for clients that this node does not have")
+        return RoundTask(
+            round_, tuple(cast("list[ClientId]", clients)), clip_norm, self.plan, active
+        )
+
+    def _start(self, array: Any) -> Tensor:  # noqa: ANN401  Flower's Array
+        found = float_vector(array, self.setup.model.dim)
+        if found is None or not found.isfinite().all():
+            raise DeclinedError("the server sent no finite vector of the model's parameters")
+        return found

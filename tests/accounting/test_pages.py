@@ -1,0 +1,240 @@
+"""Pages and pictures: colours to tell apart, curves that bound, text that stays text."""
+
+import re
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import colors
+from matplotlib.axes import Axes
+from page_checks import page_text
+
+from accounting import BinaryTree, ConfigError, Participation, PrivacyReport
+from accounting.pages import drawing, page
+from accounting.pages.guarantee import (
+    LAYERS,
+    assumptions_section,
+    attack_curve,
+    epsilon_curve,
+    guarantee_section,
+)
+from accounting.report import Assumption
+
+HOSTILE = "<script>alert(1)</script> \"'&{{ 7*7 }} $x^{ \x1b[2K \u202eoops"
+
+
+def luminance(colour: str) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in
+              colors.to_rgb(colour)]  # fmt: skip
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_have_the_contrast_that_wcag_asks_for(dark):
+    def shown(colour):
+        return drawing.DARK[colour] if dark else colour
+
+    paper = shown(drawing.PAPER)
+    for colour in (*drawing.SERIES, drawing.INK, drawing.FAINT, page.ACCENT[dark]):
+        assert contrast(shown(colour) if colour in drawing.DARK else colour, paper) >= 4.5
+    for text, ground in [own[2:] if dark else own[:2] for own in page.TONES.values()]:
+        assert contrast(text, ground) >= 4.5
+        assert contrast(shown(drawing.INK), ground) >= 4.5
+        assert contrast(text, paper) >= 4.5
+
+
+# Machado, Oliveira, Fernandes 2009, severity 1: what linear RGB becomes
+SIGHT = {
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+               [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+               [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+               [0.004733, 0.691367, 0.303900]],
+    "all": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+}  # fmt: skip
+
+
+def lab(linear) -> np.ndarray:
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722],
+                    [0.0193, 0.1192, 0.9505]]) @ np.clip(linear, 0, 1)  # fmt: skip
+    f = np.cbrt(xyz / [0.9505, 1.0, 1.089])
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("sight", sorted(SIGHT))
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_first_three_colours_differ_for_every_kind_of_sight(sight, dark):
+    """Further parts are told apart by their marker, which differs for each colour, too."""
+    shown = [drawing.DARK[c] if dark else c for c in drawing.SERIES]
+    linear = [np.array([c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+                        for c in colors.to_rgb(own)]) for own in shown]  # fmt: skip
+    seen = [lab(np.array(SIGHT[sight]) @ own) for own in linear]
+    apart = {pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]]) for pair in
+             combinations(range(3), 2)}  # fmt: skip
+    assert min(apart.values()) > 15, apart
+    assert len(set(drawing.MARKERS)) == len(drawing.MARKERS) >= len(drawing.SERIES)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, 12), (1, 10), (3, 4), (0.9, 1.1), (1e-9, 1e9)])
+def test_ticks_are_round_numbers_between_the_ends(low, high):
+    ticks = drawing.round_ticks(low, high)
+    assert 1 <= len(ticks) <= 14
+    assert ticks == sorted(ticks)
+    assert all(low * 0.95 <= tick <= high for tick in ticks)
+    if high / low >= 10 and high < 1e3:
+        assert {f"{t:e}"[0] for t in ticks} == {"1", "2", "5"}
+
+
+def test_a_log_axis_shows_1_2_5_10_and_no_minor_ticks():
+    figure, axes = drawing.panel()
+    axes.plot([0.9, 11], [1, 2])
+    drawing.log_axis(axes.xaxis, "x")
+    figure.draw_without_rendering()
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "5", "10"]
+    assert len(axes.xaxis.get_minorticklocs()) == 0
+
+
+def legend_of(styles: drawing.Styles, axes: Axes) -> list[str]:
+    styles.legend(axes)
+    shown = axes.get_legend()
+    return [] if shown is None else [text.get_text() for text in shown.get_texts()]
+
+
+def test_a_legend_names_what_is_drawn_and_nothing_else():
+    styles = drawing.Styles(["full", "head", "unused"], ["tree", "blt"])
+    _, axes = drawing.panel()
+    styles.of("head", "tree")
+    assert legend_of(styles, axes) == []
+    styles.of("full", "tree")
+    assert legend_of(styles, axes) == ["head", "full"]
+    styles.of("full", "blt")
+    assert legend_of(styles, axes) == ["head", "full", "tree", "blt"]
+    assert styles.of("full", "tree")["color"] == styles.of("full", "blt")["color"]
+    assert styles.of("full", "blt")["linestyle"] == styles.of("head", "blt")["linestyle"]
+    assert styles.of("full", "tree")["linestyle"] != styles.of("full", "blt")["linestyle"]
+
+
+def test_names_without_an_order_are_points():
+    _, axes = drawing.panel()
+    drawing.categories(axes, ["a $x", "b"], {"one": ([1.0, None], [0.1, None])}, drawing.Styles())
+    assert all(line.get_linestyle() == "None" for line in axes.lines)
+    _, single = drawing.panel()
+    drawing.band(single, [1.0], [2.0], [0.5], drawing.Styles().of())
+    assert len(single.lines[0].get_xdata()) == 1
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_the_ending_sets_the_format_and_no_file_holds_a_date(tmp_path, suffix):
+    files = [tmp_path / f"{i}{suffix}" for i in range(2)]
+    for file in files:
+        figure, axes = drawing.panel(2, 2)
+        drawing.title(axes, "costs $5 and $x^{")
+        axes.set_xlabel("an author's \x1b[2K")
+        drawing.save(figure, file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert not re.search(rb"20[23][0-9]-[01][0-9]-|CreationDate", files[0].read_bytes())
+    start = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix]
+    assert files[0].read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("name", ["x.gif", "x", "missing/x.png"])
+def test_a_picture_that_cannot_be_written_is_an_error(tmp_path, name):
+    with pytest.raises(ConfigError, match="plot="):
+        drawing.save(drawing.panel()[0], tmp_path / name)
+
+
+@pytest.fixture(scope="module")
+def report() -> PrivacyReport:
+    return PrivacyReport.of(
+        BinaryTree(64), Participation(64, 2, 8), noise_multiplier=3.0, delta=1e-6
+    )
+
+
+def stairs(x: float, xs, ys, where: str) -> float:
+    """Return what a line of stairs shows at x."""
+    i = int(np.searchsorted(xs, x, side="left" if where == "steps-pre" else "right"))
+    return ys[i] if where == "steps-pre" else ys[i - 1]
+
+
+def test_the_curves_bound_at_every_point_that_is_drawn(report):
+    drawn = np.random.default_rng(0)
+    line = epsilon_curve(report).axes[0].lines[0]
+    xs, ys = line.get_xdata(), line.get_ydata()
+    for delta in 10 ** drawn.uniform(np.log10(xs[0]), np.log10(xs[-1]), 200):
+        shown = stairs(delta, xs, ys, line.get_drawstyle())
+        assert report.guarantee.epsilon(delta) <= shown <= report.guarantee.epsilon(delta) * 1.05
+    line = attack_curve(report).axes[0].lines[0]
+    xs, ys = np.array(line.get_xdata()) / 100, np.array(line.get_ydata()) / 100
+    for fpr in drawn.uniform(1e-4, 1, 200):
+        shown = stairs(fpr, xs, ys, line.get_drawstyle())
+        assert report.guarantee.tpr_at_fpr(fpr) <= shown <= report.guarantee.tpr_at_fpr(fpr) + 0.03
+
+
+def test_every_assumption_has_its_layer():
+    """A new one would be of the middle layer, silently: whoever adds it decides."""
+    sources = (Path(__file__).parents[2] / "accounting").glob("*.py")
+    found = set()
+    for path in sources:
+        found |= set(re.findall(r'Assumption\(\s*"([a-z-]+)"', path.read_text()))
+    assert len(found) > 9
+    assert found <= LAYERS.keys()
+
+
+def hostile_page(report: PrivacyReport) -> page.Page:
+    bad = Assumption(HOSTILE, HOSTILE, "verified", HOSTILE, evidence=HOSTILE)
+    told = assumptions_section(
+        PrivacyReport.from_dict(report.to_dict()), below=(page.Points((HOSTILE,), HOSTILE),)
+    )
+    figure, axes = drawing.panel()
+    styles = drawing.Styles()
+    drawing.categories(axes, [HOSTILE], {HOSTILE: ([1.0], [None]), "b": ([1.0], [None])}, styles)
+    drawing.target(axes, 1, HOSTILE)
+    drawing.title(axes, HOSTILE)
+    styles.legend(axes)
+    picture = page.Picture(figure, HOSTILE, HOSTILE)
+    blocks = (
+        page.Facts(((HOSTILE, HOSTILE),)),
+        page.Facts(((HOSTILE, HOSTILE),), large=True),
+        page.table_of(HOSTILE, (HOSTILE,), [(HOSTILE,), (("bad", HOSTILE),)]),
+        page.Prose((HOSTILE,)),
+        page.Badged(HOSTILE, (("bad", HOSTILE, bad.code, bad.text, (bad.evidence,)),)),
+        page.Pictures((picture, picture)),
+        picture,
+        page.Photograph(b"\x89PNG", HOSTILE, HOSTILE),
+        page.Marked(HOSTILE, (("bad", HOSTILE, HOSTILE, (("right", HOSTILE), ("", HOSTILE))),)),
+    )
+    return page.Page(
+        HOSTILE,
+        "bad",
+        HOSTILE,
+        (HOSTILE,),
+        (page.Section(HOSTILE, blocks, HOSTILE), told, guarantee_section(report)),
+        (HOSTILE,),
+    )
+
+
+def test_what_a_stranger_wrote_is_text(report):
+    html = hostile_page(report).html()
+    told = page_text(html)
+    assert told.count("alert(1)") > 20
+    assert told.count("{{ 7*7 }} $x^{") == told.count("alert(1)")
+    assert "\x1b" not in html
+    assert "\u202e" not in html
+    assert "default-src 'none'" in html
+
+
+def test_a_section_without_blocks_is_left_out_and_a_page_is_written_whole(tmp_path, report):
+    own = page.Section("own", (page.Picture(epsilon_curve(report), "shows", "caption"),))
+    shown = page.Page("t", "good", "v", (), (page.Section("empty", ()), own))
+    assert "empty" not in shown.html()
+    shown.write(tmp_path / "p.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
+    with pytest.raises(ConfigError, match="html="):
+        shown.write(tmp_path / "missing" / "p.html")

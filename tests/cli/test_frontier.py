@@ -1,0 +1,135 @@
+"""``privpart frontier``, as a person calls it: a study of one's own code, resumed and changed."""
+
+import csv
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from privpart.cli.main import app
+
+TASK = """
+import torch
+from torch import nn
+from privpart.data.users import Users
+from privpart.experiment.metric import Accuracy
+
+def examples(seed, count):
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+    return x, (x.sum(1) > 0).long()
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+def clients():
+    return Users(*examples(0, 60), {i: range(3 * i, 3 * i + 3) for i in range(20)})
+
+def public(module):
+    return Accuracy(*examples(1, 30))(module)
+
+def test(module):
+    return Accuracy(*examples(2, 30))(module)
+"""
+STUDY = """
+schema = "privpart/study/1"
+title = "own"
+smoke = true
+[plan]
+schema = "privpart/plan/1"
+[plan.privacy]
+rounds = 2
+clip_norm = 1.0
+noise_multiplier = 0.0
+delta = 1e-5
+mechanism = { name = "tree" }
+[plan.model]
+factory = "./task.py:network"
+[plan.data]
+clients = "./task.py:clients"
+metric = "./task.py:test"
+clients_per_round = 4
+[plan.client]
+learning_rate = 0.3
+[plan.server]
+[arms]
+full = { "model.train" = ["*"] }
+head = { "model.train" = ["2.*"] }
+[mechanisms]
+tree = { name = "tree" }
+[noise]
+epsilon = [4.0]
+none = true
+[tuning]
+trials = 2
+seeds = [7]
+held_out = 5
+metric = "./task.py:public"
+[tuning.space]
+"server.learning_rate" = { low = 0.1, high = 2.0, scale = "log" }
+[final]
+seeds = [0, 1]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "study.toml").write_text(STUDY)
+    return tmp_path
+
+
+def frontier(folder, *more):
+    call = ["frontier", folder / "study.toml", "--out", folder / "out", "-j", "1", *more]
+    return CliRunner().invoke(app, [str(a) for a in call])
+
+
+def rows_of(folder, name):
+    with (folder / "out" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_study_of_ones_own_code_is_tuned_tested_and_resumed(folder):
+    told = frontier(folder, "--format", "json")
+    assert told.exit_code == 0, told.stderr
+    assert "4 groups of 2 trials and 2 final seeds; 32 rounds to train" in told.stderr
+    document = json.loads(told.stdout)
+    assert "NOT private" in document["notes"][0]
+    rows = document["rows"]
+    assert [(r["arm"], r["mechanism"], r["verdict"]) for r in rows][::2] == [
+        ("full", "none", "reference"),
+        ("full", "tree", "reference"),
+    ]
+    tuning, final = rows_of(folder, "tuning"), rows_of(folder, "final")
+    assert len(final) == 8
+    for row in rows:
+        own = [
+            float(f["metric"])
+            for f in final
+            if f["arm"] == row["arm"] and f["level"] == row["level"]
+        ]
+        assert row["metric"] == pytest.approx(sum(own) / 2)
+        tried = [t for t in tuning if t["arm"] == row["arm"] and t["level"] == row["level"]]
+        best = max(tried, key=lambda t: float(t["metric"]))
+        assert [t["chosen"] for t in tried if t is best or t["chosen"] == "True"] == ["True"]
+        assert float(best["server.learning_rate"]) == row["server.learning_rate"]
+        assert row["held_out_metric"] == float(best["metric"])
+        assert row["bytes_up"] > 4 * row["trained"]
+        assert row["memory_bytes"] > 0
+    assert [round(r["epsilon"], 3) for r in rows[2:]] == [4.0, 4.0]
+    for name in ("accuracy-epsilon.png", "accuracy-bytes.png", "study.json"):
+        assert (folder / "out" / name).stat().st_size > 100
+    # nothing is trained twice; another arm trains its own cells only
+    text = STUDY.replace("[mechanisms]", 'bias = { "model.train" = ["2.bias"] }\n[mechanisms]')
+    (folder / "study.toml").write_text(text)
+    told = frontier(folder, "--tune-only")
+    assert "; 8 rounds to train" in told.stderr
+    assert len(rows_of(folder, "tuning")) == 12
+    assert rows_of(folder, "final") == final
+
+
+def test_a_fault_is_one_sentence(folder):
+    (folder / "study.toml").write_text(STUDY.replace("trials = 2", "trails = 2"))
+    told = frontier(folder)
+    assert told.exit_code != 0
+    assert "trails" in str(told.exception)

@@ -1,0 +1,288 @@
+"""Pages in a real browser: no complaint on its console, both schemes, A4, the keyboard.
+
+The browser is driven through chromedriver's HTTP interface, which needs no library.
+"""
+
+import base64
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import colors
+
+from accounting import BinaryTree, Participation, PrivacyReport
+from accounting.mechanisms.by_name import MechanismChoice, MechanismName
+from attacks.lower_bounds.bounds import Bound
+from privpart.cli.audit.replica import Scored
+from privpart.cli.audit.verdict import EpsilonAudit
+from privpart.cli.options import Against
+from privpart.cli.pages.budget import budget_page, front_page
+from privpart.cli.pages.lower_bounds import lower_bounds_page
+from privpart.cli.pages.run import run_page, unreadable_page
+from privpart.cli.pages.sweep import sweep_page
+from privpart.cli.plots import budget_figure, front_figure, sweep_figures
+from privpart.experiment.sweep_store import Point
+from privpart.run.evidence import Check
+from privpart.run.report import RunCost, RunReport, Simulated
+
+DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--hide-scrollbars",
+)  # fmt: skip
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (DRIVER and BROWSER), reason="no browser: install Debian's chromium, chromium-driver"
+    ),
+]
+RUN = Participation(64, 2, 8)
+LONG = "a-very-long-name-without-a-place-to-break-" * 4
+
+
+class Page:
+    """A session of chromedriver."""
+
+    def __init__(self, address: str, profile: Path) -> None:
+        self._address = address
+        options = {"binary": BROWSER, "args": [*FLAGS, f"--user-data-dir={profile}"]}
+        wanted = {"browserName": "chrome", "goog:chromeOptions": options,
+                  "goog:loggingPrefs": {"browser": "ALL"}}  # fmt: skip
+        made = self._send("POST", "", {"capabilities": {"alwaysMatch": wanted}})
+        self._address += f"/{made['sessionId']}"
+
+    def _send(self, method: str, path: str, body: object = None) -> object:
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(f"{self._address}{path}", data, method=method)
+        asked.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return json.load(answer)["value"]
+
+    def cdp(self, command: str, **params: object) -> object:
+        body = {"cmd": command, "params": params}
+        return self._send("POST", "/goog/cdp/execute", body)
+
+    def show(self, file: Path, width: int, scheme: str) -> None:
+        self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=900,
+                 deviceScaleFactor=1, mobile=False)  # fmt: skip
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.cdp("Emulation.setEmulatedMedia", media="", features=features)
+        self._send("POST", "/url", {"url": file.as_uri()})
+
+    def ask(self, script: str) -> object:
+        found = self.cdp("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def complaints(self) -> object:
+        return self._send("POST", "/se/log", {"type": "browser"})
+
+    def tab(self) -> None:
+        keys = [{"type": kind, "value": "\ue004"} for kind in ("keyDown", "keyUp")]
+        body = {"actions": [{"type": "key", "id": "keys", "actions": keys}]}
+        self._send("POST", "/actions", body)
+
+    def printed(self) -> bytes:
+        found = self.cdp("Page.printToPDF", preferCSSPageSize=True, printBackground=True)
+        return base64.b64decode(found["data"])
+
+    def close(self) -> None:
+        self._send("DELETE", "")
+
+
+@contextmanager
+def driven(profile: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([DRIVER, f"--port={port}"], **quiet) as process:
+        try:
+            for _ in range(200):
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError:
+                    time.sleep(0.05)
+            page = Page(f"http://127.0.0.1:{port}/session", profile)
+            yield page
+            page.close()
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with driven(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+def run_report_of(status: str) -> RunReport:
+    seeded = status == "simulation"
+    report = PrivacyReport.of(
+        BinaryTree(64), RUN, noise_multiplier=3.0, delta=1e-6,
+        noise_source="seeded" if seeded else "os",
+    )  # fmt: skip
+    checks = (Check("chain", "verified", "64 rounds hash to it"), Check("key", "asserted", LONG))
+    if status == "left its plan":
+        report = report.with_status("participation", "violated", "a client took part 3 times")
+    return RunReport(
+        run_id="0" * 32, plan="1" * 64, planned_rounds=64, rounds=64, complete=True,
+        realised=RUN, deviations=("a client took part 3 times",) * (status == "left its plan"),
+        guarantee=report, closed=False, public_key="2" * 64, head="3" * 64, checks=checks,
+        cost=RunCost(10**6, 4 * 10**6, 6, 1.0), measured="epsilon at least 1.2",
+        simulated=Simulated((20,) * 64, 10, ((31, 0.4), (63, 0.6))) if seeded else None,
+    )  # fmt: skip
+
+
+def _sweep():
+    points = [
+        Point(labels={"part": part, "noise": str(z)}, seeds=(0, 1), failed=0, mean=0.5 + z / 20,
+              deviation=0.02, epsilon=4 / z if z else None, noise_multiplier=z, delta=1e-5,
+              trained=10, tuned=1, own_metric=False)
+        for part in ("full", LONG) for z in (0.0, 1.0, 4.0)
+    ]  # fmt: skip
+    rows = [
+        {"part": p.labels["part"], "noise": p.labels["noise"], "noise_multiplier":
+         p.noise_multiplier, "epsilon": p.epsilon, "delta": p.delta, "trained": p.trained,
+         "mean_accuracy": p.mean, "mean_metric": None, "standard_deviation": p.deviation,
+         "seeds": 2, "failed": 0, "tuned_candidates": 1} for p in points
+    ]  # fmt: skip
+    figures = sweep_figures(points, ["part", "noise"], ["noise"])
+    return sweep_page(rows, ["part", "noise"], figures, ["a note"], [f"failed: {LONG}"])
+
+
+def _audit():
+    draws = np.random.default_rng(0)
+    present = draws.random(400) < 0.5
+    scored = Scored(draws.normal(size=400) + 1.5 * present, present, 1.5)
+    bound = Bound("guesses", "GDP, independent canaries", 1.0, 0.9, 1e-5, 0.95)
+    claimed = run_report_of("private").guarantee.guarantee
+    return lower_bounds_page(
+        EpsilonAudit({"plan": "4" * 64}, claimed, 1e-5, scored, (), (bound,), ())
+    )
+
+
+def _budget():
+    report = run_report_of("private").guarantee
+    choice = MechanismChoice(name=MechanismName("tree"))
+    figure = budget_figure(choice, RUN, report, against=Against.NOISE, target=5.0)
+    return budget_page(report, figure, 5.0)
+
+
+def _front():
+    rows = [
+        {"mechanism": name, "front": i == 0, "state_vectors": i, "draws_per_round": 1.0,
+         "rmse": 3.0 + i, "rmse_ratio": 1 + i / 3, "max_error": 5.0, "sensitivity_exact": True,
+         "sensitivity_squared": 2.0, "noise_multiplier": 3.0}
+        for i, name in enumerate(("independent", "blt, 2 buffers", "tree"))
+    ]  # fmt: skip
+    return front_page(rows, LONG, front_figure(rows, title="t"), ())
+
+
+PAGES = {
+    "private run": lambda: run_page(run_report_of("private")),
+    "simulation": lambda: run_page(run_report_of("simulation")),
+    "left its plan": lambda: run_page(run_report_of("left its plan")),
+    "unreadable run": lambda: unreadable_page("ledger.sqlite is damaged", (), Path("run")),
+    "budget": _budget,
+    "front": _front,
+    "sweep": _sweep,
+    "audit": _audit,
+}
+
+
+@pytest.fixture(scope="module", params=sorted(PAGES))
+def file(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pages") / "page.html"
+    PAGES[request.param]().write(path)
+    return path
+
+
+WIDER = """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll') &&
+    !e.closest('svg') && !e.matches('.skip') && e.getBoundingClientRect().right > innerWidth + 1)
+    .map(e => e.tagName + ': ' + e.textContent.slice(0, 60))"""
+TEXTS = """[...document.querySelectorAll(`h1, h2, h3, p, dd, dt, li, td, th, a, .badge, figcaption,
+    strong, footer div, svg text`)].filter(e => e.textContent.trim()).map(e => {
+    let ground = e, own = getComputedStyle(e);
+    while (ground && getComputedStyle(ground).backgroundColor === 'rgba(0, 0, 0, 0)')
+        ground = ground.parentElement;
+    return [e.textContent.trim().slice(0, 40), e.closest('svg') ? own.fill : own.color,
+        getComputedStyle(ground || document.documentElement).backgroundColor] })"""
+
+
+def contrast(one: str, other: str) -> float:
+    def luminance(text):
+        parts = [int(n) / 255 for n in re.findall(r"\d+", text)[:3]]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_page_fits_is_readable_and_makes_no_complaint(browser, file, width, scheme):
+    browser.show(file, width, scheme)
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    assert browser.ask(WIDER) == []
+    paper = browser.ask("getComputedStyle(document.documentElement).backgroundColor")
+    assert colors.to_hex([int(n) / 255 for n in re.findall(r"\d+", paper)]) == (
+        "#15181c" if scheme == "dark" else "#ffffff"
+    )
+    texts = browser.ask(TEXTS)
+    assert len(texts) > 5
+    faint = [(text, round(contrast(ink, ground), 2)) for text, ink, ground in texts
+             if contrast(ink, ground) < 4.5]  # fmt: skip
+    assert faint == []
+    assert browser.complaints() == []
+
+
+def test_the_keyboard_goes_through_a_page_from_top_to_bottom(browser, file):
+    browser.show(file, 1280, "light")
+    wanted = browser.ask("document.querySelectorAll('a, [tabindex]').length")
+    seen = []
+    for _ in range(wanted):
+        browser.tab()
+        seen.append(
+            browser.ask(
+                "(e => [[...document.querySelectorAll('a, [tabindex]')].indexOf(e), "
+                "getComputedStyle(e).outlineStyle])(document.activeElement)"
+            )
+        )
+    assert [number for number, _ in seen] == list(range(wanted))
+    assert {outline for _, outline in seen} == {"solid"}
+    assert browser.ask("document.querySelector('.skip').getAttribute('href')") == "#content"
+
+
+def test_a_page_prints_on_a4_and_nothing_is_cut_off(browser, file, tmp_path):
+    browser.show(file, 1280, "dark")
+    printed = tmp_path / "page.pdf"
+    printed.write_bytes(browser.printed())
+    sizes = re.findall(rb"/MediaBox\s*\[0 0 ([0-9.]+) ([0-9.]+)\]", printed.read_bytes())
+    assert 1 <= len(sizes) <= 8
+    assert {(round(float(w)), round(float(h))) for w, h in sizes} <= {(595, 842), (596, 842)}
+    # what the page is as wide as on paper: 180 mm within the margins, at 96 dots an inch
+    browser.cdp("Emulation.setDeviceMetricsOverride", width=680, height=900, deviceScaleFactor=1,
+                mobile=False)  # fmt: skip
+    browser.cdp("Emulation.setEmulatedMedia", media="print", features=[])
+    assert browser.ask("document.documentElement.scrollWidth") <= 680
+    assert browser.ask(WIDER.replace("!e.closest('.scroll') &&", "")) == []
+    paper = browser.ask("getComputedStyle(document.documentElement).backgroundColor")
+    assert paper == "rgb(255, 255, 255)"
+    if shutil.which("pdftotext"):
+        done = subprocess.run(["pdftotext", printed, "-"], capture_output=True, text=True)
+        told = "".join(done.stdout.split())
+        shown = browser.ask("[...document.querySelectorAll('h1, h2, h3, strong, footer')]"
+                            ".map(e => e.innerText)")  # fmt: skip
+        assert [text for text in shown if "".join(text.split()) not in told] == []

@@ -1,0 +1,450 @@
+"""Reports for people: what they say first, what they never say, and that they load nothing."""
+
+import base64
+import getpass
+import json
+import os
+import re
+import shlex
+import shutil
+import sqlite3
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from page_checks import page_text
+from typer.main import get_command
+
+from accounting import BinaryTree, Participation
+from accounting.pages import drawing
+from accounting.report import up
+from privpart import PrivacyPlan, RunFolder, Server, fit
+from privpart.cli.main import app
+from privpart.cli.pages.run import without_places
+from privpart.cli.plots import sweep_figures
+from privpart.cli.registry import template
+from privpart.experiment.sweep_store import Point
+
+ROUNDS = 6
+CLIENTS = [[f"jane-{i}-4711", f"joe-{i}-4711"] for i in range(ROUNDS)]
+SCHEMA = Path(
+    os.environ.get("OPENDP_REGISTRY", Path(__file__).parents[3] / "shared/data/registry")
+) / "deployments-schema.yaml"  # fmt: skip
+
+
+class Constant:
+    def run(self, task, start):
+        for client in task.clients:
+            yield task.update(client, torch.full_like(start, 0.1))
+
+
+def made(folder, rounds=ROUNDS, **own):
+    plan = PrivacyPlan(
+        mechanism=BinaryTree(ROUNDS),
+        participation=Participation(ROUNDS, 2, 3),
+        clip_norm=0.5,
+        noise_multiplier=4.0,
+        report_goal=2,
+    )
+    facts = {"delta": 1e-6, "parameters": [["layer.weight", [2, 2]]]}
+    with RunFolder.create(folder, plan, facts=facts, **own) as run:
+        server = Server(run.plan, torch.zeros(4), source=run.source())
+        keys = {name: (folder / name).read_bytes() for name in ("key", "signing-key")
+                if (folder / name).exists()}  # fmt: skip
+        fit(server, Constant(), CLIENTS[:rounds], commit=run.commit)
+    return keys
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of every kind, and the keys that they had."""
+    os.environ["PRIVPART_STATE_DIR"] = str(tmp_path_factory.getbasetemp() / "witnesses")
+    home = tmp_path_factory.mktemp("somebody's place")
+    keys = made(home / "private")
+    keys |= {f"{name} of unfinished": key for name, key in made(home / "unfinished", 2).items()}
+    made(home / "simulation", seed=4)
+    lines = [json.dumps({"round": r, "metric": 0.1 * r if r else None}) for r in range(ROUNDS)]
+    (home / "simulation" / "metrics.jsonl").write_text("\n".join(lines))
+    (home / "private" / "metrics.jsonl").write_text("\n".join(lines))
+    shutil.copytree(home / "private", home / "tampered")
+    with sqlite3.connect(home / "tampered" / "ledger.sqlite") as file:
+        file.execute("UPDATE rounds SET counted = 7 WHERE round = 1")
+    file.close()
+    shutil.copytree(home / "private", home / "other model")
+    state = next((home / "other model").glob("state-*"))
+    state.write_bytes(state.read_bytes()[:-4] + b"\0\0\0\1")
+    shutil.copytree(home / "private", home / "cut off")
+    ledger = (home / "private" / "ledger.sqlite").read_bytes()
+    (home / "cut off" / "ledger.sqlite").write_bytes(ledger[:3000])
+    return home, keys
+
+
+@pytest.fixture(scope="module")
+def pages(runs, privpart):
+    """The page of each run as text and as HTML, the exit code, and what the terminal got."""
+    home, _ = runs
+    found = {}
+    for name, code in (
+        *(("private", 0), ("unfinished", 0), ("simulation", 0)),
+        *(("tampered", 2), ("other model", 5), ("cut off", 2)),
+    ):
+        file = home / f"{name}.html"
+        done = privpart("report", str(home / name), "--html", str(file), "--format", "json")
+        assert done.returncode == code, done.stderr
+        found[name] = file.read_text(), done
+    return found
+
+
+def test_every_page_is_whole_and_loads_nothing(pages):
+    for html, _ in pages.values():
+        assert len(page_text(html)) > 300
+
+
+def test_nobody_and_nothing_secret_is_in_any_report(runs, pages, privpart):
+    home, keys = runs
+    assert {"key", "signing-key", "key of unfinished"} <= keys.keys()
+    reports = [html for html, _ in pages.values()]
+    reports += [done.stdout for _, done in pages.values()]
+    for form in (["--format", "table"], ["--format", "csv"], ["--statement"]):
+        reports += [privpart("report", str(home / name), *form).stdout for name in pages]
+    planted = ["4711", "jane-", str(home), home.name, str(Path.home()) + "/"]
+    planted += [getpass.getuser() + "@", str(os.environ["PRIVPART_STATE_DIR"])]
+    for key in keys.values():
+        planted += [key.hex(), base64.b64encode(key).decode().rstrip("="), str(list(key))]
+    for text in reports:
+        assert not [secret for secret in planted if secret in text]
+        assert "4711" not in text
+
+
+def test_a_private_run_says_what_holds_and_the_figures_are_those_of_the_json(pages):
+    html, done = pages["private"]
+    text, report = page_text(html), json.loads(done.stdout)
+    told = report["guarantee"]
+    assert text.index("The guarantee is conditional") < text.index("At a glance")
+    assert f"epsilon, at most{up(told['epsilon'], 5)}" in text
+    assert "1e-06" in text
+    for assumption in told["assumptions"]:
+        assert assumption["text"] in text
+        assert assumption["evidence"] in text
+    for sentence in (*told["covered"], *told["not_covered"]):
+        assert sentence in text
+    for layer in ("Top: epsilon", "Middle: the algorithm", "Bottom: trust"):
+        assert layer in text
+    assert report["cost"] == {"parameters": 4, "update_bytes": 16, "state_vectors": 2,
+                              "draws_per_round": 1.0}  # fmt: skip
+    assert "16 bytes" in text
+    assert report["plan"] in text
+    assert report["head"] in text
+
+
+def test_what_no_epsilon_covers_is_shown_of_simulations_only(pages):
+    html, done = pages["private"]
+    assert json.loads(done.stdout)["simulated"] is None
+    assert "Updates in the sum" not in page_text(html)
+    assert "metric" not in page_text(html).replace("losses, metrics", "")
+    html, done = pages["simulation"]
+    told = json.loads(done.stdout)["simulated"]
+    assert told["counted"] == [2] * ROUNDS
+    assert told["metric"] == [[r, 0.1 * r] for r in range(1, ROUNDS)]
+    text = page_text(html)
+    assert text.index("A simulation: not private") < text.index("At a glance")
+    assert "Updates in the sum of each round" in text
+    assert "after round 6, gave 0.5" in text
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"round": 1}', '{"round": 1e999, "metric": 1}',
+                                  "[" * 10**5, '{"round": 1, "metric": NaN}', "\xff"])  # fmt: skip
+def test_a_damaged_file_of_metrics_shows_nothing(runs, line, tmp_path):
+    from privpart.run.report import run_report
+
+    shutil.copytree(runs[0] / "simulation", tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text(line, encoding="latin-1")
+    found = run_report(tmp_path / "run").simulated
+    assert found is not None
+    assert found.metric == ()
+
+
+@pytest.mark.parametrize("name", ["cut off", "other model", "tampered"])
+def test_a_broken_run_says_so_first_and_shows_no_guarantee(pages, name):
+    html, _ = pages[name]
+    text = page_text(html)
+    body = html.partition("<main")[0]
+    assert 'class="verdict bad"' in body
+    assert "o guarantee" in page_text(html).partition("What is wrong")[0]
+    for word in (
+        "At a glance",
+        "differential privacy",
+        "epsilon",
+        "detected",
+        "advantage",
+        "1e-06",
+    ):
+        assert word not in text.replace("whatever epsilon", "").replace("so epsilon", "").replace(
+            "this epsilon", ""
+        )
+
+
+def test_an_unfinished_run_says_how_far_it_is(pages):
+    text = page_text(pages["unfinished"][0])
+    assert "not finished: 2 of 6 rounds are committed" in text
+
+
+def test_without_a_run_there_is_no_page(privpart, tmp_path):
+    done = privpart("report", str(tmp_path / "none"), "--html", str(tmp_path / "p.html"))
+    assert done.returncode == 2
+    assert not (tmp_path / "p.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("/home/jane doe/runs/a/ledger.sqlite: damaged", "ledger.sqlite: damaged"),
+        ("cannot open '/var/lib/x/y.json'.", "cannot open 'y.json'."),
+        ("schema privpart/run/1, 1/population", "schema privpart/run/1, 1/population"),
+    ],
+)
+def test_files_are_named_without_their_folders(said, kept):
+    assert without_places(said, Path("/home/jane doe/runs/a")) == kept
+
+
+def test_hostile_words_of_a_ledger_are_text(privpart, tmp_path):
+    """Whoever makes a folder chooses its inherited assumptions, and signs them."""
+    bad = "<img src=https://example.invalid onerror=alert(1)> \x1b[2K \u202e $x^{"
+    plan = PrivacyPlan(
+        mechanism=BinaryTree(2),
+        participation=Participation(2, 1),
+        clip_norm=0.5,
+        noise_multiplier=4.0,
+        report_goal=2,
+    )
+    old = {"code": bad, "text": bad, "status": "verified", "consequence": bad,
+           "severity": "critical", "evidence": bad}  # fmt: skip
+    with RunFolder.create(tmp_path / "r", plan, facts={"delta": 1e-6, "inherited": [old]}):
+        pass
+    done = privpart("report", str(tmp_path / "r"), "--html", str(tmp_path / "p.html"))
+    assert done.returncode == 0, done.stderr
+    html = (tmp_path / "p.html").read_text()
+    assert page_text(html).count("onerror=alert(1)") >= 3
+    assert "\x1b" not in html + done.stdout
+    assert "\u202e" not in html + done.stdout
+
+
+ABOUT = {
+    "url_slug": "digits-2026", "name": "Digits", "data_curators": ["A University"],
+    "intended_use": "Shows the machinery.", "description": "A classifier.",
+    "data_product_region": "Global", "publication_date": "2026-11-22",
+    "unit_is": "a person", "release_type": "One release", "data_source_type": "Static",
+    "access_type": "Non-interactive", "actors": "The server.", "data_domain": "Digits.",
+    "justification": "An example.", "registry_authors": ["A Person"],
+}  # fmt: skip
+
+
+def filled(**change) -> str:
+    """The template with every needed answer in it."""
+    answers = ABOUT | change
+    lines = []
+    for line in template().splitlines():
+        name = line.partition(" = ")[0]
+        lines.append(f"{name} = {json.dumps(answers[name])}" if name in answers else line)
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def registered(runs, privpart, tmp_path):
+    def run(text, *more, name="private", file="entry.yaml"):
+        (tmp_path / "about.toml").write_text(text)
+        entry = tmp_path / file
+        command = ["report", str(runs[0] / name), "--registry", str(entry), *more]
+        done = privpart(*command, "--about", str(tmp_path / "about.toml"))
+        read = json.loads if entry.suffix == ".json" else yaml.safe_load
+        return done, read(entry.read_text()) if entry.exists() else None
+
+    return run
+
+
+def test_an_entry_holds_the_reports_figures_and_the_users_words(registered, pages):
+    done, entry = registered(filled())
+    assert done.returncode == 0, done.stderr
+    assert "was not checked" in done.stderr
+    report = json.loads(pages["private"][1].stdout)["guarantee"]
+    own = entry["deployment"]
+    assert own["privacy_loss"]["privacy_parameters"] == {
+        name: report[name] for name in ("epsilon", "delta", "rho")
+    }
+    assert (entry["url_slug"], entry["tier"], entry["status"]) == ("digits-2026", 3, "Draft")
+    assert own["privacy_loss"]["privacy_unit"] == "one client: a person"
+    assert own["deployment_model"]["actors"] == "The server."
+    assert own["dp_variant"]["variant_name"] == "Approximate DP"
+    for assumption in report["assumptions"]:
+        assert (
+            f"{assumption['code']} ({assumption['status']})" in own["implementation"]["mechanisms"]
+        )
+    assert "hyperparameters" in own["implementation"]["preprocessing_and_hyperparameter_tuning"]
+    assert "4711" not in json.dumps(entry)
+    _, same = registered(filled(), file="entry.json")
+    assert same == entry
+
+
+@pytest.mark.parametrize("tier", [1, 2, 3])
+def test_the_registrys_schema_accepts_an_entry_of_every_tier(registered, tier):
+    pytest.importorskip("jsonschema")
+    if not SCHEMA.exists():
+        pytest.skip(f"the registry's schema is not beside this project ({SCHEMA.name})")
+    text = filled().replace("tier = 3", f"tier = {tier}")
+    done, entry = registered(text, "--schema", str(SCHEMA))
+    assert done.returncode == 0, done.stderr
+    assert "was not checked" not in done.stderr
+    assert entry["tier"] == tier
+
+
+def test_an_entry_that_a_schema_refuses_is_not_written(registered, tmp_path):
+    pytest.importorskip("jsonschema")
+    schema = tmp_path / "schema.yaml"
+    schema.write_text("type: object\nrequired: [url_slug]\nproperties: {tier: {type: string}}\n")
+    done, entry = registered(filled(), "--schema", str(schema))
+    assert (done.returncode, entry) == (2, None)
+    assert "does not accept the entry: tier: 3 is not of type 'string'" in done.stderr
+    for odd in ("{", "3", "type: [", "$ref: https://example.invalid/schema.json"):
+        schema.write_text(odd)
+        done, entry = registered(filled(), "--schema", str(schema))
+        assert (done.returncode, entry) == (2, None)
+        assert "is not a JSON schema" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("url_slug = \"digits-2026\"", 'url_slug = ""'), "tier 3 needs [entry] url_slug (short"),
+        (("[basic]", "[basic]\ncolour = 1"), "[basic] colour: is not a known key"),
+        (("[basic]", "[more]\na = 1\n[basic]"), "more: is not a known table"),
+        (("tier = 3", "tier = 4"), "tier=4: must be 1, 2 or 3"),
+        (('"One release"', '"Some"'), "must be one of One release, Many releases"),
+        (('"2026-11-22"', '"22.11."'), "must be a day"),
+        (('["A Person"]', '"A Person"'), "must be a list of texts"),
+        (('"Shows the machinery."', "3"), "must be a text"),
+        (("[basic]", "[basic"), "is not TOML"),
+    ],
+)  # fmt: skip
+def test_what_the_user_must_say_is_asked_for_by_name(registered, change, said):
+    text = filled()
+    assert change[0] in text
+    done, entry = registered(text.replace(*change))
+    assert (done.returncode, entry) == (2, None)
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("name", ["other model", "simulation"])
+def test_a_run_without_a_guarantee_is_not_registered(registered, name):
+    done, entry = registered(filled(), name=name)
+    assert (done.returncode, entry) == (2, None)
+    assert "no guarantee to register" in done.stderr
+
+
+def test_the_template_is_toml_and_nothing_in_it_is_made_up(runs, privpart):
+    done = privpart("report", str(runs[0] / "private"), "--about-template")
+    values = tomllib.loads(done.stdout)
+    assert values.pop("entry") == {"tier": 3, "url_slug": ""}
+    assert all(value in ("", []) for table in values.values() for value in table.values())
+
+
+def test_the_page_of_a_budget_has_the_figures_of_its_json(privpart, tmp_path):
+    file = tmp_path / "p.html"
+    plan = ["--rounds", "64", "--noise-multiplier", "4", "--delta", "1e-6"]
+    plan += ["--max-participations", "1", "--html", str(file), "--format", "json"]
+    done = privpart("epsilon", *plan, "--max-epsilon", "2")
+    assert done.returncode == 3
+    text = page_text(file.read_text())
+    assert "exceeds the limit of 2" in text
+    assert "Other choices" in text
+    assert f"{json.loads(done.stdout)['mu']:.3f}" in text
+    assert privpart("epsilon", *plan).returncode == 0
+    assert "A plan: epsilon" in page_text(file.read_text())
+
+
+def test_the_page_of_mechanisms_has_every_row(privpart, tmp_path):
+    file = tmp_path / "p.html"
+    plan = ["--rounds", "16", "--delta", "1e-6", "--max-participations", "1", "--only", "tree"]
+    done = privpart("mechanisms", *plan, "--html", str(file), "--format", "json")
+    rows = json.loads(done.stdout)["rows"]
+    text = page_text(file.read_text())
+    assert len(rows) == 3
+    assert all(row["mechanism"] in text for row in rows)
+
+
+def blocks(kind: str) -> list[str]:
+    text = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
+    return re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line without running it."""
+    command = get_command(app)
+    context = command.make_context("privpart", ["--help"], resilient_parsing=True)
+    while hasattr(command, "commands"):
+        name = words.pop(0) if words[0] in command.commands else "run"
+        command = command.commands[name]
+    assert command.make_context(name, words, parent=context).params
+
+
+QUICKLY = ("report", "epsilon", "mechanisms")
+"""Commands of the page that are run; the others train or attack, and are parsed."""
+
+
+def test_every_block_of_the_documentation_runs(runs, privpart, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs[0] / "private", tmp_path / "run")
+    Path("about.toml").write_text(filled())
+    Path("deployments-schema.yaml").write_text("type: object\nrequired: [url_slug]\n")
+    (about,) = blocks("toml")
+    assert about.strip() == template().strip()
+    lines = [line.split("  #")[0] for block in blocks("console") for line in block.splitlines()]
+    assert len(lines) > 9
+    for program, *words in map(shlex.split, lines):
+        if program == "privpart" and words[0] in QUICKLY:
+            if "--schema" in words:
+                pytest.importorskip("jsonschema")
+            done = privpart(*words)
+            assert done.returncode == 0, done.stderr
+        elif program == "privpart":
+            parse(words)
+    written = {"report.html", "budget.html", "mechanisms.html", "entry.yaml"}
+    assert written <= {path.name for path in tmp_path.iterdir()}
+    for block in blocks("python"):
+        exec(compile(block, "reports.md", "exec"), {})
+    assert Path("figure.svg").read_text().startswith("<?xml")
+
+
+def points_of(noises, parts=("full", "head"), mechanisms=("tree", "blt")):
+    return [
+        Point(labels={"model.train": part, "mechanism": mechanism}, seeds=(0, 1), failed=0,
+              mean=0.5, deviation=0.1, epsilon=4 / z if z else None, noise_multiplier=z,
+              delta=1e-5, trained=1, tuned=1, own_metric=False)
+        for part in parts for mechanism in mechanisms for z in noises
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("noises", "lines", "levels"),
+    [([0.0, 1.0, 4.0], 4, 2), ([1.0, 4.0], 4, 0), ([1.0], 0, 0), ([0.0, 1.0], 0, 2), ([0.0], 0, 0)],
+)
+def test_a_sweep_draws_lines_along_noise_levels_without_and_points_else(noises, lines, levels):
+    figure = sweep_figures(points_of(noises), ["model.train", "mechanism", "noise"], ["noise"])
+    axes = figure["epsilon"].axes[0]
+    data = [line for line in axes.lines if line.get_linestyle() != "None"]
+    flat = [line for line in data if list(line.get_xdata()) == [0, 1]]  # across the panel
+    drawn = [line for line in data if line not in flat]
+    assert (len(drawn), len(flat)) == (lines, levels)
+    if lines:
+        looks = [(line.get_color(), line.get_linestyle()) for line in drawn]
+        assert len({colour for colour, _ in looks}) == len({dash for _, dash in looks}) == 2
+        assert looks[0][0] == looks[1][0]
+        assert looks[0][1] == looks[2][1]
+        assert {line.get_color() for line in flat} <= {colour for colour, _ in looks}
+    figure["noise"].draw_without_rendering()
+
+
+def test_a_sweep_of_which_nothing_is_done_is_drawn(tmp_path):
+    for figure in sweep_figures([], ["part"], []).values():
+        drawing.save(figure, tmp_path / "x.svg")

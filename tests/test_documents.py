@@ -1,0 +1,198 @@
+"""The documents: their code runs, their commands exist, what they show is what is printed.
+
+Cells of notebooks run in ``make docs``, which fails with them; here their commands are only parsed.
+"""
+
+import re
+import shlex
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))  # for its generator of pages
+GENERATED = ROOT / "docs" / "generated"
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *(p for p in sorted((ROOT / "docs").rglob("*.md")) if not p.is_relative_to(GENERATED)),
+]
+TAKES_A_MINUTE = "mechanisms "
+"""tests/cli/test_mechanisms.py compares what that command prints."""
+NEEDS_MORE = {"docs/flower.md"}
+"""Blocks of Python that are parts of an app of Flower's."""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text()
+
+
+def is_notebook(path: Path) -> bool:
+    return text_of(path).startswith("---\nfile_format: mystnb")
+
+
+def python_blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text_of(path), re.DOTALL)
+
+
+def shown(path: Path) -> list[tuple[str, str]]:
+    """Return commands that a document shows with what they print."""
+    return re.findall(r"```\n\$ privpart (.*?)\n(.*?)```", text_of(path), re.DOTALL)
+
+
+def compare(printed: str, said: str) -> None:
+    """Compare without blank lines; a document may break off with a line of three dots."""
+    lines = [line.rstrip() for line in printed.splitlines() if line.strip()]
+    wanted = [line for line in said.splitlines() if line.strip()]
+    if wanted[-1].strip() == "...":
+        wanted = wanted[:-1]
+        lines = lines[: len(wanted)]
+    assert lines == wanted
+
+
+WITH_PYTHON = [p for p in DOCUMENTS if python_blocks(p) and name_of(p) not in NEEDS_MORE]
+
+
+# torch's, of Opacus's hooks: the input of the first layer needs no gradient
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("document", WITH_PYTHON, ids=name_of)
+def test_python_blocks_run_and_commands_print_what_is_shown(
+    document, privpart, tmp_path, monkeypatch
+):
+    """Blocks run in order, in one folder; then the commands, which may read what they wrote."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in python_blocks(document):
+        exec(compile(block, name_of(document), "exec"), names)
+    for command, said in shown(document):
+        compare(privpart(*shlex.split(command)).stdout, said)
+
+
+@pytest.mark.parametrize(
+    "document", [p for p in DOCUMENTS if shown(p) and p not in WITH_PYTHON], ids=name_of
+)
+def test_commands_print_what_is_shown(document, privpart):
+    for command, said in shown(document):
+        if not command.startswith(TAKES_A_MINUTE):
+            compare(privpart(*shlex.split(command)).stdout, said)
+
+
+def lines_of_shell(path: Path) -> list[str]:
+    """Return the lines of fenced and indented blocks, with continued lines as one."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text_of(path), re.DOTALL | re.MULTILINE)
+    outside = re.sub(r"^```.*?^```", "", text_of(path), flags=re.DOTALL | re.MULTILINE)
+    indented = [line[4:] for line in outside.splitlines() if line.startswith("    ")]
+    blocks.append("\n".join(indented))
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+def commands_of(path: Path) -> list[list[str]]:
+    """Return the words of every call of privpart in a document, up to a pipe or a comment."""
+    found = []
+    for typed in lines_of_shell(path):
+        line = re.sub(r"^(\$|time|timeout -s KILL \d+) ", "", typed.strip())
+        if line.startswith("privpart ") and not line.startswith("privpart:"):
+            call = re.split(r" (?:\||\|\||2?>|&&|#)|  +(?=[a-z])|; ", line)[0]
+            found.append(shlex.split(call.replace("[", "").replace("]", ""))[1:])
+    return found
+
+
+@pytest.fixture(scope="module")
+def parser():
+    """Return the command line's parser: names of commands, and the options of each."""
+    import typer
+
+    from privpart.cli.main import app
+
+    return typer.main.get_command(app)
+
+
+@pytest.mark.parametrize("document", [p for p in DOCUMENTS if commands_of(p)], ids=name_of)
+def test_commands_in_documents_exist_with_their_options(document, parser):
+    for words in commands_of(document):
+        command, rest = parser, list(words)
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command = command.commands[rest.pop(0)]
+        assert command is not parser or words[0] == "--version", words
+        if words[0] == "sweep" and hasattr(command, "commands"):
+            command = command.commands["run"]  # the default
+        options = {o for p in command.params for o in [*p.opts, *p.secondary_opts]} | {"--help"}
+        typed = {word.partition("=")[0] for word in rest if word.startswith("--")}
+        assert not typed - options, (words, sorted(typed - options))
+
+
+def test_the_readme_is_short_and_each_of_its_commands_is_run_somewhere():
+    readme = ROOT / "README.md"
+    assert len(text_of(readme).splitlines()) <= 150
+    cells = [p for p in DOCUMENTS if is_notebook(p)]
+    run = {tuple(words) for p in cells for words in commands_of(p)}
+    run |= {tuple(shlex.split(command)) for command, _ in shown(readme)}
+    names = {"mine-run": "run", "mine.safetensors": "model.safetensors"}
+    of_readme = [tuple(names.get(word, word) for word in words) for words in commands_of(readme)]
+    cells_named = {tuple(names.get(word, word) for word in words) for words in run}
+    assert len(of_readme) >= 6
+    assert not set(of_readme) - cells_named
+
+
+def test_the_first_example_of_the_readme_has_ten_lines():
+    first = python_blocks(ROOT / "README.md")[0]
+    lines = [line for line in first.splitlines() if line.strip()]
+    assert 5 < len(lines) <= 10
+    assert any("train(" in line for line in lines)
+    assert not any(";" in line for line in lines)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_between_documents_lead_somewhere(document):
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text_of(document))
+    there = [document.parent / link for link in links if not re.match(r"[a-z]+:", link)]
+    generated = {GENERATED / name for name in generated_names()}
+    assert not [str(p) for p in there if not (p.exists() or p.resolve() in generated)]
+
+
+@cache
+def generated_names() -> frozenset[str]:
+    """Return the files that the build writes, without writing them."""
+    import generate
+
+    pages = {f"api-{name.replace('.', '-')}.md" for name in generate.PACKAGES}
+    return frozenset(
+        pages | {f"{n}.md" for n in ("cli", "plan-file", "schemas", "errors", "results")}
+    )
+
+
+def test_every_page_is_in_the_table_of_contents():
+    listed = set(re.findall(r"^([a-z/0-9-]+)$", text_of(ROOT / "docs" / "index.md"), re.MULTILINE))
+    pages = {
+        str(p.relative_to(ROOT / "docs").with_suffix(""))
+        for p in DOCUMENTS
+        if p.is_relative_to(ROOT / "docs")
+    }
+    assert not pages - listed - {"index"}
+    assert listed - pages <= {f"generated/{name[:-3]}" for name in generated_names()}
+
+
+def test_pages_are_generated_from_the_code(tmp_path):
+    """Every plan key has a meaning and every schema an owner, or this raises."""
+    import generate
+
+    generate.all_pages(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == generated_names() | {"plan.schema.json"}
+    plan = (tmp_path / "plan-file.md").read_text()
+    for key in ("[privacy]", "target_epsilon", "[canaries]", "clients_per_round"):
+        assert key in plan
+    commands = (tmp_path / "cli.md").read_text()
+    assert "`privpart audit epsilon`" in commands
+    assert "`--max-epsilon`" in commands
+    import accounting
+
+    entries = (tmp_path / "api-accounting.md").read_text()
+    assert all(f"accounting.{name}\n" in entries for name in accounting.__all__)
