@@ -300,10 +300,10 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         cells |= {"images": str(line["images"]), "mean image": f"{line['mean_image_median']:.1f}"}
         low, high = line["psnr_median_95"]
         least, most = line["batch_rate_95"]
+        spread = f" ({low:.1f} to {high:.1f})" if line["batches"] > 1 else ""
         cells[line["side"]] = (
-            f"{line['psnr_median']:.1f} ({low:.1f} to {high:.1f}); {line['recovered']} in "
-            f"{line['batches_with_one_recovered']} of {line['batches']} "
-            f"({least:.0%} to {most:.0%}); {line['cpu_seconds_median']:.0f} s"
+            f"{line['psnr_median']:.1f}{spread}; {line['batches_with_one_recovered']} of "
+            f"{line['batches']} ({least:.0%} to {most:.0%}); {line['cpu_seconds_median']:.0f} s"
         )
     text = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for (network, budget, batch), cells in rows.items():

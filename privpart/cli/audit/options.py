@@ -288,6 +288,11 @@ class DefencesOptions(AuditOptions):
     before: None = field(default=None, init=False)
     decoys: int = field(default=0, init=False)
 
+    def identity(self) -> dict[str, Any]:
+        """Return every field by name; of images the default view is "full", as it always was."""
+        whole = {} if self.of_text or self.view is not None else {"view": "full"}
+        return super().identity() | whole
+
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no sweep is possible."""
         super().refuse()
