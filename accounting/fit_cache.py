@@ -114,7 +114,8 @@ def _read(path: Path, key: Mapping[str, Any], built: Callable[[Any], Made]) -> M
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:  # a pipe would never end
             return None
         held = json.loads(path.read_text(encoding="utf-8"))
-        return built(held["value"]) if held["key"] == _versioned(key) else None
+        wanted = json.loads(json.dumps(_versioned(key)))  # in which a tuple is a list
+        return built(held["value"]) if held["key"] == wanted else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -179,8 +179,8 @@ def test_a_method_that_is_wrong_only_later_or_only_before_the_clip_is_dropped(fa
     local = LocalTraining(0.1, batch_size=6, momentum=0.9 if fault == "state" else 0.0)
     real = vectorized._gradients
 
-    def wrong(logits, parts, x, y):
-        gradients, losses = real(logits, parts, x, y)
+    def wrong(logits, parts, moving, x, y):
+        gradients, losses = real(logits, parts, moving, x, y)
         factor = 1.5 if fault == "length" else 1.5 if x.shape[1] == 2 else 1.0
         return tuple(factor * gradient for gradient in gradients), losses
 

@@ -375,7 +375,8 @@ COHORTS = [[0, 1]] * ROUNDS
 def engine():
     x, y = examples(24)
     users = Users(x, y, [torch.arange(12), torch.arange(12, 24)])
-    return EmbeddedEngine(network(), users, local=LocalTraining(0.1), data_seed=0)
+    local = LocalTraining(0.1)
+    return EmbeddedEngine(network(), users, local=local, data_seed=0, deterministic=True)
 
 
 def run(a_plan, rounds=ROUNDS, **optimizer):

@@ -70,7 +70,6 @@ SMALL = {"data": {"task": "digits", "users": 100, "clients_per_round": 5}}
         (SELECT, {"workers": 2}, "workers=2: clients that select"),
         (SELECT, {"batching": "vmap"}, "batching=vmap: clients that select"),
         (SELECT, {"precision": "bfloat16"}, "precision=bfloat16: clients that select"),
-        (TURNS, {"batching": "vmap"}, "batching=vmap: clients that select"),
         (PROX, {"batching": "vmap"}, "batching=vmap: clients that select"),
         (MOON, {"batching": "vmap"}, "batching=vmap: clients that select"),
         (MOON, {"precision": "bfloat16"}, "precision=bfloat16: clients that select"),
@@ -94,6 +93,7 @@ def test_options_that_would_be_ignored_are_refused(tables, options, says):
     [
         (SELECT, {"batching": "loop", "device": "cpu"}),
         (TURNS, {"batching": "loop", "precision": "bfloat16"}),
+        (TURNS, {"batching": "vmap"}),
         (PROX, {"precision": "bfloat16"}),
         ({}, {"batching": "loop", "precision": "bfloat16", "deterministic": True}),
     ],
