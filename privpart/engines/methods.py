@@ -266,7 +266,7 @@ class LocalComputation:
             some = max(1, _SUMMED // len(clients))  # torch writes what it widens
             parts = [part.sum(0, dtype=torch.float64) for part in torch.split(updates, some, 1)]
             out.copy_(torch.cat(parts))
-        return sum(0 < norm <= longest for norm in norms)
+        return sum(_not_clipped(norm, longest) for norm in norms)
 
     def sums_each(self, task: RoundTask, method: Method) -> bool:
         """Return whether ``sum_each`` applies: to all methods on an accelerator, to one here."""
@@ -293,8 +293,7 @@ class LocalComputation:
                 task, clients, start, generators, method, clip_norm, each, watch
             ):
                 add_in_place(out, each[place])
-                # one that is not finite is sent as zeros
-                unclipped += norm <= clip_norm or not math.isfinite(norm)
+                unclipped += _not_clipped(norm, clip_norm)
         except (IndexError, RuntimeError) as error:
             if not _out_of_range(error):
                 raise
@@ -605,6 +604,11 @@ class LocalComputation:
         if self.features is not None and rows:
             self.features.compute(rows)
         return rows
+
+
+def _not_clipped(norm: float, clip_norm: float) -> bool:
+    """Return whether what is sent counts as unclipped: an update that is not finite is zeros."""
+    return norm <= clip_norm or not math.isfinite(norm)
 
 
 def _out_of_range(error: Exception) -> bool:

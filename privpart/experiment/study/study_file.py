@@ -430,12 +430,9 @@ def _refuse_change(where: str, fields: Iterable[str], fixed: Iterable[str], why:
             raise ConfigError(f"{where}: cannot change {field}, {why}.")
 
 
-def _overlapping(field: str, fixed: Iterable[str]) -> str | None:
-    """Return the first of ``fixed`` that is ``field``, holds it, or is in it."""
-    return next(
-        (own for own in fixed if f"{own}.".startswith(f"{field}.") or field.startswith(f"{own}.")),
-        None,
-    )
+def _overlapping(field: str, fixed: Iterable[str]) -> bool:
+    """Return whether ``field`` is one of ``fixed``, holds one, or is in one."""
+    return any(f"{own}.".startswith(f"{field}.") or field.startswith(f"{own}.") for own in fixed)
 
 
 def _refuse_other_users(study: Study, groups: Iterable[Group]) -> None:
