@@ -367,7 +367,7 @@ def test_sums_of_clipped_updates_are_computed_on_the_device(accelerator, local):
             found.append(sum(clip(u.update, 0.199).double() for u in engine.run(task, start)))
             continue
         (part,) = engine.sums(task, start)
-        assert (part.clients, part.unclipped, part.total.is_cpu) == (task.clients, 1, True)  # who holds nothing
+        assert (part.clients, part.unclipped, part.total.is_cpu) == (task.clients, 1, True)
         found.append(part.total)
         assert engine.sums(replace(task, clients=(0, 0)), start) is None
     assert (found[0] - found[1]).norm() < 1e-5
