@@ -3,10 +3,11 @@
 No round waits for a probe. A method is first checked against one client after another, before
 either is clipped: on a client or two, by two steps if they take many, of a full batch and of the
 last one. A method that fails, or computes something else, is dropped.
-It is then timed; where clients take moments, on clients whose updates the round needs anyway. All
-other work is thrown away, and bounded: by the work of two clients in the first round, and in a
-later one by a twentieth of its cohort, or one method's trial. What does not fit is tried in the
-next round, until every method was.
+It is then timed; where clients take moments, on clients whose updates the round needs anyway, and
+where they take long, by the check itself. All other work is thrown away, and bounded: by the work
+of two clients in the first round, and in a later one by a twentieth of its cohort, or one method's
+trial; and, where it takes long, by an eighth of all clients so far. What does not fit is tried in a
+later round, until every method was.
 
 The figures are cached by everything that they depend on (``_key``), so that the cells of a sweep
 and later runs only check the method that was the fastest. The cache decides how clients are
@@ -17,7 +18,7 @@ its trials are one file, because what a trial may cost depends on what is still 
 import hashlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -38,8 +39,12 @@ _FEW_STEPS = 2
 """Steps of a trial, for clients that take more than twice as many."""
 _WASTED, _WASTED_LATER = 2.0, 0.05
 """Clients whose work may be thrown away: in the first round; in a later one per client of it."""
-_SHORT = 0.25
-"""Seconds below which whole clients are timed, because a few steps are too short."""
+_CHEAP, _AFFORDED = 0.5, 1 / 8
+"""Seconds of work that may be thrown away in any round; more only up to this part of all clients
+so far, because a job of a few rounds is over before it would pay."""
+_SHORT, _LONG = 0.25, 0.5
+"""Seconds of a client below which whole clients are timed, because a few steps are too short; and
+from which what was computed to check a method is its time."""
 _ENOUGH = 0.05
 """Seconds of work that are timed if enough clients are there, of one client after another."""
 _MOST_TIMED = 4
@@ -119,6 +124,8 @@ class Choice:
         self._remembered: Mapping[str, float] | None = None
         self._begun = False
         self._spent = 0.0  # seconds of all rounds so far, about
+        self._clients = 0  # of all rounds so far
+        self._wasted = 0.0  # of them, work that was thrown away
         # What likely gains most is first, and last what takes an import first (``settled``).
         step = single_step(computation.local)
         if step or not computation.convolutional:
@@ -130,24 +137,36 @@ class Choice:
         self.done = not self._pending
         self.may_sum = Method(ghost_sum=True) in (*self._pending, self.fastest)
 
-    def look(self, computation: LocalComputation, task: RoundTask, start: Tensor) -> Kept:
+    def look(
+        self,
+        computation: LocalComputation,
+        task: RoundTask,
+        start: Tensor,
+        timed: Callable[[float], None],
+    ) -> Kept:
         """Try methods on clients of a round; return the results that the round can use.
 
         Args:
             computation: of the clients.
             task: the round; at least one of its clients must have examples.
             start: the round's trained part, shape (d,).
+            timed: called with the seconds of a client as soon as one is computed.
         """
         kept = Kept()
-        if computation.one_at_a_time or self.settled(computation):  # a schedule's training may be
-            self._spent += self._seconds.get(self.fastest, 0.0) * len(task.clients)
+        self._clients += len(task.clients)
+        later = self._begun and self._may_waste() < 1
+        # a schedule's training may be one at a time
+        if later or computation.one_at_a_time or self.settled(computation):
+            self._spent += self.seconds * len(task.clients)
             return kept
         wasted = max(_WASTED, _WASTED_LATER * len(task.clients) if self._begun else 0.0)
         with one_thread(self._workers > 1):
-            trial = _Trial(computation, task, start, self._plain, kept, watches=self._watches)
+            trial = _Trial(
+                computation, task, start, self._plain, kept, timed, watches=self._watches
+            )
             if self._plain not in self._seconds:
                 self._seconds[self._plain] = trial.one_by_one(self._plain)
-            tried = False
+            wasted, tried = min(wasted, self._may_waste()), False
             while not self.settled(computation):
                 cost = trial.cost(self._pending[0], check_only=self._remembered is not None)
                 # a method that never fits is tried at last by a round that tries nothing else
@@ -156,12 +175,25 @@ class Choice:
                 self._try(trial, self._pending.pop(0))
                 tried = True
         self._begun = True
+        self._wasted += trial.wasted
         self._decide()
-        self._spent += self._seconds[self.fastest] * len(task.clients)
+        self._spent += self.seconds * len(task.clients)
         if not self._pending:
             self.done = True
             write_figures("engine", self._key, {str(m): s for m, s in self._seconds.items()})
         return kept
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a typical client by the fastest method that is known; 0 if none is timed."""
+        return self._seconds.get(self.fastest, 0.0)
+
+    def _may_waste(self) -> float:
+        """Return how many clients' work a round may throw away."""
+        return max(
+            _AFFORDED * self._clients - self._wasted,
+            _CHEAP / max(1e-6, self._seconds[self._plain]),
+        )
 
     def settled(self, computation: LocalComputation) -> bool:
         """Return whether every method was tried, but those that do not pay in a short run."""
@@ -243,6 +275,7 @@ class _Trial:
         start: the round's trained part.
         plain: the method that others are compared with.
         kept: gets results of whole clients.
+        timed: called with the seconds of a client as soon as one is computed.
         watches: whether it also gets their losses and norms.
 
     Attributes:
@@ -256,6 +289,7 @@ class _Trial:
         start: Tensor,
         plain: Method,
         kept: Kept,
+        timed: Callable[[float], None],
         *,
         watches: bool,
     ) -> None:
@@ -279,27 +313,39 @@ class _Trial:
         self._asked = asked
         self._unused = asked[len(self._checked) :]
         self.wasted = 0.0
-        computed = self._unclipped(self._checked, plain)
-        self._reference = computed.updates
-        # at most: the first steps prepare, too
-        self._client = computed.seconds / len(self._checked) / self._part
-        clipped = torch.stack([clip(update, task.clip_norm) for update in computed.updates])
-        self._keep(self._checked, replace(computed, updates=clipped), few=True)
+        self._reference: list[Tensor] = []
+        self._checks: dict[Method, float] = {}  # seconds of a typical client, of its first steps
+        self._client = math.inf  # at most: the first steps prepare, too
+        for client in self._checked:
+            computed = self._unclipped([client], plain)
+            self._reference += computed.updates
+            self._client = min(self._client, self._typical(computed, [client], self._few))
+            clipped = clip(computed.updates[0], task.clip_norm).unsqueeze(0)
+            self._keep([client], replace(computed, updates=clipped), few=True)
+            if client == self._checked[0]:
+                timed(self._client)
 
     @property
     def _whole(self) -> bool:
         """Whether whole clients are timed."""
         return self._part == 1 or self._client <= _SHORT
 
+    @property
+    def _long(self) -> bool:
+        """Whether the work of a check is its time."""
+        return self._client >= _LONG
+
     def cost(self, method: Method, *, check_only: bool) -> float:
         """Return how many clients' work ``agrees`` and ``seconds`` will throw away about."""
         clients = min(2 if method.vectorized or method.ghost_sum else 1, len(self._asked))
-        reused = self._whole and len(self._unused) >= clients
+        reused = self._long or (self._whole and len(self._unused) >= clients)
         timing = clients * (1.0 if self._whole else self._part)
         return self._part * clients + (0.0 if check_only or reused else timing)
 
     def one_by_one(self, method: Method) -> float:
         """Return the seconds of a typical client, of those that are computed one by one."""
+        if self._long:
+            return self._checks.get(method, self._client)
         if not self._whole:
             seconds = self._timed(self._asked[:1], method, few=True)
             self._client = min(self._client, seconds)
@@ -315,9 +361,10 @@ class _Trial:
         if method.ghost_sum:
             return self._sums_agree()
         clients = self._asked[:2] if method.vectorized else self._asked[:1]
-        found = self._unclipped(clients, method).updates
+        found = self._unclipped(clients, method)
         self.wasted += self._part * len(clients)
-        return all(map(self._agree, found, self._reference))  # of those that were checked
+        self._checks[method] = self._typical(found, clients, self._few)
+        return all(map(self._agree, found.updates, self._reference))  # of those that were checked
 
     def _sums_agree(self) -> bool:
         most = self._computation.clients_per_ghost_sum(self._task)
@@ -348,6 +395,8 @@ class _Trial:
         """
         if method.ghost_sum:
             return self._summed()
+        if self._long:
+            return self._checks[method]
         if not method.vectorized:
             return self.one_by_one(method)
         if not self._whole:
@@ -406,6 +455,12 @@ class _Trial:
         local = self._few if few else self._local
         computed = self._computed(clients, method, self._task, local)
         self._keep(clients, computed, few=few)
+        return self._typical(computed, clients, local)
+
+    def _typical(
+        self, computed: "_Computed", clients: Sequence[ClientId], local: LocalTraining
+    ) -> float:
+        """Return the seconds of a typical client, from those of some clients' training."""
         rows = sum(_rows(local, len(self._computation.users.indices[c])) for c in clients)
         return computed.seconds / rows * _rows(self._local, self._size)
 

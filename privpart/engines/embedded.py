@@ -42,8 +42,8 @@ class _Looked:
 
 
 _ALONE = 3.0
-"""Processor seconds of clients after which worker processes start: each takes about as long to
-import torch, so a short job is faster without them."""
+"""Processor seconds of clients, computed or expected in a round, from which other processes start:
+each takes about as long to import torch, so a shorter job is faster without them."""
 _TURNS = 2
 """Chunks per worker that the rest of a round is cut into, where one client follows another."""
 
@@ -114,6 +114,7 @@ class EmbeddedEngine:
         self._computation: LocalComputation | None = None
         self._pool: Workers | None = None
         self._alone = 0.0  # processor seconds of clients in this process
+        self._clients_alone = 0
         self._frozen_version = model.frozen_version
         self._watched: list[tuple[float | None, float]] = []
         self._watched_clip_norm: float | None = None
@@ -263,17 +264,20 @@ class EmbeddedEngine:
         local: LocalTraining,
     ) -> Iterator[Tensor]:
         method = self.method or Method()
-        left = deque(self._chunks(clients))
-        while left and not self._workers_are_ready(computation):
-            chunk = left.popleft()
-            dim = self.model.active_dim(task.active)
+        dim = self.model.active_dim(task.active)
+
+        def here(chunk: Sequence[ClientId], watch: Watch | None) -> tuple[Tensor, int]:
             updates = host_memory(len(chunk), dim, device=self._device)
-            with self._here():
-                computation.updates(task, chunk, start, method, updates, self._watch)
-            yield from updates
+            with self._here(len(chunk)):
+                computation.updates(task, chunk, start, method, updates, watch)
+            return updates, 0
+
+        left = deque(self._chunks(clients))
+        while left and not self._workers_are_ready(computation, sum(map(len, left))):
+            yield from here(left.popleft(), self._watch)[0]
         if left:
             with self._pool_for(computation) as pool:
-                each = pool.updates(task, start, local, method, list(left), self._watch)
+                each = pool.updates(task, start, local, method, list(left), self._watch, here)
                 for _, update in each:
                     yield update
 
@@ -300,33 +304,43 @@ class EmbeddedEngine:
             for client, update in zip(left, each, strict=True):
                 yield from (task.sum_of(*one) for one in _summed({client: update}, task))
             return
-        chunks = deque(equal_chunks(left, most, self.workers) if most else self._chunks(left))
-        while chunks and not self._workers_are_ready(computation):
-            chunk = chunks.popleft()
-            dim = self.model.active_dim(task.active)
+        dim = self.model.active_dim(task.active)
+
+        def here(chunk: Sequence[ClientId], watch: Watch | None) -> tuple[Tensor, int]:
             total = host_memory(dim, device=self._device, dtype=torch.float64)
-            with self._here():
-                unclipped = computation.summed(task, chunk, start, method, total, self._watch)
-            yield task.sum_of(chunk, total, unclipped)
+            with self._here(len(chunk)):
+                count = computation.summed(task, chunk, start, method, total, watch)
+            return total, count
+
+        chunks = deque(equal_chunks(left, most, self.workers) if most else self._chunks(left))
+        while chunks and not self._workers_are_ready(computation, sum(map(len, chunks))):
+            chunk = chunks.popleft()
+            yield task.sum_of(chunk, *here(chunk, self._watch))
         if chunks:
             with self._pool_for(computation) as pool:
-                summed = pool.sums(task, start, local, method, list(chunks), self._watch)
+                summed = pool.sums(task, start, local, method, list(chunks), self._watch, here)
                 for some, total, unclipped in summed:
                     yield task.sum_of(some, total, unclipped)
 
     @contextmanager
-    def _here(self) -> Iterator[None]:
-        """Within this context, this process computes clients."""
+    def _here(self, clients: int) -> Iterator[None]:
+        """Within this context, this process computes so many clients."""
         # Workers have one thread each; sums over more threads are rounded differently.
         began = time.process_time()
         with one_thread(self.options.deterministic or self.workers > 1):
             yield
         self._alone += time.process_time() - began
+        self._clients_alone += clients
 
-    def _workers_are_ready(self, computation: LocalComputation) -> bool:
-        """Return whether workers compute from now on; start them once that pays."""
-        if self.workers == 1 or (self._pool is None and self._alone < _ALONE):
+    def _workers_are_ready(self, computation: LocalComputation, left: int) -> bool:
+        """Return whether workers compute, too; start them once so many clients more pay for it."""
+        if self.workers == 1:
             return False
+        if self._pool is None:
+            found = self._choice.seconds if self._choice else 0.0
+            each = found or self._alone / max(1, self._clients_alone)
+            if self._alone + each * left < _ALONE:
+                return False
         return self._start_pool(computation).ready()
 
     def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalComputation:
@@ -342,8 +356,13 @@ class EmbeddedEngine:
         known = self._choice is None or self._choice.done or self._found(task, start) is not None
         if self._choice is None or known or not computation.any_examples(task.clients):
             return computation
-        with self._here():
-            self._looked = _Looked(task, start, self._choice.look(computation, task, start))
+        def timed(seconds: float) -> None:
+            if self.workers > 1 and self._alone + seconds * len(task.clients) >= _ALONE:
+                self._start_pool(computation)  # which takes as long as the trials, beside them
+
+        with self._here(len(task.clients)):
+            kept = self._choice.look(computation, task, start, timed)
+        self._looked = _Looked(task, start, kept)
         self._tell(computation, task)
         return computation
 
@@ -453,7 +472,7 @@ class EmbeddedEngine:
             self.close()
         if self._pool is None:
             self._pool = Workers(
-                self.workers,
+                self.workers - 1,
                 self.model,
                 self.clients,
                 data_seed=self.data_seed,

@@ -1,9 +1,9 @@
-"""Workers: processes that live as long as the engine and compute chunks of clients.
+"""Workers: processes that live as long as the engine and compute chunks of clients beside it.
 
 Each process is spawned, runs on one thread and builds its model once. Examples, the round's trained
 part, features of a frozen prefix and results are in shared memory; only the ids of the clients to
-compute travel through a pipe. Results are returned in the order of the chunks, whichever worker
-finishes first.
+compute travel through a pipe. The engine's own process computes chunks, too, while it would wait.
+Results are returned in the order of the chunks, whoever finishes first.
 
 A worker that does not answer for long is taken to hang and ends the round: by default, when it has
 taken ``_PATIENCE`` times as long for each client as the slowest client so far. A worker ends when
@@ -21,7 +21,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -47,6 +47,8 @@ from privpart.model import PartialModel
 
 _SLOTS = 3
 """Chunks that a worker may have computed or queued, so that it does not wait for a busy server."""
+_QUEUED = 2
+"""Chunks that a worker computes or has queued; the engine's own process takes of the others."""
 _START = 300.0
 """Seconds to start and to import torch."""
 _FIRST_ANSWER = 900.0
@@ -64,8 +66,10 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 _Seen = list[tuple[float | None, float]]
 """What ``Watch`` gets of each client of a chunk; empty if nobody watches."""
-_Answer = tuple[int, int, int, _Seen]
-"""Worker, slot, count of updates that were not clipped, and what was seen."""
+_Answer = tuple[int | None, Tensor, int, _Seen]
+"""Slot, results, count of updates that were not clipped, and what was seen."""
+Here = Callable[[Sequence[ClientId], Watch | None], tuple[Tensor, int]]
+"""Computes a chunk in the engine's own process: its results, and how many were not clipped."""
 
 
 class WorkerError(RuntimeError):
@@ -78,6 +82,7 @@ class _Worker:
     pipe: Connection
     results: Tensor  # (slots, clients, d)
     totals: Tensor  # (slots, d), float64; of ghost sums
+    free: deque[int] = field(default_factory=deque)  # slots
     queued: deque[int] = field(default_factory=deque)  # clients in each chunk without an answer
     silent: float = 0.0  # seconds that the engine has waited since the last answer
     started: bool = False
@@ -115,7 +120,7 @@ class Workers:
     """A pool of processes.
 
     Args:
-        count: number of processes.
+        count: number of processes, beside the engine's own.
         model: the clients' model; its frozen part must not change from now on.
         clients: the clients' data. Of ``Users``, each process has the same memory; any other
             population is pickled to each, its tensors shared.
@@ -159,7 +164,7 @@ class Workers:
         groups = model.groups
         self._start = share(torch.empty(model.dim))
         self._workers: list[_Worker] = []
-        shared = clients.shared() if isinstance(clients, Users) else _packed(clients, count)
+        shared = clients.shared() if isinstance(clients, Users) else _packed(clients, count + 1)
         try:
             for _ in range(count):
                 here, there = context.Pipe()
@@ -182,8 +187,8 @@ class Workers:
             if not isinstance(error, AttributeError | TypeError | ValueError):  # pickle's
                 raise
             raise ConfigError(
-                f"workers={count}: the model cannot be sent to another process ({error}). Define "
-                "its classes in a module of their own, or use workers=1."
+                f"workers={count + 1}: the model cannot be sent to another process ({error}). "
+                "Define its classes in a module of their own, or use workers=1."
             ) from None
 
     def updates(
@@ -194,23 +199,22 @@ class Workers:
         method: Method,
         chunks: Sequence[Sequence[ClientId]],
         watch: Watch | None = None,
+        here: Here | None = None,
     ) -> Iterator[tuple[ClientId, Tensor]]:
         """Yield each client and its update, shape (c,), in order; c parameters are active.
 
-        ``watch`` is called once per client, in order.
+        ``watch`` is called once per client, in order. ``here`` computes in this process.
 
         Raises:
             ConfigError: the loss or ``augment`` cannot be sent to another process.
             WorkerError: a worker died, or could not compute a client. The pool is then closed.
         """
-        dim = self._model.active_dim(task.active)
-        answers = self._answers(task, start, local, method, chunks, watch is not None)
-        for chunk, worker, slot, _, seen in answers:
+        answers = self._answers(task, start, local, method, chunks, watch is not None, here)
+        for chunk, (slot, updates, _, seen) in answers:
             _tell(watch, seen)
-            updates = self._workers[worker].results[slot, : len(chunk), :dim]
             for client, update in zip(chunk, updates, strict=True):
                 # one at a time, because malloc reuses a freed block of that size
-                yield client, update.clone()
+                yield client, update if slot is None else update.clone()
 
     def sums(
         self,
@@ -220,17 +224,18 @@ class Workers:
         method: Method,
         chunks: Sequence[Sequence[ClientId]],
         watch: Watch | None = None,
+        here: Here | None = None,
     ) -> Iterator[tuple[Sequence[ClientId], Tensor, int]]:
         """Yield each chunk, the sum of its updates, shape (d,), and how many were not clipped.
 
         Raises:
             WorkerError: as ``updates`` does.
         """
-        dim = self._model.active_dim(task.active)
-        answers = self._answers(task, start, local, method, chunks, watch is not None, summed=True)
-        for chunk, worker, slot, unclipped, seen in answers:
+        watches = watch is not None
+        answers = self._answers(task, start, local, method, chunks, watches, here, summed=True)
+        for chunk, (slot, total, unclipped, seen) in answers:
             _tell(watch, seen)
-            yield chunk, self._workers[worker].totals[slot, :dim].clone(), unclipped
+            yield chunk, total if slot is None else total.clone(), unclipped
 
     def _answers(
         self,
@@ -240,32 +245,41 @@ class Workers:
         method: Method,
         chunks: Sequence[Sequence[ClientId]],
         watches: bool,
+        here: Here | None,
         *,
         summed: bool = False,
-    ) -> Iterator[tuple[Sequence[ClientId], int, int, int, _Seen]]:
+    ) -> Iterator[tuple[Sequence[ClientId], _Answer]]:
         """Yield chunk and answer in order; the slot is reused afterwards."""
         self.open = True
         self._start.copy_(start)
+        dim = self._model.active_dim(task.active)
         todo = deque(enumerate(chunks))
-        free = deque((w, slot) for slot in range(_SLOTS) for w in range(len(self._workers)))
+        owners: dict[int, _Worker] = {}
         done: dict[int, _Answer] = {}
         # without the cohort, whose thousands of clients would be sent with every chunk
-        task = replace(task, clients=())
+        common = (replace(task, clients=()), local, method, watches, summed)
+        for worker in self._workers:
+            worker.free = deque(range(_SLOTS))
         try:
             for number, chunk in enumerate(chunks):
-                while True:
-                    while todo and free:
-                        (following, clients), (worker, slot) = todo.popleft(), free.popleft()
-                        work = (following, slot, task, clients, local, method, watches, summed)
-                        self._send(worker, work, len(clients))
-                    if number in done:
-                        break
-                    done |= self._finished()
-                worker, slot, count, seen = done.pop(number)
-                yield chunk, worker, slot, count, seen
+                while number not in done:
+                    # what is wanted next is computed here, because it need not be put aside
+                    mine = todo.popleft() if here and number not in owners else None
+                    done |= self._finished(dim, summed, wait=False)
+                    self._hand_out(todo, common, owners)
+                    if mine is None and number not in done:
+                        if here and todo:
+                            mine = todo.popleft()
+                        else:
+                            done |= self._finished(dim, summed, wait=True)
+                    if here and mine is not None:
+                        done[mine[0]] = _computed(here, mine[1], watches)
+                answer = done.pop(number)
+                yield chunk, answer
                 if not self._workers:
                     raise WorkerError("another round began before this one's answers were taken.")
-                free.append((worker, slot))
+                if answer[0] is not None:
+                    owners[number].free.append(answer[0])
             self.open = False
         except BaseException:
             self.close()
@@ -292,6 +306,21 @@ class Workers:
                 worker.process.join(_END)
         self._workers = []
 
+    def _hand_out(
+        self,
+        todo: deque[tuple[int, Sequence[ClientId]]],
+        common: tuple[Any, ...],
+        owners: dict[int, _Worker],
+    ) -> None:
+        """Give chunks to workers that have room, first to those that have none."""
+        for already in range(_QUEUED):
+            for place, worker in enumerate(self._workers):
+                if todo and worker.free and len(worker.queued) <= already:
+                    number, clients = todo.popleft()
+                    owners[number] = worker
+                    work = (number, worker.free.popleft(), clients, *common)
+                    self._send(place, work, len(clients))
+
     def _send(self, number: int, work: tuple[Any, ...], clients: int) -> None:
         worker = self._workers[number]
         if not worker.queued:
@@ -305,41 +334,51 @@ class Workers:
             raise self._died(number) from None
         except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
             raise ConfigError(
-                f"workers={len(self._workers)}: the loss or augment cannot be sent to another "
+                f"workers={len(self._workers) + 1}: the loss or augment cannot be sent to another "
                 f"process ({error}). Define it at the top level of a module, or use workers=1."
             ) from None
 
-    def _finished(self) -> dict[int, _Answer]:
-        """Wait until a worker answers, or has started; return the answers by chunk."""
+    def _finished(self, dim: int, summed: bool, *, wait: bool) -> dict[int, _Answer]:
+        """Return the answers that came, by chunk; wait until there is one, or a worker started."""
         owners = {w.pipe: n for n, w in enumerate(self._workers)}
         deaths = {w.process.sentinel: n for n, w in enumerate(self._workers)}
-        while not (ready := self._wait([*owners, *deaths])):
+        while not (ready := self._wait([*owners, *deaths], _LOOK if wait else 0.0)) and wait:
             self._refuse_silence()
         found: dict[int, _Answer] = {}
         for number in (owners[pipe] for pipe in ready if pipe in owners):
+            worker = self._workers[number]
+            for answer in self._read(number):
+                if answer is None:
+                    worker.started = True
+                    worker.silent = 0.0
+                    continue
+                chunk, slot, count, seen, seconds = answer
+                clients = self._note_answer(worker, seconds)
+                places = worker.totals[slot] if summed else worker.results[slot, :clients]
+                found[chunk] = (slot, places[..., :dim], count, seen)
+        if ready and not any(pipe in owners for pipe in ready):
+            raise self._died(next(deaths[sentinel] for sentinel in ready))
+        return found
+
+    def _read(self, number: int) -> Iterator[Any]:
+        """Yield what a worker has sent: one message at least, which must be there."""
+        pipe, more = self._workers[number].pipe, True
+        while more:
             try:
-                answer = self._workers[number].pipe.recv()
+                answer = pipe.recv()
+                more = pipe.poll()
             except (EOFError, OSError):
                 raise self._died(number) from None
-            if answer is None:
-                self._workers[number].started = True
-                self._workers[number].silent = 0.0
-                continue
             if isinstance(answer, str):
                 raise WorkerError(f"worker {number}: {answer} Nothing of this round was released.")
             if isinstance(answer, ConfigError):
                 raise answer
-            chunk, slot, count, seen, seconds = answer
-            self._note_answer(self._workers[number], seconds)
-            found[chunk] = (number, slot, count, seen)
-        if not any(pipe in owners for pipe in ready):
-            raise self._died(next(deaths[sentinel] for sentinel in ready))
-        return found
+            yield answer
 
-    def _wait(self, ends: Sequence[Connection | int]) -> Sequence[object]:
+    def _wait(self, ends: Sequence[Connection | int], seconds: float) -> Sequence[object]:
         """Wait for a while; count the time for each worker that owes an answer."""
         began = time.monotonic()
-        ready = wait(ends, _LOOK)
+        ready = wait(ends, seconds)
         # this process may have been stopped in between, and its workers too
         waited = min(time.monotonic() - began, 2 * _LOOK)
         for worker in self._workers:
@@ -347,9 +386,12 @@ class Workers:
                 worker.silent += waited
         return ready
 
-    def _note_answer(self, worker: _Worker, seconds: float) -> None:
+    def _note_answer(self, worker: _Worker, seconds: float) -> int:
+        """Return how many clients a worker's oldest chunk has, which took so long."""
         worker.silent = 0.0
-        self._pace = max(self._pace, seconds / worker.queued.popleft())
+        clients = worker.queued.popleft()
+        self._pace = max(self._pace, seconds / clients)
+        return clients
 
     def _patience(self, worker: _Worker, clients: int) -> float:
         """Return how many seconds a worker may take for a number of clients."""
@@ -500,6 +542,12 @@ def _packed(clients: Clients, workers: int) -> _Packed:
     return _Packed(pickled, pickler.large, pickler.small())
 
 
+def _computed(here: Here, chunk: Sequence[ClientId], watches: bool) -> _Answer:
+    seen: _Seen = []
+    results, count = here(chunk, partial(_note, seen) if watches else None)
+    return None, results, count, seen
+
+
 def _tell(watch: Watch | None, seen: _Seen) -> None:
     if watch is not None:
         for loss, norm in seen:
@@ -537,7 +585,7 @@ def _serve(
     pipe.send(None)  # it has started
     while True:
         try:
-            number, slot, task, chunk, local, method, watches, summed = pipe.recv()
+            number, slot, chunk, task, local, method, watches, summed = pipe.recv()
         except (EOFError, OSError):
             return
         except Exception as error:  # such as a loss whose module this process cannot import

@@ -574,7 +574,7 @@ def test_memory_is_flat_over_a_thousand_rounds(workers):
     ) as engine:
         fit(server, engine, [range(len(SIZES))] * rounds, callbacks=[measure])
     early, late = seen
-    assert len(early) == (1 if workers == 1 else 3)
+    assert len(early) == workers
     for before, after in zip(early, late, strict=True):
         assert after - before < 2 * 2**20  # bytes; what a participation list needs is far less
 

@@ -137,7 +137,7 @@ def test_time_in_which_the_whole_machine_slept_does_not_count(monkeypatch):
     clock = iter([0.0, 3600.0])
     monkeypatch.setattr(module, "wait", lambda *_: [])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    assert workers._wait([]) == []
+    assert workers._wait([], 1.0) == []
     assert one.silent == 2 * module._LOOK
     workers._refuse_silence()
 
