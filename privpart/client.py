@@ -39,7 +39,7 @@ from torch.nn.functional import (
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.clip import clip, l2_norm
+from privpart.clip import clip_and_measure
 from privpart.data.batches import Batch, count_rows, take, tensors_of
 from privpart.model import PartialModel
 
@@ -333,9 +333,12 @@ def client_update(
     )
     with training as (update, first):
         sent = update.cpu()
+        clipped, norm = clip_and_measure(sent, clip_norm, out=out)
         if watch is not None:
-            watch(None if first is None else float(first), l2_norm(sent))
-        return _clipped(sent, clip_norm, out)
+            watch(None if first is None else float(first), norm)
+        if out is None:
+            return sent.clone() if clipped is sent else clipped
+        return clipped if clipped is out else out.copy_(clipped)
 
 
 @contextmanager
@@ -381,14 +384,6 @@ def unclipped_update(
         spans = model.spans(active)
         one = len(spans) == 1
         yield update[spans[0]] if one else torch.cat([update[span] for span in spans]), first
-
-
-def _clipped(sent: Tensor, clip_norm: float, out: Tensor | None) -> Tensor:
-    """Return a clipped copy of ``sent``, in ``out`` if that is given."""
-    clipped = clip(sent, clip_norm, out=out)
-    if out is None:
-        return sent.clone() if clipped is sent else clipped
-    return clipped if clipped is out else out.copy_(clipped)
 
 
 def _refuse_other_memory(out: Tensor, dim: int) -> None:
