@@ -44,6 +44,8 @@ class _Looked:
 _ALONE = 3.0
 """Processor seconds of clients, computed or expected in a round, from which other processes start:
 each takes about as long to import torch, so a shorter job is faster without them."""
+_LARGE = 2**22
+"""Parameters of a network from which a round is expected to take so long before it is timed."""
 _TURNS = 2
 """Chunks per worker that the rest of a round is cut into, where one client follows another."""
 
@@ -346,9 +348,14 @@ class EmbeddedEngine:
         if self._pool is None:
             found = self._choice.seconds if self._choice else 0.0
             each = found or self._alone / max(1, self._clients_alone)
-            if self._alone + each * left < _ALONE:
-                return False
-        return self._start_pool(computation).ready()
+            self._start_if_it_pays(computation, self._alone + each * left)
+        return self._pool is not None and self._start_pool(computation).ready()
+
+    def _start_if_it_pays(self, computation: LocalComputation, seconds: float) -> None:
+        """Start the other processes if clients take so long that they pay."""
+        parameters = sum(p.numel() for p in self.model.module.parameters())
+        if self.workers > 1 and (seconds >= _ALONE or parameters >= _LARGE):
+            self._start_pool(computation)
 
     def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalComputation:
         """Return this process's computation; try methods until the fastest one is known."""
@@ -364,10 +371,10 @@ class EmbeddedEngine:
         if self._choice is None or known or not computation.any_examples(task.clients):
             return computation
         def timed(seconds: float) -> None:
-            if self.workers > 1 and self._alone + seconds * len(task.clients) >= _ALONE:
-                self._start_pool(computation)  # which takes as long as the trials, beside them
+            self._start_if_it_pays(computation, self._alone + seconds * len(task.clients))
 
         with self._here(len(task.clients)):
+            timed(self._choice.seconds)  # processes start beside the trials
             kept = self._choice.look(computation, task, start, timed)
         self._looked = _Looked(task, start, kept)
         self._tell(computation, task)

@@ -5,9 +5,11 @@ every pass of every round. If those layers are neither random nor stateful, thei
 function of the example alone, and the rest of the network can train on it in place of the example.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,11 +116,11 @@ class Features:
         self._x = x
         with torch.no_grad():
             one = below(x[:1])
-        self.values = one.new_empty(len(x), *one.shape[1:])
+        shape = (len(x), *one.shape[1:])
+        self.values = shared_memory(*shape, dtype=one.dtype) if shared else one.new_empty(shape)
         self._known = torch.zeros(len(x), dtype=torch.bool)
         if shared:
-            for tensor in (self.values, self._known):
-                share(tensor)
+            share(self._known)
 
     @torch.no_grad()
     def compute(self, clients: Sequence[Tensor]) -> None:
@@ -141,6 +143,14 @@ def feature_bytes(below: nn.Sequential, x: Tensor) -> int:
     with torch.no_grad():
         one: Tensor = below(x[:1])
     return 4 * len(x) * one.numel()
+
+
+def shared_memory(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return shared memory, zeros at first; no page of it exists before it is written to."""
+    memory: Any = torch.UntypedStorage
+    found = torch.empty(0, dtype=dtype)
+    size = math.prod(shape)
+    return found.set_(memory._new_shared(size * found.element_size()), 0, (size,)).view(shape)
 
 
 def share(tensor: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ from accounting.checks import ConfigError
 from privpart.client import LocalTraining, Watch
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.frozen_prefix import Features, share, split
+from privpart.engines.frozen_prefix import Features, share, shared_memory, split
 from privpart.engines.methods import LocalComputation, Method
 from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
@@ -162,7 +162,7 @@ class Workers:
         self._pace = 0.0  # most seconds per client of a chunk; 0 before the first answer
         self.open = False
         groups = model.groups
-        self._start = share(torch.empty(model.dim))
+        self._start = shared_memory(model.dim)
         self._workers: list[_Worker] = []
         shared = clients.shared() if isinstance(clients, Users) else _packed(clients, count + 1)
         try:
@@ -170,8 +170,8 @@ class Workers:
                 here, there = context.Pipe()
                 settings = (data_seed, features)
                 in_main = threading.current_thread() is threading.main_thread()
-                results = share(torch.empty(_SLOTS, largest, model.dim))
-                totals = share(torch.empty(_SLOTS * sums, model.dim, dtype=torch.float64))
+                results = shared_memory(_SLOTS, largest, model.dim)
+                totals = shared_memory(_SLOTS * sums, model.dim, dtype=torch.float64)
                 process = context.Process(
                     target=_serve,
                     args=(there, module, groups, shared, settings, self._start, results, totals),
