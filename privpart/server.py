@@ -26,6 +26,9 @@ from typing import Any, Literal, NoReturn, get_args
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
@@ -141,7 +144,7 @@ class Server:
         self._groups = parts_of(plan.mechanism, self.parameters)
         constant = optimizer or ServerOptimizer()
         self._settings = constant if callable(constant) else lambda _: constant
-        self._optimizer = self._settings(0).of(*self._groups)
+        self._optimizer = FlatOptimizer(self._settings(0), self._groups)
         # In units of the clip norm, which adaptive clipping may change.
         self._noise: NoiseStream | GroupedNoise | None = None
         self._grid: Grid | None = None
@@ -259,7 +262,7 @@ class Server:
         """
         self._refuse_round(sums, secure)
         asked, sampled = frozenset(asked), self.plan.sampling is not None
-        self._settings(self.round).set(self._optimizer)
+        self._optimizer.set(self._settings(self.round))
         dim = sum(self._groups[group].numel() for group in self._active())
         bits = self._bit_noise is not None
         if not len(self._total):
@@ -371,16 +374,14 @@ class Server:
         The number of clients that came is private, and dividing by it would let one client weigh
         more than the accountant assumes.
         """
-        # An inactive group has no gradient rather than a zero one, so that its momentum rests too.
-        self._optimizer.zero_grad(set_to_none=True)
         step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
         gradient = self._gradient[: len(total)]
         self._last = (total, noise, step / self.plan.report_goal)
         _quotient(total, noise, -self.plan.report_goal / step, gradient, modulus_bits)
-        active = [self._groups[group] for group in self._active()]
-        for part, own in zip(active, torch.split(gradient, [len(p) for p in active]), strict=True):
-            part.grad = own
-        self._optimizer.step()
+        active = self._active()
+        sizes = [len(self._groups[group]) for group in active]
+        # An inactive group has no gradient rather than a zero one, so that its momentum rests too.
+        self._optimizer.step(dict(zip(active, torch.split(gradient, sizes), strict=True)))
 
     def _adapt(self, bits: float) -> None:
         """Add the round's noised bits; at a restart of the noise, let them move the clip norm."""
@@ -430,7 +431,7 @@ class Server:
                 "run_round, before the next task."
             )
         tensors = {"parameters": self.parameters.detach()}
-        for name, tensor in optimizer_tensors(self._optimizer).items():
+        for name, tensor in self._optimizer.tensors().items():
             tensors[f"optimizer.{name}"] = tensor
         values: dict[str, Any] = {
             "plan": self.plan_hash,
@@ -484,7 +485,7 @@ class Server:
         self.clip_norm = values["clip_norm"]
         self._bits = values["bits"]
         self._participations = participations
-        load_optimizer_tensors(self._optimizer, _under("optimizer", tensors))
+        self._optimizer.load(_under("optimizer", tensors))
         self._halted = ""
 
     def __copy__(self) -> NoReturn:
@@ -716,11 +717,6 @@ def _add_nearest(total: Tensor, addend: Tensor, factor: float) -> None:
 
 
 Kind = Literal["sgd", "adam", "adagrad"]
-_KINDS: dict[Kind, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adagrad": torch.optim.Adagrad,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -751,48 +747,81 @@ class ServerOptimizer:
         if self.momentum and self.kind != "sgd":
             raise ConfigError(f"momentum={self.momentum}: only for sgd. Leave it out.")
 
-    def set(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give these settings to an optimiser that ``of`` made; its state stays.
+
+class FlatOptimizer:
+    """The steps and the state of a ``torch.optim`` optimiser of flat vectors, with the same bits.
+
+    It calls torch's own functions. torch's classes import torch's compiler when one is made, which
+    takes every process with a server two seconds.
+
+    Args:
+        settings: of the steps.
+        groups: the vectors, changed by every step.
+    """
+
+    def __init__(self, settings: ServerOptimizer, groups: Sequence[Tensor]) -> None:
+        self._settings, self._groups = settings, list(groups)
+        self._states: list[dict[str, Tensor]] = [{} for _ in groups]
+
+    def set(self, settings: ServerOptimizer) -> None:
+        """Take other settings; the state stays.
 
         Raises:
-            ConfigError: the optimiser is of another kind.
+            ConfigError: they are of another kind.
         """
-        if type(optimizer) is not _KINDS[self.kind]:
+        if settings.kind != self._settings.kind:
             raise ConfigError(
-                f"kind={self.kind!r}: a schedule may change every setting of the server's "
+                f"kind={settings.kind!r}: a schedule may change every setting of the server's "
                 "optimiser except its kind."
             )
-        for group in optimizer.param_groups:
-            group.update(self._options)
+        self._settings = settings
 
-    def of(self, *groups: Tensor) -> torch.optim.Optimizer:
-        """Return an optimiser of these vectors; it skips a vector without a gradient."""
-        return _KINDS[self.kind](groups, **self._options)
+    @torch.no_grad()
+    def step(self, gradients: Mapping[int, Tensor]) -> None:
+        """Move the groups that have a gradient, by number."""
+        settings = self._settings
+        common = {"lr": settings.learning_rate, "weight_decay": 0.0}
+        for group, gradient in gradients.items():
+            one, state = ([self._groups[group]], [gradient]), self._states[group]
+            if settings.kind == "sgd":
+                last = [state.get("momentum_buffer")] if settings.momentum else [None]
+                sgd(
+                    *one, last, momentum=settings.momentum, dampening=0.0, nesterov=False,
+                    maximize=False, **common,
+                )  # fmt: skip
+                if last[0] is not None:
+                    state["momentum_buffer"] = last[0]
+                continue
+            names = ("sum",) if settings.kind == "adagrad" else ("exp_avg", "exp_avg_sq")
+            for name in () if state else names:
+                state[name] = torch.zeros_like(gradient)
+            steps = [state.setdefault("step", torch.tensor(0.0))]
+            moments = [[state[name]] for name in names]
+            if settings.kind == "adagrad":
+                adagrad(
+                    *one, *moments, steps, lr_decay=0.0, eps=settings.adaptivity,
+                    maximize=False, **common,
+                )  # fmt: skip
+            else:
+                adam(
+                    *one, *moments, [], steps, amsgrad=False, beta1=0.9, beta2=0.999,
+                    eps=settings.adaptivity, maximize=False, **common,
+                )  # fmt: skip
 
-    @property
-    def _options(self) -> dict[str, float]:
-        own = {"momentum": self.momentum} if self.kind == "sgd" else {"eps": self.adaptivity}
-        return {"lr": self.learning_rate, **own}
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state by "group.name"; a group has none before its first step."""
+        return {
+            f"{group}.{name}": value
+            for group, state in enumerate(self._states)
+            for name, value in state.items()
+        }
 
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's state by "group.name"; a group has none before its first step."""
-    return {
-        f"{group}.{name}": value
-        for group, state in optimizer.state_dict()["state"].items()
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore the state that ``optimizer_tensors`` returned."""
-    whole = optimizer.state_dict()
-    whole["state"] = {}
-    for key, value in tensors.items():
-        group, _, name = key.partition(".")
-        whole["state"].setdefault(int(group), {})[name] = value
-    optimizer.load_state_dict(whole)
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state that ``tensors`` returned."""
+        self._states = [{} for _ in self._groups]
+        for key, value in tensors.items():
+            group, _, name = key.partition(".")
+            self._states[int(group)][name] = value
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from privpart import (
     Server,
     ServerOptimizer,
 )
+from privpart.server import FlatOptimizer
 
 DIM = 6
 
@@ -293,6 +294,52 @@ def test_the_first_step_of_each_optimiser(settings, step):
     one = server(learning_rate=0.5, **settings)
     run(one, (0, 0.1))
     assert float(one.parameters[0]) == pytest.approx(0.5 * step, rel=1e-5)
+
+
+TORCH = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("sgd", {}),
+        ("sgd", {"momentum": 0.9}),
+        ("adam", {"eps": 1e-3}),
+        ("adagrad", {"eps": 1e-3}),
+    ],
+)
+def test_steps_and_state_are_torch_s_bit_for_bit(kind, options, monkeypatch):
+    """Torch's classes take two seconds to import when the first one is made: none is made here."""
+    generator = torch.Generator().manual_seed(0)
+    starts = [torch.rand(size, generator=generator) for size in (7, 70_001)]
+    gradients = [
+        {group: torch.randn(len(starts[group]), generator=generator) for group in groups}
+        for groups in ((0, 1), (0,), (0, 1))
+    ]
+    expected = [start.clone() for start in starts]
+    torch_s = TORCH[kind](expected, lr=0.3, **options)
+    for each in gradients:
+        for group, part in enumerate(expected):
+            part.grad = each.get(group)
+        torch_s.step()
+    state = {
+        f"{group}.{name}": value
+        for group, own in torch_s.state_dict()["state"].items()
+        for name, value in own.items()
+        if isinstance(value, torch.Tensor)
+    }
+    monkeypatch.delattr(torch.optim.Optimizer, "__init__")
+    settings = ServerOptimizer(kind=kind, learning_rate=0.3, momentum=options.get("momentum", 0.0))
+    found = [start.clone() for start in starts]
+    first = FlatOptimizer(settings, found)
+    first.step(gradients[0])
+    second = FlatOptimizer(settings, found)
+    second.load(first.tensors())
+    for each in gradients[1:]:
+        second.step(each)
+    assert all(map(torch.equal, found, expected))
+    assert second.tensors().keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in second.tensors().items())
 
 
 def test_momentum_is_heavy_ball():
