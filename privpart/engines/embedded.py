@@ -458,7 +458,12 @@ class EmbeddedEngine:
         features = None
         if parts is not None and (self._cache_prefix or prefix_fits(parts[0], users.x)):
             model = parts[1]
-            features = Features(parts[0], users.x, shared=self.workers > 1)
+            features = Features(
+                parts[0],
+                users.x,
+                shared=self.workers > 1,
+                together=self.options.batching != "loop",
+            )
         return LocalComputation(
             model,
             users,

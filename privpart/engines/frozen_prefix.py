@@ -34,8 +34,8 @@ _FUNCTIONS_OF_THE_EXAMPLE = (
     nn.Identity,
     nn.Sequential,
 )
-_PIECE = 16
-"""Examples that pass through the frozen layers together."""
+_PIECE, _PASS = 16, 64
+"""Examples that pass through the frozen layers together: of one client, and of many."""
 
 
 def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
@@ -105,15 +105,20 @@ class Features:
         below: the frozen layers.
         x: everyone's examples, shape (n, ...).
         shared: whether to keep them in shared memory, for several processes. Two processes may
-            compute the same output; both write the same value.
+            compute the same output; both write it, up to rounding.
+        together: whether examples of several clients pass through the layers together. No row
+            depends on what another one holds, but its rounding may depend on how many they are.
 
     Attributes:
         values: outputs, shape (n, ...); undefined for examples that ``compute`` has not seen.
     """
 
-    def __init__(self, below: nn.Sequential, x: Tensor, *, shared: bool = False) -> None:
+    def __init__(
+        self, below: nn.Sequential, x: Tensor, *, shared: bool = False, together: bool = False
+    ) -> None:
         self._below = below
         self._x = x
+        self._together = together
         with torch.no_grad():
             one = below(x[:1])
         shape = (len(x), *one.shape[1:])
@@ -125,16 +130,20 @@ class Features:
     @torch.no_grad()
     def compute(self, clients: Sequence[Tensor]) -> None:
         """Compute the missing ``values`` at the rows of each client, shape (k,)."""
-        if self._known[torch.cat(list(clients))].all():
+        rows = torch.cat(list(clients))
+        missing = rows[~self._known[rows]].unique()
+        if not len(missing):
             return
-        # Pieces of one size, filled up with the client's own examples: a product with another
+        # Of one client, pieces of one size, filled up with its own examples: a product with another
         # number of rows rounds differently, and one client's data would reach others' updates.
-        for some in (piece for rows in clients for piece in torch.split(rows, _PIECE)):
-            missing = ~self._known[some]
-            if not missing.any():
+        each, size = ([missing], _PASS) if self._together else (clients, _PIECE)
+        for some in (piece for own in each for piece in torch.split(own, size)):
+            new = ~self._known[some]
+            if not new.any():
                 continue
-            filled = torch.cat([some, some[:1].expand(_PIECE - len(some))])
-            self.values[some[missing]] = self._below(self._x[filled])[: len(some)][missing]
+            length = 1 << (len(some) - 1).bit_length() if self._together else size
+            filled = torch.cat([some, some[:1].expand(length - len(some))])
+            self.values[some[new]] = self._below(self._x[filled])[: len(some)][new]
             self._known[some] = True
 
 

@@ -285,6 +285,8 @@ def training(
     local = _local(plan, own, code)
     options = options or EngineOptions()
     options = replace(options, sums=options.sums or local.steps == 1)
+    if options.cache_prefix is None and _each_example_once(plan, local):
+        options = replace(options, cache_prefix=False)  # nothing would be used again
     if plan.privacy.sampling is not None:
         options = _each_alone(options)
     options.refuse(local, selects=plan.select is not None)
@@ -314,6 +316,13 @@ def training(
         )
     cohorts = () if part else _cohorts(plan, clients)
     return Training(plan, model, engine, cohorts, metric, model.flat.clone())
+
+
+def _each_example_once(plan: PlanFile, local: LocalTraining) -> bool:
+    """Return whether no example is seen twice in the whole training."""
+    one_pass = local.steps == 1 or (local.steps is None and local.epochs == 1)
+    fixed = plan.privacy.sampling is None
+    return fixed and one_pass and plan.privacy.max_participations == 1
 
 
 def _remote(
