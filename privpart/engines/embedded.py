@@ -165,7 +165,7 @@ class EmbeddedEngine:
         computation = self._ready(task, start, local)
         most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0
         found = self._found(task, start)
-        each = self._sums_each(computation, task)
+        each = computation.sums_each(task, self.method or Method())
         if not most and not each and not (found and found.sums):
             return None
         return self._sums(computation, task, start, local, most, self._taken(task, start))
@@ -244,13 +244,6 @@ class EmbeddedEngine:
         self._watched = []
         self._watched_clip_norm = task.clip_norm
 
-    def _sums_each(self, computation: LocalComputation, task: RoundTask) -> bool:
-        method = self.method or Method()
-        # a prescribed loop hands each update over: its bits do not depend on the others'
-        auto = self.options.batching == "auto" and not self.options.deterministic
-        chosen = auto or method.vectorized or not self.options.on_cpu
-        return chosen and computation.sums_each(task, method)
-
     @property
     def _watch(self) -> Watch | None:
         watched = self._watched
@@ -308,7 +301,7 @@ class EmbeddedEngine:
         if not left and known:
             return
         method = Method(ghost_sum=True) if most else self.method or Method()
-        if not most and not self._sums_each(computation, task):  # but some sums were kept
+        if not most and not computation.sums_each(task, method):  # but some sums were kept
             each = self._updates(computation, task, left, start, local)
             for client, update in zip(left, each, strict=True):
                 yield from (task.sum_of(*one) for one in _summed({client: update}, task))

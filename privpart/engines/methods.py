@@ -11,10 +11,9 @@ import math
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from itertools import repeat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -262,10 +261,7 @@ class LocalComputation:
         with self._guarded():
             start = start.to(self.device)
             if self.device.type == "cpu":
-                task = replace(task, clip_norm=longest)
-                if method.vectorized and self._can_vectorize:
-                    return self._sum_vectorized(task, clients, start, method, out, watch)
-                return self._sum_one_by_one(task, clients, start, method, out, watch)
+                return self._sum_vectorized(task, clients, start, method, longest, out, watch)
             updates, norms = self._on_device(task, clients, start, method, longest, watch)
             some = max(1, _SUMMED // len(clients))  # torch writes what it widens
             parts = [part.sum(0, dtype=torch.float64) for part in torch.split(updates, some, 1)]
@@ -273,13 +269,11 @@ class LocalComputation:
         return sum(_not_clipped(norm, longest) for norm in norms)
 
     def sums_each(self, task: RoundTask, method: Method) -> bool:
-        """Return whether ``sum_each`` applies and is faster than ``updates``."""
+        """Return whether ``sum_each`` applies: to all methods on an accelerator, to one here."""
         # the server can refuse a client's second update only if it gets each update
         distinct = len(set(task.clients)) == len(task.clients)
-        vectorized = method.vectorized and self._can_vectorize
-        # a step or less of a client: what the sum saves is not worth the server's own clip
-        several = vectorized or not single_step(self.local)
-        return distinct and (several or self.device.type != "cpu")
+        here = method.vectorized and self._can_vectorize
+        return distinct and (here or self.device.type != "cpu")
 
     def _sum_vectorized(
         self,
@@ -287,6 +281,7 @@ class LocalComputation:
         clients: Sequence[ClientId],
         start: Tensor,
         method: Method,
+        clip_norm: float,
         out: Tensor,
         watch: Watch | None,
     ) -> int:
@@ -295,10 +290,10 @@ class LocalComputation:
         out.zero_()
         try:
             for place, norm in self._vectorized_updates(
-                task, clients, start, generators, method, task.clip_norm, each, watch
+                task, clients, start, generators, method, clip_norm, each, watch
             ):
                 add_in_place(out, each[place])
-                unclipped += _not_clipped(norm, task.clip_norm)
+                unclipped += _not_clipped(norm, clip_norm)
         except (IndexError, RuntimeError) as error:
             if not _out_of_range(error):
                 raise
@@ -306,29 +301,6 @@ class LocalComputation:
             self._updates(task, clients, start, Method(), each, None)
             raise
         return unclipped
-
-    def _sum_one_by_one(
-        self,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        method: Method,
-        out: Tensor,
-        watch: Watch | None,
-    ) -> int:
-        norms: list[float] = []
-
-        def note(loss: float | None, norm: float) -> None:
-            norms.append(norm)
-            if watch is not None:
-                watch(loss, norm)
-
-        generators, one = self._generators(task, clients), torch.empty(len(out))
-        out.zero_()
-        each = self._each_update(task, clients, start, generators, method, repeat(one), note)
-        for update in each:
-            add_in_place(out, update)  # while it is in the cache
-        return sum(_not_clipped(norm, task.clip_norm) for norm in norms)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -368,25 +340,11 @@ class LocalComputation:
                 return
             # a word or label is out of range: one client after another says whose it is
             generators = self._generators(task, clients)
-        each = self._each_update(task, clients, start, generators, method, out, watch)
-        deque(each, maxlen=0)
-
-    def _each_update(
-        self,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        generators: Sequence[torch.Generator],
-        method: Method,
-        out: Iterable[Tensor],
-        watch: Watch | None,
-    ) -> Iterator[Tensor]:
-        """Compute one client after another; yield each clipped update, written to one of ``out``."""
         with self._computing(method) as descend:
-            each = zip(clients, self._examples(clients, generators), out, generators, strict=False)
+            each = zip(clients, self._examples(clients, generators), out, generators, strict=True)
             for client, examples, to, generator in each:
                 with naming(client):
-                    yield client_update(
+                    client_update(
                         self.model,
                         start,
                         examples,
