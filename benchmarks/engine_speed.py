@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.multiprocessing import get_context
 
 from privpart import EmbeddedEngine, RoundTask, Users
+from privpart.clip import add_in_place
 
 RESULT = Path(__file__).parent / "results" / "engine.json"
 _TURN = 0.5
@@ -138,7 +139,7 @@ class Engine:
                 total += part.total
             return total
         for update in self.engine.run(self.task, self.start):
-            total += update.update
+            add_in_place(total, update.update)
         return total
 
     def cpu(self) -> float:

@@ -414,11 +414,13 @@ def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
             list(engine.run(replace(TASK, clients=(99,)), model.flat.clone()))
 
 
-def test_features_are_computed_once_and_only_of_those_who_came(device):
+@pytest.mark.parametrize(("batching", "passes"), [("vmap", [8]), ("loop", [16, 16])])
+def test_features_are_computed_once_and_only_of_those_who_came(device, batching, passes):
     model, data = cnn(["dense2.*"]), users()
     engine = EmbeddedEngine(
-        model, data, local=LOCALS["epochs"], data_seed=5, batching="vmap", device=device
-    )
+        model, data, local=LOCALS["epochs"], data_seed=5, batching=batching, device=device,
+        cache_prefix=True,
+    )  # fmt: skip
     calls = []
     handle = model.module.conv1.register_forward_hook(lambda *_: calls.append(1))
     handle.remove()  # a hook forbids the cache: what it does is not known
@@ -427,7 +429,7 @@ def test_features_are_computed_once_and_only_of_those_who_came(device):
     below.register_forward_hook(lambda _m, inputs, _o: calls.append(len(inputs[0])))
     for _ in range(3):
         list(engine.run(replace(TASK, clients=(1, 2)), model.flat.clone()))
-    assert calls == [16, 16]  # pieces of one size: two clients, once
+    assert calls == passes  # both clients', or of each a piece of one size; once
     assert int(work.features._known.sum()) == SIZES[1] + SIZES[2]
 
 
