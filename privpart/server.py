@@ -779,34 +779,65 @@ class FlatOptimizer:
     @torch.no_grad()
     def step(self, gradients: Mapping[int, Tensor]) -> None:
         """Move the groups that have a gradient, by number."""
-        settings = self._settings
-        common = {"lr": settings.learning_rate, "weight_decay": 0.0}
         for group, gradient in gradients.items():
-            one, state = ([self._groups[group]], [gradient]), self._states[group]
-            if settings.kind == "sgd":
-                last = [state.get("momentum_buffer")] if settings.momentum else [None]
-                sgd(
-                    *one, last, momentum=settings.momentum, dampening=0.0, nesterov=False,
-                    maximize=False, **common,
-                )  # fmt: skip
-                if last[0] is not None:
-                    state["momentum_buffer"] = last[0]
-                continue
-            names = ("sum",) if settings.kind == "adagrad" else ("exp_avg", "exp_avg_sq")
-            for name in () if state else names:
-                state[name] = torch.zeros_like(gradient)
-            steps = [state.setdefault("step", torch.tensor(0.0))]
-            moments = [[state[name]] for name in names]
-            if settings.kind == "adagrad":
-                adagrad(
-                    *one, *moments, steps, lr_decay=0.0, eps=settings.adaptivity,
-                    maximize=False, **common,
-                )  # fmt: skip
+            part, state = self._groups[group], self._states[group]
+            if self._settings.kind == "sgd":
+                self._descend(part, gradient, state)
             else:
-                adam(
-                    *one, *moments, [], steps, amsgrad=False, beta1=0.9, beta2=0.999,
-                    eps=settings.adaptivity, maximize=False, **common,
-                )  # fmt: skip
+                self._adapt(part, gradient, state)
+
+    def _descend(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
+        momentum = self._settings.momentum
+        last = [state.get("momentum_buffer") if momentum else None]
+        sgd(
+            [part],
+            [gradient],
+            last,
+            lr=self._settings.learning_rate,
+            momentum=momentum,
+            weight_decay=0.0,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        if last[0] is not None:
+            state["momentum_buffer"] = last[0]
+
+    def _adapt(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
+        adam_s = self._settings.kind == "adam"
+        if not state:
+            names = ("exp_avg", "exp_avg_sq") if adam_s else ("sum",)
+            state["step"] = torch.tensor(0.0)
+            state |= {name: torch.zeros_like(gradient) for name in names}
+        rate, constant = self._settings.learning_rate, self._settings.adaptivity
+        if adam_s:
+            adam(
+                [part],
+                [gradient],
+                [state["exp_avg"]],
+                [state["exp_avg_sq"]],
+                [],
+                [state["step"]],
+                lr=rate,
+                eps=constant,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=0.0,
+                amsgrad=False,
+                maximize=False,
+            )
+            return
+        adagrad(
+            [part],
+            [gradient],
+            [state["sum"]],
+            [state["step"]],
+            lr=rate,
+            eps=constant,
+            lr_decay=0.0,
+            weight_decay=0.0,
+            maximize=False,
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state by "group.name"; a group has none before its first step."""

@@ -395,9 +395,7 @@ class _Trial:
         """
         if method.ghost_sum:
             return self._summed()
-        if self._long:
-            return self._checks[method]
-        if not method.vectorized:
+        if self._long or not method.vectorized:
             return self.one_by_one(method)
         if not self._whole:
             pair = self._timed(self._asked[:2], method, few=True)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -266,14 +267,7 @@ class EmbeddedEngine:
         local: LocalTraining,
     ) -> Iterator[Tensor]:
         method = self.method or Method()
-        dim = self.model.active_dim(task.active)
-
-        def here(chunk: Sequence[ClientId], watch: Watch | None) -> tuple[Tensor, int]:
-            updates = host_memory(len(chunk), dim, device=self._device)
-            with self._here(len(chunk)):
-                computation.updates(task, chunk, start, method, updates, watch)
-            return updates, 0
-
+        here = partial(self._compute, computation, task, start, method)
         left = deque(self._chunks(clients))
         while left and not self._workers_are_ready(computation, sum(map(len, left))):
             yield from here(left.popleft(), self._watch)[0]
@@ -306,14 +300,7 @@ class EmbeddedEngine:
             for client, update in zip(left, each, strict=True):
                 yield from (task.sum_of(*one) for one in _summed({client: update}, task))
             return
-        dim = self.model.active_dim(task.active)
-
-        def here(chunk: Sequence[ClientId], watch: Watch | None) -> tuple[Tensor, int]:
-            total = host_memory(dim, device=self._device, dtype=torch.float64)
-            with self._here(len(chunk)):
-                count = computation.summed(task, chunk, start, method, total, watch)
-            return total, count
-
+        here = partial(self._compute, computation, task, start, method, summed=True)
         chunks = deque(equal_chunks(left, most, self.workers) if most else self._chunks(left))
         while chunks and not self._workers_are_ready(computation, sum(map(len, chunks))):
             chunk = chunks.popleft()
@@ -323,6 +310,28 @@ class EmbeddedEngine:
                 summed = pool.sums(task, start, local, method, list(chunks), self._watch, here)
                 for some, total, unclipped in summed:
                     yield task.sum_of(some, total, unclipped)
+
+    def _compute(
+        self,
+        computation: LocalComputation,
+        task: RoundTask,
+        start: Tensor,
+        method: Method,
+        chunk: Sequence[ClientId],
+        watch: Watch | None,
+        *,
+        summed: bool = False,
+    ) -> tuple[Tensor, int]:
+        """Return clients' updates, or their sum and how many of them were not clipped."""
+        dim = self.model.active_dim(task.active)
+        if summed:
+            total = host_memory(dim, device=self._device, dtype=torch.float64)
+            with self._here(len(chunk)):
+                return total, computation.summed(task, chunk, start, method, total, watch)
+        updates = host_memory(len(chunk), dim, device=self._device)
+        with self._here(len(chunk)):
+            computation.updates(task, chunk, start, method, updates, watch)
+        return updates, 0
 
     @contextmanager
     def _here(self, clients: int) -> Iterator[None]:
@@ -363,6 +372,7 @@ class EmbeddedEngine:
         known = self._choice is None or self._choice.done or self._found(task, start) is not None
         if self._choice is None or known or not computation.any_examples(task.clients):
             return computation
+
         def timed(seconds: float) -> None:
             self._start_if_it_pays(computation, self._alone + seconds * len(task.clients))
 

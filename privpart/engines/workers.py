@@ -88,6 +88,17 @@ class _Worker:
     started: bool = False
 
 
+@dataclass(slots=True)
+class _Round:
+    common: tuple[Any, ...]  # what a worker gets with each chunk
+    dim: int  # active parameters
+    summed: bool
+    watches: bool
+    here: Here | None
+    todo: deque[tuple[int, Sequence[ClientId]]]  # chunks that nobody has
+    owners: dict[int, _Worker] = field(default_factory=dict)  # of the chunks that were sent
+
+
 class _Trying(ForkingPickler):
     """Pickles all but the tensors, which can always be sent."""
 
@@ -252,34 +263,23 @@ class Workers:
         """Yield chunk and answer in order; the slot is reused afterwards."""
         self.open = True
         self._start.copy_(start)
-        dim = self._model.active_dim(task.active)
-        todo = deque(enumerate(chunks))
-        owners: dict[int, _Worker] = {}
-        done: dict[int, _Answer] = {}
         # without the cohort, whose thousands of clients would be sent with every chunk
         common = (replace(task, clients=()), local, method, watches, summed)
+        dim = self._model.active_dim(task.active)
+        round_ = _Round(common, dim, summed, watches, here, deque(enumerate(chunks)))
+        done: dict[int, _Answer] = {}
         for worker in self._workers:
             worker.free = deque(range(_SLOTS))
         try:
             for number, chunk in enumerate(chunks):
                 while number not in done:
-                    # what is wanted next is computed here, because it need not be put aside
-                    mine = todo.popleft() if here and number not in owners else None
-                    done |= self._finished(dim, summed, wait=False)
-                    self._hand_out(todo, common, owners)
-                    if mine is None and number not in done:
-                        if here and todo:
-                            mine = todo.popleft()
-                        else:
-                            done |= self._finished(dim, summed, wait=True)
-                    if here and mine is not None:
-                        done[mine[0]] = _computed(here, mine[1], watches)
+                    done |= self._some_answers(round_, number)
                 answer = done.pop(number)
                 yield chunk, answer
                 if not self._workers:
                     raise WorkerError("another round began before this one's answers were taken.")
                 if answer[0] is not None:
-                    owners[number].free.append(answer[0])
+                    round_.owners[number].free.append(answer[0])
             self.open = False
         except BaseException:
             self.close()
@@ -306,19 +306,28 @@ class Workers:
                 worker.process.join(_END)
         self._workers = []
 
-    def _hand_out(
-        self,
-        todo: deque[tuple[int, Sequence[ClientId]]],
-        common: tuple[Any, ...],
-        owners: dict[int, _Worker],
-    ) -> None:
+    def _some_answers(self, round_: "_Round", wanted: int) -> dict[int, _Answer]:
+        """Hand chunks out, and return answers by chunk; compute one here rather than wait."""
+        todo, here = round_.todo, round_.here
+        # what is wanted next is computed here, because it need not be put aside
+        mine = todo.popleft() if here and wanted not in round_.owners else None
+        done = self._finished(round_, wait=False)
+        self._hand_out(round_)
+        if mine is None and wanted not in done:
+            mine = todo.popleft() if here and todo else None
+            done |= {} if mine else self._finished(round_, wait=True)
+        if here and mine:
+            done[mine[0]] = _computed(here, mine[1], round_.watches)
+        return done
+
+    def _hand_out(self, round_: "_Round") -> None:
         """Give chunks to workers that have room, first to those that have none."""
         for already in range(_QUEUED):
             for place, worker in enumerate(self._workers):
-                if todo and worker.free and len(worker.queued) <= already:
-                    number, clients = todo.popleft()
-                    owners[number] = worker
-                    work = (number, worker.free.popleft(), clients, *common)
+                if round_.todo and worker.free and len(worker.queued) <= already:
+                    number, clients = round_.todo.popleft()
+                    round_.owners[number] = worker
+                    work = (number, worker.free.popleft(), clients, *round_.common)
                     self._send(place, work, len(clients))
 
     def _send(self, number: int, work: tuple[Any, ...], clients: int) -> None:
@@ -338,7 +347,7 @@ class Workers:
                 f"process ({error}). Define it at the top level of a module, or use workers=1."
             ) from None
 
-    def _finished(self, dim: int, summed: bool, *, wait: bool) -> dict[int, _Answer]:
+    def _finished(self, round_: "_Round", *, wait: bool) -> dict[int, _Answer]:
         """Return the answers that came, by chunk; wait until there is one, or a worker started."""
         owners = {w.pipe: n for n, w in enumerate(self._workers)}
         deaths = {w.process.sentinel: n for n, w in enumerate(self._workers)}
@@ -354,8 +363,9 @@ class Workers:
                     continue
                 chunk, slot, count, seen, seconds = answer
                 clients = self._note_answer(worker, seconds)
-                places = worker.totals[slot] if summed else worker.results[slot, :clients]
-                found[chunk] = (slot, places[..., :dim], count, seen)
+                summed = worker.totals[slot] if round_.summed else None
+                places = worker.results[slot, :clients] if summed is None else summed
+                found[chunk] = (slot, places[..., : round_.dim], count, seen)
         if ready and not any(pipe in owners for pipe in ready):
             raise self._died(next(deaths[sentinel] for sentinel in ready))
         return found
