@@ -49,7 +49,7 @@ from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.noise.stream import NoiseStream
 from privpart.plan import PrivacyPlan
 from privpart.run.folder import RunFolder, holds_a_run
-from privpart.server import RoundCounts, load_optimizer_tensors, optimizer_tensors
+from privpart.server import RoundCounts
 
 GradSampleMode = Literal["hooks", "ghost"]
 _SCHEMA = "privpart/example-level/1"
@@ -810,7 +810,7 @@ class _Steps:
         tensors = {"parameters": self.parameters, "random": torch.get_rng_state().to(torch.int32)}
         if self._device.type == "cuda":
             tensors["random_device"] = torch.cuda.get_rng_state(self._device).to(torch.int32)
-        tensors |= {f"optimizer.{k}": t.cpu() for k, t in optimizer_tensors(original).items()}
+        tensors |= {f"optimizer.{k}": t.cpu() for k, t in _optimizer_tensors(original).items()}
         if "state" in noise:
             tensors["noise"] = noise.pop("state")
         groups = [
@@ -849,7 +849,7 @@ class _Steps:
                 p.copy_(parameters[start : start + p.numel()].view_as(p))
                 start += p.numel()
         original = self._optimizer.original_optimizer
-        load_optimizer_tensors(
+        _load_optimizer_tensors(
             original, {name.removeprefix("optimizer."): tensor for name, tensor in own.items()}
         )
         for group, settings in zip(original.param_groups, values["groups"], strict=True):
@@ -857,6 +857,26 @@ class _Steps:
         self._scheduler.load_state_dict(values["scheduler"])
         torch.set_rng_state(random.to(torch.uint8))
         self._optimizer.passes.resume(values["round"])
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimiser's state by "parameter.name"; there is none before the first step."""
+    return {
+        f"{number}.{name}": value
+        for number, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Restore the state that ``_optimizer_tensors`` returned."""
+    whole = optimizer.state_dict()
+    whole["state"] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        whole["state"].setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict(whole)
 
 
 def _refuse_unkept(optimizer: torch.optim.Optimizer) -> None:

@@ -131,7 +131,7 @@ class Features:
     def compute(self, clients: Sequence[Tensor]) -> None:
         """Compute the missing ``values`` at the rows of each client, shape (k,)."""
         rows = torch.cat(list(clients))
-        missing = rows[~self._known[rows]].unique()
+        missing: Tensor = rows[~self._known[rows]].unique()  # type: ignore[no-untyped-call]
         if not len(missing):
             return
         # Of one client, pieces of one size, filled up with its own examples: a product with another
@@ -156,10 +156,10 @@ def feature_bytes(below: nn.Sequential, x: Tensor) -> int:
 
 def shared_memory(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return shared memory, zeros at first; no page of it exists before it is written to."""
-    memory: Any = torch.UntypedStorage
-    found = torch.empty(0, dtype=dtype)
-    size = math.prod(shape)
-    return found.set_(memory._new_shared(size * found.element_size()), 0, (size,)).view(shape)
+    storage: Any = torch.UntypedStorage
+    found, size = torch.empty(0, dtype=dtype), math.prod(shape)
+    memory: torch.UntypedStorage = storage._new_shared(size * found.element_size())
+    return found.set_(memory, 0, (size,), (1,)).view(shape)
 
 
 def share(tensor: Tensor) -> Tensor:
