@@ -32,9 +32,10 @@ class EngineOptions:
     """How an engine computes clients: they change the speed, never the guarantee.
 
     Args:
-        workers: number of processes, >= 1. 1 computes in the calling process. More start once the
-            calling process has computed clients for three seconds, which a job of a few rounds may
-            not take; the script must start its work under ``if __name__ == "__main__":``.
+        workers: number of processes, >= 1, of which the calling one is the first. The others start
+            once it is expected to compute clients for three seconds by the end of a round, which a
+            job of a few rounds may not take, or at once for a network of 4 million parameters; the
+            script must start its work under ``if __name__ == "__main__":``.
         batching: "loop" computes one client after another, "vmap" computes many clients as one
             vectorized computation, and "auto" finds the fastest way while the first rounds run: by
             the structure of the network, then by timing a few clients, or from the figures of an
