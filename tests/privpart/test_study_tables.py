@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 TABLES = {
     "tree": ROOT / "examples" / "study_fashion.toml",
     "blt": ROOT / "examples" / "study_fashion_blt.toml",
+    "bandmf": ROOT / "examples" / "study_fashion_bandmf.toml",
+    "turns": ROOT / "examples" / "study_fashion_turns.toml",
 }
 AXES = ("arm", "mechanism", "level")
 
