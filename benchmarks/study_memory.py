@@ -20,6 +20,7 @@ from statistics import median
 import torch
 
 from privpart.client import client_update
+from privpart.experiment.plan_file import PlanFile
 from privpart.experiment.study.client_side import client_side
 from privpart.experiment.study.study_file import Study, read_study
 from privpart.experiment.training import training
@@ -30,7 +31,7 @@ PROCESSES = 5
 STEPS = 5
 
 
-def plan_of(study: Study, arm: str):  # noqa: ANN201  a plan file
+def plan_of(study: Study, arm: str) -> PlanFile:
     """Return the plan of an arm at the study's first level."""
     group = next(group for group in study.groups if group.arm == arm)
     return study.final_cells(group, study.points[0])[0].candidates[0]
