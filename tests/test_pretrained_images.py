@@ -16,6 +16,7 @@ from privpart.experiment.training import training
 from privpart.noise.source import SeededSource
 
 IMAGES = Path(__file__).parent.parent / "examples" / "pretrained_images"
+NAMES = ("task", "network", "prepare")
 TRAINED = {
     "pretrained-head": 3_210,
     "pretrained-tail": 106_250,
@@ -32,8 +33,10 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(copy), *sys.path])
     monkeypatch.setattr(own_code, "_added", [])
     monkeypatch.setattr(own_code, "_imported", {})
+    for name in NAMES:  # another test's, which it left
+        monkeypatch.delitem(sys.modules, name, raising=False)
     yield copy
-    for name in ("task", "network", "prepare"):
+    for name in NAMES:
         sys.modules.pop(name, None)
 
 
