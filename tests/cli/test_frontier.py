@@ -2,12 +2,14 @@
 
 import csv
 import json
+import sys
 
 import pytest
 from small_study import changed
 from typer.testing import CliRunner
 
 from privpart.cli.main import app
+from privpart.experiment import own_code
 
 TASK = """
 import torch
@@ -53,10 +55,15 @@ STUDY = changed(
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    """Write the study and its code, and forget the code after the test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(own_code, "_added", [])
+    monkeypatch.setattr(own_code, "_imported", {})
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "study.toml").write_text(STUDY)
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("task", None)
 
 
 def frontier(folder, *more):
