@@ -150,6 +150,7 @@ class VectorizedTraining:
                     start, x, y, batches, out, channels_last, losses, recorder
                 )
 
+    @torch.no_grad()  # torch.func's own gradients aside: parameters of idle groups ask for them
     def _single_step(
         self,
         start: Tensor,

@@ -2,11 +2,14 @@
 
 import csv
 import json
+import sys
 
 import pytest
+from small_study import changed
 from typer.testing import CliRunner
 
 from privpart.cli.main import app
+from privpart.experiment import own_code
 
 TASK = """
 import torch
@@ -31,52 +34,36 @@ def public(module):
 def test(module):
     return Accuracy(*examples(2, 30))(module)
 """
-STUDY = """
-schema = "privpart/study/1"
-title = "own"
-smoke = true
-[plan]
-schema = "privpart/plan/1"
-[plan.privacy]
-rounds = 2
-clip_norm = 1.0
-noise_multiplier = 0.0
-delta = 1e-5
-mechanism = { name = "tree" }
-[plan.model]
-factory = "./task.py:network"
-[plan.data]
-clients = "./task.py:clients"
-metric = "./task.py:test"
-clients_per_round = 4
-[plan.client]
-learning_rate = 0.3
-[plan.server]
-[arms]
-full = { "model.train" = ["*"] }
-head = { "model.train" = ["2.*"] }
-[mechanisms]
-tree = { name = "tree" }
-[noise]
-epsilon = [4.0]
-none = true
-[tuning]
-trials = 2
-seeds = [7]
-held_out = 5
-metric = "./task.py:public"
-[tuning.space]
-"server.learning_rate" = { low = 0.1, high = 2.0, scale = "log" }
-[final]
-seeds = [0, 1]
-"""
+STUDY = changed(
+    ("[plan]\n", "smoke = true\n[plan]\n"),
+    (
+        'name = "small_cnn"\nsizes = { channels = [2, 4], hidden = 8, image_size = 8 }\nseed = 7',
+        'factory = "./task.py:network"',
+    ),
+    (
+        'task = "digits"\nusers = 100\nclients_per_round = 5',
+        'clients = "./task.py:clients"\nmetric = "./task.py:test"\nclients_per_round = 4',
+    ),
+    ('last = { "model.train" = ["dense2.*"] }', 'head = { "model.train" = ["2.*"] }'),
+    ("multiplier = [0.5]", "epsilon = [4.0]"),
+    ("trials = 3\nrefine = 2\nseeds = [100]", "trials = 2\nseeds = [7]"),
+    ("held_out = 20", 'held_out = 5\nmetric = "./task.py:public"'),
+    ("high = 3.0", "high = 2.0"),
+    ('"server.momentum" = [0.0, 0.5]\n', ""),
+    ("seeds = [0, 1, 2, 3, 4]", "seeds = [0, 1]"),
+)
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    """Write the study and its code, and forget the code after the test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(own_code, "_added", [])
+    monkeypatch.setattr(own_code, "_imported", {})
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "study.toml").write_text(STUDY)
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("task", None)
 
 
 def frontier(folder, *more):
@@ -120,8 +107,8 @@ def test_a_study_of_ones_own_code_is_tuned_tested_and_resumed(folder):
     for name in ("accuracy-epsilon.png", "accuracy-bytes.png", "study.json"):
         assert (folder / "out" / name).stat().st_size > 100
     # nothing is trained twice; another arm trains its own cells only
-    text = STUDY.replace("[mechanisms]", 'bias = { "model.train" = ["2.bias"] }\n[mechanisms]')
-    (folder / "study.toml").write_text(text)
+    more = ("[mechanisms]", 'bias = { "model.train" = ["2.bias"] }\n[mechanisms]')
+    (folder / "study.toml").write_text(changed(more, text=STUDY))
     told = frontier(folder, "--tune-only")
     assert "; 8 rounds to train" in told.stderr
     assert len(rows_of(folder, "tuning")) == 12
@@ -129,7 +116,7 @@ def test_a_study_of_ones_own_code_is_tuned_tested_and_resumed(folder):
 
 
 def test_a_fault_is_one_sentence(folder):
-    (folder / "study.toml").write_text(STUDY.replace("trials = 2", "trails = 2"))
+    (folder / "study.toml").write_text(changed(("trials = 2", "trails = 2"), text=STUDY))
     told = frontier(folder)
     assert told.exit_code != 0
     assert "trails" in str(told.exception)

@@ -95,11 +95,14 @@ def test_every_way_is_the_same_training(network, local, device):
     assert (loop.norm(dim=1) > 0.1 * TASK.clip_norm).sum() > 4  # power
 
 
+STEP = LocalTraining(0.3, steps=1, batch_size=8)
 TURNS = LocalTraining(0.2, epochs=2, batch_size=3, alternate=("dense?.weight", "dense?.bias"))
 
 
 @pytest.mark.parametrize("active", [None, (0,), (1,), (1, 0)], ids=str)
-@pytest.mark.parametrize("local", [LOCALS["one step"], LOCALS["adam"], TURNS], ids=lambda x: "")
+@pytest.mark.parametrize(
+    "local", [STEP, LOCALS["one step"], LOCALS["adam"], TURNS], ids=lambda x: ""
+)
 def test_groups_and_parameters_that_take_turns_are_the_same_training(local, active, device):
     def model():
         groups, train = [["dense3.*"], ["dense1.weight", "dense2.*"]], ["!dense1.bias"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy import stats
+from small_study import changed
 
 from accounting import ConfigError
 from privpart.data.tasks import digits
@@ -22,57 +23,14 @@ from privpart.experiment.sweep_store import CellResult, SweepStore
 from privpart.experiment.task_data import PlanData, held_out_of, plan_data
 from privpart.experiment.training import Own, training
 
-STUDY = """
-schema = "privpart/study/1"
-[plan]
-schema = "privpart/plan/1"
-[plan.privacy]
-rounds = 2
-clip_norm = 1.0
-noise_multiplier = 0.0
-delta = 1e-5
-mechanism = { name = "tree" }
-[plan.model]
-name = "small_cnn"
-sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
-seed = 7
-[plan.data]
-task = "digits"
-users = 100
-clients_per_round = 5
-[plan.client]
-learning_rate = 0.1
-[plan.server]
-[arms]
-full = { "model.train" = ["*"] }
-last = { "model.train" = ["dense2.*"] }
-[mechanisms]
-tree = { name = "tree" }
-[noise]
-multiplier = [0.5]
-none = true
-[tuning]
-trials = 3
-refine = 2
-seeds = [100]
-held_out = 20
-[tuning.space]
-"server.learning_rate" = { low = 0.01, high = 3.0, scale = "log" }
-"server.momentum" = [0.0, 0.5]
-[final]
-seeds = [0, 1, 2, 3, 4]
-"""
 LOOP = EngineOptions(batching="loop")
 
 
 @pytest.fixture
 def written(tmp_path):
-    def write(*changes, text=STUDY):
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
+    def write(*changes):
         path = tmp_path / "study.toml"
-        path.write_text(text)
+        path.write_text(changed(*changes))
         return path
 
     return write
@@ -234,8 +192,7 @@ def test_a_task_with_users_of_its_own_holds_some_out(monkeypatch):
 
 
 def test_points_cover_the_space_evenly_and_are_the_same_for_every_group(written):
-    text = STUDY.replace("trials = 3", "trials = 64")
-    tuning = read_study(written(text=text)).file.tuning
+    tuning = read_study(written(("trials = 3", "trials = 64"))).file.tuning
     rates = sorted(point["server.learning_rate"] for point in tuning.points())
     assert rates[0] >= 0.01
     assert rates[-1] < 3.0

@@ -8,14 +8,17 @@ import pytest
 
 from privpart.engines.options import EngineOptions
 from privpart.experiment.study.frontier import Interval
-from privpart.experiment.study.study_file import read_study
+from privpart.experiment.study.study_file import StudyFile, read_study
 from privpart.experiment.sweep import run_cell
+from privpart.experiment.sweep_file import json_of_toml
 from privpart.experiment.task_data import read_task
 
 ROOT = Path(__file__).parents[2]
 TABLES = {
     "tree": ROOT / "examples" / "study_fashion.toml",
     "blt": ROOT / "examples" / "study_fashion_blt.toml",
+    "bandmf": ROOT / "examples" / "study_fashion_bandmf.toml",
+    "turns": ROOT / "examples" / "study_fashion_turns.toml",
 }
 AXES = ("arm", "mechanism", "level")
 
@@ -29,33 +32,47 @@ def same(rows, group, *axes):
     return [r for r in rows if all(r[axis] == group[axis] for axis in axes or AXES)]
 
 
-def point_of(study, row):
-    return {field: float(row[field]) for field in study.file.tuning.space}
+def point_of(file, row):
+    return {field: float(row[field]) for field in file.tuning.space}
 
 
-@pytest.mark.parametrize("name", sorted(TABLES))
-def test_the_tables_follow_from_each_other_and_from_the_study_file(name):
-    study = read_study(TABLES[name])
+IMAGES = ROOT / "examples" / "pretrained_images" / "study.toml"
+
+
+@pytest.mark.parametrize(("name", "path"), sorted({**TABLES, "images": IMAGES}.items()))
+def test_the_tables_follow_from_each_other_and_from_the_study_file(name, path):
+    file = StudyFile.model_validate_json(json_of_toml(path), strict=True)
+    reference, *_ = file.arms
     frontier, final, tuning = (rows_of(name, t) for t in ("frontier", "final", "tuning"))
-    assert len(frontier) == len(study.groups)
+    noisy = [(m, level) for m in file.mechanisms for level in file.noise.levels()]
+    levels = noisy + [("none", "none")] * file.noise.none
+    expected = {(arm, *level) for arm in file.arms for level in levels}
+    assert {tuple(row[axis] for axis in AXES) for row in frontier} == expected
+    assert len(frontier) == len(expected)
     for row in frontier:
         tried = same(tuning, row)
-        assert len(tried) == study.trials * len(study.file.tuning.seeds)
+        assert len(tried) == (file.tuning.trials + file.tuning.refine) * len(file.tuning.seeds)
         (taken,) = [t for t in tried if t["chosen"] == "True"]
         assert float(taken["metric"]) == max(float(t["metric"]) for t in tried)
-        assert point_of(study, taken) == point_of(study, row)
+        assert point_of(file, taken) == point_of(file, row)
         own = {r["seed"]: float(r["metric"]) for r in same(final, row)}
-        assert sorted(map(int, own)) == sorted(study.file.final.seeds)
+        assert sorted(map(int, own)) == sorted(file.final.seeds)
         assert float(row["metric"]) == pytest.approx(sum(own.values()) / len(own))
-        if row["arm"] == study.reference:
+        if row["arm"] == reference:
             continue
-        first = same(final, row | {"arm": study.reference})
+        first = same(final, row | {"arm": reference})
         found = Interval.of([own[r["seed"]] - float(r["metric"]) for r in first])
         assert float(row["difference"]) == pytest.approx(found.mean)
         assert row["verdict"] == found.verdict("higher")
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_the_plans_of_the_tables_are_those_of_the_study_file(name):
+    study = read_study(TABLES[name])
+    frontier, final = rows_of(name, "frontier"), rows_of(name, "final")
     for group in study.groups[:: max(1, len(study.groups) // 4)]:
         (row,) = same(frontier, group.labels)
-        cells = study.final_cells(group, point_of(study, row))
+        cells = study.final_cells(group, point_of(study.file, row))
         hashes = {cell.candidates[0].hash for cell in cells}
         assert {r["plan_hash"] for r in same(final, row)} == hashes
 
@@ -72,7 +89,7 @@ def test_a_cut_down_study_agrees_with_the_table():
     assert len(groups) == 4
     for group in groups:
         (row,) = same(frontier, group.labels)
-        cell = study.final_cells(group, point_of(study, row))[0]
+        cell = study.final_cells(group, point_of(study.file, row))[0]
         found = run_cell(cell, EngineOptions(cache_prefix=False), read=read)
         kept = next(r for r in same(final, row) if r["seed"] == str(cell.seed))
         assert found.plan_hash == kept["plan_hash"]

@@ -1,0 +1,112 @@
+"""The study behind a frozen body: its network, how its files are made, and its arms."""
+
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from privpart.experiment import own_code
+from privpart.experiment.study.study_file import read_study
+from privpart.experiment.training import training
+from privpart.noise.source import SeededSource
+
+IMAGES = Path(__file__).parent.parent / "examples" / "pretrained_images"
+NAMES = ("task", "network", "prepare")
+TRAINED = {
+    "pretrained-head": 3_210,
+    "pretrained-tail": 106_250,
+    "random-head": 3_210,
+    "random-tail": 106_250,
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Copy the example, with made-up outputs of the bodies in place of its files."""
+    ignored = shutil.ignore_patterns("*.npz", "*.safetensors")
+    copy = Path(shutil.copytree(IMAGES, tmp_path / "images", ignore=ignored))
+    monkeypatch.setattr(sys, "path", [str(copy), *sys.path])
+    monkeypatch.setattr(own_code, "_added", [])
+    monkeypatch.setattr(own_code, "_imported", {})
+    for name in NAMES:  # another test's, which it left
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield copy
+    for name in NAMES:
+        sys.modules.pop(name, None)
+
+
+def test_the_network_and_the_files_that_follow_from_it(folder):
+    prepare = runpy.run_path(str(folder / "prepare.py"))
+    network = prepare["Lite0"]()
+    assert sum(p.numel() for p in network.parameters()) == 4_652_008 - 1_281_000
+    images = torch.rand(6, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    wide = prepare["enlarged"](images)
+    assert wide.shape == (6, 3, 64, 64)
+    assert -1 <= float(wide.min()) < float(wide.max()) <= 1
+    body = prepare["random"](wide)
+    again = prepare["random"](wide)
+    assert all(
+        torch.equal(a, b) for a, b in zip(body.parameters(), again.parameters(), strict=True)
+    )
+    with torch.no_grad():
+        assert body.body(wide).shape == (6, 320, 2, 2)
+        alone = body(wide[:1])
+        # running statistics: an image's outputs do not depend on the others
+        assert torch.allclose(alone, body(wide)[:1], atol=1e-4)
+    found = prepare["outputs"]([network, body], images)
+    assert found.shape == (6, 2, 320)
+    assert found.dtype == np.float16
+    kept = prepare["tail"](body)
+    assert torch.equal(kept["widen.weight"], body._conv_head.weight[::4, :, 0, 0])
+    tail = runpy.run_path(str(folder / "network.py"))["Tail"](1, 320, 320, 10)
+    lacks = tail.load_state_dict(kept, strict=False)
+    assert (lacks.missing_keys, lacks.unexpected_keys) == (["head.weight", "head.bias"], [])
+
+
+def test_arms_train_what_they_say_from_their_own_weights(folder):
+    """Each starts from the weights of its body, moves its own part, and reads its own outputs."""
+    rng = np.random.default_rng(0)
+    counts = {"train": 40, "public": 40, "test": 40}
+    np.savez(
+        folder / "outputs.npz",
+        **{f"{part}_x": rng.random((n, 2, 320), np.float32) for part, n in counts.items()},
+        **{f"{part}_y": rng.integers(0, 10, n) for part, n in counts.items()},
+    )
+    shapes = {"widen.weight": (320, 320)} | {
+        f"norm.{name}": (320,) for name in ("weight", "bias", "running_mean", "running_var")
+    }
+    files = {}
+    for name in ("pretrained", "random"):
+        generator = torch.Generator().manual_seed(len(name))
+        files[name] = {k: 0.5 + torch.rand(s, generator=generator) for k, s in shapes.items()}
+        save_file(files[name], folder / f"{name}.safetensors")
+    plan = (folder / "plan.toml").read_text()
+    for old, new in (("rounds = 70", "rounds = 2"), ("per_round = 100", "per_round = 5")):
+        assert old in plan
+        plan = plan.replace(old, new)
+    (folder / "plan.toml").write_text(plan)
+    study = read_study(folder / "study.toml")
+    tested = {group.arm: group for group in study.groups if group.level != "none"}
+    assert tested.keys() == TRAINED.keys()
+    for arm, group in tested.items():
+        body = arm.split("-")[0]
+        setup = training(
+            study.final_cells(group, study.points[0])[0].candidates[0], report=lambda _: None
+        )
+        assert setup.model.dim == TRAINED[arm]
+        assert len(setup.clients.ids) == 10
+        module = setup.model.module
+        assert torch.equal(module.widen.weight, files[body]["widen.weight"])
+        assert torch.equal(module.norm.running_var, files[body]["norm.running_var"])
+        x = torch.zeros(1, 2, 320)
+        x[:, ("pretrained", "random").index(body)] = 1.0
+        assert not torch.equal(module(x), module(torch.zeros_like(x)))
+        assert torch.equal(module(1 - x), module(torch.zeros_like(x)))
+        server, _ = setup.run(setup.promise(), SeededSource(0))
+        assert torch.isfinite(server.parameters).all()
+        assert (server.parameters != setup.first).float().mean() > 0.99
