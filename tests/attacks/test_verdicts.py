@@ -114,6 +114,8 @@ def test_labels_that_the_model_does_not_have_are_refused(mlp, digits):
         ("clipped", "clipped to its norm 0.01"),
         ("smoothed", "cross-entropy with label smoothing 0.1 explains it"),
         ("decay", "cross-entropy with weight decay 0.05 explains it"),
+        ("weights before", "it is weights, not an update: subtract those before the round"),
+        ("weights after", "it is weights, not an update: subtract those before the round"),
     ],
 )
 def test_an_update_that_the_images_do_not_explain_is_void(lenet, digits, wrong, cause):
@@ -128,10 +130,14 @@ def test_an_update_that_the_images_do_not_explain_is_void(lenet, digits, wrong, 
         "smoothed": lambda: observe(lenet, x, y, loss=smoothed),
         "decay": lambda: observe(lenet, x, y),
     }
-    update = dict(made[wrong]().update)
+    weights = {k: v.detach().double() for k, v in lenet.named_parameters()}
+    if wrong.startswith("weights "):
+        sent = made["delta"]().update
+        update = {k: v + sent[k] * (wrong == "weights after") for k, v in weights.items()}
+    else:
+        update = dict(made[wrong]().update)
     if wrong == "decay":
-        weights = dict(lenet.named_parameters())
-        update = {k: v + 0.05 * weights[k].detach().double() for k, v in update.items()}
+        update = {k: v + 0.05 * weights[k] for k, v in update.items()}
     report = audited(lenet, x, y, update)
     told = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert cause in "; ".join(told["void"]["causes"])
