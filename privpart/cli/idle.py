@@ -321,7 +321,7 @@ TABLE: Mapping[str, Options] = {
                 "the weights after the round are missing",
             ),
             Idle(
-                "trials delta",
+                "trials",
                 "gradient",
                 _given("gradient"),
                 "is one update, which already contains its noise",
