@@ -283,7 +283,8 @@ class Audit(Setting):
 
     @property
     def _oracles(self) -> tuple[str, ...]:
-        return ORACLES if self.reveal_labels else (*ORACLES, "class mean")
+        labelled = () if self.reveal_labels or self.class_means is None else ("class mean",)
+        return (*ORACLES, *labelled)
 
     @cached_property
     def _baselines(self) -> dict[str, Tensor]:

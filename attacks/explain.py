@@ -28,6 +28,8 @@ _EXACT = 1e-12  # residuals below it are equal: float32 leaves no less
 _HANDICAP = 4.0
 _RATES = 12  # learning rates to try, each corrected by what the one before left
 _MANY = 30  # values that three terms of a loss cannot match by chance
+_MOST_DECAY = 10.0  # weight decay above which a fit is chance
+_NEAR_WEIGHTS = 0.05  # relative squared distance from the weights before the round, of those after
 _POINTS_BACK = -0.5  # cosine with the gradient, below which an update is rather a descent
 
 
@@ -136,6 +138,10 @@ def _causes(
         return ("it contains less noise than the noise multiplier says",)
     if not torch.equal(replay(model, observation, x, y), replay(model, observation, x, y)):
         return ("mode: the model's forward pass is random, so that no examples explain its update",)
+    weights = flat(as_double(observation.state[name]) for name in observation.update)
+    seen = _values(observation)
+    if float((weights - seen).square().sum()) < _NEAR_WEIGHTS * float(seen.square().sum()):
+        return ("it is weights, not an update: subtract those before the round (before)",)
     fits = [(left, clause) for left, clause in _fits(model, observation, x, y) if left < found.most]
     if fits:
         return (min(fits, key=lambda one: one[0])[1],)
@@ -269,6 +275,9 @@ def _another_loss(model: nn.Module, plain: Observation, x: Tensor, y: Tensor) ->
         "label smoothing": float(share[1]) / total,
         "weight decay": float(share[2]) / total,
     }
+    possible = 0 <= parts["label smoothing"] <= 1 and 0 <= parts["weight decay"] <= _MOST_DECAY
+    if not possible:
+        return "", math.inf
     told = [f"{name} {value:.2g}" for name, value in parts.items() if abs(value) > 1e-4]
     return f"loss: cross-entropy with {' and '.join(told)} explains it", left
 

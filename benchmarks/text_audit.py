@@ -51,7 +51,7 @@ DRAWS = 10
 FIRST_SEED = 1000  # no seed below was used while the attacks were written
 VOCABULARY, WIDTH, LENGTH, BATCH = 1000, 128, 16, 4
 PAD, UNKNOWN = 0, 1
-EXCHANGES = 12_000
+EXCHANGES = 2_000  # half of those of `--effort normal`
 ATTENTION = ("*query*", "*key*", "*value*")
 C_ATTN = ("*c_attn.weight",)
 LORA_A = ("*lora_A*",)
@@ -162,9 +162,6 @@ CASES = {
     "word classifier, attention": Case(word_classifier, ATTENTION, False),
     "word classifier, attention, exchange": Case(
         word_classifier, ATTENTION, False, exchanges=EXCHANGES
-    ),
-    "BERT q k v, Shakespeare, exchange": Case(
-        bert, ATTENTION, False, "Shakespeare", exchanges=EXCHANGES
     ),
 }
 

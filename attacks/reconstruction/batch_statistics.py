@@ -99,9 +99,14 @@ def with_buffers(model: nn.Module, observation: Observation, x: Tensor) -> Obser
         ConfigError: several local steps, or a client that did not train in training mode.
     """
     if not observation.training:
-        raise ConfigError("send_buffers=True: in eval mode a client's buffers do not move.")
+        raise ConfigError(
+            "send_buffers: in eval mode a client's buffers do not move; leave it out."
+        )
     if observation.local is not None and observation.local.steps > 1:
-        raise ConfigError("send_buffers=True: is only for a gradient, or one local step.")
+        raise ConfigError(
+            f"send_buffers: after {observation.local.steps} local steps the buffers are not those "
+            "of one batch; audit a gradient or one step, or leave it out."
+        )
     state = observation.state
     with torch.no_grad():
         found = batch_statistics(model, state)(as_double(x))

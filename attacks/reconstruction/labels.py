@@ -1,6 +1,7 @@
 """Labels: known, inferred from the update, or candidates to be tried one by one."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -166,21 +167,29 @@ def _label_of_one(weight_grad: Tensor | None, batch: int) -> Tensor:
 
 def _head(model: nn.Module, observation: Observation) -> tuple[str, Tensor]:
     """Return the dense layer whose output is the logits ("" if none), and logits of probes."""
-    twin = ready(model, observation.training)
+    generator = torch.Generator().manual_seed(0)
+    probes = torch.rand(_PROBES, *observation.shape[1:], generator=generator, dtype=torch.float64)
+    return output_layer(ready(model, observation.training), observation.state, probes)
+
+
+def output_layer(net: nn.Module, state: Mapping[str, Tensor], inputs: Tensor) -> tuple[str, Tensor]:
+    """Return the name of the dense layer whose output is the logits ("" if none), and the logits.
+
+    Args:
+        net: gets hooks, and maps inputs to logits.
+        state: its weights.
+        inputs: a batch.
+    """
     outputs: dict[str, Tensor] = {}
 
     def watch(name: str, module: nn.Module) -> None:
         module.register_forward_hook(lambda _m, _i, out: outputs.__setitem__(name, out))
 
-    for name, module in twin.named_modules():
+    for name, module in net.named_modules():
         if isinstance(module, nn.Linear):
             watch(name, module)
-    generator = torch.Generator().manual_seed(0)
-    probes = torch.rand(_PROBES, *observation.shape[1:], generator=generator, dtype=torch.float64)
     with torch.no_grad():
-        logits = functional_call(
-            twin, {k: _wide(v) for k, v in observation.state.items()}, (probes,)
-        )
+        logits = functional_call(net, {k: _wide(v) for k, v in state.items()}, (inputs,))
     return next((name for name, out in outputs.items() if out is logits), ""), logits
 
 

@@ -24,7 +24,7 @@ from attacks.explain import Explanation, explain
 from attacks.observation import noise_std_of, select
 from attacks.report import Adversary
 from attacks.setting import Setting
-from attacks.text.bag import bag_of_tokens
+from attacks.text.bag import bag_of_tokens, predicted_tokens
 from attacks.text.observation import (
     NextToken,
     TextObservation,
@@ -50,10 +50,14 @@ ReadByAttack = dict[str, ReadText | None]  # of one batch; None where an attack 
 _NOTHING = ReadText((), frozenset(), math.inf, 0.0)
 
 
-def bag_only(model: nn.Module, seen: TextObservation) -> ReadText | None:
-    """Return the distinct tokens that the embedding's rows show, as an attack of its own."""
+def _tokens_alone(
+    read: Callable[[nn.Module, TextObservation], Tensor | None],
+    model: nn.Module,
+    seen: TextObservation,
+) -> ReadText | None:
+    """Return the distinct tokens that ``read`` finds, as an attack of its own."""
     started = time.perf_counter()
-    found = bag_of_tokens(model, seen)
+    found = read(model, seen)
     if found is None:
         return None
     return ReadText((), frozenset(found.tolist()), math.inf, time.perf_counter() - started)
@@ -65,7 +69,11 @@ def text_suite(*, exchanges: int = 4000) -> dict[str, TextAttack]:
     Args:
         exchanges: updates that "span_test + exchange" may compute; 0 leaves it out.
     """
-    attacks: dict[str, TextAttack] = {"bag_of_tokens": bag_only, "span_test": span_test}
+    attacks: dict[str, TextAttack] = {
+        "bag_of_tokens": partial(_tokens_alone, bag_of_tokens),
+        "predicted_tokens": partial(_tokens_alone, predicted_tokens),
+        "span_test": span_test,
+    }
     if exchanges:
         attacks["span_test + exchange"] = partial(_exchange, exchanges=exchanges)
     return attacks
@@ -218,13 +226,30 @@ class TextAudit(Setting):
         self.refuse_setting()
         if not all(self._truth):
             raise ConfigError("tokens: a row is padding alone; leave it out.")
-        if self.labels is not None:
-            with torch.no_grad():
-                logits = text_model(self.model, self.pad)(self.tokens[:1])
-            self.refuse_labels(logits, self.labels)
+        with torch.no_grad():
+            logits = text_model(self.model, self.pad)(self.tokens[:1])
         count = vocabulary(self.model)
+        self._refuse_logits(tuple(logits.shape), count)
+        if self.labels is not None:
+            self.refuse_labels(logits, self.labels)
         if any(not 0 <= token < count for sentence in self.public for token in sentence):
             raise ConfigError(f"public: has ids that are not 0 to {count - 1}, the model's.")
+
+    def _refuse_logits(self, shape: tuple[int, ...], words: int) -> None:
+        """Raise a ConfigError for a classifier without labels, or labels without a classifier."""
+        if self.labels is not None and self.loss is cross_entropy and len(shape) != 2:
+            raise ConfigError(
+                f"labels: the model gives logits {shape} for one sentence, one per token; leave "
+                "the labels out, or pass a model that gives (1, K)."
+            )
+        places = self.tokens.shape[1]
+        predicts = shape[:2] == (1, places) and len(shape) == 3 and shape[-1] >= words
+        if isinstance(self.loss, NextToken) and not predicts:
+            raise ConfigError(
+                f"labels are missing: the model gives logits {shape} for one sentence of {places} "
+                f"tokens, and one that predicts its tokens gives (1, {places}, K), K at least "
+                f"{words}. Pass the labels of a classifier."
+            )
 
     def report(self) -> TextReport:
         """Run every attack on every view of every batch, for one adversary after the other."""

@@ -1,9 +1,10 @@
-"""Bag: the tokens of a batch, read off the rows of the embedding's gradient."""
+"""Bag: the tokens of a batch, read off the embedding's gradient, or that of the last bias."""
 
 import torch
 from torch import Tensor, nn
 
-from attacks.text.observation import TextObservation, token_embedding
+from attacks.reconstruction.labels import output_layer
+from attacks.text.observation import NextToken, TextObservation, text_model, token_embedding
 
 _ROUNDING = 100.0
 _OUTSIDE = 1e-3  # share of a row that leaves the span of the others, at most, by chance
@@ -30,6 +31,28 @@ def bag_of_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
     if not len(found):
         return None
     return found if len(found) <= batch * length else _tied(rows.double(), seen)
+
+
+def predicted_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
+    """Return ids that the batch certainly has after other tokens, by the bias of the last layer.
+
+    Its gradient is the mean softmax minus the frequency of each next token: an entry is negative
+    only for a token of the batch, and so is any sum of them with weights above 0, as steps of SGD
+    and of Adam make. A token that the model expects more often than it stands there is missed.
+
+    Returns:
+        None where the model does not predict its own tokens, where that bias is not in view, where
+        noise covers it, and where no entry is negative.
+    """
+    if not isinstance(seen.loss, NextToken) or seen.noise_std > 0:
+        return None
+    probe = torch.zeros((1, seen.shape[1]), dtype=torch.long)
+    layer, _ = output_layer(text_model(model), seen.state, probe)
+    bias = seen.update.get(f"{layer}.bias")
+    if bias is None:
+        return None
+    found: Tensor = (bias < 0 if seen.local is None else bias > 0).nonzero()[:, 0]
+    return found if 0 < len(found) <= seen.shape[0] * seen.shape[1] else None
 
 
 def _tied(rows: Tensor, seen: TextObservation) -> Tensor | None:

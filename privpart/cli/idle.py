@@ -114,7 +114,7 @@ _DATA_DIR = Idle(
     "is not read from a folder",
 )
 _MOMENTUM = Idle("momentum", "optimizer", _is("optimizer", "adam"), "has a momentum of its own")
-_WITHOUT_SEARCH = frozenset({"invert_dense", "bag_of_tokens", "span_test"})
+_WITHOUT_SEARCH = frozenset({"invert_dense", "bag_of_tokens", "predicted_tokens", "span_test"})
 """Attacks in closed form, whatever the effort."""
 _OF_IMAGES = "data data_dir mode send_buffers"
 _AUDIT_FREE = "batch weights local_steps hide_labels attack seed view out form clip"
@@ -321,7 +321,7 @@ TABLE: Mapping[str, Options] = {
                 "the weights after the round are missing",
             ),
             Idle(
-                "trials delta",
+                "trials",
                 "gradient",
                 _given("gradient"),
                 "is one update, which already contains its noise",

@@ -10,9 +10,10 @@ from accounting import ConfigError
 from attacks import LocalSteps, dlg, explain, leakage, observe, psnr, suite
 from attacks.reconstruction.batch_statistics import sent_statistics, statistics_gap, with_buffers
 from attacks.report import VERDICTS
+from privpart.cli.audit.tables import warnings
 
 ONLY = {"norm": ["1.*"]}
-BRIEF = suite(restarts=1, max_evaluations=60, newton_steps=0, steps=0, tv=0)
+BRIEF = suite(restarts=1, max_evaluations=120, newton_steps=0, steps=0, tv=0)
 
 
 @pytest.fixture
@@ -77,23 +78,44 @@ def test_they_say_nothing_after_several_steps_or_in_eval_mode(model, digits):
     assert sent_statistics(model, replace(seen, local=steps)) == {}
     assert sent_statistics(model, replace(seen, training=False)) == {}
     assert statistics_gap(model, observe(model, x, y)) is None
-    with pytest.raises(ConfigError, match="one local step"):
+    with pytest.raises(ConfigError, match="after 2 local steps"):
         with_buffers(model, replace(seen, local=steps), x)
     with pytest.raises(ConfigError, match="statistics"):
         dlg(model, observe(model, x, y), statistics=1.0)
 
 
-def test_as_a_prior_they_find_what_the_update_alone_does_not(model, digits):
+def test_as_a_prior_they_recover_the_image_they_are_of_and_no_other(model, digits):
+    x, other = digits[0][:1], digits[0][5:6]
+    short = {"restarts": 1, "max_evaluations": 150, "newton_steps": 0, "statistics": 1.0}
+    own = with_buffers(model, observe(model, x, digits[1][:1], visible=["0.*"]), x)
+    true = dlg(model, own, **short)
+    assert float(psnr(true.x, x)) > 40
+    assert float(psnr(true.x, other)) < 15
+    mixed = dlg(model, with_buffers(model, own, other), **short)  # statistics of another image
+    assert float(psnr(mixed.x, x)) < 20
+    assert mixed.match > 1e-4 > true.match
+
+
+def test_sent_buffers_change_the_verdict_and_are_told(model, digits):
     x, y = digits[0][:1], digits[1][:1]
-    seen = observe(model, x, y, visible=["0.*"])
-    short = {"restarts": 1, "max_evaluations": 100, "newton_steps": 0}
-    alone = dlg(model, seen, **short)
-    sent = with_buffers(model, seen, x)
-    helped = dlg(model, sent, statistics=1.0, **short)
-    others = dlg(model, with_buffers(model, seen, digits[0][1:2]), statistics=1.0, **short)
-    scores = [float(psnr(found.x, x)) for found in (alone, helped, others)]
-    assert scores[1] > scores[0] + 3, scores
-    assert scores[2] < scores[1] - 3, scores
+    both = {name: BRIEF[name] for name in ("dlg", "dlg + statistics")}
+    options = {"views": {"first": ["0.*"]}, "attacks": both, "clip": 100.0}
+    sent = leakage(model, x, y, send_buffers=True, **options)
+    assert sent.verdict == "recovered"
+    assert sent.rows[0].to_dict()["by_attack"]["dlg + statistics"]["verdict"] == "recovered"
+    kept = leakage(model, x, y, **options)
+    assert kept.verdict != "recovered"
+    assert list(kept.rows[0].to_dict()["by_attack"]) == ["dlg"]
+    assert (sent.threat["buffers"], kept.threat["buffers"]) == ("sent", "not sent")
+    never = {"never": lambda *_: None}
+    assert not [told for told in warnings(kept) if "buffers" in told]
+    options["attacks"] = {"dlg": suite(restarts=1, max_evaluations=2, newton_steps=0)["dlg"]}
+    noisy = leakage(model, x, y, send_buffers=True, noise_multiplier=1.0, **options)
+    assert "no clip and no noise covers them, and epsilon 4.378 is not" in warnings(noisy)[0]
+    others = with_buffers(model, observe(model, x, y), digits[0][5:6])
+    given = dict(others.update) | dict(others.buffers)
+    void = leakage(model, x, y, update=given, views=ONLY, attacks=never)
+    assert void.void
 
 
 def test_an_audit_uses_them_and_says_so(model, digits):

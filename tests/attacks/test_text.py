@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from accounting import BinaryTree, ConfigError, Participation, calibrate
 from attacks import text_leakage
 from attacks.text.attention import attending
-from attacks.text.bag import bag_of_tokens
+from attacks.text.bag import bag_of_tokens, predicted_tokens
 from attacks.text.observation import observe_text
 from attacks.text.read import span_test
 from attacks.text.score import bigram_guess, rouge_l, text_scores, token_f1, unigram_guess
@@ -244,3 +244,46 @@ def test_rounding_of_the_attacker_hides_no_token():
     tokens = torch.randint(200, (2, 8), generator=torch.Generator().manual_seed(0))
     seen = observe_text(model, tokens, visible=["layers.0.attention.*"])
     assert exact(span_test(model, seen), tokens) == 2
+
+
+def test_labels_and_logits_must_fit(gpt2, bert):
+    one = torch.tensor([0])
+    with pytest.raises(ConfigError, match=r"logits .* one per token; leave the labels out"):
+        text_leakage(gpt2, TOKENS[:1], one, views={"all": ["*"]})
+    with pytest.raises(ConfigError, match="labels are missing: the model gives logits"):
+        text_leakage(bert, TOKENS[:1], views={"all": ["*"]})
+
+
+class Recurrent(nn.Module):
+    """A language model whose output layer has a bias, and a weight of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.lstm = nn.Embedding(200, 16), nn.LSTM(16, 16, batch_first=True)
+        self.out = nn.Linear(16, 200)
+
+    def forward(self, tokens):
+        return self.out(self.lstm(self.tokens(tokens))[0])
+
+
+@pytest.mark.parametrize(
+    "local", [None, LocalSteps(learning_rate=0.1, steps=3, momentum=0.9), "adam"], ids=str
+)
+def test_the_last_bias_gives_away_what_is_predicted_and_nothing_else(local):
+    if local == "adam":
+        local = LocalSteps(learning_rate=0.01, steps=3, optimizer="adam")
+    model, view = seeded(Recurrent()), {"bias": ["out.bias"]}
+    tokens = torch.randint(200, (4, 9), generator=torch.Generator().manual_seed(3))
+    said = set(tokens[:, 1:].flatten().tolist())
+    seen = observe_text(model, tokens, visible=["out.bias"], local=local)
+    assert set(predicted_tokens(model, seen).tolist()) == said
+    report = text_leakage(model, tokens, views=view, batch=4, public=[(1, 2, 3)], local=local)
+    assert report.verdict == "partial"
+    with torch.no_grad():  # it expects some of them too often, and two thirds of the others
+        model.out.bias[sorted(said)[:5]] = 6.0
+        model.out.bias[50:150] += 3.0
+    later = predicted_tokens(model, observe_text(model, tokens, visible=["out.bias"], local=local))
+    assert set(later.tolist()) < said
+    noisy = {"clip": 1.0, "noise_multiplier": 1.0, "generator": torch.Generator().manual_seed(0)}
+    assert predicted_tokens(model, observe_text(model, tokens, **noisy)) is None
+    assert predicted_tokens(model, observe_text(model, tokens, visible=["lstm.*"])) is None

@@ -13,6 +13,7 @@ from attacks import LocalSteps, dlg, explain, leakage, observe, suite
 from attacks.networks import smooth_lenet
 from attacks.reconstruction.labels import label_candidates
 from attacks.report import VERDICTS
+from privpart.cli.audit.tables import leakage_tables
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
 FULL = {"full": ["*"]}
@@ -114,6 +115,8 @@ def test_labels_that_the_model_does_not_have_are_refused(mlp, digits):
         ("clipped", "clipped to its norm 0.01"),
         ("smoothed", "cross-entropy with label smoothing 0.1 explains it"),
         ("decay", "cross-entropy with weight decay 0.05 explains it"),
+        ("weights before", "it is weights, not an update: subtract those before the round"),
+        ("weights after", "it is weights, not an update: subtract those before the round"),
     ],
 )
 def test_an_update_that_the_images_do_not_explain_is_void(lenet, digits, wrong, cause):
@@ -128,10 +131,14 @@ def test_an_update_that_the_images_do_not_explain_is_void(lenet, digits, wrong, 
         "smoothed": lambda: observe(lenet, x, y, loss=smoothed),
         "decay": lambda: observe(lenet, x, y),
     }
-    update = dict(made[wrong]().update)
+    weights = {k: v.detach().double() for k, v in lenet.named_parameters()}
+    if wrong.startswith("weights "):
+        sent = made["delta"]().update
+        update = {k: v + sent[k] * (wrong == "weights after") for k, v in weights.items()}
+    else:
+        update = dict(made[wrong]().update)
     if wrong == "decay":
-        weights = dict(lenet.named_parameters())
-        update = {k: v + 0.05 * weights[k].detach().double() for k, v in update.items()}
+        update = {k: v + 0.05 * weights[k] for k, v in update.items()}
     report = audited(lenet, x, y, update)
     told = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert cause in "; ".join(told["void"]["causes"])
@@ -224,6 +231,14 @@ def test_a_constant_image_that_comes_back_is_recovered(lenet, digits):
     assert row.psnr[0] > 100
     assert row.verdict == "recovered"
     assert row.best[0].baseline < 15
+
+
+def test_hidden_labels_without_class_means_have_no_such_oracle(lenet, digits):
+    report = audited(
+        lenet, digits[0][:2], digits[1][:2], {"conv1.bias": torch.ones(8)}, reveal_labels=False
+    )
+    assert set(report.oracles) <= set(report.baselines)
+    assert leakage_tables(report)
 
 
 def test_class_means_are_an_oracle_where_labels_are_hidden(lenet, digits):

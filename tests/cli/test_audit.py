@@ -212,6 +212,7 @@ def test_weights_before_and_after(privpart, tmp_path):
     ("changed", "fault"),
     [
         (["--view", "dense9.*"], "matches no parameter"),
+        (["--view", "=dense1.*"], "has no name"),
         (["--model", "vgg"], "--model 'vgg': must be lenet"),
         (["--model", "no_such_module:build"], "cannot be imported"),
         (["--data", "nothing.safetensors"], "cannot be read"),

@@ -94,6 +94,12 @@ def _write(
         typer.echo(tables.defences_csv(points), nl=False)
     else:
         tables.show_defences(points)
+    if options.send_buffers:
+        typer.echo(
+            "privpart: warning: buffers are sent besides the update: no clip and no noise covers "
+            "them, and no epsilon of the table is theirs.",
+            err=True,
+        )
     if points[0].missing:
         typer.echo(
             "privpart: warning: nothing besides the examples attacked: the baseline "

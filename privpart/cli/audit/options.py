@@ -312,6 +312,8 @@ def views(typed: Sequence[str]) -> dict[str, Sequence[str]]:
     found: dict[str, Sequence[str]] = {}
     for text in typed:
         name, equals, patterns = text.partition("=")
+        if not name:
+            raise ConfigError(f"view={text!r}: has no name; pass NAME=PATTERN, or a pattern.")
         if name in found:
             raise ConfigError(f"view={text!r}: {name!r} is named twice.")
         found[name] = patterns.split(",") if equals else ["*"] if text == "full" else [text]

@@ -109,6 +109,11 @@ def warnings(report: LeakageReport) -> list[str]:
     if report.void:
         return [void(report)]
     found = []
+    if report.threat["buffers"] != "not sent":
+        of_all = f", and epsilon {_epsilon(report)} is not theirs" if report.bound else ""
+        found.append(
+            f"buffers are sent besides the update: no clip and no noise covers them{of_all}."
+        )
     if report.missing:
         found.append(
             f"no image besides those attacked: the baseline {', '.join(report.missing)} is "
@@ -136,6 +141,10 @@ def warnings(report: LeakageReport) -> list[str]:
             "quite that of these images, weights, mode and loss."
         )
     return found
+
+
+def _epsilon(report: LeakageReport) -> str:
+    return "infinite" if report.bound is None else up(report.bound.epsilon(report.delta), 4)
 
 
 def void(report: LeakageReport) -> str:
@@ -257,7 +266,7 @@ def leakage_notes(report: LeakageReport) -> list[str]:
         )
     if report.bound is not None:
         notes.append(
-            f"Accountant: epsilon {up(report.bound.epsilon(report.delta), 4)} at delta "
+            f"Accountant: epsilon {_epsilon(report)} at delta "
             f"{report.delta:g} for one noised release. It is not computed from any score above."
         )
     given = {row.verdict for row in report.rows}

@@ -273,13 +273,19 @@ def _of_file(
             f"{wanted}."
         )
     others = tokens[wanted:] if public is None else public
+    texts = () if words is None else _lines(words)
+    if words is not None and int(tokens[:wanted].max()) >= len(texts):
+        typer.echo(
+            f"privpart: words={words}: has {len(texts)} lines; tokens beyond are shown as numbers.",
+            err=True,
+        )
     return TextInputs(
         model=model,
         tokens=tokens[:wanted].long(),
         labels=None if labels is None else labels[:wanted].long(),
         pad=options.pad,
         public=[_before(row, options.pad) for row in others.tolist()],
-        words=() if words is None else _lines(words),
+        words=texts,
         views=shown or {"full": ["*"]},
         update=given_update(model, options.gradient, options.before),
     )
