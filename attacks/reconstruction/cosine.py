@@ -47,7 +47,7 @@ def cosine_tv(
     learning_rate: float = 0.1,
     tv: float | Sequence[float] = (2.0, 0.02),
     statistics: float = 0.0,
-    signed: bool = False,
+    signed: bool | Sequence[bool] = (False, True),
     bounds: Bounds = (0.0, 1.0),
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
@@ -62,7 +62,9 @@ def cosine_tv(
     The distance at noise differs between networks by a factor of hundreds (0.3 on a ResNet-8,
     0.0006 on a ConvNet), so a weight that does not follow it is a guess: too large, and the image
     is flat. What is right in units of d depends on the images, 1 to 3 on photographs and 0.03 on
-    handwritten digits; the residual tells, so the restarts take different weights.
+    handwritten digits; the residual tells, so the restarts take different weights. Steps along the
+    gradient find more on ResNet-8; steps by its sign find what several steps of Adam sent, whose
+    slopes are steep. So the restarts take both.
 
     Args:
         model: the client's architecture; its weights are taken from ``observation``.
@@ -73,7 +75,8 @@ def cosine_tv(
         tv: weight of the total variation in units of the distance at the start, >= 0; of several,
             the restarts take each in turn.
         statistics: see ``dlg``.
-        signed: step by the sign of the gradient, as published; it finds less in few steps.
+        signed: step by the sign of the gradient, as published; of several, the restarts take each
+            in turn.
         bounds: least and greatest pixel value.
         seed: of the starting points.
         dtype: precision of the gradients; the residual is always float64.
@@ -84,7 +87,7 @@ def cosine_tv(
     restarts = checks.count("restarts", restarts)
     steps = checks.count("steps", steps)
     rate = checks.positive("learning_rate", learning_rate)
-    weights = prior_weights(tv)
+    weights, signs = prior_weights(tv), _signs(signed)
     gap = known_statistics(model, observation, statistics)
     seed = checks.count("seed", seed, minimum=0)
     check_bounds(bounds)
@@ -101,7 +104,7 @@ def cosine_tv(
             cosine_tv(
                 model,
                 replace(observation, labels=guess),
-                restarts=1,
+                restarts=min(restarts, len(weights)),
                 steps=max(steps // _SCOUTS, 1),
                 learning_rate=rate,
                 tv=tv,
@@ -122,6 +125,8 @@ def cosine_tv(
     x = torch.stack(points).to(dtype).requires_grad_(True)
     solver = torch.optim.Adam([x], lr=rate)
     pressure = torch.tensor([weights[i % len(weights)] for i in range(restarts)], dtype=dtype)
+    by_sign = torch.tensor([signs[i % len(signs)] for i in range(restarts)])
+    by_sign = by_sign.view(restarts, *[1] * len(observation.shape))
     one = torch.ones((), dtype=dtype)
     milestones = {int(part * steps) for part in _DECAY_AT}
     for step in range(steps):
@@ -138,7 +143,7 @@ def cosine_tv(
             [outputs[i] for i in moved], x, [[*pulls, one][i] for i in moved]
         )
         slope.nan_to_num_(0.0)
-        x.grad = slope.sign_() if signed else slope
+        x.grad = torch.where(by_sign, slope.sign(), slope)
         if step in milestones:
             solver.param_groups[0]["lr"] *= _DECAY
         solver.step()
@@ -204,6 +209,13 @@ def cosine_slope(
     rows.mul_((cosine / length.square().clamp(min=_TINY))[:, None]).addr_(inverse, target, alpha=-1)
     pieces = torch.split(rows, [part.shape[1] for part in parts], dim=1)
     return 1 - cosine, [a.view_as(b) for a, b in zip(pieces, mine, strict=True)]
+
+
+def _signs(signed: bool | Sequence[bool]) -> list[bool]:
+    choices = [signed] if isinstance(signed, bool) else list(signed)
+    if not choices or not all(isinstance(choice, bool) for choice in choices):
+        raise ConfigError(f"signed={signed!r}: must be True, False, or a sequence of them.")
+    return choices
 
 
 def _named(update: dict[str, Tensor], names: Sequence[str]) -> list[Tensor]:
