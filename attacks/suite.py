@@ -37,8 +37,8 @@ def suite(
         newton_steps: of each of their Gauss-Newton searches.
         steps: of ``cosine_tv``; 0 leaves it out.
         tv: weight of the prior in "dlg + tv", and of the one between ten times and a tenth of it
-            in "dlg + falling tv"; 0 leaves both out. The restarts of ``cosine_tv`` take a third of
-            it and twenty times it in turn.
+            in "dlg + falling tv"; 0 leaves both out. The restarts of ``cosine_tv`` take 200
+            times it and twice it in turn, in units of the distance at the start.
     """
     searches = {
         "restarts": restarts,
@@ -54,7 +54,7 @@ def suite(
     }
     attacks["dlg + statistics"] = partial(_if_sent, searches | {"newton_steps": 0})
     if steps:
-        cosine = {"restarts": 2 * restarts, "steps": steps, "tv": (tv / 3, 20 * tv)}
+        cosine = {"restarts": 2 * restarts, "steps": steps, "tv": (200 * tv, 2 * tv)}
         attacks["cosine_tv"] = partial(_if_labelled, cosine_tv, cosine)
     if tv:
         once = searches | {"restarts": 1}

@@ -297,7 +297,9 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         if "images" not in line:
             cells[line["side"]] = "failed"
             continue
-        cells |= {"images": str(line["images"]), "mean image": f"{line['mean_image_median']:.1f}"}
+        if line["images"] >= int(cells.get("images", 0)):  # sides may have run on fewer batches
+            cells["images"] = str(line["images"])
+            cells["mean image"] = f"{line['mean_image_median']:.1f}"
         low, high = line["psnr_median_95"]
         least, most = line["batch_rate_95"]
         spread = f" ({low:.1f} to {high:.1f})" if line["batches"] > 1 else ""

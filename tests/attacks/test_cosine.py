@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from accounting import ConfigError
 from attacks import LocalSteps, cosine_tv, observe, psnr
@@ -17,13 +18,35 @@ def relu():
     return relu_lenet(torch.Generator().manual_seed(0))
 
 
-def test_relu_network(relu, digits):
+class Drowned(nn.Module):
+    """A network whose update is almost the same for all images: one large, constant tensor."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+        self.shift = nn.Parameter(torch.zeros(10, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.inside(x) + 30 * self.shift
+
+
+@pytest.mark.parametrize("drowned", [False, True])
+def test_relu_network(relu, digits, drowned):
+    """It finds the image sent, and nothing of another, whatever the distance at the start is."""
     x, y = digits[0][:1], digits[1][:1]
-    found = cosine_tv(relu, observe(relu, x, y), restarts=2, steps=400)
-    assert float(psnr(found.x, x)) > 25
+    model = Drowned(relu) if drowned else relu
+    found = cosine_tv(model, observe(model, x, y), restarts=2, steps=200)
+    assert float(psnr(found.x, x)) > 30
+    assert float(psnr(found.x, digits[0][3:4])) < 12
     assert found.status == "budget"
     assert found.match == min(found.restarts)
-    assert found.evaluations == 2 * 401
+    assert found.evaluations == 2 * 201
+
+
+@pytest.mark.parametrize("signed", [(), "yes", [True, 1]])
+def test_what_is_not_a_choice_of_steps(relu, digits, signed):
+    with pytest.raises(ConfigError, match="signed="):
+        cosine_tv(relu, observe(relu, digits[0][:1], digits[1][:1]), steps=1, signed=signed)
 
 
 @pytest.mark.parametrize("local", [None, LocalSteps(learning_rate=0.1, steps=2)])
@@ -86,7 +109,7 @@ def test_a_parameter_that_no_pixel_moves(digits, restarts):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     x, y = digits[0][:1], digits[1][:1]
     seen = observe(model, x, y, loss=lambda logits, labels: logits[0, labels[0]])
-    found = cosine_tv(model, seen, restarts=restarts, steps=100, tv=0)
+    found = cosine_tv(model, seen, restarts=restarts, steps=100, tv=0, signed=True)
     assert found.match < 1e-5
     assert float(psnr(found.x, x)) > 40
 

@@ -67,7 +67,8 @@ def test_an_update_of_several_steps_gives_the_image(lenet, digits, clip):
 def test_momentum_and_adam_hide_no_more(lenet, digits):
     """dlg unrolls momentum; three steps of Adam, whose slopes are steep, yield to cosine_tv."""
     x, y = digits[0][:1], digits[1][:1]
-    for kind, attack in ((MOMENTUM, dlg), (ADAM, partial(cosine_tv, restarts=1, steps=200))):
+    cosine = partial(cosine_tv, restarts=1, steps=200, tv=0.02, signed=True)
+    for kind, attack in ((MOMENTUM, dlg), (ADAM, cosine)):
         local = LocalSteps(learning_rate=0.01, steps=3, **kind)
         found = attack(lenet, observe(lenet, x, y, local=local))
         assert float(psnr(found.x, x)) > 30, kind
