@@ -143,7 +143,8 @@ def run_report_of(status: str) -> RunReport:
         report = report.with_status("participation", "violated", "a client took part 3 times")
     return RunReport(
         run_id="0" * 32, plan="1" * 64, planned_rounds=64, rounds=rounds, complete=rounds == 64,
-        realised=RUN, deviations=("a client took part 3 times",) * (status == "left its plan"),
+        realised=Participation(64, 3, 8) if status == "left its plan" else RUN,
+        deviations=("a client took part 3 times",) * (status == "left its plan"),
         guarantee=report, closed=False, public_key="2" * 64, head="3" * 64, checks=checks,
         cost=RunCost(10**6, 4 * 10**6, 6, 1.0), measured="epsilon at least 1.2",
         simulated=Simulated((20,) * 64, 10, ((31, 0.4), (63, 0.6))) if seeded else None,
