@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from accounting.checks import ConfigError
@@ -68,6 +68,7 @@ _STYLE: Any = {  # matplotlib's own type names every key
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
 }
+_LEVEL = "level"  # marks the names of levels among the texts of a picture
 _STEPS = (1, 2, 5)
 _MOST_TICKS = 13
 _LONGEST = 40
@@ -223,12 +224,18 @@ def no_noise(
     axes.axhline(mean, color=color, linewidth=1.2, alpha=0.75, linestyle=linestyle, zorder=1.4)
     if deviation:
         axes.axhspan(mean - deviation, mean + deviation, color=color, alpha=0.10, linewidth=0)
-    _name_line(axes, mean, label, color, vertical=False)
+    _name_line(axes, mean, label, color, vertical=False).set_gid(_LEVEL)
+    names = [t for t in axes.texts if isinstance(t, Annotation) and t.get_gid() == _LEVEL]
+    lowest = min(names, key=lambda name: name.xy[1])
+    for name in names:  # two levels may be close: the lowest is named below its line
+        below = len(names) > 1 and name is lowest
+        name.set_verticalalignment("top" if below else "bottom")
+        name.xyann = (-2, -3 if below else 3)
 
 
-def _name_line(axes: Axes, value: float, label: str, color: str, *, vertical: bool) -> None:
+def _name_line(axes: Axes, value: float, label: str, color: str, *, vertical: bool) -> Annotation:
     place = (value, 1.0) if vertical else (1.0, value)
-    axes.annotate(
+    return axes.annotate(
         _shortened(label),
         place,
         (3, -3) if vertical else (-2, 3),

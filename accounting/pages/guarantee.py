@@ -211,7 +211,8 @@ def badged(assumption: Assumption) -> tuple[Tone, str, str, str, tuple[str, ...]
     """Return an assumption as an item of a list with badges."""
     tone, word = BADGES[assumption.status]
     below = [f"Evidence: {assumption.evidence}."] if assumption.evidence else []
-    below.append(f"If it is false: {assumption.consequence}.")
+    false = "It is false" if assumption.status == "violated" else "If it is false"
+    below.append(f"{false}: {assumption.consequence}.")
     return tone, word, assumption.code, f"{assumption.text}.", tuple(below)
 
 

@@ -77,7 +77,7 @@ with other code is not resumed.
 
 import torch
 from privpart.data import Users
-from sklearn.datasets import load_digits
+from privpart.data.tasks import digits
 from torch import Tensor, nn
 
 FOR_CLIENTS = 1500
@@ -120,7 +120,7 @@ def clients(images_each: int = 6) -> Users:
     An object with ids and a method examples(id) will do as well. Paths are relative to where you
     start privpart; Path(__file__).parent is this folder.
     """
-    x, y = digits()
+    x, y = images()
     rows = torch.arange(FOR_CLIENTS)
     return Users(x[rows], y[rows], torch.split(rows, images_each))
 
@@ -130,7 +130,7 @@ def metric(module: nn.Module) -> float:
 
     The module is in evaluation mode, without gradients. No guarantee covers the data used here.
     """
-    x, y = digits()
+    x, y = images()
     right = module(x[FOR_CLIENTS:]).argmax(dim=1) == y[FOR_CLIENTS:]
     return float(right.float().mean())
 
@@ -141,10 +141,10 @@ def metric(module: nn.Module) -> float:
 #     return nn.functional.cross_entropy(module(x), y, label_smoothing=0.1)
 
 
-def digits() -> tuple[Tensor, Tensor]:
+def images() -> tuple[Tensor, Tensor]:
     """Return 1,797 images of 64 pixels, from 0 to 1, and which digit each shows."""
-    found = load_digits()
-    return torch.tensor(found.data / 16, dtype=torch.float32), torch.tensor(found.target)
+    task = digits()  # of scikit-learn, in two parts
+    return torch.cat((task.train_x, task.test_x)).flatten(1), torch.cat((task.train_y, task.test_y))
 '''
 
 

@@ -197,9 +197,8 @@ def _copy(path: Path, folder: Path) -> Path:
 
 
 def _opened(path: Path, accepted: Mapping[str, str], mode: str) -> tuple[sqlite3.Connection, str]:
-    db = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}", _PATIENCE, uri=True, isolation_level=None
-    )
+    address = f"{path.absolute().as_uri()}?mode={mode}"
+    db = sqlite3.connect(address, timeout=_PATIENCE, uri=True, isolation_level=None)
     try:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
         db.execute("PRAGMA trusted_schema = OFF")

@@ -238,3 +238,10 @@ def test_a_section_without_blocks_is_left_out_and_a_page_is_written_whole(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
     with pytest.raises(ConfigError, match="html="):
         shown.write(tmp_path / "missing" / "p.html")
+
+
+def test_names_of_two_close_levels_do_not_cover_each_other():
+    _, axes = drawing.panel()
+    drawing.no_noise(axes, 90.0, label="full")
+    drawing.no_noise(axes, 90.0, label="partial")
+    assert sorted(text.get_verticalalignment() for text in axes.texts) == ["bottom", "top"]

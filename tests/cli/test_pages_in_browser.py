@@ -6,6 +6,7 @@ The browser is driven through chromedriver's HTTP interface, which needs no libr
 import base64
 import json
 import re
+import runpy
 import shutil
 import socket
 import subprocess
@@ -16,11 +17,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from matplotlib import colors
+from safetensors.torch import save_file
 
 from accounting import BinaryTree, Participation, PrivacyReport
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
+from attacks import observe
 from attacks.lower_bounds.bounds import Bound
+from attacks.networks import smooth_lenet
 from privpart.cli.audit.replica import Scored
 from privpart.cli.audit.verdict import EpsilonAudit
 from privpart.cli.options import Against
@@ -29,6 +34,7 @@ from privpart.cli.pages.lower_bounds import lower_bounds_page
 from privpart.cli.pages.run import run_page, unreadable_page
 from privpart.cli.pages.sweep import sweep_page
 from privpart.cli.plots import budget_figure, front_figure, sweep_figures
+from privpart.data.tasks import digits
 from privpart.experiment.sweep_store import Point
 from privpart.run.evidence import Check
 from privpart.run.report import RunCost, RunReport, Simulated
@@ -127,7 +133,7 @@ def browser(tmp_path_factory):
 
 
 def run_report_of(status: str) -> RunReport:
-    seeded = status == "simulation"
+    seeded, rounds = status == "simulation", 21 if status == "unfinished" else 64
     report = PrivacyReport.of(
         BinaryTree(64), RUN, noise_multiplier=3.0, delta=1e-6,
         noise_source="seeded" if seeded else "os",
@@ -136,8 +142,9 @@ def run_report_of(status: str) -> RunReport:
     if status == "left its plan":
         report = report.with_status("participation", "violated", "a client took part 3 times")
     return RunReport(
-        run_id="0" * 32, plan="1" * 64, planned_rounds=64, rounds=64, complete=True,
-        realised=RUN, deviations=("a client took part 3 times",) * (status == "left its plan"),
+        run_id="0" * 32, plan="1" * 64, planned_rounds=64, rounds=rounds, complete=rounds == 64,
+        realised=Participation(64, 3, 8) if status == "left its plan" else RUN,
+        deviations=("a client took part 3 times",) * (status == "left its plan"),
         guarantee=report, closed=False, public_key="2" * 64, head="3" * 64, checks=checks,
         cost=RunCost(10**6, 4 * 10**6, 6, 1.0), measured="epsilon at least 1.2",
         simulated=Simulated((20,) * 64, 10, ((31, 0.4), (63, 0.6))) if seeded else None,
@@ -189,21 +196,59 @@ def _front():
     return front_page(rows, LONG, front_figure(rows, title="t"), ())
 
 
+def _images(privpart, folder: Path, *given: str) -> Path:
+    """Audit an image as a person does, and return the page."""
+    page = folder / "page.html"
+    done = privpart(
+        *("audit", "leakage", "--model", "lenet", "--data", "digits", "--effort", "quick"),
+        *("--view", "full", "--view", "conv1.*", "--view", "dense2.*"),
+        *("--out", str(folder / "audit"), "--html", str(page), *(given or ("--trials", "2"))),
+    )
+    assert done.returncode == (5 if given else 0), done.stderr
+    return page
+
+
+def _void(privpart, folder: Path) -> Path:
+    """Audit the gradient of another image than the one that is given."""
+    task, network = digits(), smooth_lenet(torch.Generator().manual_seed(0))
+    update = observe(network, task.test_x[7:8], task.test_y[7:8]).update
+    save_file({name: value.float() for name, value in update.items()}, folder / "u.safetensors")
+    return _images(privpart, folder, "--gradient", str(folder / "u.safetensors"))
+
+
+def _text(privpart, folder: Path) -> Path:
+    """Audit sentences of a plan."""
+    example = runpy.run_path(str(Path(__file__).with_name("test_audit_text.py")))
+    (folder / "text_code.py").write_text(example["CODE"])
+    (folder / "plan.toml").write_text(example["PLAN"])
+    page = folder / "page.html"
+    done = privpart(
+        *("audit", "leakage", "--plan", str(folder / "plan.toml"), "--trials", "3"),
+        *("--out", str(folder / "audit"), "--html", str(page)),
+    )
+    assert done.returncode == 0, done.stderr
+    return page
+
+
+AUDITS = {"image audit": _images, "text audit": _text, "void audit": _void}
 PAGES = {
     "private run": lambda: run_page(run_report_of("private")),
+    "unfinished run": lambda: run_page(run_report_of("unfinished")),
     "simulation": lambda: run_page(run_report_of("simulation")),
     "left its plan": lambda: run_page(run_report_of("left its plan")),
     "unreadable run": lambda: unreadable_page("ledger.sqlite is damaged", (), Path("run")),
     "budget": _budget,
     "front": _front,
     "sweep": _sweep,
-    "audit": _audit,
+    "lower bounds": _audit,
 }
 
 
-@pytest.fixture(scope="module", params=sorted(PAGES))
-def file(request, tmp_path_factory):
+@pytest.fixture(scope="module", params=sorted([*PAGES, *AUDITS]))
+def file(request, privpart, tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / "page.html"
+    if request.param in AUDITS:
+        return AUDITS[request.param](privpart, path.parent)
     PAGES[request.param]().write(path)
     return path
 

@@ -54,7 +54,7 @@ def test_the_plan_names_code_that_is_there(folder):
     assert found == REFERENCES
     record = own_code.record(found, folder)
     assert list(record["files"]) == ["task.py"]
-    assert record["distributions"].keys() == {"scikit-learn", "torch"}
+    assert record["distributions"].keys() == {"torch"}
 
 
 def test_the_tables_are_valid_and_fit_the_clients(folder):

@@ -45,7 +45,7 @@ def budget_page(report: PrivacyReport, figure: Figure | None, limit: float | Non
             coverage_section(report),
             Section("Mechanism and accounting", (mechanism_facts(report),)),
         ),
-        (f"Written by privpart {report.version}, by the rules of `privpart epsilon`.",),
+        (f"Written by privpart {report.version}, by the rules of privpart epsilon.",),
     )
 
 
@@ -119,5 +119,5 @@ def front_page(
                 ),
             ),
         ),
-        ("By the rules of `privpart mechanisms`.",),
+        ("By the rules of privpart mechanisms.",),
     )

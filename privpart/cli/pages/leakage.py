@@ -23,6 +23,7 @@ _LEAD = (
     "What the attacks that were tried find is a lower bound on what leaks. An attack that fails "
     "shows nothing."
 )
+_VOID = "Nothing was attacked, and nothing follows about privacy."
 
 
 def leakage_page(report: LeakageReport, tables: Sequence[RichTable], notes: Sequence[str],
@@ -39,8 +40,8 @@ def leakage_page(report: LeakageReport, tables: Sequence[RichTable], notes: Sequ
     shown = Photograph(
         picture.read_bytes(),
         "True images beside the best reconstruction of each view.",
-        "Truth, guesses that need no attack, and the best reconstruction of each view; the frame "
-        "has the colour of its verdict.",
+        "Truth, guesses that need no attack, and the best reconstruction of each view. The frame "
+        "tells the verdict on that one picture; the table has the verdict on the view.",
     )
     return _page("What the update gives away: images", report.verdict, (shown,), tables, notes,
                  warnings)  # fmt: skip
@@ -65,13 +66,13 @@ def _page(title: str, verdict: Verdict, found: Sequence[Block], tables: Sequence
         title,
         TONES[verdict],
         _SAYS[verdict],
-        (_LEAD, *(f"Warning: {warning}" for warning in warnings)),
+        (_VOID if verdict == "void" else _LEAD, *(f"Warning: {warning}" for warning in warnings)),
         (
             Section("What was found", tuple(found)),
             Section("Scores", tuple(page_table(table) for table in tables)),
             Section("How to read them", (Points(tuple(notes)),) if notes else ()),
         ),
-        ("By the rules of `privpart audit leakage`.",),
+        ("By the rules of privpart audit leakage.",),
     )
 
 

@@ -52,7 +52,7 @@ def lower_bounds_page(found: EpsilonAudit) -> Page:
             Section("Scores of the canaries", _scores(found)),
             Section("What was audited", (Facts(about),)),
         ),
-        ("By the rules of `privpart audit epsilon`.",),
+        ("By the rules of privpart audit epsilon.",),
     )
 
 

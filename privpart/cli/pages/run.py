@@ -323,5 +323,5 @@ def _identity(found: RunReport) -> Section:
 def _foot(found: RunReport) -> tuple[str, ...]:
     return (
         f"Written by privpart {found.guarantee.version} from the run's ledger, by the rules of "
-        "`privpart report`. Whoever has the folder can check it: privpart verify FOLDER.",
+        "privpart report. Whoever has the folder can check it: privpart verify FOLDER.",
     )

@@ -53,7 +53,7 @@ def sweep_page(
             ),
             Section("Cells that failed", (Points(tuple(failed)),) if failed else ()),
         ),
-        ("By the rules of `privpart sweep show`.",),
+        ("By the rules of privpart sweep show.",),
     )
 
 
