@@ -46,7 +46,9 @@ from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
 
 _SLOTS = 3
-"""Chunks that a worker may have computed or queued, so that it does not wait for a busy server."""
+"""Chunks that a worker may have computed or queued, so that it does not wait for a busy server; and
+that the engine's own process may have put aside, because a round's updates may not fit in memory.
+"""
 _QUEUED = 2
 """Chunks that a worker computes or has queued; the engine's own process takes of the others."""
 _START = 300.0
@@ -273,7 +275,8 @@ class Workers:
         try:
             for number, chunk in enumerate(chunks):
                 while number not in done:
-                    done |= self._some_answers(round_, number)
+                    aside = sum(slot is None for slot, *_ in done.values())
+                    done |= self._some_answers(round_, number, room=aside < _SLOTS)
                 answer = done.pop(number)
                 yield chunk, answer
                 if not self._workers:
@@ -306,15 +309,18 @@ class Workers:
                 worker.process.join(_END)
         self._workers = []
 
-    def _some_answers(self, round_: "_Round", wanted: int) -> dict[int, _Answer]:
-        """Hand chunks out, and return answers by chunk; compute one here rather than wait."""
+    def _some_answers(self, round_: "_Round", wanted: int, *, room: bool) -> dict[int, _Answer]:
+        """Hand chunks out, and return answers by chunk; compute one here rather than wait.
+
+        Without ``room`` for answers that are put aside, only the wanted one is computed here.
+        """
         todo, here = round_.todo, round_.here
         # what is wanted next is computed here, because it need not be put aside
         mine = todo.popleft() if here and wanted not in round_.owners else None
         done = self._finished(round_, wait=False)
         self._hand_out(round_)
         if mine is None and wanted not in done:
-            mine = todo.popleft() if here and todo else None
+            mine = todo.popleft() if here and todo and room else None
             done |= {} if mine else self._finished(round_, wait=True)
         if here and mine:
             done[mine[0]] = _computed(here, mine[1], round_.watches)

@@ -36,10 +36,11 @@ def pool(count, **options):
     return workers, model
 
 
-def one_round(workers, model, clients):
+def one_round(workers, model, clients, here=None):
     task = RoundTask(0, tuple(clients), 0.2, "plan")
     chunks = [[client] for client in clients]
-    return list(workers.updates(task, model.flat.clone(), LocalTraining(0.1), Method(), chunks))
+    start, local = model.flat.clone(), LocalTraining(0.1)
+    return list(workers.updates(task, start, local, Method(), chunks, here=here))
 
 
 def hang(count, out):

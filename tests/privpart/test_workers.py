@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from accounting import ConfigError
 from privpart import WorkerError
@@ -59,6 +60,21 @@ def test_a_loss_that_never_ends_is_one_sentence():
     with pytest.raises(WorkerError, match=r"has not answered for 1 seconds and is taken to hang"):
         one_round(workers, model, [0, HANGS, 1, 2, 3])
     assert all_end(pids, 0)
+
+
+def test_few_updates_are_put_aside_while_a_worker_computes_the_one_before():
+    """Those of a whole cohort may not fit into memory."""
+    workers, model = pool(1, timeout=1.0)
+    one_round(workers, model, [0])
+    computed = []
+
+    def here(chunk, _watch):
+        computed.append(chunk)
+        return torch.zeros(len(chunk), model.dim), 0
+
+    with pytest.raises(WorkerError, match="has not answered for 1 seconds"):
+        one_round(workers, model, [0, HANGS, *[1] * 50], here)
+    assert computed == [[0], *[[1]] * module._SLOTS]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process that is stopped")
