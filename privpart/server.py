@@ -717,6 +717,11 @@ def _add_nearest(total: Tensor, addend: Tensor, factor: float) -> None:
 
 
 Kind = Literal["sgd", "adam", "adagrad"]
+_STATES: dict[Kind, tuple[str, ...]] = {
+    "sgd": ("momentum_buffer",),
+    "adam": ("step", "exp_avg", "exp_avg_sq"),
+    "adagrad": ("step", "sum"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -848,11 +853,33 @@ class FlatOptimizer:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state that ``tensors`` returned."""
-        self._states = [{} for _ in self._groups]
+        """Restore the state that ``tensors`` returned.
+
+        Raises:
+            ConfigError: it is not the state of such an optimiser of these vectors.
+        """
+        names = _STATES[self._settings.kind]
+        states: list[dict[str, Tensor]] = [{} for _ in self._groups]
+        shapes = {
+            f"{group}.{name}": () if name == "step" else part.shape
+            for group, part in enumerate(self._groups)
+            for name in names
+        }
         for key, value in tensors.items():
+            if shapes.get(key) != value.shape:
+                raise ConfigError(
+                    f"the state of the server's optimiser has {key!r} of shape "
+                    f"{tuple(value.shape)}: it is not that of {self._settings.kind} on this model."
+                )
             group, _, name = key.partition(".")
-            self._states[int(group)][name] = value
+            states[int(group)][name] = value
+        for number, state in enumerate(states):
+            if state and len(state) < len(names):
+                raise ConfigError(
+                    f"the state of the server's optimiser lacks a part of {', '.join(names)} for "
+                    f"group {number}."
+                )
+        self._states = states
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

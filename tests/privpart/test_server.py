@@ -342,6 +342,26 @@ def test_steps_and_state_are_torch_s_bit_for_bit(kind, options, monkeypatch):
     assert all(torch.equal(value, state[name]) for name, value in second.tensors().items())
 
 
+@pytest.mark.parametrize(
+    ("kind", "names", "message"),
+    [
+        ("sgd", {"-1.momentum_buffer": 7}, "'-1.momentum_buffer' of shape .7,.: it is not that"),
+        ("sgd", {"1.momentum_buffer": 7}, "'1.momentum_buffer'"),
+        ("sgd", {"0.momentum_buffer": 1}, "of shape .1,.: it is not that of sgd"),
+        ("sgd", {"0.exp_avg": 7}, "it is not that of sgd"),
+        ("adam", {"0.momentum_buffer": 7}, "it is not that of adam"),
+        ("adam", {"0.exp_avg": 7}, "lacks a part of step, exp_avg, exp_avg_sq for group 0"),
+        ("adagrad", {"0.sum": 7}, "lacks a part of step, sum for group 0"),
+    ],
+)
+def test_the_state_of_another_optimiser_or_model_is_refused(kind, names, message):
+    """Before a round, whose noise would be lost with it."""
+    one = FlatOptimizer(ServerOptimizer(kind=kind), [torch.zeros(7)])
+    with pytest.raises(ConfigError, match=message):
+        one.load({name: torch.zeros(size) for name, size in names.items()})
+    assert not one.tensors()
+
+
 def test_momentum_is_heavy_ball():
     one = server(plan(rounds=3), learning_rate=0.5, momentum=0.9)
     velocity = position = 0.0
