@@ -34,15 +34,17 @@ def bag_of_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
 
 
 def predicted_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
-    """Return ids that the batch certainly has after other tokens, by the bias of the last layer.
+    """Return ids that the batch has after other tokens, by the bias of the last layer.
 
     Its gradient is the mean softmax minus the frequency of each next token: an entry is negative
     only for a token of the batch, and so is any sum of them with weights above 0, as steps of SGD
     and of Adam make. A token that the model expects more often than it stands there is missed.
+    Label smoothing and weight decay in a given update, also so little that the audit takes it for
+    explained, make other entries negative: then an id may be false, or there are too many.
 
     Returns:
         None where the model does not predict its own tokens, where that bias is not in view, where
-        noise covers it, and where no entry is negative.
+        noise covers it, where no entry is negative, and where more are than the batch has tokens.
     """
     if not isinstance(seen.loss, NextToken) or seen.noise_std > 0:
         return None
