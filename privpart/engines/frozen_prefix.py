@@ -120,7 +120,7 @@ class Features:
         self._x = x
         self._together = together
         with torch.no_grad():
-            one = below(x[:1])
+            one = below(x[:1].clone())
         shape = (len(x), *one.shape[1:])
         self.values = shared_memory(*shape, dtype=one.dtype) if shared else one.new_empty(shape)
         self._known = torch.zeros(len(x), dtype=torch.bool)
@@ -150,7 +150,7 @@ class Features:
 def feature_bytes(below: nn.Sequential, x: Tensor) -> int:
     """Return the size in bytes of the outputs of all examples."""
     with torch.no_grad():
-        one: Tensor = below(x[:1])
+        one: Tensor = below(x[:1].clone())
     return 4 * len(x) * one.numel()
 
 

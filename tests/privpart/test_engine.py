@@ -480,6 +480,15 @@ def test_a_cached_prefix_goes_when_the_frozen_part_changes(device):
             assert (after - before).norm() > 1e-3
 
 
+def test_a_frozen_layer_that_works_in_place_leaves_the_examples_as_they_are():
+    x = torch.full((4, 6), -1.0)
+    layers = nn.ReLU(inplace=True), nn.Linear(6, 5), nn.Linear(5, 3)
+    model = PartialModel(nn.Sequential(*layers), train=["2.*"], seed=1, overwrite=True)
+    data = Users(x, torch.zeros(4, dtype=torch.int64), torch.arange(4).split(2))
+    updates(model, data, LocalTraining(0.1), replace(TASK, clients=(0, 1)), cache_prefix=True)
+    assert bool((x == -1).all())
+
+
 def test_a_layer_whose_turn_it_is_not_is_no_frozen_prefix():
     network = mcmahan_2nn(inputs=64, hidden=12, classes=10)
     groups = [["dense1.*"], ["dense2.*"], ["dense3.*"]]
