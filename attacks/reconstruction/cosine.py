@@ -212,7 +212,7 @@ def cosine_slope(
 
 
 def _signs(signed: bool | Sequence[bool]) -> list[bool]:
-    choices = [signed] if isinstance(signed, bool) else list(signed)
+    choices = list(signed) if isinstance(signed, Sequence) else [signed]
     if not choices or not all(isinstance(choice, bool) for choice in choices):
         raise ConfigError(f"signed={signed!r}: must be True, False, or a sequence of them.")
     return choices

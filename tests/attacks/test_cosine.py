@@ -43,7 +43,7 @@ def test_relu_network(relu, digits, drowned):
     assert found.evaluations == 2 * 201
 
 
-@pytest.mark.parametrize("signed", [(), "yes", [True, 1]])
+@pytest.mark.parametrize("signed", [(), "yes", [True, 1], 1, None])
 def test_what_is_not_a_choice_of_steps(relu, digits, signed):
     with pytest.raises(ConfigError, match="signed="):
         cosine_tv(relu, observe(relu, digits[0][:1], digits[1][:1]), steps=1, signed=signed)
