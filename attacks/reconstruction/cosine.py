@@ -64,8 +64,8 @@ def cosine_tv(
     is flat. What is right in units of d depends on the images, 1 to 3 on photographs and 0.03 on
     handwritten digits; the residual tells, so the restarts take different weights. Steps along the
     gradient find more on ResNet-8; steps by its sign find what several steps of Adam sent, whose
-    slopes are steep. So restart i takes entry i of both settings, cyclically: by default 2 with steps
-    along the gradient, then 0.02 with steps by its sign.
+    slopes are steep. So restart i takes entry i of both settings, cyclically: by default 2 with
+    steps along the gradient, then 0.02 with steps by its sign.
 
     Args:
         model: the client's architecture; its weights are taken from ``observation``.
