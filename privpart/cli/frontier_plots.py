@@ -93,7 +93,13 @@ def _draw_differences(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism:
             panel.plot([x, x], ends, color=colour)
             panel.plot([x], [row["difference"]], color=colour, marker="s" if silent else "o")
     panel.axhline(0, color="#444444", linewidth=0.8)
-    panel.set_xlabel("epsilon, log scale; squares: no noise")
+    # the last panel of a column: its ticks are those of all
+    levels = sorted({r["epsilon"] for r in rows if r["mechanism"] == mechanism})
+    silent = [largest * _AWAY] if any(r["epsilon"] is None for r in rows) else []
+    names = [*(f"{level:.3g}" for level in levels), *("no noise" for _ in silent)]
+    panel.set_xticks([*levels, *silent], names)
+    panel.minorticks_off()
+    panel.set_xlabel("epsilon, log scale")
     panel.grid(alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)
 

@@ -77,7 +77,9 @@ def _page(title: str, verdict: Verdict, found: Sequence[Block], tables: Sequence
 
 
 def page_table(table: RichTable) -> Table:
-    """Return a table of the terminal as one of a page."""
-    header = [str(column.header) for column in table.columns]
-    rows = list(zip(*(map(str, column.cells) for column in table.columns), strict=True))
+    """Return a table of the terminal as one of a page, its verdict where nobody must scroll."""
+    columns = list(table.columns)
+    columns[1:] = sorted(columns[1:], key=lambda column: column.header != "verdict")
+    header = [str(column.header) for column in columns]
+    rows = list(zip(*(map(str, column.cells) for column in columns), strict=True))
     return table_of(str(table.title or ""), header, rows)
