@@ -83,6 +83,12 @@ class Page:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.cdp("Emulation.setEmulatedMedia", media="", features=features)
         self._send("POST", "/url", {"url": file.as_uri()})
+        whole = f"location.href == {json.dumps(file.as_uri())} && document.readyState == 'complete'"
+        for _ in range(100):
+            if self.ask(whole):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"the browser has not loaded {file} in five seconds.")
 
     def ask(self, script: str) -> object:
         found = self.cdp("Runtime.evaluate", expression=script, returnByValue=True)
