@@ -18,6 +18,7 @@ TABLES = {
     "tree": ROOT / "examples" / "study_fashion.toml",
     "blt": ROOT / "examples" / "study_fashion_blt.toml",
     "bandmf": ROOT / "examples" / "study_fashion_bandmf.toml",
+    "fedpart": ROOT / "examples" / "study_fashion_fedpart.toml",
     "turns": ROOT / "examples" / "study_fashion_turns.toml",
 }
 AXES = ("arm", "mechanism", "level")
