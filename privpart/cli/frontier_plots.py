@@ -62,13 +62,13 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> N
 
 def _draw_budgets(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str) -> None:
     """Draw the arms of one mechanism against epsilon, and without noise at the right edge."""
-    largest = max(r["epsilon"] for r in rows if r["mechanism"] == mechanism)
+    edge = _without_noise_at(rows, mechanism)
     for number, arm in enumerate(dict.fromkeys(r["arm"] for r in rows)):
         colour = drawing.SERIES[number % len(drawing.SERIES)]
         own = [r for r in rows if r["arm"] == arm and r["mechanism"] == mechanism]
         _draw_band(panel, own, lambda r: r["epsilon"], colour, arm)
         for row in (r for r in rows if r["arm"] == arm and r["epsilon"] is None):
-            away = largest * _AWAY * (1 + _APART * number)
+            away = edge * (1 + _APART * number)
             low, high = row["low"] or row["metric"], row["high"] or row["metric"]
             panel.plot([away, away], [low, high], color=colour)
             panel.plot([away], [row["metric"]], color=colour, marker="s")
@@ -80,14 +80,14 @@ def _draw_budgets(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str
 
 def _draw_differences(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str) -> None:
     """Draw each arm's paired difference to the first, with its interval."""
-    largest = max(r["epsilon"] for r in rows if r["mechanism"] == mechanism)
+    edge = _without_noise_at(rows, mechanism)
     for number, arm in enumerate(dict.fromkeys(r["arm"] for r in rows)):
         own = [r for r in rows if r["arm"] == arm and r["difference_low"] is not None]
         for row in own:
             if row["mechanism"] != mechanism and row["epsilon"] is not None:
                 continue
             silent = row["epsilon"] is None
-            x = (largest * _AWAY if silent else row["epsilon"]) * (1 + _APART * number)
+            x = (edge if silent else row["epsilon"]) * (1 + _APART * number)
             ends = [row["difference_low"], row["difference_high"]]
             colour = drawing.SERIES[number % len(drawing.SERIES)]
             panel.plot([x, x], ends, color=colour)
@@ -95,13 +95,19 @@ def _draw_differences(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism:
     panel.axhline(0, color="#444444", linewidth=0.8)
     # the last panel of a column: its ticks are those of all
     levels = sorted({r["epsilon"] for r in rows if r["mechanism"] == mechanism})
-    silent = [largest * _AWAY] if any(r["epsilon"] is None for r in rows) else []
-    names = [*(f"{level:.3g}" for level in levels), *("no noise" for _ in silent)]
-    panel.set_xticks([*levels, *silent], names)
+    ticks = {level: f"{level:.3g}" for level in levels}
+    if any(r["epsilon"] is None for r in rows):
+        ticks[edge] = "no noise"
+    panel.set_xticks(list(ticks), list(ticks.values()))
     panel.minorticks_off()
     panel.set_xlabel("epsilon, log scale")
     panel.grid(alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)
+
+
+def _without_noise_at(rows: Sequence[Mapping[str, Any]], mechanism: str) -> float:
+    """Return where on the axis of epsilon the first arm's result without noise stands."""
+    return _AWAY * float(max(r["epsilon"] for r in rows if r["mechanism"] == mechanism))
 
 
 def _draw_band(
