@@ -17,7 +17,6 @@ from privpart.cli.sweep import NOT_PRIVATE, processors, progress_of_rounds
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from collections.abc import Mapping
 
-    from privpart.engines.options import EngineOptions
     from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.study.frontier import Reached
     from privpart.experiment.study.stages import ChosenPoint
@@ -73,27 +72,19 @@ def frontier(
     Example: privpart frontier examples/study_digits.toml --out study -j 2
     """
     jobs = checks.count("jobs", jobs if jobs is not None else processors())
+    from privpart.engines.options import EngineOptions
     from privpart.experiment.study.study_file import read_study
     from privpart.experiment.sweep import CellTrainer
     from privpart.experiment.sweep_store import SweepStore
 
     study = read_study(file)
-    trainer = CellTrainer(jobs, options=_engine(study, device))
+    trainer = CellTrainer(jobs, options=EngineOptions(device=device))
     with (
         SweepStore(out / "tune", create=True) as tuned,
         SweepStore(out / "final", create=True) as final,
     ):
         _train(study, trainer, tuned, final, out, tune_only=tune_only)
         _show(study, tuned, final, out, form, audit=audit)
-
-
-def _engine(study: "Study", device: str) -> "EngineOptions":
-    """Return options that cache no outputs of frozen layers where nobody comes back to use them."""
-    from privpart.engines.options import EngineOptions
-
-    plans = [study.final_cells(g, study.points[0])[0].candidates[0] for g in study.groups]
-    once = all(plan.privacy.max_participations == 1 for plan in plans)
-    return EngineOptions(cache_prefix=False if once else None, device=device)
 
 
 def _train(
