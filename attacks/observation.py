@@ -5,6 +5,7 @@ cannot be tuned, stopped or selected by them.
 """
 
 import difflib
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -26,6 +27,8 @@ from attacks.update import (
     ready,
     simulated_update,
 )
+
+_LEAST_NOISE = 1e-100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +83,11 @@ class Observation:
                 raise ConfigError(f"state[{name!r}]: has values that are not finite.")
         for where, sent in (("update", self.update), ("buffers", self.buffers)):
             check_entries(where, sent, self.state)
+        if not norm(self.update) < math.inf:
+            raise ConfigError(
+                "update: is too long for its norm to be a number (1e154 or more); check the "
+                "learning rate."
+            )
         if self.sent and not set(self.update) <= set(self.sent) <= set(self.state):
             raise ConfigError("sent: must contain every visible name, and only names of the model.")
         if self.clip is not None:
@@ -205,6 +213,11 @@ def noise_std_of(clip: float | None, noise_multiplier: float) -> float:
         return 0.0
     if clip is None:
         raise ConfigError(f"noise_multiplier={z:g}: is relative to clip; pass clip.")
+    if not _LEAST_NOISE < z * clip < 1 / _LEAST_NOISE:
+        raise ConfigError(
+            f"noise_multiplier={z:g}: times clip, {clip:g}, is {z * clip:g}; must be above "
+            f"{_LEAST_NOISE:g} and below {1 / _LEAST_NOISE:g}, so that its square is a number."
+        )
     return z * clip
 
 

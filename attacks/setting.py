@@ -52,7 +52,7 @@ class Setting:
     def refuse_setting(self) -> None:
         """Raise a ConfigError for an option out of range, or two that contradict each other."""
         batch = checks.count("batch", self.batch)
-        checks.count("seed", self.seed, minimum=0)
+        checks.count("seed", self.seed, minimum=0, maximum=checks.MOST_SEED - self.examples)
         checks.probability("delta", self.delta)
         noise_std_of(self.clip, self.noise_multiplier)
         for adversary in self.adversaries or ():

@@ -47,6 +47,7 @@ from attacks.update import LocalSteps, Loss, as_double, double_state, norm
 
 TextAttack = Callable[[nn.Module, TextObservation], ReadText | None]
 ReadByAttack = dict[str, ReadText | None]  # of one batch; None where an attack does not apply
+MOST_TOKENS = 2**13  # of one update
 _NOTHING = ReadText((), frozenset(), math.inf, 0.0)
 
 
@@ -222,10 +223,11 @@ class TextAudit(Setting):
 
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no audit is possible, before any attack."""
-        check_tokens(self.model, self.tokens, self.labels)
+        check_tokens(self.model, self.tokens, self.labels, self.pad)
         self.refuse_setting()
         if not all(self._truth):
             raise ConfigError("tokens: a row is padding alone; leave it out.")
+        self._refuse_lengths()
         with torch.no_grad():
             logits = text_model(self.model, self.pad)(self.tokens[:1])
         count = vocabulary(self.model)
@@ -234,6 +236,21 @@ class TextAudit(Setting):
             self.refuse_labels(logits, self.labels)
         if any(not 0 <= token < count for sentence in self.public for token in sentence):
             raise ConfigError(f"public: has ids that are not 0 to {count - 1}, the model's.")
+
+    def _refuse_lengths(self) -> None:
+        """Raise a ConfigError for a batch of too many tokens, or of none that is predicted."""
+        most = self.batch * self.tokens.shape[1]
+        if most > MOST_TOKENS:
+            raise ConfigError(
+                f"tokens: {most} in one update; must be at most {MOST_TOKENS}, far more than the "
+                "spans of a layer can tell apart. Cut the sentences, or choose a smaller batch."
+            )
+        longest = [max(map(len, self._truth[self.rows_of(number)])) for number in self.batches]
+        if isinstance(self.loss, NextToken) and min(longest) < 2:
+            raise ConfigError(
+                "tokens: all sentences of a batch have one token, after which nothing is "
+                "predicted; pass sentences of two or more."
+            )
 
     def _refuse_logits(self, shape: tuple[int, ...], words: int) -> None:
         """Raise a ConfigError for a classifier without labels, or labels without a classifier."""

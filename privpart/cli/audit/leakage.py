@@ -85,10 +85,12 @@ def _run(options: LeakageOptions, out: Path) -> "LeakageReport":
 def _write(report: "LeakageReport", out: Path, form: Format, html: Path | None) -> None:
     from attacks import picture
     from privpart.cli.audit import tables
+    from privpart.cli.audit.store import writing
 
     text = json.dumps(report.to_dict(), indent=2, allow_nan=False)
-    (out / "report.json").write_text(text + "\n")
-    picture.grid([report], out / "leakage.png")
+    with writing(out):
+        (out / "report.json").write_text(text + "\n")
+        picture.grid([report], out / "leakage.png")
     if html is not None:
         from privpart.cli.pages.leakage import leakage_page
 

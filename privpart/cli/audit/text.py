@@ -18,7 +18,7 @@ from attacks.text.audit import text_leakage, text_suite
 from attacks.text.report import TextReport, TextRow
 from privpart.cli.audit.inputs import local_steps_of
 from privpart.cli.audit.options import EXCHANGES, DefencesOptions, LeakageOptions, rounds, views
-from privpart.cli.audit.store import TextFolder, resumable
+from privpart.cli.audit.store import TextFolder, resumable, writing
 from privpart.cli.audit.tables import plain_table
 from privpart.cli.audit.text_inputs import load_text
 from privpart.cli.options import Format
@@ -121,7 +121,8 @@ def _write(
     report: TextReport, out: Path, form: Format, words: tuple[str, ...], html: Path | None
 ) -> None:
     text = json.dumps(report.to_dict(), indent=2, allow_nan=False)
-    (out / "report.json").write_text(text + "\n")
+    with writing(out):
+        (out / "report.json").write_text(text + "\n")
     page = text_leakage_page(report, words, _tables(report), _notes(report), _warnings(report))
     for path in (out / PAGE, *(() if html is None else (html,))):
         page.write(path)
