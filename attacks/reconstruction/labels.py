@@ -86,8 +86,8 @@ def likely_labels(
     mean = torch.full_like(gb, 1 / len(gb)) if mean_prediction is None else mean_prediction.double()
     expected = batch * (mean - gb)
     certain = torch.zeros(len(gb), dtype=torch.long)
-    for label in gb.argsort()[: min(batch, int((gb < 0).sum()))]:
-        certain[label] = 1  # only an image with that label makes the entry negative
+    if int((gb < 0).sum()) <= batch:  # more are not those of a batch: nothing is certain then
+        certain[gb < 0] = 1  # only an image with that label makes the entry negative
     counts = certain.clone()
     for _ in range(batch - int(counts.sum())):
         counts[(expected - counts).argmax()] += 1

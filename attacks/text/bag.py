@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from attacks.reconstruction.labels import output_layer
 from attacks.text.observation import NextToken, TextObservation, text_model, token_embedding
@@ -25,7 +26,7 @@ def bag_of_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
         None where the embedding is not in view, where noise covers its rows, and where the rows
         tell too little.
     """
-    name, embedding = token_embedding(model)
+    name, _ = token_embedding(model)
     rows = seen.update.get(f"{name}.weight")
     if rows is None or seen.noise_std > 0:
         return None
@@ -36,12 +37,25 @@ def bag_of_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
         return None
     most = seen.shape[0] * seen.shape[1]
     if int(moved.sum()) > most:
-        every = model.named_parameters(remove_duplicate=False)
-        if sum(weight is embedding.weight for _, weight in every) > 1:
+        if _used_elsewhere(model, seen, f"{name}.weight"):
             return _tied(rows, seen)
         moved = _aside(rows, seen.state[f"{name}.weight"].double())
     found: Tensor = moved.nonzero()[:, 0]
     return found if 0 < len(found) <= most else None
+
+
+def _used_elsewhere(model: nn.Module, seen: TextObservation, name: str) -> bool:
+    """Return whether the logits depend on rows of the embedding that were not read."""
+    net = text_model(model, seen.pad)
+    probe = torch.zeros((1, seen.shape[1]), dtype=torch.long)
+    other = seen.state[name].double().clone()
+    other[1:] += 1
+    with torch.no_grad():
+        one, two = (
+            functional_call(net, {**seen.state, name: rows}, (probe,))
+            for rows in (seen.state[name].double(), other)
+        )
+    return not torch.equal(one, two)
 
 
 def _aside(rows: Tensor, weights: Tensor) -> Tensor:
