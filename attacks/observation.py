@@ -83,11 +83,6 @@ class Observation:
                 raise ConfigError(f"state[{name!r}]: has values that are not finite.")
         for where, sent in (("update", self.update), ("buffers", self.buffers)):
             check_entries(where, sent, self.state)
-        if not norm(self.update) < math.inf:
-            raise ConfigError(
-                "update: is too long for its norm to be a number (1e154 or more); check the "
-                "learning rate."
-            )
         if self.sent and not set(self.update) <= set(self.sent) <= set(self.state):
             raise ConfigError("sent: must contain every visible name, and only names of the model.")
         if self.clip is not None:
@@ -234,6 +229,11 @@ def check_entries(where: str, sent: Mapping[str, Tensor], state: Mapping[str, Te
     """Raise a ConfigError unless each tensor is finite, and has the shape of the state's."""
     for name, value in sent.items():
         _check_entry(where, name, value, state)
+    if not norm(sent) < math.inf:
+        raise ConfigError(
+            f"{where}: is too long for its norm to be a number (1e154 or more); check the learning "
+            "rate."
+        )
 
 
 def _check_entry(where: str, name: str, value: Tensor, state: Mapping[str, Tensor]) -> None:

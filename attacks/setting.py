@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from statistics import median
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
+from attacks.explain import Explanation, explain
 from attacks.observation import Observation, check_entries, noise_std_of, select
 from attacks.report import Adversary, Verdict, with_union
 from attacks.update import LocalSteps, Loss, norm
@@ -19,7 +21,7 @@ from attacks.update import LocalSteps, Loss, norm
 class Setting:
     """Who sees which views of whose update, and what was done to it; ``leakage`` documents each.
 
-    ``examples`` and ``explained`` are the audit's own.
+    ``examples``, ``explanation``, ``observe`` and ``client`` are the audit's own.
     """
 
     kind: ClassVar[str] = "examples"
@@ -45,8 +47,16 @@ class Setting:
         raise NotImplementedError
 
     @property
-    def explained(self) -> bool:
-        """Whether the true examples explain the update."""
+    def explanation(self) -> Explanation:
+        """Of the view, adversary and batch that the true examples explain least."""
+        raise NotImplementedError
+
+    def observe(self, view: str, adversary: Adversary, number: int) -> Observation:
+        """Return what that adversary sees of batch ``number``."""
+        raise NotImplementedError
+
+    def client(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return batch ``number``, and what its loss predicts."""
         raise NotImplementedError
 
     def refuse_setting(self) -> None:
@@ -134,9 +144,33 @@ class Setting:
 
     def untried(self, seen: Observation) -> Verdict | None:
         """Return the verdict on an update that cannot be attacked; None on others."""
-        if not self.explained:
+        if not self.explanation.explained:
             return "void"
         return "nothing sent" if norm(seen.update) == 0 else None
+
+    def least_explained(self, net: nn.Module) -> Explanation:
+        """Return the explanation of the view, adversary and batch that is explained least."""
+        found = (
+            explain(net, self.observe(view, adversary, number), *self.client(number))
+            for adversary in self.everyone
+            for view in self.every_view
+            for number in self.batches
+        )
+        return max(found, key=lambda one: one.excess)
+
+    def row_of(
+        self, view: str, adversary: Adversary, seen: Sequence[Observation]
+    ) -> dict[str, Any]:
+        """Return the fields of a ``Row`` that do not depend on what is found."""
+        visible, share = self.visible(view)
+        return {
+            "view": view,
+            "patterns": tuple(self.every_view[view]),
+            "visible": visible,
+            "share": share,
+            "adversary": adversary,
+            "update_norm": median(norm(one.update) for one in seen),
+        }
 
     def visible(self, view: str) -> tuple[int, float]:
         """Return how many parameters a view shows, and their share."""

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from statistics import median
 from typing import Any, ClassVar
 
 import torch
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from accounting.checks import ConfigError
-from attacks.explain import Explanation, explain
+from attacks.explain import Explanation
 from attacks.observation import noise_std_of, select
-from attacks.report import Adversary
+from attacks.report import Adversary, most_severe
 from attacks.setting import Setting
 from attacks.text.bag import bag_of_tokens, predicted_tokens
 from attacks.text.observation import (
@@ -35,7 +34,7 @@ from attacks.text.observation import (
     vocabulary,
 )
 from attacks.text.read import ReadText, span_test
-from attacks.text.report import Guess, TextReport, TextRow, TextTrial, worst_of
+from attacks.text.report import Guess, TextReport, TextRow, TextTrial
 from attacks.text.score import (
     TextScore,
     bigram_guess,
@@ -216,11 +215,6 @@ class TextAudit(Setting):
         """The number of sentences."""
         return len(self.tokens)
 
-    @property
-    def explained(self) -> bool:
-        """Whether the true sentences explain the update."""
-        return self._explanation.explained
-
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no audit is possible, before any attack."""
         check_tokens(self.model, self.tokens, self.labels, self.pad)
@@ -282,7 +276,7 @@ class TextAudit(Setting):
             delta=self.delta,
             schedule=tuple(self.schedule),
             public=len(self.public),
-            explanation=self._explanation,
+            explanation=self.explanation,
         )
 
     def sentences(self, number: int) -> tuple[Tensor, Tensor | None]:
@@ -315,18 +309,9 @@ class TextAudit(Setting):
         return tuple(_unpadded(row, self.pad) for row in self.tokens.tolist())
 
     @cached_property
-    def _explanation(self) -> Explanation:
+    def explanation(self) -> Explanation:
         """Of the view, adversary and batch that the true sentences explain least."""
-        net = text_model(self.model, self.pad)
-        found = max(
-            (
-                explain(net, self.observe(view, adversary, number), *self._client(number))
-                for adversary in self.everyone
-                for view in self.every_view
-                for number in self.batches
-            ),
-            key=lambda one: one.excess,
-        )
+        found = self.least_explained(text_model(self.model, self.pad))
         drops = [n for n, m in self.model.named_modules() if getattr(m, "p", 0) and _drops(m)]
         if found.explained or not drops:
             return found
@@ -336,7 +321,7 @@ class TextAudit(Setting):
         )
         return replace(found, causes=(*found.causes, told))
 
-    def _client(self, number: int) -> tuple[Tensor, Tensor]:
+    def client(self, number: int) -> tuple[Tensor, Tensor]:
         """Return batch ``number``, and what its loss predicts: labels, or the tokens."""
         tokens, labels = self.sentences(number)
         return tokens, tokens if labels is None else labels
@@ -404,20 +389,14 @@ class TextAudit(Setting):
             for trials in self._attack_with_parts(view, adversary, number, seen[number])
         ]
         alone = tuple(tuple(t for t in trials if t.view == view) for trials in tried)
-        visible, share = self.visible(view)
         best = tuple(max(trials, key=lambda trial: trial.rank) for trials in tried)
         read = [trial for trial in best if trial.read.sentences]
         return TextRow(
-            view=view,
-            patterns=tuple(self.every_view[view]),
-            visible=visible,
-            share=share,
+            **self.row_of(view, adversary, seen),
             tokens=self.batch * self.tokens.shape[1],
             alone=alone,
             best=best,
-            verdict=worst_of(trial for trials in tried for trial in trials),
-            adversary=adversary,
-            update_norm=median(norm(one.update) for one in seen),
+            verdict=most_severe(trial for trials in tried for trial in trials),
             lengths_right=self._lengths_right(best) if read else None,
             labels_right=self._labels_right(best) if read else None,
             doubtful=any(not trial.matched for trial in read),
@@ -448,7 +427,7 @@ class TextAudit(Setting):
         for part, names in self.names.items():
             if not names < self.names[view] or tried[0][0].untried is not None:
                 continue
-            if all(worst_of(trials) == "recovered" for trials in tried):
+            if all(most_severe(trials) == "recovered" for trials in tried):
                 break
             inside = _part(seen, names)
             if norm(inside.update) == 0:
@@ -467,10 +446,10 @@ class TextAudit(Setting):
             return self._tried[key]
         untried = self.untried(seen)
         if untried is not None:
-            trials = self._scored(view, "none", _NOTHING, number, self._explanation.residual)
+            trials = self._scored(view, "none", _NOTHING, number, self.explanation.residual)
             return [[replace(trial, untried=untried)] for trial in trials]
         net = text_model(self.model, self.pad)
-        truth = text_residual(net, seen, *self._client(number))
+        truth = text_residual(net, seen, *self.client(number))
         tried: list[list[TextTrial]] = [[] for _ in range(self.batch)]
         for name in self.attacks:
             found = self._find(key, name, seen)
@@ -480,7 +459,7 @@ class TextAudit(Setting):
                 tried, self._scored(view, name, found, number, truth), strict=True
             ):
                 one.append(trial)
-            if all(worst_of(one) == "recovered" for one in tried):
+            if all(most_severe(one) == "recovered" for one in tried):
                 break
         if not tried[0]:
             tried = [[trial] for trial in self._scored(view, "none", _NOTHING, number, truth)]
@@ -510,7 +489,7 @@ class TextAudit(Setting):
         ]
 
     def _client_loss(self, number: int) -> float:
-        tokens, y = self._client(number)
+        tokens, y = self.client(number)
         with torch.no_grad():
             return float(self.loss(text_model(self.model, self.pad)(tokens), y))
 

@@ -8,8 +8,7 @@ from attacks.reconstruction.labels import output_layer
 from attacks.text.observation import NextToken, TextObservation, text_model, token_embedding
 
 _ROUNDING = 100.0
-_OUTSIDE = 1e-3  # share of a row that leaves the span of the others, at most, by chance
-_ASIDE = 0.5  # share of a row that must point elsewhere than its weights, of a token that was read
+_OUTSIDE = 1e-3  # share of a row that leaves a span at most, by rounding or by chance
 _SURE = 0.5  # of what one token adds: below it, weight decay may be what moved an entry
 _MOSTLY = 0.7  # share of what moved towards tokens that must be sure
 _BALANCED = 3e-3  # sum of the rows of a softmax's gradient, relative to their lengths
@@ -62,8 +61,7 @@ def _aside(rows: Tensor, weights: Tensor) -> Tensor:
     """Return which rows moved elsewhere than along their own weights, as decay moves them."""
     along = (rows * weights).sum(1) / weights.square().sum(1).clamp(min=1e-300)
     left = (rows - along[:, None] * weights).norm(dim=1)
-    aside: Tensor = (left > _ASIDE * rows.norm(dim=1)) & (left > _OUTSIDE * left.max())
-    return aside
+    return left > _OUTSIDE * left.max()
 
 
 def predicted_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:

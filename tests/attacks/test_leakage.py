@@ -9,10 +9,9 @@ import torch
 
 from accounting import ConfigError
 from attacks import dlg, leakage, suite
-from attacks.audit import most_severe
 from attacks.networks import smooth_lenet
 from attacks.reconstruction.reconstruct import Reconstruction
-from attacks.report import VERDICTS, Trial
+from attacks.report import VERDICTS, Trial, most_severe
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
 

@@ -31,6 +31,10 @@ class Net(nn.Module):
         states = self.lstm(self.embedding(ids))[0]
         return self.head(states[:, -1] if self.last else states)
 def classifier(): return Net(2)
+def without_bias():
+    net = Net()
+    net.head = nn.Linear(48, WORDS, bias=False)
+    return net
 def clients():
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(1, WORDS, (24, 7), generator=draw)
@@ -56,6 +60,7 @@ clients_per_round = 4
 [client]
 learning_rate = 0.5
 """
+OF_FILE = ["--model", "./text_code.py:Net", "--view", "full", "--tokens"]
 TOKENS = torch.randint(1, 40, (8, 6), generator=torch.Generator().manual_seed(1))
 
 
@@ -66,6 +71,13 @@ def folder(tmp_path_factory):
     (path / "plan.toml").write_text(PLAN)
     save_file({"tokens": TOKENS}, path / "tokens.safetensors")
     save_file({"tokens": TOKENS, "labels": TOKENS[:, 0] % 2}, path / "labelled.safetensors")
+    for name, odd in (
+        ("bool", TOKENS > 3),
+        ("complex", TOKENS.to(torch.complex64)),
+        ("single", TOKENS[:, :1]),
+        ("long", TOKENS[:1].repeat(10, 1500)),
+    ):
+        save_file({"tokens": odd.contiguous()}, path / f"{name}.safetensors")
     return path
 
 
@@ -191,6 +203,12 @@ def test_a_text_classifier_gives_away_the_tokens_of_its_embedding(audited):
         (["--model", "./text_code.py:Net", "--view", "full"], "data is missing"),
         (["--plan", "plan.toml", "--attack", "dlg"], "bag_of_tokens"),
         (["--plan", "plan.toml", "--tokens", "plan.toml"], "not a valid .safetensors"),
+        (["--plan", "plan.toml", "--local-steps", "1001"], "must be at most 1000"),
+        ([*OF_FILE, "tokens.safetensors", "--pad", "99"], "--pad 99: must be at most 39"),
+        ([*OF_FILE, "bool.safetensors"], "tokens is torch.bool (8, 6); must be whole numbers"),
+        ([*OF_FILE, "complex.safetensors"], "tokens is torch.complex64"),
+        ([*OF_FILE, "single.safetensors"], "after which nothing is predicted"),
+        ([*OF_FILE, "long.safetensors"], "9000 in one update; must be at most 8192"),
     ],
 )
 def test_mistakes_are_told(audited, words, told):
