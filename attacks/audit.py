@@ -305,7 +305,9 @@ class Audit(Setting):
 
     def _row(self, view: str, adversary: Adversary) -> LeakageRow:
         seen = [self.observe(view, adversary, number) for number in self.batches]
-        by_batch = [self._attack_with_parts(view, adversary, n, seen[n]) for n in self.batches]
+        by_batch = [
+            self.with_parts(self._attack, view, adversary, n, seen[n]) for n in self.batches
+        ]
         tried = [trials for batch in by_batch for trials in batch]
         alone = [[trial for trial in trials if trial.view == view] for trials in tried]
         sent = [n for n in self.batches if norm(seen[n].update) > 0 and self.explanation.explained]
@@ -340,29 +342,6 @@ class Audit(Setting):
             return label_candidates(self.model, seen)
         except ConfigError:  # an attack of one's own may do without
             return []
-
-    def _attack_with_parts(
-        self, view: str, adversary: Adversary, number: int, seen: Observation
-    ) -> TrialsByImage:
-        """Attack the whole view, and then each audited view inside it alone.
-
-        Whoever sees more may discard the rest, so a view must not score below a part of it.
-        """
-        tried = self._attack(view, view, adversary, number, seen)
-        for part, names in self.names.items():
-            if not names < self.names[view] or tried[0][0].untried is not None:
-                continue
-            if norm(seen.restrict(names).update) == 0:
-                continue
-            if seen.clip is None and seen.local is None:
-                sent = part  # a part of a gradient is what a client would send of that part
-            elif all(most_severe(trials) == "recovered" for trials in tried):
-                break
-            else:
-                sent = view
-            more = self._attack(sent, part, adversary, number, seen.restrict(names))
-            tried = [one + other for one, other in zip(tried, more, strict=True)]
-        return tried
 
     def _attack(
         self, sent: str, view: str, adversary: Adversary, number: int, seen: Observation

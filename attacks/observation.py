@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +101,7 @@ class Observation:
         total = norm(self.update) ** 2
         return count * self.noise_std**2 / total if total > 0 else 0.0
 
-    def restrict(self, names: Collection[str]) -> "Observation":
+    def restrict(self, names: Collection[str]) -> Self:
         """Return the observation of an attacker who looks at these visible parameters only.
 
         The others still took part in the client's training and clip, and the attacker knows that.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -13,8 +13,10 @@ from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
 from attacks.explain import Explanation, explain
 from attacks.observation import Observation, check_entries, noise_std_of, select
-from attacks.report import Adversary, Verdict, with_union
+from attacks.report import Adversary, TrialT, Verdict, most_severe, with_union
 from attacks.update import LocalSteps, Loss, norm
+
+SeenT = TypeVar("SeenT", bound=Observation)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -147,6 +149,33 @@ class Setting:
         if not self.explanation.explained:
             return "void"
         return "nothing sent" if norm(seen.update) == 0 else None
+
+    def with_parts(
+        self,
+        attack: Callable[[str, str, Adversary, int, SeenT], list[list[TrialT]]],
+        view: str,
+        adversary: Adversary,
+        number: int,
+        seen: SeenT,
+    ) -> list[list[TrialT]]:
+        """Attack the whole view, and then each audited view inside it alone.
+
+        Whoever sees more may discard the rest, so a view must not score below a part of it.
+        """
+        tried = attack(view, view, adversary, number, seen)
+        alone = seen.clip is None and seen.local is None
+        for part, names in self.names.items():
+            if not names < self.names[view] or tried[0][0].untried is not None:
+                continue
+            inside = seen.restrict(names)
+            if norm(inside.update) == 0:
+                continue
+            if not alone and all(most_severe(trials) == "recovered" for trials in tried):
+                break
+            # a part of a gradient is what a client would send of that part
+            more = attack(part if alone else view, part, adversary, number, inside)
+            tried = [one + other for one, other in zip(tried, more, strict=True)]
+        return tried
 
     def least_explained(self, net: nn.Module) -> Explanation:
         """Return the explanation of the view, adversary and batch that is explained least."""

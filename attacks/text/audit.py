@@ -42,7 +42,7 @@ from attacks.text.score import (
     token_f1,
     unigram_guess,
 )
-from attacks.update import LocalSteps, Loss, as_double, double_state, norm
+from attacks.update import LocalSteps, Loss, as_double, double_state
 
 TextAttack = Callable[[nn.Module, TextObservation], ReadText | None]
 ReadByAttack = dict[str, ReadText | None]  # of one batch; None where an attack does not apply
@@ -379,14 +379,14 @@ class TextAudit(Setting):
             pad=self.pad,
             language=self.labels is None,
         )
-        return _part(whole, select(names, self.every_view[view]))
+        return whole.restrict(select(names, self.every_view[view]))
 
     def _row(self, view: str, adversary: Adversary) -> TextRow:
         seen = [self.observe(view, adversary, number) for number in self.batches]
         tried = [
             trials
             for number in self.batches
-            for trials in self._attack_with_parts(view, adversary, number, seen[number])
+            for trials in self.with_parts(self._attack, view, adversary, number, seen[number])
         ]
         alone = tuple(tuple(t for t in trials if t.view == view) for trials in tried)
         best = tuple(max(trials, key=lambda trial: trial.rank) for trials in tried)
@@ -418,24 +418,6 @@ class TextAudit(Setting):
             known = Counter(self.labels[number * self.batch :][: self.batch].tolist())
             right += (known & Counter([] if guess is None else guess.tolist())).total()
         return right / len(self.labels)
-
-    def _attack_with_parts(
-        self, view: str, adversary: Adversary, number: int, seen: TextObservation
-    ) -> list[list[TextTrial]]:
-        """Attack the whole view, and then each audited view inside it alone, as for images."""
-        tried = self._attack(view, view, adversary, number, seen)
-        for part, names in self.names.items():
-            if not names < self.names[view] or tried[0][0].untried is not None:
-                continue
-            if all(most_severe(trials) == "recovered" for trials in tried):
-                break
-            inside = _part(seen, names)
-            if norm(inside.update) == 0:
-                continue
-            sent = part if seen.clip is None and seen.local is None else view
-            more = self._attack(sent, part, adversary, number, inside)
-            tried = [one + other for one, other in zip(tried, more, strict=True)]
-        return tried
 
     def _attack(
         self, sent: str, view: str, adversary: Adversary, number: int, seen: TextObservation
@@ -511,12 +493,6 @@ def _unpadded(row: Sequence[int], pad: int | None) -> tuple[int, ...]:
     while pad is not None and end and row[end - 1] == pad:
         end -= 1
     return tuple(row[:end])
-
-
-def _part(seen: TextObservation, names: Sequence[str] | frozenset[str]) -> TextObservation:
-    found = seen.restrict(names)
-    assert isinstance(found, TextObservation)  # noqa: S101  restrict keeps the type
-    return found
 
 
 def _drops(module: nn.Module) -> bool:

@@ -61,7 +61,8 @@ def _aside(rows: Tensor, weights: Tensor) -> Tensor:
     """Return which rows moved elsewhere than along their own weights, as decay moves them."""
     along = (rows * weights).sum(1) / weights.square().sum(1).clamp(min=1e-300)
     left = (rows - along[:, None] * weights).norm(dim=1)
-    return left > _OUTSIDE * left.max()
+    aside: Tensor = left > _OUTSIDE * left.max()
+    return aside
 
 
 def predicted_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
@@ -110,7 +111,8 @@ def _pull(seen: TextObservation, layer: str) -> Tensor | None:
     if float(rows.sum(0).norm()) > _BALANCED * float(size.sum()):
         return None
     absent = rows[size.argsort()[: len(rows) // 2]].sum(0)
-    return -rows @ absent / absent.norm().clamp(min=1e-300)
+    pull: Tensor = -rows @ absent / absent.norm().clamp(min=1e-300)
+    return pull
 
 
 def _tied(rows: Tensor, seen: TextObservation) -> Tensor | None:

@@ -91,7 +91,7 @@ class Reader:
         generator = torch.Generator().manual_seed(0)
         allowed = torch.tensor([t for t in range(self.vocabulary) if t != self.seen.pad])
         first, other = allowed[torch.randperm(len(allowed), generator=generator)[:2]]
-        places = torch.linspace(0, length - 1, min(length, _PROBED)).long().unique()
+        places = torch.arange(0, length, max(1, length // _PROBED))
         probe = torch.full((len(places) + 1, length), int(first))
         probe[1:].scatter_(1, places[:, None], int(other))
         read = self._all_inputs(probe)
@@ -304,7 +304,7 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTok
         distances[candidates] = _pursued(one, rows.flatten(0, 1)).reshape(rows.shape[:2])
         threshold = _SURE
     else:
-        for part in candidates.split(max(1, _ROWS // length)):
+        for part in torch.split(candidates, max(1, _ROWS // length)):
             rows = reader.inputs(source, part[:, None].expand(-1, length))
             distances[part] = one.distance(rows)
         threshold = one.threshold(len(candidates) * length)
