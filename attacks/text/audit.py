@@ -46,6 +46,7 @@ from attacks.update import LocalSteps, Loss, as_double, double_state
 
 TextAttack = Callable[[nn.Module, TextObservation], ReadText | None]
 ReadByAttack = dict[str, ReadText | None]  # of one batch; None where an attack does not apply
+NO_ATTACK = "none"  # name of the attack in a row of a view that no attack reads
 MOST_TOKENS = 2**13  # of one update
 _NOTHING = ReadText((), frozenset(), math.inf, 0.0)
 
@@ -428,7 +429,7 @@ class TextAudit(Setting):
             return self._tried[key]
         untried = self.untried(seen)
         if untried is not None:
-            trials = self._scored(view, "none", _NOTHING, number, self.explanation.residual)
+            trials = self._scored(view, NO_ATTACK, _NOTHING, number, self.explanation.residual)
             return [[replace(trial, untried=untried)] for trial in trials]
         net = text_model(self.model, self.pad)
         truth = text_residual(net, seen, *self.client(number))
@@ -444,7 +445,7 @@ class TextAudit(Setting):
             if all(most_severe(one) == "recovered" for one in tried):
                 break
         if not tried[0]:
-            tried = [[trial] for trial in self._scored(view, "none", _NOTHING, number, truth)]
+            tried = [[trial] for trial in self._scored(view, NO_ATTACK, _NOTHING, number, truth)]
         self._tried[key] = tried
         return tried
 

@@ -375,6 +375,10 @@ TWINS: dict[tuple[str, str], tuple[Callable[[str], Found], str]] = {
         "recovered",
     ),
     ("dlg", "everything"): (on_images("dlg", lenet, ["*"]), "recovered"),
+    ("dlg", "a layer of 1.6 % of the parameters"): (
+        on_images("dlg", lenet, ["conv1.*"]),
+        "recovered",
+    ),
     ("dlg", "one layer"): (on_images("dlg", lenet, ["conv2.*"]), "recovered"),
     ("dlg", "three local steps"): (on_images("dlg", lenet, ["*"], local=STEPS), "recovered"),
     ("dlg + statistics", "buffers that were sent"): (

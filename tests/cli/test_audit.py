@@ -191,6 +191,19 @@ def test_an_update_of_ones_own(privpart, tmp_path):
     assert (kept["verdict"], kept["rows"][0]["psnr_max"]) == ("void", None)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_an_update_of_a_type_that_numpy_does_not_have(tmp_path, dtype):
+    image = digits().test_x[:1]
+    sent = observe(smooth_lenet(torch.Generator().manual_seed(0)), image, digits().test_y[:1])
+    path = tmp_path / "narrow.safetensors"
+    save_file({name: value.to(dtype) for name, value in sent.update.items()}, path)
+    inputs = load_inputs(LeakageOptions(model="lenet", data="digits", view=["full"], gradient=path))
+    assert torch.equal(
+        inputs.update["conv1.bias"].double(), sent.update["conv1.bias"].to(dtype).double()
+    )
+    assert len(inputs.digest()) == 64
+
+
 def test_weights_before_and_after(privpart, tmp_path):
     task, network = digits(), smooth_lenet(torch.Generator().manual_seed(5))
     local = LocalSteps(learning_rate=0.1, steps=2)
@@ -241,13 +254,16 @@ def test_weights_before_and_after(privpart, tmp_path):
         (["--local-steps", "3", "--learning-rate", "1e300"], "check the learning rate"),
         (["--schedule", "full:1000000000000"], "with at most 999999 rounds"),
         (["--schedule", ""], "--schedule '': must be VIEW:ROUNDS"),
-        (["--seed", str(2**64)], "must be at most 92233720368547758"),
+        (["--seed", str(2**64)], "must be at most 92233720368547757"),
         (["--data", "many.safetensors"], "y must be whole numbers from 0, and below 100000"),
         (["--data", "half.safetensors"], "y must be whole numbers from 0"),
         (["--data", "empty.safetensors"], "x (3, 0, 8, 8), y (3,); must be (N, C, H, W)"),
         (["--weights", "nan.safetensors"], "'conv1.bias' has values that are not finite"),
         (["--weights", "pipe"], "pipe: is not a file"),
-        (["--out", "taken"], "--out taken: cannot be written: Is a directory: taken/report.json"),
+        (
+            ["--out", "taken", "--trials", "1"],
+            "--out taken: cannot be written: Is a directory: taken/report.json",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(monkeypatch, capsys, tmp_path, changed, fault):

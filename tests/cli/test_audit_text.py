@@ -60,7 +60,7 @@ clients_per_round = 4
 [client]
 learning_rate = 0.5
 """
-OF_FILE = ["--model", "./text_code.py:Net", "--view", "full", "--tokens"]
+OF_FILE = ["--model", "./text_code.py:Net", "--view", "full", "--trials", "1", "--tokens"]
 TOKENS = torch.randint(1, 40, (8, 6), generator=torch.Generator().manual_seed(1))
 
 
@@ -187,7 +187,20 @@ def test_a_text_classifier_gives_away_the_tokens_of_its_embedding(audited):
     bag, head = report["rows"]
     assert (bag["verdict"], bag["attack"], bag["bag_f1_median"]) == ("partial", "bag_of_tokens", 1)
     assert head["verdict"] == "attack failed"
-    assert "the attack failed on head.*: nothing follows about privacy" in done.stderr
+    assert "no attack reads head.*: nothing was looked for" in " ".join(done.stderr.split())
+
+
+def test_an_output_layer_without_a_bias_gives_away_tokens_and_no_attack_is_told(audited):
+    view = ["--model", "./text_code.py:without_bias", "--tokens", "tokens.safetensors"]
+    view += ["--view", "head.*", "--trials", "1"]
+    done, report = audited(*view, out="without")
+    assert done.returncode == 0, done.stderr
+    (row,) = report["rows"]
+    assert (row["verdict"], row["attack"]) == ("partial", "predicted_tokens")
+    assert set(row["by_attack"]) == {"predicted_tokens"}
+    done, report = audited(*view, "--local-steps", "1", "--optimizer", "adam", out="adam")
+    assert report["rows"][0]["attack"] == "none"
+    assert "no attack reads head.*: nothing was looked for" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from accounting import checks
 from attacks import TextDefencePoint, text_defences
-from attacks.text.audit import text_leakage, text_suite
+from attacks.text.audit import NO_ATTACK, text_leakage, text_suite
 from attacks.text.report import TextReport, TextRow
 from privpart.cli.audit.inputs import local_steps_of
 from privpart.cli.audit.options import EXCHANGES, DefencesOptions, LeakageOptions, rounds, views
@@ -224,6 +224,13 @@ def _warnings(report: TextReport) -> list[str]:
             f"right, but its order{_inferred(report, doubtful)} is a guess."
         )
     failed = [row for row in report.rows if row.verdict == "attack failed"]
+    unread = [row for row in failed if not row.by_attack.keys() - {NO_ATTACK}]
+    if unread:
+        found.append(
+            f"no attack reads {named(unread)}: nothing was looked for, and nothing follows about "
+            "privacy."
+        )
+    failed = [row for row in failed if row not in unread]
     if failed:
         found.append(f"the attack failed on {named(failed)}: nothing follows about privacy.")
     return found

@@ -275,6 +275,12 @@ def _of_file(
             f"{wanted}."
         )
     others = tokens[wanted:] if public is None else public
+    if options.pad is not None and not bool((tokens[:wanted, -1:] == options.pad).any()):
+        typer.echo(
+            f"privpart: pad={options.pad}: no attacked sentence ends with it; the attacker infers "
+            "lengths all the same.",
+            err=True,
+        )
     texts = () if words is None else _lines(words)
     if words is not None and int(tokens[:wanted].max()) >= len(texts):
         typer.echo(
