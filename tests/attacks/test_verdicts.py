@@ -153,6 +153,7 @@ def test_an_update_that_the_images_do_not_explain_is_void(lenet, digits, wrong, 
         ("nothing", ""),
         ("rate", "the learning rate: 0.1 explains it, not 0.2"),
         ("sign", "it is before - after; send after - before"),
+        ("exchanged", "the weights before and after the round are exchanged"),
         ("gradient", "it is a gradient, not a change of the weights"),
     ],
 )
@@ -162,6 +163,11 @@ def test_a_change_of_the_weights(lenet, digits, wrong, cause):
     sent = observe(lenet, x, y, local=None if wrong == "gradient" else local).update
     update = {name: -value if wrong == "sign" else value for name, value in sent.items()}
     stated = LocalSteps(learning_rate=0.2, steps=2) if wrong == "rate" else local
+    if wrong == "exchanged":
+        with torch.no_grad():
+            for name, weight in lenet.double().named_parameters():
+                weight.add_(sent[name])
+        update = {name: -value for name, value in sent.items()}
     report = audited(lenet, x, y, update, local=stated)
     assert report.void == bool(cause)
     assert "; ".join(report.explanation.causes) == cause
