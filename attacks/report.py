@@ -114,7 +114,7 @@ TrialT = TypeVar("TrialT", bound=Tried)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Row(Generic[TrialT]):
+class ViewRow(Generic[TrialT]):
     """One view, and one adversary: what the rows of images and of sentences share.
 
     Args:
@@ -177,8 +177,8 @@ class Row(Generic[TrialT]):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LeakageRow(Row[Trial]):
-    """One view of an update of images, and one adversary; see also ``Row``.
+class LeakageRow(ViewRow[Trial]):
+    """One view of an update of images, and one adversary; see also ``ViewRow``.
 
     Args:
         unknowns: pixels of one batch.
@@ -291,7 +291,7 @@ class Report:
             the audit is void.
     """
 
-    rows: Sequence[Row[Any]]
+    rows: Sequence[ViewRow[Any]]
     seed: int
     threat: Mapping[str, Any] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
@@ -407,7 +407,7 @@ def with_union(
     return dict(views) | {UNION: union}
 
 
-RowT = TypeVar("RowT", bound=Row[Any])
+RowT = TypeVar("RowT", bound=ViewRow[Any])
 
 
 def worst_row(

@@ -190,7 +190,7 @@ class Setting:
     def row_of(
         self, view: str, adversary: Adversary, seen: Sequence[Observation]
     ) -> dict[str, Any]:
-        """Return the fields of a ``Row`` that do not depend on what is found."""
+        """Return the fields of a ``ViewRow`` that do not depend on what is found."""
         visible, share = self.visible(view)
         return {
             "view": view,

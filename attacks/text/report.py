@@ -16,8 +16,8 @@ from attacks.report import (
     MATCHED,
     VERDICTS,
     Report,
-    Row,
     Verdict,
+    ViewRow,
     counts,
     finite,
     over,
@@ -115,8 +115,8 @@ class TextTrial:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class TextRow(Row[TextTrial]):
-    """One view of an update of sentences, and one adversary; see also ``Row``.
+class TextRow(ViewRow[TextTrial]):
+    """One view of an update of sentences, and one adversary; see also ``ViewRow``.
 
     Args:
         tokens: of one batch.
