@@ -1,6 +1,7 @@
 """Text: what the gradients of language models and of text classifiers give away."""
 
 import copy
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -14,8 +15,16 @@ from attacks import text_leakage
 from attacks.text.attention import attending
 from attacks.text.bag import bag_of_tokens, predicted_tokens
 from attacks.text.observation import observe_text
-from attacks.text.read import span_test
-from attacks.text.score import bigram_guess, rouge_l, text_scores, token_f1, unigram_guess
+from attacks.text.read import ReadText, span_test
+from attacks.text.report import Guess, TextTrial
+from attacks.text.score import (
+    TextScore,
+    bigram_guess,
+    rouge_l,
+    text_scores,
+    token_f1,
+    unigram_guess,
+)
 from attacks.text.spans import Reader, tokens_in_span
 from attacks.update import LocalSteps
 from privpart.models.transformer import LanguageModel, TextClassifier
@@ -173,6 +182,28 @@ def test_lora_whose_b_is_zero_tells_nothing():
     assert span_test(model, observe_text(model, tokens, visible=["lora_A.*"])) is None
 
 
+@pytest.mark.parametrize(
+    ("rouge", "f1", "bag", "match", "verdict"),
+    [
+        (0.9, 0.0, 0.0, 1.0, "recovered"),
+        (0.75, 0.0, 0.0, 1.0, "partial"),
+        (0.5, 0.75, 0.0, 1.0, "partial"),
+        (0.5, 0.5, 0.75, math.inf, "partial"),
+        (0.65, 0.65, 0.65, 1e-7, "ambiguous"),
+        (0.65, 0.65, 0.65, 1e-5, "attack failed"),
+        (0.0, 0.0, 0.0, math.inf, "attack failed"),
+    ],
+)
+def test_verdicts_on_a_sentence_of_which_half_is_guessed(rouge, f1, bag, match, verdict):
+    read = ReadText(((1,),), frozenset({1}), match, 0.0)
+    score = TextScore((1,), exact=False, f1=f1, rouge=rouge)
+    trial = TextTrial("view", "attack", read, score, bag, Guess(f1=0.5, rouge=0.5, bag=0.5))
+    assert trial.verdict == verdict
+    if verdict == "recovered":
+        guessed = replace(trial, guess=Guess(f1=0.95, rouge=0.95, bag=0.95))
+        assert guessed.verdict == "no gain"
+
+
 def test_scores_and_guesses():
     truth = [(1, 2, 3, 4), (5, 5, 6)]
     scores = text_scores([(5, 6), (1, 2, 9, 4)], truth)
@@ -222,6 +253,7 @@ def test_crafted_updates_and_texts_get_no_false_verdict(classifier):
             told(classifier, **{"tokens": tokens, "labels": y, **wrong})
 
 
+@pytest.mark.slow
 def test_tokens_are_put_into_the_sentences_that_had_them(classifier):
     generator = torch.Generator().manual_seed(3)
     tokens = torch.stack([torch.randperm(60, generator=generator)[:5] for _ in range(3)])
