@@ -32,7 +32,7 @@ def infer_labels(
     label's row of the weight's gradient is the one that points against all others. For a batch the
     bias's gradient is mean softmax - count / batch, so count = batch (mean softmax - gradient),
     as exactly as the attacker knows the mean softmax. A label with a negative entry is certainly
-    in the batch.
+    in the batch, unless there are more of these than images: noise or weight decay made some.
 
     Args:
         weight_grad: (K, I), used where the bias is not in view; then only for a batch of one.
