@@ -92,22 +92,18 @@ class Tried(Protocol):
     @property
     def view(self) -> str:
         """The parameters that the attack used."""
-        ...
 
     @property
     def attack(self) -> str:
         """Name of the attack."""
-        ...
 
     @property
     def untried(self) -> Verdict | None:
         """The verdict where there was nothing to attack."""
-        ...
 
     @property
     def verdict(self) -> Verdict:
         """What may be concluded."""
-        ...
 
 
 TrialT = TypeVar("TrialT", bound=Tried)

@@ -224,11 +224,12 @@ def _warnings(report: TextReport) -> list[str]:
             f"right, but its order{_inferred(report, doubtful)} is a guess."
         )
     failed = [row for row in report.rows if row.verdict == "attack failed"]
-    unread = [row for row in failed if not row.by_attack.keys() - {NO_ATTACK}]
+    bare = [row for row in failed if row.adversary == "server"]  # noise leaves nothing to read
+    unread = [row for row in bare if not row.by_attack.keys() - {NO_ATTACK}]
     if unread:
         found.append(
-            f"no attack reads {named(unread)}: nothing was looked for, and nothing follows about "
-            "privacy."
+            f"no attack could read {named(unread)}: none applies there, or too much moved that is "
+            "no token. Nothing follows about privacy."
         )
     failed = [row for row in failed if row not in unread]
     if failed:
