@@ -1,6 +1,6 @@
 """Frontier plots: accuracy and paired differences against epsilon, and accuracy against bytes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,8 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> N
         name = (
             "no noise" if own[0]["epsilon"] is None else f"{mechanism}, ε = {own[0]['epsilon']:.3g}"
         )
-        _draw_band(
-            panel, own, lambda r: r["bytes_up"], drawing.SERIES[number % len(drawing.SERIES)], name
-        )
+        colour = drawing.SERIES[number % len(drawing.SERIES)]
+        _draw_band(panel, own, [r["bytes_up"] for r in own], colour, name)
     panel.set_xscale("log")
     panel.set_xlabel("bytes that a client sends in a round")
     panel.set_ylabel("metric on test examples")
@@ -68,7 +67,7 @@ def _draw_budgets(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str
         own = [r for r in rows if r["arm"] == arm and r["mechanism"] == mechanism]
         if own:
             moved = _apart(rows, mechanism) ** number if len(own) == 1 else 1.0
-            _draw_band(panel, own, lambda r, moved=moved: moved * r["epsilon"], colour, arm)
+            _draw_band(panel, own, [moved * r["epsilon"] for r in own], colour, arm)
         for row in (r for r in rows if r["arm"] == arm and r["epsilon"] is None):
             away = edge * _apart(rows, mechanism) ** number
             low, high = row["low"] or row["metric"], row["high"] or row["metric"]
@@ -115,18 +114,18 @@ def _without_noise_at(rows: Sequence[Mapping[str, Any]], mechanism: str) -> floa
 def _apart(rows: Sequence[Mapping[str, Any]], mechanism: str) -> float:
     """Return the factor between the places of two arms at one epsilon."""
     least = float(min(r["epsilon"] for r in rows if r["mechanism"] == mechanism))
-    return (_without_noise_at(rows, mechanism) / least) ** _APART
+    return float((_without_noise_at(rows, mechanism) / least) ** _APART)
 
 
 def _draw_band(
     panel: Axes,
     rows: Sequence[Mapping[str, Any]],
-    x_of: Callable[[Mapping[str, Any]], float],
+    places: Sequence[float],
     colour: str,
     name: str,
 ) -> None:
-    ordered = sorted(rows, key=x_of)
-    xs = [x_of(row) for row in ordered]
+    order = sorted(range(len(rows)), key=lambda i: places[i])
+    ordered, xs = [rows[i] for i in order], [places[i] for i in order]
     lows = [row["metric"] if row["low"] is None else row["low"] for row in ordered]
     highs = [row["metric"] if row["high"] is None else row["high"] for row in ordered]
     panel.plot(xs, [row["metric"] for row in ordered], color=colour, marker="o", label=name)
