@@ -18,19 +18,14 @@ from privpart.cli.sweep import NOT_PRIVATE, processors
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from collections.abc import Mapping
 
-    from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.study.frontier import Reached
     from privpart.experiment.study.stages import ChosenPoint
     from privpart.experiment.study.study_file import Group, Study
     from privpart.experiment.sweep import CellTrainer, Outcome
     from privpart.experiment.sweep_file import Cell
     from privpart.experiment.sweep_store import CellResult, SweepStore
-    from privpart.experiment.task_data import Reader
 
-_IMAGES = 2  # that an audit attacks, one per update
-_OTHERS = 9  # images of other users, among which an audit ranks each of them
-_EVALUATIONS = 150  # of each search of an audit: seconds for a small network
-_EXACT = 1e-3  # relative error below which a layer's input counts as read
+_WIDTH = 132  # characters of the table
 TUNED = (
     "Values were chosen on held-out users, who are public and whom nothing else uses; no test "
     "example was read for a choice. Chosen on the clients' own data, each trial would be a release "
@@ -222,6 +217,7 @@ def _by_arm(
     """Return columns that do not depend on the noise: what a client sends and spends."""
     from functools import lru_cache
 
+    from privpart.cli.frontier_leakage import leakage_of
     from privpart.experiment.study.client_side import client_side
     from privpart.experiment.task_data import read_task
 
@@ -234,53 +230,8 @@ def _by_arm(
             found[group.arm] = client_side(plan, read).columns()
             if audit:
                 typer.echo(f"attacking an update of {group.arm} ...", err=True)
-                found[group.arm] |= _leakage(plan, read)
+                found[group.arm] |= leakage_of(plan, read)
     return found
-
-
-def _leakage(plan: "PlanFile", read: "Reader") -> dict[str, Any]:
-    """Return what a short search finds in updates of one image each, which is a lower bound.
-
-    The row of the part that gives most away counts; ``leakage_rank`` is the worst place of a true
-    image among it and those of other users, ordered by how well the update of each matches.
-    """
-    import torch
-
-    import attacks
-    from privpart.experiment.training import training
-    from privpart.select.engine import SelectEngine
-
-    setup = training(plan, report=lambda _: None, read=read)
-    columns = ("psnr", "baseline", "rank")
-    empty = {"leakage": "not audited", **{f"leakage_{name}": None for name in columns}}
-    if isinstance(setup.trainer, SelectEngine):
-        return {**empty, "inputs_read": ""}
-    first = setup.clients.ids[: _IMAGES + _OTHERS]
-    batches = [setup.clients.examples(client) for client in first]
-    if not all(isinstance(b, tuple) and len(b) == 2 and b[0].dim() == 4 for b in batches):
-        return {**empty, "inputs_read": ""}
-    x, y = (torch.cat([batch[part][:1] for batch in batches]) for part in (0, 1))
-    report = attacks.leakage(
-        setup.model.module,
-        x[:_IMAGES],
-        y[:_IMAGES],
-        views={f"group {i}": names for i, names in enumerate(setup.model.groups)},
-        attacks=attacks.suite(
-            restarts=1, max_evaluations=_EVALUATIONS, newton_steps=0, steps=_EVALUATIONS
-        ),
-        clip=plan.privacy.clip_norm,
-        decoys=(x[_IMAGES:], y[_IMAGES:]) if len(x) > _IMAGES else None,
-    )
-    worst = next(row for row in report.rows if row.verdict == report.verdict)
-    summary = worst.to_dict()
-    read_from = {n for row in report.rows for n, e in row.feature_error.items() if e <= _EXACT}
-    return {
-        "leakage": worst.verdict,
-        "leakage_psnr": summary["psnr_median"],
-        "leakage_baseline": summary["baseline_median"],
-        "leakage_rank": f"{max(worst.ranks)} of {len(x) - _IMAGES + 1}" if worst.ranks else None,
-        "inputs_read": " ".join(sorted(read_from)),
-    }
 
 
 def _machine() -> str:
@@ -297,14 +248,12 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    console = Console(width=_WIDTH, highlight=False)
     table = Table(box=SIMPLE_HEAD)
     for column in ("mechanism", "arm"):
         table.add_column(column)
-    audited = any("leakage" in row for row in rows)
     for column in ("epsilon", "z", "bytes up", "metric", "to the first arm", ""):
-        table.add_column(column, justify="right")
-    if audited:
-        table.add_column("one image's update")
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row["mechanism"],
@@ -315,9 +264,20 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             _interval(row["metric"], row["low"], row["high"]),
             "" if row["verdict"] in (None, "reference") else _signed(row),
             row["verdict"] or "",
-            *([_leak(row)] if audited else []),
         )
-    Console(width=150 if audited else 120, highlight=False).print(table)
+    console.print(table)
+    if audited := {row["arm"]: row for row in rows if "leakage" in row}:
+        table = Table(
+            box=SIMPLE_HEAD, title="One image's update, before noise", title_justify="left"
+        )
+        for column in ("arm", "verdict", "dB", "dB without attack", "rank", "inputs read"):
+            table.add_column(column)
+        for arm, row in audited.items():
+            scores = [row["leakage_psnr"], row["leakage_baseline"]]
+            told = ["" if score is None else f"{score:.1f}" for score in scores]
+            rank = row["leakage_rank"] or ""
+            table.add_row(arm, row["leakage"], *told, rank, row["inputs_read"])
+        console.print(table)
     typer.echo(f"Intervals are Student's t at 95 % over seeds. {TUNED} {NOT_PRIVATE}")
 
 
@@ -329,11 +289,3 @@ def _signed(row: dict[str, Any]) -> str:
     low, high = row["difference_low"], row["difference_high"]
     ends = "" if low is None else f" [{low:+.4f}, {high:+.4f}]"
     return f"{row['difference']:+.4f}{ends}"
-
-
-def _leak(row: dict[str, Any]) -> str:
-    if row["leakage_psnr"] is None:
-        return str(row["leakage"])
-    rank = "" if row["leakage_rank"] is None else f", rank {row['leakage_rank']}"
-    scores = f"{row['leakage_psnr']:.1f} dB (no attack {row['leakage_baseline']:.1f})"
-    return f"{row['leakage']}, {scores}{rank}"

@@ -8,7 +8,7 @@ import pytest
 from small_study import changed
 from typer.testing import CliRunner
 
-from privpart.cli import frontier as command
+from privpart.cli import frontier_leakage
 from privpart.cli.main import app
 from privpart.experiment import own_code
 
@@ -125,7 +125,7 @@ def test_a_fault_is_one_sentence(folder):
 
 def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):
     """Updates of both arms tell whose image it was; the whole one also what dense1 read."""
-    monkeypatch.setattr(command, "_EVALUATIONS", 40)
+    monkeypatch.setattr(frontier_leakage, "_EVALUATIONS", 40)
     text = changed(
         ("[plan]\n", "smoke = true\n[plan]\n"),
         ("trials = 3\nrefine = 2", "trials = 2"),
@@ -146,4 +146,4 @@ def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):
         assert row["leakage_rank"] == "1 of 10"
         assert float(row["leakage_psnr"]) > 0
         assert float(row["leakage_baseline"]) > 0
-    assert "rank 1 of 10" in told.stdout
+    assert "1 of 10" in told.stdout
