@@ -23,7 +23,7 @@ def leakage_of(plan: PlanFile, read: Reader) -> dict[str, Any]:
     groups of parameters take turns, the one that gives most away counts.
 
     Args:
-        plan: of the arm. Clients that select, or whose examples are no images, are not audited.
+        plan: of the arm. Clients that select, or whose examples are not images, are not audited.
         read: reads the plan's task.
 
     Returns:
