@@ -455,7 +455,7 @@ def found(attack: str, tried_on: str, kind: str) -> Found:
 def test_it_finds_what_is_there_and_nothing_in_an_update_of_other_data(attack, tried_on):
     least = {"recovered"} if TWINS[attack, tried_on][1] == "recovered" else {"recovered", "partial"}
     own, other = (found(attack, tried_on, kind) for kind in ("own", "other"))
-    assert own.own and own.other and other.own and other.other  # a verdict for each example
+    assert all((own.own, own.other, other.own, other.other))  # a verdict for each example
     assert own.own <= least
     assert own.other <= NOTHING
     assert other.other <= least
