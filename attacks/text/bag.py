@@ -11,6 +11,7 @@ _ROUNDING = 100.0
 _OUTSIDE = 1e-3  # share of a row that leaves a span at most, by rounding or by chance
 _SURE = 0.5  # of what one token adds: below it, weight decay may be what moved an entry
 _MOSTLY = 0.7  # share of what moved towards tokens that must be sure
+_TOLD = 1e-2  # share of a bias that must be left in its sum, so that rounding stays small
 _BALANCED = 3e-3  # sum of the rows of a softmax's gradient, relative to their lengths
 
 
@@ -70,10 +71,12 @@ def predicted_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
 
     The gradient of its bias is the mean softmax minus the frequency of each next token: an entry is
     negative only for a token of the batch, and so is any sum of them with weights above 0, as steps
-    of SGD and of Adam make. Label smoothing and weight decay in a given update, also so little that
-    the audit takes it for explained, move other entries, too; an entry counts if it moved by more
-    than half of what one token adds. A token that the model expects about as often as it stands
-    there is missed.
+    of SGD and of Adam make. Weight decay of SGD is taken away first: the sum of the entries tells
+    it. Label smoothing and AdamW's decay in a given update, also so little that the audit takes it
+    for explained, move other entries, too; an entry counts if it moved by more than half of what
+    one token adds. A token that the model expects about as often as it stands there is missed. Adam
+    that adds the decay to the gradient (``torch.optim.Adam(weight_decay=...)``) moves expected and
+    decayed entries alike: an audit must not ask here where it does not explain the update.
 
     Without a bias, each row of the weight's gradient is a mean of the layer's inputs in the same
     proportions. Tokens that are not in the batch have rows that point one way, that of all inputs,
@@ -103,7 +106,10 @@ def _pull(seen: TextObservation, layer: str) -> Tensor | None:
     """Return how far the update raises each token's logit at all positions alike, (V,)."""
     bias, weight = seen.update.get(f"{layer}.bias"), seen.update.get(f"{layer}.weight")
     if bias is not None:
-        return -bias.double() if seen.local is None else bias.double()
+        moved = bias.double()
+        if seen.local is None or seen.local.optimizer == "sgd":
+            moved = _without_decay(moved, seen.state[f"{layer}.bias"].double())
+        return -moved if seen.local is None else moved
     if weight is None or (seen.local is not None and seen.local.optimizer == "adam"):
         return None
     rows = weight.double()
@@ -113,6 +119,18 @@ def _pull(seen: TextObservation, layer: str) -> Tensor | None:
     absent = rows[size.argsort()[: len(rows) // 2]].sum(0)
     pull: Tensor = -rows @ absent / absent.norm().clamp(min=1e-300)
     return pull
+
+
+def _without_decay(moved: Tensor, bias: Tensor) -> Tensor:
+    """Return the update of a bias without weight decay, which alone changes the bias's sum.
+
+    The gradients of a softmax add up to 0, so that the sums tell the decay, also after many steps
+    of SGD. Where those of a bias nearly cancel out, they do not, and nothing is taken away.
+    """
+    total = float(bias.sum())
+    if abs(total) <= _TOLD * float(bias.abs().sum()):
+        return moved
+    return moved - bias * (float(moved.sum()) / total)
 
 
 def _tied(rows: Tensor, seen: TextObservation) -> Tensor | None:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from privpart.experiment.sweep_store import CellResult, SweepStore
 
 _WIDTH = 132  # characters of the table
+_NOT_AUDITED = (
+    "not audited: clients select, their loss is not cross-entropy, or their examples are not "
+    "images with values in [0, 1] and a label each. See privpart audit leakage."
+)
 TUNED = (
     "Values were chosen on held-out users, who are public and whom nothing else uses; no test "
     "example was read for a choice. Chosen on the clients' own data, each trial would be a release "
@@ -231,6 +235,8 @@ def _by_arm(
             if audit:
                 typer.echo(f"attacking an update of {group.arm} ...", err=True)
                 found[group.arm] |= leakage_of(plan, read)
+                if found[group.arm]["leakage"] == "not audited":
+                    typer.echo(_NOT_AUDITED, err=True)
     return found
 
 

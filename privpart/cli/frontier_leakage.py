@@ -1,4 +1,4 @@
-"""Leakage of an arm: what a short audit finds in what its clients send, a lower bound."""
+"""Leakage of an arm: what a short audit finds in the update of one image, a lower bound for it."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ from privpart.experiment.training import training
 from privpart.select.engine import SelectEngine
 
 _IMAGES = 2  # that are attacked, one per update
-_OTHERS = 9  # images of other users, among which each of them is ranked
+_OTHERS = 9  # images of other users with its label, among which each of them is ranked
+_USERS = 1000  # among whom the others are sought
 _EVALUATIONS = 150  # of each search: seconds for a small network
 _EXACT = 1e-3  # relative error below which a layer's input counts as read
 
@@ -23,25 +24,27 @@ def leakage_of(plan: PlanFile, read: Reader) -> dict[str, Any]:
     groups of parameters take turns, the one that gives most away counts.
 
     Args:
-        plan: of the arm. Clients that select, or whose examples are not images, are not audited.
+        plan: of the arm. Clients that select, that have another loss than cross-entropy, or whose
+            examples are not images with values in [0, 1] and a label each, are not audited.
         read: reads the plan's task.
 
     Returns:
         ``leakage``: the verdict. ``leakage_psnr`` and ``leakage_baseline``: dB of the
         reconstruction, and of the best image that needs no attack, medians over the images.
-        ``leakage_rank``: the worst place of a true image among it and those of other users, ordered
-        by how well the update of each matches. ``inputs_read``: layers whose input the update is.
+        ``leakage_rank``: the worst place of a true image among it and those of other users with
+        the same label, ordered by how well the update of each matches; of other labels, the label
+        alone would tell. ``inputs_read``: layers whose input the update is.
     """
     setup = training(plan, report=lambda _: None, read=read)
     columns = ("psnr", "baseline", "rank")
     empty = {"leakage": "not audited", **{f"leakage_{name}": None for name in columns}}
-    if isinstance(setup.trainer, SelectEngine):
+    if isinstance(setup.trainer, SelectEngine) or plan.client.loss != "cross_entropy":
         return {**empty, "inputs_read": ""}
-    first = setup.clients.ids[: _IMAGES + _OTHERS]
-    batches = [setup.clients.examples(client) for client in first]
-    if not all(isinstance(b, tuple) and len(b) == 2 and b[0].dim() == 4 for b in batches):
+    batches = [setup.clients.examples(client) for client in setup.clients.ids[:_USERS]]
+    if not all(_is_images(batch) for batch in batches):
         return {**empty, "inputs_read": ""}
-    x, y = (torch.cat([batch[part][:1] for batch in batches]) for part in (0, 1))
+    every_x, every_y = (torch.cat([batch[part][:1] for batch in batches]) for part in (0, 1))
+    x, y = every_x[: _IMAGES + _OTHERS], every_y[: _IMAGES + _OTHERS]
     report = attacks.leakage(
         setup.model.module,
         x[:_IMAGES],
@@ -54,12 +57,33 @@ def leakage_of(plan: PlanFile, read: Reader) -> dict[str, Any]:
         decoys=(x[_IMAGES:], y[_IMAGES:]) if len(x) > _IMAGES else None,
     )
     worst = next(row for row in report.rows if row.verdict == report.verdict)
+    ranks = []
+    for i in range(len(x[:_IMAGES])):
+        alike = [j for j in range(_IMAGES, len(every_y)) if every_y[j] == every_y[i]][:_OTHERS]
+        own = slice(i, i + 1)
+        seen = attacks.observe(
+            setup.model.module, x[own], y[own], visible=worst.patterns, clip=plan.privacy.clip_norm
+        )
+        rank = attacks.reid_rank(
+            setup.model.module, seen, x[own], every_x[alike], every_y[[i, *alike]]
+        )
+        ranks += [(rank, len(alike) + 1)] if alike else []
     summary = worst.to_dict()
     read_from = {n for row in report.rows for n, e in row.feature_error.items() if e <= _EXACT}
     return {
         "leakage": worst.verdict,
         "leakage_psnr": summary["psnr_median"],
         "leakage_baseline": summary["baseline_median"],
-        "leakage_rank": f"{max(worst.ranks)} of {len(x) - _IMAGES + 1}" if worst.ranks else None,
+        "leakage_rank": "{} of {}".format(*max(ranks)) if ranks else None,
         "inputs_read": " ".join(sorted(read_from)),
     }
+
+
+def _is_images(batch: object) -> bool:
+    """Return whether examples are images with values in [0, 1] and a label each."""
+    if not isinstance(batch, tuple) or len(batch) != 2:
+        return False
+    x, y = batch
+    return bool(
+        x.dim() == 4 and x.is_floating_point() and y.dim() == 1 and ((x >= 0) & (x <= 1)).all()
+    )

@@ -5,6 +5,7 @@ import json
 import sys
 
 import pytest
+import torch
 from small_study import changed
 from typer.testing import CliRunner
 
@@ -126,6 +127,12 @@ def test_a_fault_is_one_sentence(folder):
 def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):
     """Updates of both arms tell whose image it was; the whole one also what dense1 read."""
     monkeypatch.setattr(frontier_leakage, "_EVALUATIONS", 40)
+    rank, labels = frontier_leakage.attacks.reid_rank, []
+    monkeypatch.setattr(
+        frontier_leakage.attacks,
+        "reid_rank",
+        lambda *args: (labels.append(args[-1]), rank(*args))[1],
+    )
     text = changed(
         ("[plan]\n", "smoke = true\n[plan]\n"),
         ("trials = 3\nrefine = 2", "trials = 2"),
@@ -143,7 +150,28 @@ def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):
     assert rows["last"]["inputs_read"] == "dense2"
     for row in rows.values():
         assert row["leakage"] in ("recovered", "partial", "attack failed", "ambiguous")
-        assert row["leakage_rank"] == "1 of 10"
+        assert row["leakage_rank"].startswith("1 of ")
         assert float(row["leakage_psnr"]) > 0
         assert float(row["leakage_baseline"]) > 0
-    assert "1 of 10" in told.stdout
+    assert row["leakage_rank"] in told.stdout
+    assert len(labels) == 2 * len(rows)
+    for own in labels:  # of users with other labels, the label alone tells the image
+        assert len(own) > 3
+        assert len(set(own.tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "audited"),
+    [
+        (torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), True),
+        (3 * torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), False),
+        (torch.full((2, 1, 4, 4), float("nan")), torch.tensor([0, 1]), False),
+        (torch.ones(2, 1, 4, 4, dtype=torch.long), torch.tensor([0, 1]), False),
+        (torch.rand(2, 4), torch.tensor([0, 1]), False),
+        (torch.rand(2, 1, 4, 4), torch.rand(2, 2), False),
+    ],
+    ids=["images", "above 1", "NaN", "whole numbers", "rows", "no labels"],
+)
+def test_only_images_with_labels_are_audited(x, y, audited):
+    assert frontier_leakage._is_images((x, y)) is audited
+    assert not frontier_leakage._is_images({"x": x, "y": y})
