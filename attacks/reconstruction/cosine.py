@@ -38,6 +38,8 @@ _TINY = 1e-30  # keeps 0 / 0 from becoming a direction
 _DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # shares of the steps, as published
 _DECAY = 0.1
 
+_Slope = Callable[[Sequence[Tensor], Sequence[Tensor], int], tuple[Tensor, list[Tensor]]]
+
 
 def cosine_tv(
     model: nn.Module,
@@ -131,7 +133,7 @@ def cosine_tv(
     match = matching_loss(model, observation, labels)
     update = batched_update(model, observation, labels, restarts, dtype)
     target = [part.to(dtype) for part in observation.update.values()]
-    slope_of = cosine_slope
+    slope_of: _Slope = cosine_slope
     points = [starting_point(observation.shape, bounds, [seed, i]) for i in range(restarts)]
     x = torch.stack(points).to(dtype).requires_grad_(True)
     solver = torch.optim.Adam([x], lr=rate)
@@ -245,7 +247,7 @@ def tensor_slope(
 
 def _comparison(
     by_tensor: bool | None, mine: Sequence[Tensor], target: Sequence[Tensor], restarts: int
-) -> Callable[[Sequence[Tensor], Sequence[Tensor], int], tuple[Tensor, list[Tensor]]]:
+) -> _Slope:
     """Return how directions are compared, as asked or by the distance at the starting points."""
     if by_tensor is not None and not isinstance(by_tensor, bool):
         raise ConfigError(f"by_tensor={by_tensor!r}: must be True, False or None.")
