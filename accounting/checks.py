@@ -18,6 +18,8 @@ _GOOGOL = 10**100
 """As a float, this number and its square are finite. Python refuses to print very long integers."""
 MOST_ROUNDS = 1_000_000
 """Sensitivities of this many rounds take seconds with few participations, minutes with the most."""
+MOST_SEED = 2**63 - 1
+"""Generators of random numbers take a signed number of 64 bits."""
 
 
 def count(

@@ -9,10 +9,9 @@ It is one file above 500 lines because the options are documented once, where th
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import median
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from accounting.checks import ConfigError
-from attacks.explain import Explanation, explain
+from attacks.explain import Explanation
 from attacks.metrics import ORACLES, baseline_images, feature_error, match_batch, psnr, ssim
 from attacks.observation import Observation, noise_std_of, observe, select
 from attacks.reconstruction.analytic import invert_dense, is_dense, visible_dense
@@ -29,12 +28,12 @@ from attacks.reconstruction.features import layer_input
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import Reconstruction, matching_loss, reid_rank
 from attacks.report import (
-    VERDICTS,
     Adversary,
     LeakageReport,
     LeakageRow,
     Trial,
     Verdict,
+    most_severe,
     summarise,
 )
 from attacks.setting import Setting
@@ -174,11 +173,6 @@ class Audit(Setting):
         """The number of images."""
         return len(self.x)
 
-    @property
-    def explained(self) -> bool:
-        """Whether the true images explain the update."""
-        return self._explanation.explained
-
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no audit is possible, before any attack."""
         if len(self.x) < 1 or len(self.x) != len(self.y):
@@ -218,14 +212,14 @@ class Audit(Setting):
             decoys=0 if self.decoys is None else len(self.decoys[0]),
             oracles=self._oracles,
             missing=() if _DATASET in self._guesses or _OTHERS in self._guesses else (_DATASET,),
-            explanation=self._explanation,
+            explanation=self.explanation,
         )
 
     def rows(self, adversary: Adversary) -> list[LeakageRow]:
         """Return a row per view, as attacked by that adversary."""
         return [self._row(view, adversary) for view in self.every_view]
 
-    def images(self, number: int) -> tuple[Tensor, Tensor]:
+    def client(self, number: int) -> tuple[Tensor, Tensor]:
         """Return batch ``number`` and its labels."""
         rows = self.rows_of(number)
         return self.x[rows].detach(), self.y[rows]
@@ -238,7 +232,7 @@ class Audit(Setting):
         if adversary == "recipient":
             generator = torch.Generator().manual_seed(self.seed + number)
             noise = {"noise_multiplier": self.noise_multiplier, "generator": generator}
-        x, y = self.images(number)
+        x, y = self.client(number)
         seen = observe(
             *(self.model, x, y),
             visible=self.every_view[view],
@@ -259,15 +253,9 @@ class Audit(Setting):
         return {} if self.done is None else self.done  # an empty store is false, and still a store
 
     @cached_property
-    def _explanation(self) -> Explanation:
+    def explanation(self) -> Explanation:
         """Of the view, adversary and batch that the true images explain least."""
-        found = (
-            explain(self.model, self.observe(view, adversary, number), *self.images(number))
-            for adversary in self.everyone
-            for view in self.every_view
-            for number in self.batches
-        )
-        return max(found, key=lambda one: one.excess)
+        return self.least_explained(self.model)
 
     @cached_property
     def _guesses(self) -> dict[str, Tensor]:
@@ -317,26 +305,22 @@ class Audit(Setting):
 
     def _row(self, view: str, adversary: Adversary) -> LeakageRow:
         seen = [self.observe(view, adversary, number) for number in self.batches]
-        by_batch = [self._attack_with_parts(view, adversary, n, seen[n]) for n in self.batches]
+        by_batch = [
+            self.with_parts(self._attack, view, adversary, n, seen[n]) for n in self.batches
+        ]
         tried = [trials for batch in by_batch for trials in batch]
         alone = [[trial for trial in trials if trial.view == view] for trials in tried]
-        visible, share = self.visible(view)
-        sent = [n for n in self.batches if norm(seen[n].update) > 0 and self.explained]
-        errors = [feature_errors(self.model, seen[n], self.images(n)[0]) for n in sent] or [{}]
+        sent = [n for n in self.batches if norm(seen[n].update) > 0 and self.explanation.explained]
+        errors = [feature_errors(self.model, seen[n], self.client(n)[0]) for n in sent] or [{}]
         ranked = self.decoys is not None and self.batch == 1 and len(sent) == len(self.batches)
         own = tuple(min(one, key=lambda trial: trial.reconstruction.match) for one in alone)
         return LeakageRow(
-            view=view,
-            patterns=tuple(self.every_view[view]),
-            visible=visible,
-            share=share,
+            **self.row_of(view, adversary, seen),
             unknowns=self.batch * self.x[0].numel(),
             own=own,
             best=tuple(max(one, key=lambda trial: trial.psnr) for one in tried),
             alone=tuple(tuple(one) for one in alone),
             verdict=most_severe(trial for one in tried for trial in one),
-            adversary=adversary,
-            update_norm=median(norm(one.update) for one in seen),
             ranks=tuple(self._rank(n, seen[n]) for n in self.batches) if ranked else (),
             feature_error={k: max(one.get(k, 0.0) for one in errors) for k in errors[0]},
             labels_right=None if self.reveal_labels else self._labels_right(own),
@@ -348,7 +332,7 @@ class Audit(Setting):
         tried = [n for n in self.batches if own[n * self.batch].untried is None]
         right = 0
         for number in tried:
-            truth = Counter(self.images(number)[1].tolist())
+            truth = Counter(self.client(number)[1].tolist())
             guess = Counter(own[number * self.batch].reconstruction.labels.tolist())
             right += (truth & guess).total()
         return right / (len(tried) * self.batch) if tried else None
@@ -359,40 +343,17 @@ class Audit(Setting):
         except ConfigError:  # an attack of one's own may do without
             return []
 
-    def _attack_with_parts(
-        self, view: str, adversary: Adversary, number: int, seen: Observation
-    ) -> TrialsByImage:
-        """Attack the whole view, and then each audited view inside it alone.
-
-        Whoever sees more may discard the rest, so a view must not score below a part of it.
-        """
-        tried = self._attack(view, view, adversary, number, seen)
-        for part, names in self.names.items():
-            if not names < self.names[view] or tried[0][0].untried is not None:
-                continue
-            if norm(seen.restrict(names).update) == 0:
-                continue
-            if seen.clip is None and seen.local is None:
-                sent = part  # a part of a gradient is what a client would send of that part
-            elif all(most_severe(trials) == "recovered" for trials in tried):
-                break
-            else:
-                sent = view
-            more = self._attack(sent, part, adversary, number, seen.restrict(names))
-            tried = [one + other for one, other in zip(tried, more, strict=True)]
-        return tried
-
     def _attack(
         self, sent: str, view: str, adversary: Adversary, number: int, seen: Observation
     ) -> TrialsByImage:
         """Run the attacks in turn until all images are recovered; never run one twice."""
         key = self.key(adversary, sent, view, number)
         if key not in self._tried:
-            x, y = self.images(number)
+            x, y = self.client(number)
             floor = self._floor[self.rows_of(number)]
             untried = self.untried(seen)
             if untried is not None:
-                return _nothing_attacked(view, untried, x, y, floor, self._explanation.residual)
+                return _nothing_attacked(view, untried, x, y, floor, self.explanation.residual)
             truth = truth_residual(self.model, seen, x, y)
             tried: TrialsByImage = [[] for _ in x]
             for name in self._attacks:
@@ -425,12 +386,12 @@ class Audit(Setting):
     def _rank(self, number: int, seen: Observation) -> int:
         if self.decoys is None:
             return 0
-        x, y = self.images(number)
+        x, y = self.client(number)
         decoys, labels = self.decoys
         return reid_rank(self.model, seen, x, decoys, torch.cat([y, labels]))
 
     def _client_loss(self, number: int) -> float:
-        x, y = self.images(number)
+        x, y = self.client(number)
         twin = ready(self.model, self.model.training).double()
         with torch.no_grad():
             return float(self.loss(twin(x.double()), y))
@@ -480,11 +441,6 @@ def _nothing_attacked(
     none = Reconstruction(grey, y, math.inf, "not run", 0, 0.0, ())
     trials = score(view, "none", none, x, floor, residual)
     return [[replace(trial, untried=untried)] for trial in trials]
-
-
-def most_severe(trials: Iterable[Trial]) -> Verdict:
-    """Return the worst verdict of several trials of one image."""
-    return min((trial.verdict for trial in trials), key=VERDICTS.index)
 
 
 def truth_residual(model: nn.Module, seen: Observation, x: Tensor, y: Tensor) -> float:

@@ -146,6 +146,7 @@ def _causes(
     if fits:
         return (min(fits, key=lambda one: one[0])[1],)
     others = (
+        _exchanged(model, observation, x, y, found.most),
         _another_label(model, observation, x, y, found.most),
         _descent(model, observation, x, y),
     )
@@ -236,6 +237,22 @@ def _another_label(
         if float((said - seen).square().sum() / seen.square().sum()) <= most:
             return f"labels: {label} explains it, not {int(y)}"
     return ""
+
+
+def _exchanged(
+    model: nn.Module, observation: Observation, x: Tensor, y: Tensor, most: float
+) -> str:
+    """Return a clause on weights before the round that are those after it, and the reverse."""
+    if observation.local is None:
+        return ""
+    begin = dict(observation.state)
+    for name, change in observation.update.items():
+        begin[name] = as_double(begin[name]) + as_double(change)
+    seen = _values(observation)
+    gap = replay(model, replace(observation, state=begin), x, y) + seen
+    if float(gap.square().sum() / seen.square().sum()) > most:
+        return ""
+    return "the weights before and after the round are exchanged"
 
 
 def _another_rate(

@@ -39,6 +39,8 @@ def read_update(path: Path) -> dict[str, Tensor]:
     """
     if path.is_dir():
         path = path / "adapter_model.safetensors"
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: is not a file; name one, or a folder that peft wrote.")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -52,7 +54,12 @@ def read_update(path: Path) -> dict[str, Tensor]:
     except SafetensorError as error:
         hint = _NO_PICKLE if content[:2] == b"PK" or content[:1] == b"\x80" else ""
         raise ConfigError(f"{path}: is not a valid .safetensors file: {error}.{hint}") from None
-    return unwrapped(dict(sorted(tensors.items())))
+    return unwrapped({name: _computable(value) for name, value in sorted(tensors.items())})
+
+
+def _computable(value: Tensor) -> Tensor:
+    """Return numbers of eight bits in a type that torch computes with."""
+    return value.float() if value.is_floating_point() and value.element_size() == 1 else value
 
 
 def _arrays(path: Path, content: bytes) -> dict[str, Tensor]:

@@ -5,10 +5,11 @@ cannot be tuned, stopped or selected by them.
 """
 
 import difflib
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ from attacks.update import (
     ready,
     simulated_update,
 )
+
+_LEAST_NOISE = 1e-100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +101,7 @@ class Observation:
         total = norm(self.update) ** 2
         return count * self.noise_std**2 / total if total > 0 else 0.0
 
-    def restrict(self, names: Collection[str]) -> "Observation":
+    def restrict(self, names: Collection[str]) -> Self:
         """Return the observation of an attacker who looks at these visible parameters only.
 
         The others still took part in the client's training and clip, and the attacker knows that.
@@ -205,6 +208,11 @@ def noise_std_of(clip: float | None, noise_multiplier: float) -> float:
         return 0.0
     if clip is None:
         raise ConfigError(f"noise_multiplier={z:g}: is relative to clip; pass clip.")
+    if not _LEAST_NOISE < z * clip < 1 / _LEAST_NOISE:
+        raise ConfigError(
+            f"noise_multiplier={z:g}: times clip, {clip:g}, is {z * clip:g}; must be above "
+            f"{_LEAST_NOISE:g} and below {1 / _LEAST_NOISE:g}, so that its square is a number."
+        )
     return z * clip
 
 
@@ -221,6 +229,11 @@ def check_entries(where: str, sent: Mapping[str, Tensor], state: Mapping[str, Te
     """Raise a ConfigError unless each tensor is finite, and has the shape of the state's."""
     for name, value in sent.items():
         _check_entry(where, name, value, state)
+    if not norm(sent) < math.inf:
+        raise ConfigError(
+            f"{where}: is too long for its norm to be a number (1e154 or more); check the learning "
+            "rate."
+        )
 
 
 def _check_entry(where: str, name: str, value: Tensor, state: Mapping[str, Tensor]) -> None:

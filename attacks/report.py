@@ -4,11 +4,12 @@ Nothing here certifies privacy: a score is a lower bound on what leaks, and the 
 is printed beside it, never derived from it.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
 from torch import Tensor, stack
 
@@ -85,28 +86,100 @@ class Trial:
         return "no gain" if self.psnr >= RECOVERED_DB else "ambiguous"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LeakageRow:
-    """One view, and one adversary.
+class Tried(Protocol):
+    """What the trials of images and of sentences share."""
+
+    @property
+    def view(self) -> str:
+        """The parameters that the attack used."""
+
+    @property
+    def attack(self) -> str:
+        """Name of the attack."""
+
+    @property
+    def untried(self) -> Verdict | None:
+        """The verdict where there was nothing to attack."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """What may be concluded."""
+
+
+TrialT = TypeVar("TrialT", bound=Tried)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ViewRow(Generic[TrialT]):
+    """One view, and one adversary: what the rows of images and of sentences share.
 
     Args:
         view: name of the view.
         patterns: patterns of the parameter names that it shows.
         visible: number of parameters that it shows.
         share: ``visible`` as a share of the model's parameters.
-        unknowns: pixels of one batch.
-        own: per image, the trial with the least residual on this view alone, which is the one that
-            an attacker would choose.
-        best: per image, the best score over all attacks on this view and on the audited views
+        best: per example, the best trial over all attacks on this view and on the audited views
             inside it. Whoever sees more may discard the rest, so a view never scores below a part
             of it. The best is chosen afterwards, by the truth: the row bounds the attacks that were
             tried, each of which chose without the truth.
-        verdict: the most severe one over all images, attacks and views inside this one.
-        alone: per image, every trial on this view itself: matching alone may leave an image
+        verdict: the most severe one over all examples, attacks and views inside this one.
+        alone: per example, every trial on this view itself: matching alone may leave an image
             ambiguous that a prior then recovers.
         adversary: "server" sees one client's update after its clip and before any noise;
             "recipient" sees the noised sum and knows every other client's update.
         update_norm: median L2 norm of the visible update.
+    """
+
+    view: str
+    patterns: tuple[str, ...]
+    visible: int
+    share: float
+    best: tuple[TrialT, ...]
+    verdict: Verdict
+    alone: tuple[tuple[TrialT, ...], ...] = ()
+    adversary: Adversary = "server"
+    update_norm: float = 0.0
+
+    @property
+    def recovered(self) -> int:
+        """Number of examples that were recovered."""
+        return sum(trial.verdict == "recovered" for trial in self.best)
+
+    @property
+    def attacked(self) -> list[TrialT]:
+        """The best trials, without those of examples that could not be attacked."""
+        return [trial for trial in self.best if trial.untried is None]
+
+    @property
+    def by_attack(self) -> dict[str, list[TrialT]]:
+        """What each attack found on this view itself, in the order in which they were tried."""
+        found: dict[str, list[TrialT]] = {}
+        for trial in (trial for one in self.alone for trial in one if trial.untried is None):
+            found.setdefault(trial.attack, []).append(trial)
+        return found
+
+    def shared(self, **size: int) -> dict[str, Any]:
+        """Return the fields as JSON types, with the size of one batch among them."""
+        return {
+            "view": self.view,
+            "adversary": self.adversary,
+            "patterns": list(self.patterns),
+            "visible": self.visible,
+            "share": self.share,
+            **size,
+            "update_norm": self.update_norm,
+            "attack": " + ".join(sorted({trial.attack for trial in self.best})),
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LeakageRow(ViewRow[Trial]):
+    """One view of an update of images, and one adversary; see also ``ViewRow``.
+
+    Args:
+        unknowns: pixels of one batch.
+        own: per image, the trial with the least residual on this view alone, which is the one that
+            an attacker would choose.
         ranks: per image, the rank of the truth among decoys; () without decoys.
         feature_error: per visible dense layer, the greatest relative error of its input as computed
             from the update; for batches of one.
@@ -115,17 +188,8 @@ class LeakageRow:
         labels_doubtful: whether some labels were guesses: an attack with wrong labels fails.
     """
 
-    view: str
-    patterns: tuple[str, ...]
-    visible: int
-    share: float
     unknowns: int
     own: tuple[Trial, ...]
-    best: tuple[Trial, ...]
-    verdict: Verdict
-    alone: tuple[tuple[Trial, ...], ...] = ()
-    adversary: Adversary = "server"
-    update_norm: float = 0.0
     ranks: tuple[int, ...] = ()
     feature_error: Mapping[str, float] = field(default_factory=dict)
     labels_right: float | None = None
@@ -141,47 +205,27 @@ class LeakageRow:
         """(N, C, H, W), the images that ``psnr`` scores."""
         return stack([trial.reconstruction.x[trial.index] for trial in self.best])
 
-    @property
-    def recovered(self) -> int:
-        """Number of images that were recovered."""
-        return sum(trial.verdict == "recovered" for trial in self.best)
-
-    @property
-    def by_attack(self) -> dict[str, list[Trial]]:
-        """What each attack found on this view itself, in the order in which they were tried."""
-        found: dict[str, list[Trial]] = {}
-        for trial in (trial for one in self.alone for trial in one if trial.untried is None):
-            found.setdefault(trial.attack, []).append(trial)
-        return found
-
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
         found = [trial.reconstruction for trial in self.own]
         spent = list({id(r): r for r in found}.values())
-        scored = [trial for trial in self.best if trial.untried is None]
+        scored = self.attacked
         return {
-            "view": self.view,
-            "adversary": self.adversary,
-            "patterns": list(self.patterns),
-            "visible": self.visible,
-            "share": self.share,
-            "unknowns": self.unknowns,
-            "update_norm": self.update_norm,
-            "attack": " + ".join(sorted({trial.attack for trial in self.best})),
-            "psnr_median": _over(median, [trial.psnr for trial in scored]),
-            "psnr_max": _over(max, [trial.psnr for trial in scored]),
+            **self.shared(unknowns=self.unknowns),
+            "psnr_median": over(median, [trial.psnr for trial in scored]),
+            "psnr_max": over(max, [trial.psnr for trial in scored]),
             "psnr": [None if trial.untried else trial.psnr for trial in self.best],
             "psnr_alone": [None if trial.untried else trial.psnr for trial in self.own],
-            "ssim_median": _over(median, [trial.ssim for trial in scored]),
+            "ssim_median": over(median, [trial.ssim for trial in scored]),
             "found_in": [trial.view for trial in self.best],
             "baseline_median": median(trial.baseline for trial in self.best),
-            "gain_median": _over(median, [trial.gain for trial in scored]),
-            "match_median": _number(median(result.match for result in found)),
-            "match_max": _number(max(result.match for result in found)),
-            "truth_match_max": _number(max(trial.truth_match for trial in self.own)),
+            "gain_median": over(median, [trial.gain for trial in scored]),
+            "match_median": finite(median(result.match for result in found)),
+            "match_max": finite(max(result.match for result in found)),
+            "truth_match_max": finite(max(trial.truth_match for trial in self.own)),
             "status": [result.status for result in found],
             "verdict": self.verdict,
-            "verdicts": _counts(self.best),
+            "verdicts": counts(self.best),
             "by_attack": {name: _summary(trials) for name, trials in self.by_attack.items()},
             "recovered": self.recovered,
             "recovered_rate_95": list(wilson(self.recovered, len(self.best))),
@@ -233,6 +277,7 @@ class Report:
     """What the reports on images and on text share.
 
     Args:
+        rows: a row per adversary and view, in the order of the views.
         seed: of the starting points and of the noise.
         threat: what the attacker knows and what was done to the update, as JSON types.
         losses: the client's loss on each batch; near 0 the gradient is tiny.
@@ -242,17 +287,13 @@ class Report:
             the audit is void.
     """
 
+    rows: Sequence[ViewRow[Any]]
     seed: int
     threat: Mapping[str, Any] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
     bound: Guarantee | None = None
     delta: float = 1e-5
     explanation: Explanation | None = None
-
-    @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdict of each row."""
-        raise NotImplementedError
 
     @property
     def void(self) -> bool:
@@ -262,7 +303,7 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """The most severe one of all rows."""
-        return min(self.verdicts, key=VERDICTS.index)
+        return min((row.verdict for row in self.rows), key=VERDICTS.index)
 
     def shared(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
@@ -292,7 +333,6 @@ class LeakageReport(Report):
     """A row per view and adversary, on the same images, weights and seeds; see also ``Report``.
 
     Args:
-        rows: a row per adversary and view, in the order of the views.
         truth: (N, C, H, W) true images.
         baselines: PSNR of each image in dB, by the name of the baseline.
         labels_revealed: whether the attacker was told the labels.
@@ -312,11 +352,6 @@ class LeakageReport(Report):
     decoys: int = 0
     oracles: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-
-    @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdict of each row."""
-        return tuple(row.verdict for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types."""
@@ -368,17 +403,32 @@ def with_union(
     return dict(views) | {UNION: union}
 
 
-def summarise(rows: Sequence[LeakageRow], schedule: Sequence[str]) -> ScheduleSummary:
+RowT = TypeVar("RowT", bound=ViewRow[Any])
+
+
+def worst_row(
+    rows: Sequence[RowT], schedule: Sequence[str], score: Callable[[RowT], float]
+) -> RowT:
     """Return the worst row over the rounds of the schedule and their union."""
     sent = [row for row in rows if row.view in schedule or row.view == UNION]
-    worst = min(sent, key=lambda row: (VERDICTS.index(row.verdict), -max(row.psnr)))
+    return min(sent, key=lambda row: (VERDICTS.index(row.verdict), -score(row)))
+
+
+def summarise(rows: Sequence[LeakageRow], schedule: Sequence[str]) -> ScheduleSummary:
+    """Return the worst row over the rounds of the schedule and their union."""
+    worst = worst_row(rows, schedule, lambda row: max(row.psnr))
     return ScheduleSummary(
         rounds=Counter(schedule),
         worst=worst.view,
         adversary=worst.adversary,
         verdict=worst.verdict,
-        psnr=_over(max, [trial.psnr for trial in worst.best if trial.untried is None]),
+        psnr=over(max, [trial.psnr for trial in worst.attacked]),
     )
+
+
+def most_severe(trials: Iterable[Tried]) -> Verdict:
+    """Return the worst verdict of several trials."""
+    return min((trial.verdict for trial in trials), key=VERDICTS.index)
 
 
 def _summary(trials: Sequence[Trial]) -> dict[str, Any]:
@@ -388,20 +438,22 @@ def _summary(trials: Sequence[Trial]) -> dict[str, Any]:
         "images": len(trials),
         "psnr_median": median(scores),
         "psnr_max": max(scores),
-        "match_median": _number(median(trial.reconstruction.match for trial in trials)),
-        "verdict": min((trial.verdict for trial in trials), key=VERDICTS.index),
-        "verdicts": _counts(trials),
+        "match_median": finite(median(trial.reconstruction.match for trial in trials)),
+        "verdict": most_severe(trials),
+        "verdicts": counts(trials),
     }
 
 
-def _counts(trials: Sequence[Trial]) -> dict[Verdict, int]:
+def counts(trials: Sequence[Tried]) -> dict[str, int]:
+    """Return how many trials have each verdict."""
     return {v: sum(trial.verdict == v for trial in trials) for v in VERDICTS}
 
 
-def _over(of: Callable[[list[float]], float], values: list[float]) -> float | None:
+def over(of: Callable[[list[float]], float], values: list[float]) -> float | None:
+    """Return ``of(values)``, None without values."""
     return of(values) if values else None
 
 
-def _number(value: float) -> float | None:
-    # JSON has no infinity: an attack that diverged has no residual
-    return value if value < float("inf") else None
+def finite(value: float) -> float | None:
+    """Return the value, None for infinity, which JSON does not have."""
+    return value if value < math.inf else None

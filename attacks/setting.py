@@ -3,23 +3,27 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from statistics import median
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
+from attacks.explain import Explanation, explain
 from attacks.observation import Observation, check_entries, noise_std_of, select
-from attacks.report import Adversary, Verdict, with_union
+from attacks.report import Adversary, TrialT, Verdict, most_severe, with_union
 from attacks.update import LocalSteps, Loss, norm
+
+SeenT = TypeVar("SeenT", bound=Observation)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
     """Who sees which views of whose update, and what was done to it; ``leakage`` documents each.
 
-    ``examples`` and ``explained`` are the audit's own.
+    ``examples``, ``explanation``, ``observe`` and ``client`` are the audit's own.
     """
 
     kind: ClassVar[str] = "examples"
@@ -45,14 +49,22 @@ class Setting:
         raise NotImplementedError
 
     @property
-    def explained(self) -> bool:
-        """Whether the true examples explain the update."""
+    def explanation(self) -> Explanation:
+        """Of the view, adversary and batch that the true examples explain least."""
+        raise NotImplementedError
+
+    def observe(self, view: str, adversary: Adversary, number: int) -> Observation:
+        """Return what that adversary sees of batch ``number``."""
+        raise NotImplementedError
+
+    def client(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return batch ``number``, and what its loss predicts."""
         raise NotImplementedError
 
     def refuse_setting(self) -> None:
         """Raise a ConfigError for an option out of range, or two that contradict each other."""
         batch = checks.count("batch", self.batch)
-        checks.count("seed", self.seed, minimum=0)
+        checks.count("seed", self.seed, minimum=0, maximum=checks.MOST_SEED - self.examples)
         checks.probability("delta", self.delta)
         noise_std_of(self.clip, self.noise_multiplier)
         for adversary in self.adversaries or ():
@@ -134,9 +146,60 @@ class Setting:
 
     def untried(self, seen: Observation) -> Verdict | None:
         """Return the verdict on an update that cannot be attacked; None on others."""
-        if not self.explained:
+        if not self.explanation.explained:
             return "void"
         return "nothing sent" if norm(seen.update) == 0 else None
+
+    def with_parts(
+        self,
+        attack: Callable[[str, str, Adversary, int, SeenT], list[list[TrialT]]],
+        view: str,
+        adversary: Adversary,
+        number: int,
+        seen: SeenT,
+    ) -> list[list[TrialT]]:
+        """Attack the whole view, and then each audited view inside it alone.
+
+        Whoever sees more may discard the rest, so a view must not score below a part of it.
+        """
+        tried = attack(view, view, adversary, number, seen)
+        alone = seen.clip is None and seen.local is None
+        for part, names in self.names.items():
+            if not names < self.names[view] or tried[0][0].untried is not None:
+                continue
+            inside = seen.restrict(names)
+            if norm(inside.update) == 0:
+                continue
+            if not alone and all(most_severe(trials) == "recovered" for trials in tried):
+                break
+            # a part of a gradient is what a client would send of that part
+            more = attack(part if alone else view, part, adversary, number, inside)
+            tried = [one + other for one, other in zip(tried, more, strict=True)]
+        return tried
+
+    def least_explained(self, net: nn.Module) -> Explanation:
+        """Return the explanation of the view, adversary and batch that is explained least."""
+        found = (
+            explain(net, self.observe(view, adversary, number), *self.client(number))
+            for adversary in self.everyone
+            for view in self.every_view
+            for number in self.batches
+        )
+        return max(found, key=lambda one: one.excess)
+
+    def row_of(
+        self, view: str, adversary: Adversary, seen: Sequence[Observation]
+    ) -> dict[str, Any]:
+        """Return the fields of a ``ViewRow`` that do not depend on what is found."""
+        visible, share = self.visible(view)
+        return {
+            "view": view,
+            "patterns": tuple(self.every_view[view]),
+            "visible": visible,
+            "share": share,
+            "adversary": adversary,
+            "update_norm": median(norm(one.update) for one in seen),
+        }
 
     def visible(self, view: str) -> tuple[int, float]:
         """Return how many parameters a view shows, and their share."""

@@ -20,6 +20,8 @@ Momenta = tuple[Tensor, Tensor]  # first and second, of one parameter
 
 _BETAS = (0.9, 0.999)  # as in torch.optim.Adam
 _EPSILON = 1e-8
+MOST_STEPS = 1000  # an attack evaluates an update hundreds of times, and keeps the graph of each
+STEPS_COST = "Each evaluation of an attack repeats them all; audit a round with fewer."
 _TINY = 1e-30  # far below Adam's epsilon squared; keeps the root differentiable at gradient 0
 
 
@@ -32,7 +34,7 @@ class LocalSteps:
 
     Args:
         learning_rate: > 0.
-        steps: >= 1.
+        steps: from 1 to 1000; each evaluation of an attack repeats them all.
         batch_size: rows per step, >= 1; None uses all of them in every step.
         momentum: of SGD, in [0, 1), as in ``torch.optim.SGD``.
         optimizer: "sgd", or "adam" with the constants of ``torch.optim.Adam``. One step of Adam
@@ -48,7 +50,7 @@ class LocalSteps:
 
     def __post_init__(self) -> None:
         checks.positive("learning_rate", self.learning_rate)
-        checks.count("steps", self.steps)
+        checks.count("steps", self.steps, maximum=MOST_STEPS, hint=STEPS_COST)
         checks.choice("optimizer", self.optimizer, ["sgd", "adam"])
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")

@@ -32,7 +32,7 @@ def infer_labels(
     label's row of the weight's gradient is the one that points against all others. For a batch the
     bias's gradient is mean softmax - count / batch, so count = batch (mean softmax - gradient),
     as exactly as the attacker knows the mean softmax. A label with a negative entry is certainly
-    in the batch.
+    in the batch, unless there are more of these than images: noise or weight decay made some.
 
     Args:
         weight_grad: (K, I), used where the bias is not in view; then only for a batch of one.
@@ -86,8 +86,8 @@ def likely_labels(
     mean = torch.full_like(gb, 1 / len(gb)) if mean_prediction is None else mean_prediction.double()
     expected = batch * (mean - gb)
     certain = torch.zeros(len(gb), dtype=torch.long)
-    for label in gb.argsort()[: min(batch, int((gb < 0).sum()))]:
-        certain[label] = 1  # only an image with that label makes the entry negative
+    if int((gb < 0).sum()) <= batch:  # more are not those of a batch: nothing is certain then
+        certain[gb < 0] = 1  # only an image with that label makes the entry negative
     counts = certain.clone()
     for _ in range(batch - int(counts.sum())):
         counts[(expected - counts).argmax()] += 1

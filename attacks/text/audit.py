@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from statistics import median
 from typing import Any, ClassVar
 
 import torch
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from accounting.checks import ConfigError
-from attacks.explain import Explanation, explain
+from attacks.explain import Explanation
 from attacks.observation import noise_std_of, select
-from attacks.report import Adversary
+from attacks.report import Adversary, most_severe
 from attacks.setting import Setting
 from attacks.text.bag import bag_of_tokens, predicted_tokens
 from attacks.text.observation import (
@@ -35,7 +34,7 @@ from attacks.text.observation import (
     vocabulary,
 )
 from attacks.text.read import ReadText, span_test
-from attacks.text.report import Guess, TextReport, TextRow, TextTrial, worst_of
+from attacks.text.report import Guess, TextReport, TextRow, TextTrial
 from attacks.text.score import (
     TextScore,
     bigram_guess,
@@ -43,10 +42,12 @@ from attacks.text.score import (
     token_f1,
     unigram_guess,
 )
-from attacks.update import LocalSteps, Loss, as_double, double_state, norm
+from attacks.update import LocalSteps, Loss, as_double, double_state
 
 TextAttack = Callable[[nn.Module, TextObservation], ReadText | None]
 ReadByAttack = dict[str, ReadText | None]  # of one batch; None where an attack does not apply
+NO_ATTACK = "none"  # name of the attack in a row of a view that no attack reads
+MOST_TOKENS = 2**13  # of one update
 _NOTHING = ReadText((), frozenset(), math.inf, 0.0)
 
 
@@ -215,17 +216,13 @@ class TextAudit(Setting):
         """The number of sentences."""
         return len(self.tokens)
 
-    @property
-    def explained(self) -> bool:
-        """Whether the true sentences explain the update."""
-        return self._explanation.explained
-
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no audit is possible, before any attack."""
-        check_tokens(self.model, self.tokens, self.labels)
+        check_tokens(self.model, self.tokens, self.labels, self.pad)
         self.refuse_setting()
         if not all(self._truth):
             raise ConfigError("tokens: a row is padding alone; leave it out.")
+        self._refuse_lengths()
         with torch.no_grad():
             logits = text_model(self.model, self.pad)(self.tokens[:1])
         count = vocabulary(self.model)
@@ -234,6 +231,21 @@ class TextAudit(Setting):
             self.refuse_labels(logits, self.labels)
         if any(not 0 <= token < count for sentence in self.public for token in sentence):
             raise ConfigError(f"public: has ids that are not 0 to {count - 1}, the model's.")
+
+    def _refuse_lengths(self) -> None:
+        """Raise a ConfigError for a batch of too many tokens, or of none that is predicted."""
+        most = self.batch * self.tokens.shape[1]
+        if most > MOST_TOKENS:
+            raise ConfigError(
+                f"tokens: {most} in one update; must be at most {MOST_TOKENS}, far more than the "
+                "spans of a layer can tell apart. Cut the sentences, or choose a smaller batch."
+            )
+        longest = [max(map(len, self._truth[self.rows_of(number)])) for number in self.batches]
+        if isinstance(self.loss, NextToken) and min(longest) < 2:
+            raise ConfigError(
+                "tokens: all sentences of a batch have one token, after which nothing is "
+                "predicted; pass sentences of two or more."
+            )
 
     def _refuse_logits(self, shape: tuple[int, ...], words: int) -> None:
         """Raise a ConfigError for a classifier without labels, or labels without a classifier."""
@@ -265,7 +277,7 @@ class TextAudit(Setting):
             delta=self.delta,
             schedule=tuple(self.schedule),
             public=len(self.public),
-            explanation=self._explanation,
+            explanation=self.explanation,
         )
 
     def sentences(self, number: int) -> tuple[Tensor, Tensor | None]:
@@ -298,18 +310,9 @@ class TextAudit(Setting):
         return tuple(_unpadded(row, self.pad) for row in self.tokens.tolist())
 
     @cached_property
-    def _explanation(self) -> Explanation:
+    def explanation(self) -> Explanation:
         """Of the view, adversary and batch that the true sentences explain least."""
-        net = text_model(self.model, self.pad)
-        found = max(
-            (
-                explain(net, self.observe(view, adversary, number), *self._client(number))
-                for adversary in self.everyone
-                for view in self.every_view
-                for number in self.batches
-            ),
-            key=lambda one: one.excess,
-        )
+        found = self.least_explained(text_model(self.model, self.pad))
         drops = [n for n, m in self.model.named_modules() if getattr(m, "p", 0) and _drops(m)]
         if found.explained or not drops:
             return found
@@ -319,7 +322,7 @@ class TextAudit(Setting):
         )
         return replace(found, causes=(*found.causes, told))
 
-    def _client(self, number: int) -> tuple[Tensor, Tensor]:
+    def client(self, number: int) -> tuple[Tensor, Tensor]:
         """Return batch ``number``, and what its loss predicts: labels, or the tokens."""
         tokens, labels = self.sentences(number)
         return tokens, tokens if labels is None else labels
@@ -377,30 +380,24 @@ class TextAudit(Setting):
             pad=self.pad,
             language=self.labels is None,
         )
-        return _part(whole, select(names, self.every_view[view]))
+        return whole.restrict(select(names, self.every_view[view]))
 
     def _row(self, view: str, adversary: Adversary) -> TextRow:
         seen = [self.observe(view, adversary, number) for number in self.batches]
         tried = [
             trials
             for number in self.batches
-            for trials in self._attack_with_parts(view, adversary, number, seen[number])
+            for trials in self.with_parts(self._attack, view, adversary, number, seen[number])
         ]
         alone = tuple(tuple(t for t in trials if t.view == view) for trials in tried)
-        visible, share = self.visible(view)
         best = tuple(max(trials, key=lambda trial: trial.rank) for trials in tried)
         read = [trial for trial in best if trial.read.sentences]
         return TextRow(
-            view=view,
-            patterns=tuple(self.every_view[view]),
-            visible=visible,
-            share=share,
+            **self.row_of(view, adversary, seen),
             tokens=self.batch * self.tokens.shape[1],
             alone=alone,
             best=best,
-            verdict=worst_of(trial for trials in tried for trial in trials),
-            adversary=adversary,
-            update_norm=median(norm(one.update) for one in seen),
+            verdict=most_severe(trial for trials in tried for trial in trials),
             lengths_right=self._lengths_right(best) if read else None,
             labels_right=self._labels_right(best) if read else None,
             doubtful=any(not trial.matched for trial in read),
@@ -423,24 +420,6 @@ class TextAudit(Setting):
             right += (known & Counter([] if guess is None else guess.tolist())).total()
         return right / len(self.labels)
 
-    def _attack_with_parts(
-        self, view: str, adversary: Adversary, number: int, seen: TextObservation
-    ) -> list[list[TextTrial]]:
-        """Attack the whole view, and then each audited view inside it alone, as for images."""
-        tried = self._attack(view, view, adversary, number, seen)
-        for part, names in self.names.items():
-            if not names < self.names[view] or tried[0][0].untried is not None:
-                continue
-            if all(worst_of(trials) == "recovered" for trials in tried):
-                break
-            inside = _part(seen, names)
-            if norm(inside.update) == 0:
-                continue
-            sent = part if seen.clip is None and seen.local is None else view
-            more = self._attack(sent, part, adversary, number, inside)
-            tried = [one + other for one, other in zip(tried, more, strict=True)]
-        return tried
-
     def _attack(
         self, sent: str, view: str, adversary: Adversary, number: int, seen: TextObservation
     ) -> list[list[TextTrial]]:
@@ -450,10 +429,10 @@ class TextAudit(Setting):
             return self._tried[key]
         untried = self.untried(seen)
         if untried is not None:
-            trials = self._scored(view, "none", _NOTHING, number, self._explanation.residual)
+            trials = self._scored(view, NO_ATTACK, _NOTHING, number, self.explanation.residual)
             return [[replace(trial, untried=untried)] for trial in trials]
         net = text_model(self.model, self.pad)
-        truth = text_residual(net, seen, *self._client(number))
+        truth = text_residual(net, seen, *self.client(number))
         tried: list[list[TextTrial]] = [[] for _ in range(self.batch)]
         for name in self.attacks:
             found = self._find(key, name, seen)
@@ -463,10 +442,10 @@ class TextAudit(Setting):
                 tried, self._scored(view, name, found, number, truth), strict=True
             ):
                 one.append(trial)
-            if all(worst_of(one) == "recovered" for one in tried):
+            if all(most_severe(one) == "recovered" for one in tried):
                 break
         if not tried[0]:
-            tried = [[trial] for trial in self._scored(view, "none", _NOTHING, number, truth)]
+            tried = [[trial] for trial in self._scored(view, NO_ATTACK, _NOTHING, number, truth)]
         self._tried[key] = tried
         return tried
 
@@ -493,7 +472,7 @@ class TextAudit(Setting):
         ]
 
     def _client_loss(self, number: int) -> float:
-        tokens, y = self._client(number)
+        tokens, y = self.client(number)
         with torch.no_grad():
             return float(self.loss(text_model(self.model, self.pad)(tokens), y))
 
@@ -515,12 +494,6 @@ def _unpadded(row: Sequence[int], pad: int | None) -> tuple[int, ...]:
     while pad is not None and end and row[end - 1] == pad:
         end -= 1
     return tuple(row[:end])
-
-
-def _part(seen: TextObservation, names: Sequence[str] | frozenset[str]) -> TextObservation:
-    found = seen.restrict(names)
-    assert isinstance(found, TextObservation)  # noqa: S101  restrict keeps the type
-    return found
 
 
 def _drops(module: nn.Module) -> bool:

@@ -1,18 +1,23 @@
-"""Bag: the tokens of a batch, read off the embedding's gradient, or that of the last bias."""
+"""Bag: the tokens of a batch, read off the embedding's gradient, or that of the output layer."""
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from attacks.reconstruction.labels import output_layer
 from attacks.text.observation import NextToken, TextObservation, text_model, token_embedding
 
 _ROUNDING = 100.0
-_OUTSIDE = 1e-3  # share of a row that leaves the span of the others, at most, by chance
+_OUTSIDE = 1e-3  # share of a row that leaves a span at most, by rounding or by chance
+_SURE = 0.5  # of what one token adds: below it, weight decay may be what moved an entry
+_MOSTLY = 0.7  # share of what moved towards tokens that must be sure
+_BALANCED = 3e-3  # sum of the rows of a softmax's gradient, relative to their lengths
 
 
 def bag_of_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
     """Return the ids that the model read: exactly the tokens of the batch, without padding.
 
+    Weight decay moves every row along its own weights; only rows that moved aside are then taken.
     Where the output layer shares the embedding's weight, every row moves; see ``_tied``. A token
     that stands only last in its sentences is then predicted and not read, and is left out.
 
@@ -24,37 +29,90 @@ def bag_of_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
     rows = seen.update.get(f"{name}.weight")
     if rows is None or seen.noise_std > 0:
         return None
-    size = rows.double().norm(dim=1)
+    rows = rows.double()
+    size = rows.norm(dim=1)
     moved = size > _ROUNDING * seen.resolution * torch.finfo(torch.float32).eps * size.max()
-    found: Tensor = moved.nonzero()[:, 0]
-    batch, length = seen.shape
-    if not len(found):
+    if not bool(moved.any()):
         return None
-    return found if len(found) <= batch * length else _tied(rows.double(), seen)
+    most = seen.shape[0] * seen.shape[1]
+    if int(moved.sum()) > most:
+        if _used_elsewhere(model, seen, f"{name}.weight"):
+            return _tied(rows, seen)
+        moved = _aside(rows, seen.state[f"{name}.weight"].double())
+    found: Tensor = moved.nonzero()[:, 0]
+    return found if 0 < len(found) <= most else None
+
+
+def _used_elsewhere(model: nn.Module, seen: TextObservation, name: str) -> bool:
+    """Return whether the logits depend on rows of the embedding that were not read."""
+    net = text_model(model, seen.pad)
+    probe = torch.zeros((1, seen.shape[1]), dtype=torch.long)
+    other = seen.state[name].double().clone()
+    other[1:] += 1
+    with torch.no_grad():
+        one, two = (
+            functional_call(net, {**seen.state, name: rows}, (probe,))
+            for rows in (seen.state[name].double(), other)
+        )
+    return not torch.equal(one, two)
+
+
+def _aside(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return which rows moved elsewhere than along their own weights, as decay moves them."""
+    along = (rows * weights).sum(1) / weights.square().sum(1).clamp(min=1e-300)
+    left = (rows - along[:, None] * weights).norm(dim=1)
+    aside: Tensor = left > _OUTSIDE * left.max()
+    return aside
 
 
 def predicted_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
-    """Return ids that the batch has after other tokens, by the bias of the last layer.
+    """Return ids that the batch has after other tokens, by the gradient of the output layer.
 
-    Its gradient is the mean softmax minus the frequency of each next token: an entry is negative
-    only for a token of the batch, and so is any sum of them with weights above 0, as steps of SGD
-    and of Adam make. A token that the model expects more often than it stands there is missed.
-    Label smoothing and weight decay in a given update, also so little that the audit takes it for
-    explained, make other entries negative: then an id may be false, or there are too many.
+    The gradient of its bias is the mean softmax minus the frequency of each next token: an entry is
+    negative only for a token of the batch, and so is any sum of them with weights above 0, as steps
+    of SGD and of Adam make. Label smoothing and weight decay in a given update, also so little that
+    the audit takes it for explained, move other entries, too; an entry counts if it moved by more
+    than half of what one token adds. A token that the model expects about as often as it stands
+    there is missed.
+
+    Without a bias, each row of the weight's gradient is a mean of the layer's inputs in the same
+    proportions. Tokens that are not in the batch have rows that point one way, that of all inputs,
+    and the others point against it: likely tokens, not certain ones.
 
     Returns:
-        None where the model does not predict its own tokens, where that bias is not in view, where
-        noise covers it, where no entry is negative, and where more are than the batch has tokens.
+        None where the model does not predict its own tokens, where the layer is not in view, where
+        noise covers it, and where too much moved that is not surely a token: more entries than the
+        batch has tokens, or without a bias, Adam's steps or weight decay.
     """
     if not isinstance(seen.loss, NextToken) or seen.noise_std > 0:
         return None
     probe = torch.zeros((1, seen.shape[1]), dtype=torch.long)
     layer, _ = output_layer(text_model(model), seen.state, probe)
-    bias = seen.update.get(f"{layer}.bias")
-    if bias is None:
+    pull = _pull(seen, layer)
+    if pull is None:
         return None
-    found: Tensor = (bias < 0 if seen.local is None else bias > 0).nonzero()[:, 0]
-    return found if 0 < len(found) <= seen.shape[0] * seen.shape[1] else None
+    pull = pull.clamp(min=0)
+    most = seen.shape[0] * (seen.shape[1] - 1)
+    sure = pull > _SURE * pull.sum() / max(most, 1)
+    found: Tensor = sure.nonzero()[:, 0]
+    mostly = bool(pull[sure].sum() >= _MOSTLY * pull.sum())
+    return found if mostly and 0 < len(found) <= most else None
+
+
+def _pull(seen: TextObservation, layer: str) -> Tensor | None:
+    """Return how far the update raises each token's logit at all positions alike, (V,)."""
+    bias, weight = seen.update.get(f"{layer}.bias"), seen.update.get(f"{layer}.weight")
+    if bias is not None:
+        return -bias.double() if seen.local is None else bias.double()
+    if weight is None or (seen.local is not None and seen.local.optimizer == "adam"):
+        return None
+    rows = weight.double()
+    size = rows.norm(dim=1)
+    if float(rows.sum(0).norm()) > _BALANCED * float(size.sum()):
+        return None
+    absent = rows[size.argsort()[: len(rows) // 2]].sum(0)
+    pull: Tensor = -rows @ absent / absent.norm().clamp(min=1e-300)
+    return pull
 
 
 def _tied(rows: Tensor, seen: TextObservation) -> Tensor | None:

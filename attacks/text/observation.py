@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from accounting import checks
 from accounting.checks import ConfigError
 from attacks.observation import Observation, noise_std_of, select
 from attacks.update import (
@@ -143,7 +144,7 @@ def observe_text(
             a value out of range.
     """
     names = select([name for name, _ in model.named_parameters()], visible)
-    check_tokens(model, tokens, labels)
+    check_tokens(model, tokens, labels, pad)
     std = noise_std_of(clip, noise_multiplier)
     if std > 0 and generator is None:
         raise ConfigError(
@@ -193,17 +194,26 @@ def text_residual(net: nn.Module, seen: TextObservation, tokens: Tensor, y: Tens
     return (norm(gap) / size) ** 2 if size > 0 else float("inf")
 
 
-def check_tokens(model: nn.Module, tokens: Tensor, labels: Tensor | None) -> None:
-    """Raise a ConfigError unless ``tokens`` are (B, T) ids of the model, and the labels fit."""
-    if tokens.ndim != 2 or tokens.is_floating_point() or min(tokens.shape) < 1:
+def check_tokens(
+    model: nn.Module, tokens: Tensor, labels: Tensor | None, pad: int | None = None
+) -> None:
+    """Raise a ConfigError unless tokens (B, T) and pad are ids of the model, and labels fit."""
+    if tokens.ndim != 2 or not _whole(tokens) or min(tokens.shape) < 1:
         raise ConfigError(f"tokens: {tokens.dtype} {tuple(tokens.shape)}; must be (B, T) ids.")
     count = vocabulary(model)
     if not bool(((tokens >= 0) & (tokens < count)).all()):
         raise ConfigError(f"tokens: must be ids from 0 to {count - 1}, those of the embedding.")
-    if labels is not None and (labels.shape != tokens.shape[:1] or labels.is_floating_point()):
+    if pad is not None:
+        hint = "Name an id of the embedding, which stands after shorter sentences."
+        checks.count("pad", pad, minimum=0, maximum=count - 1, hint=hint)
+    if labels is not None and (labels.shape != tokens.shape[:1] or not _whole(labels)):
         raise ConfigError(
             f"labels: {labels.dtype} {tuple(labels.shape)}; must be ({len(tokens)},) integers."
         )
+
+
+def _whole(values: Tensor) -> bool:
+    return values.dtype != torch.bool and not values.is_floating_point() | values.is_complex()
 
 
 def token_embedding(model: nn.Module) -> tuple[str, nn.Embedding]:

@@ -4,16 +4,25 @@ The words are those of the audit of images. Nothing here certifies privacy: a sc
 on what leaks, and the accountant's bound is printed beside it, never derived from it.
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from attacks.explain import EXPLAINED
 from attacks.metrics import wilson
-from attacks.report import MATCHED, UNION, VERDICTS, Adversary, Report, Verdict
+from attacks.report import (
+    MATCHED,
+    VERDICTS,
+    Report,
+    Verdict,
+    ViewRow,
+    counts,
+    finite,
+    over,
+    worst_row,
+)
 from attacks.text.read import ReadText
 from attacks.text.score import TextScore
 
@@ -105,27 +114,12 @@ class TextTrial:
         return (-VERDICTS.index(self.verdict), self.score.exact, self.score.rouge, self.bag)
 
 
-def worst_of(trials: Iterable[TextTrial]) -> Verdict:
-    """Return the most severe verdict."""
-    return min((trial.verdict for trial in trials), key=VERDICTS.index)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TextRow:
-    """One view, and one adversary.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TextRow(ViewRow[TextTrial]):
+    """One view of an update of sentences, and one adversary; see also ``ViewRow``.
 
     Args:
-        view: name of the view.
-        patterns: patterns of the parameter names that it shows.
-        visible: number of parameters that it shows.
-        share: ``visible`` as a share of the model's parameters.
         tokens: of one batch.
-        alone: per sentence, a trial of each attack on this view itself.
-        best: per sentence, the best trial on this view and on the audited views inside it. It is
-            chosen by the truth; each attack chose without.
-        verdict: the most severe one over all sentences, attacks and views inside this one.
-        adversary: see ``LeakageRow``.
-        update_norm: median L2 norm of the visible update.
         lengths_right: share of the sentences whose length was inferred right; None where no
             sentence is padded, or none was read.
         labels_right: share of the labels that were inferred right; None where they were revealed,
@@ -134,61 +128,31 @@ class TextRow:
             and labels are guesses.
     """
 
-    view: str
-    patterns: tuple[str, ...]
-    visible: int
-    share: float
     tokens: int
-    alone: tuple[tuple[TextTrial, ...], ...]
-    best: tuple[TextTrial, ...]
-    verdict: Verdict
-    adversary: Adversary = "server"
-    update_norm: float = 0.0
     lengths_right: float | None = None
     labels_right: float | None = None
     doubtful: bool = False
-
-    @property
-    def recovered(self) -> int:
-        """Number of sentences that were recovered."""
-        return sum(trial.verdict == "recovered" for trial in self.best)
 
     @property
     def exact(self) -> int:
         """Number of sentences that were read token for token."""
         return sum(trial.score.exact for trial in self.best)
 
-    @property
-    def by_attack(self) -> dict[str, list[TextTrial]]:
-        """What each attack read in this view itself, in the order in which they were tried."""
-        found: dict[str, list[TextTrial]] = {}
-        for trial in (trial for one in self.alone for trial in one if trial.untried is None):
-            found.setdefault(trial.attack, []).append(trial)
-        return found
-
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
-        scored = [trial for trial in self.best if trial.untried is None]
         reads = list({id(t.read): t.read for one in self.alone for t in one}.values())
         return {
-            "view": self.view,
-            "adversary": self.adversary,
-            "patterns": list(self.patterns),
-            "visible": self.visible,
-            "share": self.share,
-            "tokens": self.tokens,
-            "update_norm": self.update_norm,
-            "attack": " + ".join(sorted({trial.attack for trial in self.best})),
+            **self.shared(tokens=self.tokens),
             "exact": self.exact,
             "recovered": self.recovered,
             "recovered_rate_95": list(wilson(self.recovered, len(self.best))),
-            **_medians(scored),
-            "match_median": _finite(median(t.read.match for t in self.best)),
-            "truth_match_max": _finite(max(t.truth_match for t in self.best)),
+            **_medians(self.attacked),
+            "match_median": finite(median(t.read.match for t in self.best)),
+            "truth_match_max": finite(max(t.truth_match for t in self.best)),
             "found_in": [trial.view for trial in self.best],
             "sentences": [list(trial.score.found) for trial in self.best],
             "verdict": self.verdict,
-            "verdicts": _counted(self.best),
+            "verdicts": counts(self.best),
             "by_attack": {name: _attack_summary(t) for name, t in self.by_attack.items()},
             "lengths_right": self.lengths_right,
             "labels_right": self.labels_right,
@@ -202,7 +166,6 @@ class TextReport(Report):
     """A row per view and adversary, on the same sentences and weights; see also ``Report``.
 
     Args:
-        rows: a row per adversary and view, in the order of the views.
         truth: the true sentences, without padding.
         guesses: scores of each sentence without any update, by the name of the guess.
         schedule: the view that each round of a training sends.
@@ -221,19 +184,15 @@ class TextReport(Report):
         return () if self.guesses else ("unigram", "bigram")
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdict of each row."""
-        return tuple(row.verdict for row in self.rows)
-
-    @property
     def worst_round(self) -> TextRow | None:
         """The worst row over the rounds of the schedule and their union; None without one."""
-        sent = [row for row in self.rows if row.view in self.schedule or row.view == UNION]
-        return min(sent, key=lambda row: (VERDICTS.index(row.verdict), -row.exact), default=None)
+        if not self.schedule:
+            return None
+        return worst_row(self.rows, self.schedule, lambda row: row.exact)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types."""
-        worst = self.worst_round if self.schedule else None
+        worst = self.worst_round
         return {
             "schema": TEXT_SCHEMA,
             **self.shared(),
@@ -262,17 +221,13 @@ class TextReport(Report):
 
 
 def _medians(scored: Sequence[TextTrial]) -> dict[str, float | None]:
-    def over(values: Iterable[float]) -> float | None:
-        found = list(values)
-        return median(found) if found else None
-
     return {
-        "rouge_median": over(t.score.rouge for t in scored),
-        "f1_median": over(t.score.f1 for t in scored),
-        "bag_f1_median": over(t.bag for t in scored),
-        "guess_rouge_median": over(t.guess.rouge for t in scored),
-        "guess_f1_median": over(t.guess.f1 for t in scored),
-        "guess_bag_f1_median": over(t.guess.bag for t in scored),
+        "rouge_median": over(median, [t.score.rouge for t in scored]),
+        "f1_median": over(median, [t.score.f1 for t in scored]),
+        "bag_f1_median": over(median, [t.bag for t in scored]),
+        "guess_rouge_median": over(median, [t.guess.rouge for t in scored]),
+        "guess_f1_median": over(median, [t.guess.f1 for t in scored]),
+        "guess_bag_f1_median": over(median, [t.guess.bag for t in scored]),
     }
 
 
@@ -281,13 +236,9 @@ def _attack_summary(trials: Sequence[TextTrial]) -> dict[str, Any]:
         "sentences": len(trials),
         "exact": sum(trial.score.exact for trial in trials),
         **_medians(trials),
-        "match_median": _finite(median(trial.read.match for trial in trials)),
-        "verdicts": _counted(trials),
+        "match_median": finite(median(trial.read.match for trial in trials)),
+        "verdicts": counts(trials),
     }
-
-
-def _counted(trials: Sequence[TextTrial]) -> dict[str, int]:
-    return {v: sum(trial.verdict == v for trial in trials) for v in VERDICTS}
 
 
 def _score_medians(scores: Sequence[TextScore]) -> dict[str, Any]:
@@ -297,7 +248,3 @@ def _score_medians(scores: Sequence[TextScore]) -> dict[str, Any]:
     }
     told = {name: median(map(value, scores)) for name, value in of.items()}
     return {"exact": sum(score.exact for score in scores), **told}
-
-
-def _finite(value: float) -> float | None:
-    return value if value < math.inf else None  # JSON has no infinity

@@ -29,6 +29,7 @@ _SPARE = 16  # directions that a search leaves open
 _ROUNDING = 10.0  # how far above its rounding error a singular value must be
 _SAFE = 4.0  # how far above its rounding error a true input may be: in float64, 1.6 times was seen
 _ROWS = 2**14  # inputs computed at a time
+_PROBED = 64  # places at which a token is exchanged, to see which inputs depend on it
 
 
 class _EnoughError(Exception):
@@ -90,8 +91,9 @@ class Reader:
         generator = torch.Generator().manual_seed(0)
         allowed = torch.tensor([t for t in range(self.vocabulary) if t != self.seen.pad])
         first, other = allowed[torch.randperm(len(allowed), generator=generator)[:2]]
-        probe = torch.full((length + 1, length), int(first))
-        probe[1:].fill_diagonal_(int(other))
+        places = torch.arange(0, length, max(1, length // _PROBED))
+        probe = torch.full((len(places) + 1, length), int(first))
+        probe[1:].scatter_(1, places[:, None], int(other))
         read = self._all_inputs(probe)
         found: list[tuple[Source, Tensor]] = []
         for name, weights, state, rows in read:
@@ -104,7 +106,7 @@ class Reader:
                     found[i] = Source(source.module, joint, source.reach, state), known
                     break
             else:
-                found.append((Source(name, visible, _reach(rows), state), rows))
+                found.append((Source(name, visible, _reach(rows, places), state), rows))
         return tuple(source for source, _ in found)
 
     def _all_inputs(self, tokens: Tensor) -> list[tuple[str, dict[str, bool], bool, Tensor]]:
@@ -174,14 +176,15 @@ def _listening(module: nn.Module, found: list[Tensor], state: bool) -> Iterator[
         hook.remove()
 
 
-def _reach(rows: Tensor) -> Reach:
-    """Return what the inputs depend on; row 1 + j of the probe differs from row 0 at token j."""
+def _reach(rows: Tensor, places: Tensor) -> Reach:
+    """Return what the inputs depend on; the probe's row 1 + i differs from row 0 at places[i]."""
     if rows.shape[1] == 1:
         return "sentence"
     differs = (rows[1:] != rows[0]).any(2)
-    if not bool(differs.triu(1).any()) and not bool(differs.tril(-1).any()):
-        return "token"
-    return "sentence" if bool(differs.tril(-1).any()) else "prefix"
+    ahead = torch.arange(rows.shape[1]) - places[:, None]
+    if bool(differs[ahead < 0].any()):
+        return "sentence"
+    return "prefix" if bool(differs[ahead > 0].any()) else "token"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -294,14 +297,16 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTok
         return None
     # the widest open span tells most; others only see fewer tokens (GPT-2's query: no first one)
     source, one = max(useful, key=lambda pair: (pair[1].open > 0, pair[1].rank))
-    rows = reader.inputs(source, candidates[:, None].expand(-1, length))
     distances = torch.full((reader.vocabulary, length), torch.inf, dtype=torch.float64)
     high = sum(min(seen.update[name].shape) for name in source.weights)
     if one.rank == high < seen.shape[0] * length:  # more tokens than directions were sent
+        rows = reader.inputs(source, candidates[:, None].expand(-1, length))
         distances[candidates] = _pursued(one, rows.flatten(0, 1)).reshape(rows.shape[:2])
         threshold = _SURE
     else:
-        distances[candidates] = one.distance(rows)
+        for part in torch.split(candidates, max(1, _ROWS // length)):
+            rows = reader.inputs(source, part[:, None].expand(-1, length))
+            distances[part] = one.distance(rows)
         threshold = one.threshold(len(candidates) * length)
     by_position = []
     for column in distances.T:

@@ -13,7 +13,8 @@ import typer
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.cli.sweep import processors, progress_of_rounds
+from privpart.cli.progress import progress_of_rounds
+from privpart.cli.sweep import processors
 from privpart.engines.options import EngineOptions
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch

@@ -12,24 +12,20 @@ from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
-from privpart.cli.sweep import NOT_PRIVATE, processors, progress_of_rounds
+from privpart.cli.progress import trainings_told
+from privpart.cli.sweep import NOT_PRIVATE, processors
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from collections.abc import Mapping
 
-    from privpart.experiment.plan_file import PlanFile
     from privpart.experiment.study.frontier import Reached
     from privpart.experiment.study.stages import ChosenPoint
     from privpart.experiment.study.study_file import Group, Study
     from privpart.experiment.sweep import CellTrainer, Outcome
     from privpart.experiment.sweep_file import Cell
     from privpart.experiment.sweep_store import CellResult, SweepStore
-    from privpart.experiment.task_data import Reader
 
-_INTERRUPTED = 130
-_IMAGES = 2  # that an audit attacks, one per update
-_TOKEN = 12
-_EXACT = 1e-3  # relative error below which a layer's input counts as read
+_WIDTH = 132  # characters of the table
 TUNED = (
     "Values were chosen on held-out users, who are public and whom nothing else uses; no test "
     "example was read for a choice. Chosen on the clients' own data, each trial would be a release "
@@ -58,7 +54,7 @@ def frontier(
     audit: Annotated[
         bool,
         typer.Option(
-            "--audit", help="Also attack, in closed form, what a client of each arm sends."
+            "--audit", help="Also attack, by a short search, what a client of each arm sends."
         ),
     ] = False,
     form: options.FormatOption = Format.TABLE,
@@ -112,32 +108,21 @@ def _train(
         f"to train. {NOT_PRIVATE}",
         err=True,
     )
-    try:
-        with progress_of_rounds() as progress, trainer:
-            bar = progress.add_task("", total=rounds)
-            count = 0
+    with trainings_told(rounds, out) as told, trainer:
 
-            def advanced(_: "Cell", rounds: int) -> None:
-                progress.update(bar, advance=rounds)
+        def finished(cell: "Cell", outcome: "Outcome") -> None:
+            stage = "tuning" if "trial" in cell.labels else "final"
+            told.trained(cell, outcome, f"trained, {stage}")
 
-            def finished(cell: "Cell", _: "Outcome") -> None:
-                nonlocal count
-                count += 1
-                stage = "tuning" if "trial" in cell.labels else "final"
-                progress.update(bar, description=f"{stage}, {count} trained")
-
-            run_study(
-                study,
-                trainer,
-                tuned,
-                final,
-                tune_only=tune_only,
-                advanced=advanced,
-                finished=finished,
-            )
-    except KeyboardInterrupt:
-        typer.echo(f"privpart: interrupted; finished trainings are kept in {out}.", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        run_study(
+            study,
+            trainer,
+            tuned,
+            final,
+            tune_only=tune_only,
+            advanced=told.advanced,
+            finished=finished,
+        )
 
 
 def _show(
@@ -232,6 +217,7 @@ def _by_arm(
     """Return columns that do not depend on the noise: what a client sends and spends."""
     from functools import lru_cache
 
+    from privpart.cli.frontier_leakage import leakage_of
     from privpart.experiment.study.client_side import client_side
     from privpart.experiment.task_data import read_task
 
@@ -242,41 +228,10 @@ def _by_arm(
             typer.echo(f"measuring a client of {group.arm} ...", err=True)
             plan = study.final_cells(group, best.point)[0].candidates[0]
             found[group.arm] = client_side(plan, read).columns()
-            found[group.arm] |= _leakage(plan, read) if audit else {}
+            if audit:
+                typer.echo(f"attacking an update of {group.arm} ...", err=True)
+                found[group.arm] |= leakage_of(plan, read)
     return found
-
-
-def _leakage(plan: "PlanFile", read: "Reader") -> dict[str, Any]:
-    """Return what closed forms read in updates of one image each, which is a lower bound."""
-    import torch
-
-    import attacks
-    from privpart.experiment.training import training
-    from privpart.select.engine import SelectEngine
-
-    setup = training(plan, report=lambda _: None, read=read)
-    empty: dict[str, Any] = {"leakage": "not audited", "inputs_read": ""}
-    if isinstance(setup.trainer, SelectEngine):
-        return empty
-    batches = [setup.clients.examples(client) for client in setup.clients.ids[:_IMAGES]]
-    if not all(isinstance(b, tuple) and len(b) == 2 and b[0].dim() == 4 for b in batches):
-        return empty
-    x, y = (torch.cat([batch[part][:1] for batch in batches]) for part in (0, 1))
-    # some attack must apply; where no closed form does, a token search finds nothing
-    known = attacks.suite(restarts=1, max_evaluations=_TOKEN, newton_steps=0, steps=0, tv=0.0)
-    report = attacks.leakage(
-        setup.model.module,
-        x,
-        y,
-        views={f"group {i}": names for i, names in enumerate(setup.model.groups)},
-        attacks={name: known[name] for name in ("invert_dense", "april", "dlg")},
-        clip=plan.privacy.clip_norm,
-    )
-    read_from = {n for row in report.rows for n, e in row.feature_error.items() if e <= _EXACT}
-    told: str = report.verdict
-    if told in ("attack failed", "ambiguous"):
-        told = "not searched"
-    return {"leakage": told, "inputs_read": " ".join(sorted(read_from))}
 
 
 def _machine() -> str:
@@ -293,23 +248,36 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    console = Console(width=_WIDTH, highlight=False)
     table = Table(box=SIMPLE_HEAD)
     for column in ("mechanism", "arm"):
         table.add_column(column)
-    for column in ("epsilon", "z", "trained", "metric", "to the first arm", ""):
-        table.add_column(column, justify="right")
+    for column in ("epsilon", "z", "bytes up", "metric", "to the first arm", ""):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row["mechanism"],
             row["arm"],
             "no guarantee" if row["epsilon"] is None else up(row["epsilon"], 4),
             f"{row['noise_multiplier']:.4g}",
-            f"{row['trained']:,}",
+            f"{row['bytes_up']:,}",
             _interval(row["metric"], row["low"], row["high"]),
             "" if row["verdict"] in (None, "reference") else _signed(row),
             row["verdict"] or "",
         )
-    Console(width=120, highlight=False).print(table)
+    console.print(table)
+    if audited := {row["arm"]: row for row in rows if "leakage" in row}:
+        table = Table(
+            box=SIMPLE_HEAD, title="One image's update, before noise", title_justify="left"
+        )
+        for column in ("arm", "verdict", "dB", "dB without attack", "rank", "inputs read"):
+            table.add_column(column)
+        for arm, row in audited.items():
+            scores = [row["leakage_psnr"], row["leakage_baseline"]]
+            told = ["" if score is None else f"{score:.1f}" for score in scores]
+            rank = row["leakage_rank"] or ""
+            table.add_row(arm, row["leakage"], *told, rank, row["inputs_read"])
+        console.print(table)
     typer.echo(f"Intervals are Student's t at 95 % over seeds. {TUNED} {NOT_PRIVATE}")
 
 

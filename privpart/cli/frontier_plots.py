@@ -1,6 +1,6 @@
 """Frontier plots: accuracy and paired differences against epsilon, and accuracy against bytes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from accounting.pages import drawing
 
 _AWAY = 2.6
 """Where results without noise stand beside a budget: at so many times the largest epsilon."""
-_APART = 0.1
-"""Share of its epsilon by which each further arm is moved to the right."""
+_APART = 0.02
+"""Share of the axis by which each further arm is moved to the right."""
 
 
 def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> None:
@@ -36,7 +36,7 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> N
             _draw_differences(below[number], rows, mechanism)
         above[0].set_ylabel("metric on test examples")
         below[0].set_ylabel("difference to the first arm, by seed")
-        above[0].legend(frameon=False, fontsize=8, loc="lower right")
+        above[0].legend(frameon=False, fontsize=8)
         figure.suptitle(said, fontsize=9)
         figure.savefig(out / "accuracy-epsilon.png", dpi=150)
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
@@ -47,9 +47,8 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> N
         name = (
             "no noise" if own[0]["epsilon"] is None else f"{mechanism}, ε = {own[0]['epsilon']:.3g}"
         )
-        _draw_band(
-            panel, own, lambda r: r["bytes_up"], drawing.SERIES[number % len(drawing.SERIES)], name
-        )
+        colour = drawing.SERIES[number % len(drawing.SERIES)]
+        _draw_band(panel, own, [r["bytes_up"] for r in own], colour, name)
     panel.set_xscale("log")
     panel.set_xlabel("bytes that a client sends in a round")
     panel.set_ylabel("metric on test examples")
@@ -66,9 +65,11 @@ def _draw_budgets(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str
     for number, arm in enumerate(dict.fromkeys(r["arm"] for r in rows)):
         colour = drawing.SERIES[number % len(drawing.SERIES)]
         own = [r for r in rows if r["arm"] == arm and r["mechanism"] == mechanism]
-        _draw_band(panel, own, lambda r: r["epsilon"], colour, arm)
+        if own:
+            moved = _apart(rows, mechanism) ** number if len(own) == 1 else 1.0
+            _draw_band(panel, own, [moved * r["epsilon"] for r in own], colour, arm)
         for row in (r for r in rows if r["arm"] == arm and r["epsilon"] is None):
-            away = edge * (1 + _APART * number)
+            away = edge * _apart(rows, mechanism) ** number
             low, high = row["low"] or row["metric"], row["high"] or row["metric"]
             panel.plot([away, away], [low, high], color=colour)
             panel.plot([away], [row["metric"]], color=colour, marker="s")
@@ -87,7 +88,7 @@ def _draw_differences(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism:
             if row["mechanism"] != mechanism and row["epsilon"] is not None:
                 continue
             silent = row["epsilon"] is None
-            x = (edge if silent else row["epsilon"]) * (1 + _APART * number)
+            x = (edge if silent else row["epsilon"]) * _apart(rows, mechanism) ** number
             ends = [row["difference_low"], row["difference_high"]]
             colour = drawing.SERIES[number % len(drawing.SERIES)]
             panel.plot([x, x], ends, color=colour)
@@ -110,21 +111,24 @@ def _without_noise_at(rows: Sequence[Mapping[str, Any]], mechanism: str) -> floa
     return _AWAY * float(max(r["epsilon"] for r in rows if r["mechanism"] == mechanism))
 
 
+def _apart(rows: Sequence[Mapping[str, Any]], mechanism: str) -> float:
+    """Return the factor between the places of two arms at one epsilon."""
+    least = float(min(r["epsilon"] for r in rows if r["mechanism"] == mechanism))
+    return float((_without_noise_at(rows, mechanism) / least) ** _APART)
+
+
 def _draw_band(
     panel: Axes,
     rows: Sequence[Mapping[str, Any]],
-    x_of: Callable[[Mapping[str, Any]], float],
+    places: Sequence[float],
     colour: str,
     name: str,
 ) -> None:
-    ordered = sorted(rows, key=x_of)
-    xs = [x_of(row) for row in ordered]
+    order = sorted(range(len(rows)), key=lambda i: places[i])
+    ordered, xs = [rows[i] for i in order], [places[i] for i in order]
+    lows = [row["metric"] if row["low"] is None else row["low"] for row in ordered]
+    highs = [row["metric"] if row["high"] is None else row["high"] for row in ordered]
     panel.plot(xs, [row["metric"] for row in ordered], color=colour, marker="o", label=name)
-    panel.fill_between(
-        xs,
-        [row["metric"] if row["low"] is None else row["low"] for row in ordered],
-        [row["metric"] if row["high"] is None else row["high"] for row in ordered],
-        color=colour,
-        alpha=0.15,
-        linewidth=0,
-    )
+    if len(xs) == 1:  # a band would have no width
+        panel.vlines(xs, lows, highs, color=colour)
+    panel.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)

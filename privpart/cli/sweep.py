@@ -15,15 +15,13 @@ from privpart.cli import options
 from privpart.cli.idle import Command
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
+from privpart.cli.progress import trainings_told
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from rich.progress import Progress
-
     from privpart.experiment.sweep import CellTrainer, Outcome
     from privpart.experiment.sweep_file import Cell, Sweep
     from privpart.experiment.sweep_store import Point, SweepStore
 
-_INTERRUPTED = 130
 NOT_PRIVATE = (
     "The noise of a sweep comes from its seeds: these models are NOT private. Epsilon is what a "
     "run of the same plan with secret noise would cost."
@@ -124,31 +122,6 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def progress_of_rounds() -> "Progress":
-    """Return a display on standard error: rounds, time elapsed and left, and what is done."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("rounds"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-        console=Console(stderr=True),
-        transient=True,
-        speed_estimate_period=300,  # of processes that train cells of different lengths
-    )
-
-
 def _run(chosen: "Sweep", store: "SweepStore", trainer: "CellTrainer", out: Path) -> None:
     from privpart.cli.train import tell_of_code
     from privpart.experiment.sweep import rounds_of
@@ -159,24 +132,13 @@ def _run(chosen: "Sweep", store: "SweepStore", trainer: "CellTrainer", out: Path
     for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
         tell_of_code(plan)
     typer.echo(f"{len(chosen.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
-    try:
-        with progress_of_rounds() as progress, trainer:
-            bar = progress.add_task("", total=sum(map(rounds_of, missing)))
-            count = 0
+    with trainings_told(sum(map(rounds_of, missing)), out) as told, trainer:
 
-            def advanced(_: "Cell", rounds: int) -> None:
-                progress.update(bar, advance=rounds)
+        def finished(cell: "Cell", outcome: "Outcome") -> None:
+            store.add(cell.key, cell.labels, cell.seed, outcome)
+            told.trained(cell, outcome, f"of {len(missing)} cells")
 
-            def finished(cell: "Cell", outcome: "Outcome") -> None:
-                nonlocal count
-                count += 1
-                store.add(cell.key, cell.labels, cell.seed, outcome)
-                progress.update(bar, description=f"{count} of {len(missing)} cells")
-
-            trainer.train(missing, finished, advanced)
-    except KeyboardInterrupt:
-        typer.echo(f"privpart: interrupted; finished cells are kept in {out}.", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        trainer.train(missing, finished, told.advanced)
 
 
 def _show(store: "SweepStore", out: Path, form: Format, html: Path | None) -> None:

@@ -82,14 +82,6 @@ def test_a_hugging_face_vit_without_a_wrapper(digits):
 def test_nothing_is_found_where_nothing_is(lenet, digits):
     x, y = digits[0][:1], digits[1][:1]
     model = vit()
-    other = april(model, observe(model, digits[0][1:2], y))
-    assert float(psnr(other.x, x)) < 20
-    seen = observe(model, x, y)
-    generator = torch.Generator().manual_seed(0)
-    noise = {k: torch.randn(v.shape, generator=generator).double() for k, v in seen.update.items()}
-    found = april(model, type(seen)(noise, seen.state, seen.shape, seen.labels))
-    assert float(psnr(found.x, x)) < 20
-    assert found.match > 0.1
     assert april(lenet, observe(lenet, x, y)) is None
     assert april(model, observe(model, digits[0][:2], digits[1][:2])) is None
     assert april(model, observe(model, x, y, visible=["head.*"])) is None

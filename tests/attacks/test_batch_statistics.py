@@ -84,16 +84,13 @@ def test_they_say_nothing_after_several_steps_or_in_eval_mode(model, digits):
         dlg(model, observe(model, x, y), statistics=1.0)
 
 
-def test_as_a_prior_they_recover_the_image_they_are_of_and_no_other(model, digits):
+def test_as_a_prior_those_of_another_image_recover_nothing(model, digits):
     x, other = digits[0][:1], digits[0][5:6]
     short = {"restarts": 1, "max_evaluations": 150, "newton_steps": 0, "statistics": 1.0}
-    own = with_buffers(model, observe(model, x, digits[1][:1], visible=["0.*"]), x)
-    true = dlg(model, own, **short)
-    assert float(psnr(true.x, x)) > 40
-    assert float(psnr(true.x, other)) < 15
-    mixed = dlg(model, with_buffers(model, own, other), **short)  # statistics of another image
+    own = observe(model, x, digits[1][:1], visible=["0.*"])
+    mixed = dlg(model, with_buffers(model, own, other), **short)
     assert float(psnr(mixed.x, x)) < 20
-    assert mixed.match > 1e-4 > true.match
+    assert mixed.match > 1e-4
 
 
 def test_sent_buffers_change_the_verdict_and_are_told(model, digits):

@@ -7,6 +7,7 @@ from torch import nn
 from accounting import ConfigError
 from attacks import LocalSteps, dense_then_invert, infer_labels, observe, psnr
 from attacks.reconstruction.analytic import invert_dense_rows, invert_first_dense
+from attacks.reconstruction.labels import likely_labels
 
 
 def behind(activation):
@@ -114,6 +115,15 @@ def test_labels_of_a_batch_with_repeats(lenet, digits, batch):
         found = infer_labels(None, seen.update["dense2.bias"], batch)
         right += found.tolist() == digits[1][rows].sort().values.tolist()
     assert right >= 19
+
+
+def test_a_label_that_fits_almost_as_well_is_a_doubt():
+    mean = torch.tensor([0.1, 0.5, 0.3, 0.1])
+    near, sure = torch.tensor([-0.4, 0.125, 0.175, 0.1]), torch.tensor([-0.4, 0.0, 0.3, 0.1])
+    assert len(likely_labels(near, 2, mean_prediction=mean)) > 1
+    assert [one.tolist() for one in likely_labels(sure, 2, mean_prediction=mean)] == [[0, 1]]
+    too_many = torch.tensor([-0.4, -0.1, -0.1, 0.6])  # three labels of two images
+    assert len(likely_labels(too_many, 2, mean_prediction=mean)) > 1
 
 
 def test_labels_that_cannot_be_inferred():

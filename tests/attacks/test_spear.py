@@ -1,5 +1,7 @@
 """SPEAR: batches come out of a dense layer before a ReLU, and out of LoRA on it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -62,13 +64,16 @@ def test_a_batch_of_which_few_images_have_a_neuron_of_their_own(net, digits, dty
     assert int((decibels(rows, x) > 60).sum()) < BATCH
 
 
-def test_nothing_is_found_in_the_update_of_other_images(net, digits):
-    x, y = digits[0][:4], digits[1][:4]
+def test_random_values_hold_no_images(net, digits):
+    """Neither where they have the rank of a batch, nor where they have a higher one."""
     generator = seeded(0)
-    seen = observe(net, torch.rand(4, 1, 8, 8, generator=generator), y)
-    assert float(decibels(spear(net, seen), x).max()) < 15
-    noise = {k: torch.randn(v.shape, generator=generator).double() for k, v in seen.update.items()}
-    assert spear(net, type(seen)(noise, seen.state, seen.shape, seen.labels)) is None
+    seen = observe(net, digits[0][:4], digits[1][:4], visible=["1.*"])
+    bias = torch.randn(128, generator=generator)
+    for rank in (4, 64):
+        mixed = torch.randn(128, rank, generator=generator)
+        weight = mixed @ torch.randn(rank, 64, generator=generator)
+        noise = {"1.weight": weight.double(), "1.bias": bias.double()}
+        assert spear(net, replace(seen, update=noise), draws=5000) is None
 
 
 def test_lora_lets_a_batch_out_up_to_scale(digits):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -190,6 +191,19 @@ def test_an_update_of_ones_own(privpart, tmp_path):
     assert (kept["verdict"], kept["rows"][0]["psnr_max"]) == ("void", None)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_an_update_of_a_type_that_numpy_does_not_have(tmp_path, dtype):
+    image = digits().test_x[:1]
+    sent = observe(smooth_lenet(torch.Generator().manual_seed(0)), image, digits().test_y[:1])
+    path = tmp_path / "narrow.safetensors"
+    save_file({name: value.to(dtype) for name, value in sent.update.items()}, path)
+    inputs = load_inputs(LeakageOptions(model="lenet", data="digits", view=["full"], gradient=path))
+    assert torch.equal(
+        inputs.update["conv1.bias"].double(), sent.update["conv1.bias"].to(dtype).double()
+    )
+    assert len(inputs.digest()) == 64
+
+
 def test_weights_before_and_after(privpart, tmp_path):
     task, network = digits(), smooth_lenet(torch.Generator().manual_seed(5))
     local = LocalSteps(learning_rate=0.1, steps=2)
@@ -235,6 +249,21 @@ def test_weights_before_and_after(privpart, tmp_path):
         (["--momentum", "0.9"], "--local-steps 0: sends a gradient; leave out --momentum"),
         (["--local-steps", "2", "--momentum", "1"], "--momentum 1"),
         (["--clip", "1", "--noise-multiplier", "1", "--delta", "2"], "--delta 2"),
+        (["--clip", "1", "--noise-multiplier", "1e300"], "must be above 1e-100 and below 1e+100"),
+        (["--local-steps", "100000000"], "--local-steps 100000000: must be at most 1000"),
+        (["--local-steps", "3", "--learning-rate", "1e300"], "check the learning rate"),
+        (["--schedule", "full:1000000000000"], "with at most 999999 rounds"),
+        (["--schedule", ""], "--schedule '': must be VIEW:ROUNDS"),
+        (["--seed", str(2**64)], "must be at most 92233720368547757"),
+        (["--data", "many.safetensors"], "y must be whole numbers from 0, and below 100000"),
+        (["--data", "half.safetensors"], "y must be whole numbers from 0"),
+        (["--data", "empty.safetensors"], "x (3, 0, 8, 8), y (3,); must be (N, C, H, W)"),
+        (["--weights", "nan.safetensors"], "'conv1.bias' has values that are not finite"),
+        (["--weights", "pipe"], "pipe: is not a file"),
+        (
+            ["--out", "taken", "--trials", "1"],
+            "--out taken: cannot be written: Is a directory: taken/report.json",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(monkeypatch, capsys, tmp_path, changed, fault):
@@ -247,6 +276,13 @@ def test_bad_input_is_one_sentence(monkeypatch, capsys, tmp_path, changed, fault
     save_file({"x": 255 * torch.ones(3, 1, 8, 8), "y": y}, tmp_path / "bytes.safetensors")
     oblong = {"x": torch.ones(12, 1, 8, 12), "y": y.repeat(4)}
     save_file(oblong, tmp_path / "oblong.safetensors")
+    x = torch.ones(3, 1, 8, 8)
+    save_file({"x": x, "y": 10**12 * y}, tmp_path / "many.safetensors")
+    save_file({"x": x, "y": y + 0.5}, tmp_path / "half.safetensors")
+    save_file({"x": x[:, :0].contiguous(), "y": y}, tmp_path / "empty.safetensors")
+    save_file({"conv1.bias": torch.full((8,), torch.nan)}, tmp_path / "nan.safetensors")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "taken" / "report.json").mkdir(parents=True)
     monkeypatch.setattr(sys, "argv", ["privpart", *base, *changed])
     threads = torch.get_num_threads()
     with pytest.raises(SystemExit) as done:

@@ -31,6 +31,10 @@ class Net(nn.Module):
         states = self.lstm(self.embedding(ids))[0]
         return self.head(states[:, -1] if self.last else states)
 def classifier(): return Net(2)
+def without_bias():
+    net = Net()
+    net.head = nn.Linear(48, WORDS, bias=False)
+    return net
 def clients():
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(1, WORDS, (24, 7), generator=draw)
@@ -56,6 +60,7 @@ clients_per_round = 4
 [client]
 learning_rate = 0.5
 """
+OF_FILE = ["--model", "./text_code.py:Net", "--view", "full", "--trials", "1", "--tokens"]
 TOKENS = torch.randint(1, 40, (8, 6), generator=torch.Generator().manual_seed(1))
 
 
@@ -66,6 +71,13 @@ def folder(tmp_path_factory):
     (path / "plan.toml").write_text(PLAN)
     save_file({"tokens": TOKENS}, path / "tokens.safetensors")
     save_file({"tokens": TOKENS, "labels": TOKENS[:, 0] % 2}, path / "labelled.safetensors")
+    for name, odd in (
+        ("bool", TOKENS > 3),
+        ("complex", TOKENS.to(torch.complex64)),
+        ("single", TOKENS[:, :1]),
+        ("long", TOKENS[:1].repeat(10, 1500)),
+    ):
+        save_file({"tokens": odd.contiguous()}, path / f"{name}.safetensors")
     return path
 
 
@@ -122,6 +134,7 @@ def test_noise_is_beside_its_epsilon_and_lets_nothing_be_read(audited):
     assert len(report["truth"][0]) == 4
     assert 5 < report["accountant"]["epsilon"] < 12
     assert "Accountant: epsilon" in done.stdout
+    assert "the attack failed on trained: nothing follows about privacy" in done.stderr
 
 
 def test_a_sweep_over_noises_is_beside_epsilon(privpart, folder, monkeypatch):
@@ -175,7 +188,20 @@ def test_a_text_classifier_gives_away_the_tokens_of_its_embedding(audited):
     bag, head = report["rows"]
     assert (bag["verdict"], bag["attack"], bag["bag_f1_median"]) == ("partial", "bag_of_tokens", 1)
     assert head["verdict"] == "attack failed"
-    assert "the attack failed on head.*: nothing follows about privacy" in done.stderr
+    assert "no attack could read head.*: none applies there" in " ".join(done.stderr.split())
+
+
+def test_an_output_layer_without_a_bias_gives_away_tokens_and_no_attack_is_told(audited):
+    view = ["--model", "./text_code.py:without_bias", "--tokens", "tokens.safetensors"]
+    view += ["--view", "head.*", "--trials", "1"]
+    done, report = audited(*view, out="without")
+    assert done.returncode == 0, done.stderr
+    (row,) = report["rows"]
+    assert (row["verdict"], row["attack"]) == ("partial", "predicted_tokens")
+    assert set(row["by_attack"]) == {"predicted_tokens"}
+    done, report = audited(*view, "--local-steps", "1", "--optimizer", "adam", out="adam")
+    assert report["rows"][0]["attack"] == "none"
+    assert "no attack could read head.*: none applies there" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -191,6 +217,12 @@ def test_a_text_classifier_gives_away_the_tokens_of_its_embedding(audited):
         (["--model", "./text_code.py:Net", "--view", "full"], "data is missing"),
         (["--plan", "plan.toml", "--attack", "dlg"], "bag_of_tokens"),
         (["--plan", "plan.toml", "--tokens", "plan.toml"], "not a valid .safetensors"),
+        (["--plan", "plan.toml", "--local-steps", "1001"], "must be at most 1000"),
+        ([*OF_FILE, "tokens.safetensors", "--pad", "99"], "--pad 99: must be at most 39"),
+        ([*OF_FILE, "bool.safetensors"], "tokens is torch.bool (8, 6); must be whole numbers"),
+        ([*OF_FILE, "complex.safetensors"], "tokens is torch.complex64"),
+        ([*OF_FILE, "single.safetensors"], "after which nothing is predicted"),
+        ([*OF_FILE, "long.safetensors"], "9000 in one update; must be at most 8192"),
     ],
 )
 def test_mistakes_are_told(audited, words, told):

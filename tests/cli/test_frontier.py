@@ -8,6 +8,7 @@ import pytest
 from small_study import changed
 from typer.testing import CliRunner
 
+from privpart.cli import frontier_leakage
 from privpart.cli.main import app
 from privpart.experiment import own_code
 
@@ -120,3 +121,29 @@ def test_a_fault_is_one_sentence(folder):
     told = frontier(folder)
     assert told.exit_code != 0
     assert "trails" in str(told.exception)
+
+
+def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):
+    """Updates of both arms tell whose image it was; the whole one also what dense1 read."""
+    monkeypatch.setattr(frontier_leakage, "_EVALUATIONS", 40)
+    text = changed(
+        ("[plan]\n", "smoke = true\n[plan]\n"),
+        ("trials = 3\nrefine = 2", "trials = 2"),
+        ("seeds = [0, 1, 2, 3, 4]", "seeds = [0]"),
+        ("none = true", "none = false"),
+        ("rounds = 2", "rounds = 1"),
+    )
+    (tmp_path / "study.toml").write_text(text)
+    told = frontier(tmp_path, "--audit")
+    assert told.exit_code == 0, told.stderr
+    assert "attacking an update of last" in told.stderr
+    assert "6 trained, final" in told.stderr  # a log has no bar
+    rows = {row["arm"]: row for row in rows_of(tmp_path, "frontier")}
+    assert rows["full"]["inputs_read"] == "dense1 dense2"
+    assert rows["last"]["inputs_read"] == "dense2"
+    for row in rows.values():
+        assert row["leakage"] in ("recovered", "partial", "attack failed", "ambiguous")
+        assert row["leakage_rank"] == "1 of 10"
+        assert float(row["leakage_psnr"]) > 0
+        assert float(row["leakage_baseline"]) > 0
+    assert "1 of 10" in told.stdout

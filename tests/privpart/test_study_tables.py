@@ -20,6 +20,7 @@ TABLES = {
     "bandmf": ROOT / "examples" / "study_fashion_bandmf.toml",
     "fedpart": ROOT / "examples" / "study_fashion_fedpart.toml",
     "turns": ROOT / "examples" / "study_fashion_turns.toml",
+    "words": ROOT / "examples" / "study_shakespeare.toml",
 }
 AXES = ("arm", "mechanism", "level")
 

@@ -77,6 +77,7 @@ def _write(
 ) -> None:
     from attacks import picture
     from privpart.cli.audit import tables
+    from privpart.cli.audit.store import writing
 
     score = "rouge" if options.of_text else "psnr"
     content = {
@@ -86,8 +87,9 @@ def _write(
         "points": [p.to_dict() | {f"{score}_median": median(p.scores)} for p in points],
     }
     text = json.dumps(content, indent=2, allow_nan=False)
-    (out / "defences.json").write_text(text + "\n")
-    picture.defence_curve(points, out / "defences.png")
+    with writing(out):
+        (out / "defences.json").write_text(text + "\n")
+        picture.defence_curve(points, out / "defences.png")
     if form is Format.JSON:
         typer.echo(text)
     elif form is Format.CSV:

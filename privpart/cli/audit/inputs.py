@@ -14,7 +14,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from attacks import LocalSteps, change_of_weights, for_model, networks, read_update, suite
 from attacks.suite import Attack
-from attacks.update import ready
+from attacks.update import MOST_STEPS, STEPS_COST, ready
 from privpart.cli.audit.options import BUDGETS, AuditOptions, Mode
 from privpart.cli.audit.store import TrialFolder
 from privpart.data.tasks import digits, fashion_mnist
@@ -26,6 +26,7 @@ _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "mlp": networks.smooth_mlp,
     "resnet8": networks.relu_resnet8,
 }
+_MOST_LABELS = 100_000  # the networks here have a logit for each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,12 +45,16 @@ class Inputs:
     def digest(self) -> str:
         """Return a hash of the images, the weights and the update."""
         state = hashlib.sha256()
-        update = self.update or {}
-        for name, value in [*self.model.state_dict().items(), *update.items(), ("x", self.x)]:
-            state.update(name.encode())
-            state.update(value.detach().contiguous().numpy().tobytes())
+        hash_tensors(state, self.model.state_dict(), self.update or {}, {"x": self.x})
         state.update(self.y.numpy().tobytes())
         return state.hexdigest()
+
+
+def hash_tensors(state: "hashlib._Hash", *named: Mapping[str, Tensor]) -> None:
+    """Add the names and the bytes of tensors of any type, also of one that NumPy does not have."""
+    for name, value in (pair for tensors in named for pair in tensors.items()):
+        state.update(name.encode())
+        state.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
 def prepare(options: AuditOptions, out: Path) -> tuple[Inputs, dict[str, Any]]:
@@ -130,6 +135,7 @@ def local_steps_of(options: AuditOptions) -> LocalSteps | None:
     """Return how the client trains, or None where it sends a gradient."""
     if options.local_steps == 0:
         return None
+    checks.count("local_steps", options.local_steps, maximum=MOST_STEPS, hint=STEPS_COST)
     return LocalSteps(
         learning_rate=options.learning_rate,
         steps=options.local_steps,
@@ -148,10 +154,20 @@ def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tupl
     tensors = read_update(Path(data))
     if not {"x", "y"} <= set(tensors):
         raise ConfigError(f"data={data}: must hold x (N, C, H, W) in [0, 1] and y (N,).")
+    if any(tensors[name].is_complex() for name in "xy"):
+        raise ConfigError(f"data={data}: x or y is complex; must be real.")
     x = tensors["x"].float()
     y = tensors["y"].long()
-    if x.ndim != 4 or y.shape != x.shape[:1] or not len(x) or bool((y < 0).any()):
-        raise ConfigError(f"data={data}: x {tuple(x.shape)}, y {tuple(y.shape)} do not fit.")
+    if x.ndim != 4 or y.shape != x.shape[:1] or min(x.shape) < 1:
+        raise ConfigError(
+            f"data={data}: x {tuple(x.shape)}, y {tuple(y.shape)}; must be (N, C, H, W) and (N,), "
+            "all at least 1."
+        )
+    if not bool(((tensors["y"] == y) & (y >= 0) & (y < _MOST_LABELS)).all()):
+        raise ConfigError(
+            f"data={data}: y must be whole numbers from 0, and below {_MOST_LABELS}; label the "
+            "classes 0, 1, 2 and so on."
+        )
     if not bool(((x >= 0) & (x <= 1)).all()):  # also refuses NaN
         raise ConfigError(f"data={data}: x must be in [0, 1]; divide bytes by 255.")
     return (x, y), (x, y)
@@ -213,8 +229,12 @@ def given_update(
 
 def load_given(model: nn.Module, path: Path, state: Mapping[str, Tensor] | None = None) -> None:
     """Load the weights in a file, or ``state``, which ``path`` then only names in errors."""
+    state = for_model(model, read_update(path)) if state is None else state
+    for name, value in state.items():
+        if not bool(value.isfinite().all()):
+            raise ConfigError(f"weights={path}: {name!r} has values that are not finite.")
     try:
-        model.load_state_dict(for_model(model, read_update(path)) if state is None else state)
+        model.load_state_dict(state)
     except RuntimeError as error:
         text = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(f"weights={path}: do not fit the model: {text}.") from None

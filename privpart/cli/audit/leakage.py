@@ -1,6 +1,5 @@
 """``privpart audit leakage``: what an adversary recovers from a whole update and from its parts."""
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
 
 THRESHOLD_PASSED = 4
 VOID = 5
+_PICTURE = "leakage.png"
 
 
 class FailOn(StrEnum):
@@ -85,29 +85,17 @@ def _run(options: LeakageOptions, out: Path) -> "LeakageReport":
 def _write(report: "LeakageReport", out: Path, form: Format, html: Path | None) -> None:
     from attacks import picture
     from privpart.cli.audit import tables
+    from privpart.cli.audit.store import writing
 
-    text = json.dumps(report.to_dict(), indent=2, allow_nan=False)
-    (out / "report.json").write_text(text + "\n")
-    picture.grid([report], out / "leakage.png")
+    told = tables.told(report)
+    with writing(out):
+        (out / tables.REPORT).write_text(tables.as_json(report))
+        picture.grid([report], out / _PICTURE)
     if html is not None:
         from privpart.cli.pages.leakage import leakage_page
 
-        leakage_page(
-            report,
-            tables.leakage_tables(report),
-            tables.leakage_notes(report),
-            tables.warnings(report),
-            out / "leakage.png",
-        ).write(html)
-    if form is Format.JSON:
-        typer.echo(text)
-    elif form is Format.CSV:
-        typer.echo(tables.leakage_csv(report), nl=False)
-    else:
-        tables.show(report)
-    for warning in tables.warnings(report):
-        typer.echo(f"privpart: warning: {warning}", err=True)
-    typer.echo(f"privpart: written: {out / 'report.json'}, {out / 'leakage.png'}", err=True)
+        leakage_page(report, told, out / _PICTURE).write(html)
+    tables.publish(report, told, form, out, _PICTURE)
 
 
 def _at_least(report: "LeakageReport | TextReport", threshold: FailOn) -> bool:

@@ -19,6 +19,7 @@ from accounting.checks import ConfigError
 _CLIENT = "The client's training"
 _ATTACK = "The attack"
 _TEXT = "Text"
+_DIGITS, _SHOWN = 6, 60  # of the rounds of a view, and of what is quoted in an error
 _LATER = frozenset({"before", "plan", "tokens", "words", "pad", "length", "send_buffers"})
 
 
@@ -175,7 +176,7 @@ class AuditOptions:
         checks.count("trials", self.trials)
         checks.count("batch", self.batch)
         checks.count("decoys", self.decoys, minimum=0)
-        checks.count("seed", self.seed, minimum=0)
+        checks.count("seed", self.seed, minimum=0, maximum=checks.MOST_SEED - self.trials)
         checks.probability("delta", self.delta)
         if self.length is not None:
             checks.count("length", self.length, minimum=2)
@@ -327,10 +328,13 @@ def rounds(typed: str | None) -> list[str]:
     ['full', 'full', 'head']
     """
     sent: list[str] = []
-    for part in typed.split(",") if typed else ():
+    for part in () if typed is None else typed.split(","):
         view, colon, count = part.rpartition(":")
-        if not colon or not count.isdigit() or int(count) < 1:
-            raise ConfigError(f"schedule={part!r}: must be VIEW:ROUNDS, as full:5.")
+        if not colon or not count.isdecimal() or len(count) > _DIGITS or int(count) < 1:
+            raise ConfigError(
+                f"schedule={part[:_SHOWN]!r}: must be VIEW:ROUNDS, as full:5, with at most "
+                f"{10**_DIGITS - 1} rounds."
+            )
         sent += [view] * int(count)
     return sent
 

@@ -189,6 +189,18 @@ def _counted(total: int) -> Iterator[Callable[[str], None]]:
         yield step
 
 
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Raise a ConfigError where a result cannot be written to the folder of an audit."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"out={out}: cannot be written: {error.strerror}: {error.filename}. The same command "
+            "in the mended folder, or in a copy of it, attacks nothing again."
+        ) from None
+
+
 def _write(path: Path, content: bytes) -> None:
     beside = path.with_suffix(".part")
     beside.write_bytes(content)

@@ -1,18 +1,25 @@
 """Audit tables: a leakage report and a sweep of defences as text, and warnings on them."""
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from textwrap import fill
 from typing import Any, Literal
 
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from accounting.report import up
-from attacks import DefencePoint, LeakageReport, LeakageRow, TextDefencePoint
+from attacks import DefencePoint, LeakageReport, LeakageRow, TextDefencePoint, TextReport
+from attacks.text.report import TextRow
+from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
+REPORT = "report.json"
 _WIDTH = 120
 _LABELS = 20  # width of the column of inferred labels
 _VERDICTS = (
@@ -34,26 +41,66 @@ _CSV = (
 )  # of a row's values, those that are one value
 
 
-def show(report: LeakageReport) -> None:
-    """Print the report to standard output."""
-    width = _WIDTH if report.labels_revealed else _WIDTH + _LABELS
-    console = Console(width=width, highlight=False)
-    for table in leakage_tables(report):
-        console.print(table)
-    for line in leakage_notes(report):
-        console.print(fill(line, 100, subsequent_indent="  "))
+AnyReport = LeakageReport | TextReport
 
 
-def leakage_tables(report: LeakageReport) -> list[Table]:
-    """Return the tables of a report: guesses, views, and each attack unless it is void."""
-    found = [_baselines(report), _rows(report)]
-    return found if report.void else [*found, _by_attack(report)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the terminal and the page say of a report.
+
+    Attributes:
+        tables: of guesses, views and attacks.
+        notes: what must be known to read the tables.
+        warnings: about conclusions that the scores do not allow.
+        csv: a line per view and adversary; lists, and what each attack found, are in the JSON.
+        width: of the terminal's tables.
+    """
+
+    tables: list[Table]
+    notes: list[str]
+    warnings: list[str]
+    csv: str
+    width: int
 
 
-def leakage_csv(report: LeakageReport) -> str:
-    """Return a line per view and adversary; lists, and what each attack found, are in the JSON."""
+def told(report: LeakageReport) -> Told:
+    """Return what is said of a report on images."""
+    tables = [_baselines(report), _rows(report)]
+    return Told(
+        tables=tables if report.void else [*tables, _by_attack(report)],
+        notes=_notes(report),
+        warnings=warnings(report),
+        csv=rows_csv(report, "images", _CSV),
+        width=_WIDTH if report.labels_revealed else _WIDTH + _LABELS,
+    )
+
+
+def publish(report: AnyReport, told: Told, form: Format, out: Path, beside: str) -> None:
+    """Print a report whose files are in ``out``: ``beside`` is the name of its picture or page."""
+    if form is Format.JSON:
+        typer.echo(as_json(report), nl=False)
+    elif form is Format.CSV:
+        typer.echo(told.csv, nl=False)
+    else:
+        console = Console(width=told.width, highlight=False)
+        for table in told.tables:
+            console.print(table)
+        for line in told.notes:
+            console.print(fill(line, 100, subsequent_indent="  "))
+    for warning in told.warnings:
+        typer.echo(f"privpart: warning: {warning}", err=True)
+    typer.echo(f"privpart: written: {out / REPORT}, {out / beside}", err=True)
+
+
+def as_json(report: AnyReport) -> str:
+    """Return the content of a report's file."""
+    return json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n"
+
+
+def rows_csv(report: AnyReport, examples: str, columns: Sequence[str]) -> str:
+    """Return these values of each row, with the number of examples before them."""
     rows = [row.to_dict() for row in report.rows]
-    return as_csv([{"images": len(report.truth)} | {k: row[k] for k in _CSV} for row in rows])
+    return as_csv([{examples: len(report.truth)} | {k: row[k] for k in columns} for row in rows])
 
 
 AnyPoints = Sequence[DefencePoint] | Sequence[TextDefencePoint]
@@ -107,7 +154,7 @@ def show_defences(points: AnyPoints) -> None:
 def warnings(report: LeakageReport) -> list[str]:
     """Return warnings about conclusions that the scores do not allow."""
     if report.void:
-        return [void(report)]
+        return [void(report, "images")]
     found = []
     if report.threat["buffers"] != "not sent":
         of_all = f", and epsilon {_epsilon(report)} is not theirs" if report.bound else ""
@@ -124,13 +171,13 @@ def warnings(report: LeakageReport) -> list[str]:
         right = [row.labels_right for row in doubtful if row.labels_right is not None]
         told = f" ({min(right):.0%} right at worst)" if right else ""
         found.append(
-            f"labels are doubtful on {_names(doubtful)}{told}: the attacks tried the most likely "
+            f"labels are doubtful on {named(doubtful)}{told}: the attacks tried the most likely "
             "ones; where they fail, audit again without --hide-labels before anything is concluded."
         )
     failed = [row for row in report.rows if row.verdict == "attack failed"]
     if failed:
         found.append(
-            f"the attack failed on {_names(failed)}: nothing follows about privacy; try --effort "
+            f"the attack failed on {named(failed)}: nothing follows about privacy; try --effort "
             "long."
         )
     server = [row for row in report.rows if row.adversary == "server"]
@@ -143,23 +190,56 @@ def warnings(report: LeakageReport) -> list[str]:
     return found
 
 
-def _epsilon(report: LeakageReport) -> str:
+def _epsilon(report: AnyReport) -> str:
     return "infinite" if report.bound is None else up(report.bound.epsilon(report.delta), 4)
 
 
-def void(report: LeakageReport) -> str:
+def void(report: AnyReport, examples: str) -> str:
     """Return why a report is void."""
     explanation = report.explanation
     if explanation is None:
         return "the audit is void."
     return (
-        "the audit is void: the given images do not explain the update (residual "
+        f"the audit is void: the given {examples} do not explain the update (residual "
         f"{explanation.residual:.2g}). Likely wrong: {'; '.join(explanation.causes)}."
     )
 
 
-def _names(rows: Sequence[LeakageRow]) -> str:
+def named(rows: Sequence[LeakageRow] | Sequence[TextRow]) -> str:
+    """Return the names of the rows' views."""
     return ", ".join(dict.fromkeys(row.view for row in rows))
+
+
+def parameters_sent(row: LeakageRow | TextRow) -> str:
+    """Return how many parameters a view shows, and their share."""
+    return f"{row.visible:,} ({row.share:{'.0%' if row.share > 0.1 else '.1%'}})"
+
+
+def verdict_counts(found: Mapping[str, Any]) -> str:
+    """Return how many examples have which verdict."""
+    return ", ".join(f"{n} {verdict}" for verdict, n in found["verdicts"].items() if n)
+
+
+def what_is_seen(report: AnyReport, examples: str) -> str:
+    """Return what the attacker sees and knows, but for the labels."""
+    threat = report.threat
+    sent = "gradient" if threat["update"] == "gradient" else "change of the weights"
+    noise = f", noise multiplier {threat['noise_multiplier']:g}" if report.bound else ""
+    clip = "no clip" if threat["clip"] is None else f"clip {threat['clip']:g}"
+    return (
+        f"The attacker sees the {sent} of {threat['batch']} {examples} in {threat['mode']} mode, "
+        f"{clip}{noise}, and knows every weight; labels are {threat['labels']}"
+    )
+
+
+def accountants_note(report: AnyReport) -> list[str]:
+    """Return what the accountant says of a noised release; [] without noise."""
+    if report.bound is None:
+        return []
+    return [
+        f"Accountant: epsilon {_epsilon(report)} at delta {report.delta:g} for one noised release. "
+        "It is not computed from any score above."
+    ]
 
 
 def _baselines(report: LeakageReport) -> Table:
@@ -202,7 +282,7 @@ def _by_attack(report: LeakageReport) -> Table:
                 *(row.view, *([row.adversary] if noisy else []), name, str(found["images"])),
                 *(f"{found['psnr_median']:.1f}", f"{found['psnr_max']:.1f}"),
                 "diverged" if match is None else f"{match:.0e}",
-                ", ".join(f"{n} {verdict}" for verdict, n in found["verdicts"].items() if n),
+                verdict_counts(found),
             )
     return table
 
@@ -214,9 +294,7 @@ def _cells(row: LeakageRow, noisy: bool, labels_revealed: bool) -> list[str]:
     return [
         row.view,
         *([row.adversary] if noisy else []),
-        f"{row.visible:,} ({row.share:.0%})"
-        if row.share > 0.1
-        else f"{row.visible:,} ({row.share:.1%})",
+        parameters_sent(row),
         *_scores(values),
         f"{row.recovered}/{len(row.best)} ({low:.0%}-{high:.0%})" if attacked else "",
         f"{median(row.ranks):g}" if row.ranks else "",
@@ -244,17 +322,12 @@ def _labels(row: LeakageRow) -> str:
     return f"{row.labels_right:.0%}{', doubtful' if row.labels_doubtful else ''}"
 
 
-def leakage_notes(report: LeakageReport) -> list[str]:
+def _notes(report: LeakageReport) -> list[str]:
     """Return what must be known to read the tables."""
-    threat = report.threat
-    sent = "gradient" if threat["update"] == "gradient" else "change of the weights"
-    noise = f", noise multiplier {threat['noise_multiplier']:g}" if report.bound else ""
-    clip = "no clip" if threat["clip"] is None else f"clip {threat['clip']:g}"
     notes = [
-        f"The attacker sees the {sent} of {threat['batch']} image(s) in {threat['mode']} mode, "
-        f"{clip}{noise}, and knows every weight; labels are {threat['labels']}. Rank is that of "
-        f"the truth among {report.decoys} decoys, by residual; 1 identifies the image. An oracle "
-        "knows the truth: no verdict is measured against it."
+        f"{what_is_seen(report, 'image(s)')}. Rank is that of the truth among {report.decoys} "
+        "decoys, by residual; 1 identifies the image. An oracle knows the truth: no verdict is "
+        "measured against it."
     ]
     if report.schedule is not None:
         worst = report.schedule
@@ -264,11 +337,7 @@ def leakage_notes(report: LeakageReport) -> list[str]:
             f"round, {worst.worst}: {worst.verdict}"
             + (f", up to {worst.psnr:.1f} dB." if worst.psnr is not None else ".")
         )
-    if report.bound is not None:
-        notes.append(
-            f"Accountant: epsilon {_epsilon(report)} at delta "
-            f"{report.delta:g} for one noised release. It is not computed from any score above."
-        )
+    notes += accountants_note(report)
     given = {row.verdict for row in report.rows}
     return [*notes, *(line for name, line in _OTHER_VERDICTS.items() if name in given), _VERDICTS]
 

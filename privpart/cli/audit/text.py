@@ -1,28 +1,35 @@
 """Text of an audit: attack sentences, and print what came back."""
 
-import json
 from pathlib import Path
 from statistics import median
-from textwrap import fill
 from typing import Any
 
 import torch
-import typer
-from rich.console import Console
 from rich.table import Table
 
 from accounting import checks
-from accounting.report import up
 from attacks import TextDefencePoint, text_defences
-from attacks.text.audit import text_leakage, text_suite
+from attacks.text.audit import NO_ATTACK, text_leakage, text_suite
 from attacks.text.report import TextReport, TextRow
 from privpart.cli.audit.inputs import local_steps_of
 from privpart.cli.audit.options import EXCHANGES, DefencesOptions, LeakageOptions, rounds, views
-from privpart.cli.audit.store import TextFolder, resumable
-from privpart.cli.audit.tables import plain_table
+from privpart.cli.audit.store import TextFolder, resumable, writing
+from privpart.cli.audit.tables import (
+    REPORT,
+    Told,
+    accountants_note,
+    as_json,
+    named,
+    parameters_sent,
+    plain_table,
+    publish,
+    rows_csv,
+    verdict_counts,
+    void,
+    what_is_seen,
+)
 from privpart.cli.audit.text_inputs import load_text
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
 from privpart.cli.pages.leakage import text_leakage_page
 
 PAGE = "leakage.html"
@@ -120,34 +127,20 @@ def text_points(options: DefencesOptions, out: Path) -> list[TextDefencePoint]:
 def _write(
     report: TextReport, out: Path, form: Format, words: tuple[str, ...], html: Path | None
 ) -> None:
-    text = json.dumps(report.to_dict(), indent=2, allow_nan=False)
-    (out / "report.json").write_text(text + "\n")
-    page = text_leakage_page(report, words, _tables(report), _notes(report), _warnings(report))
+    tables = [_rows(report)] if report.void else [_rows(report), _by_attack(report)]
+    told = Told(
+        tables=tables,
+        notes=_notes(report),
+        warnings=_warnings(report),
+        csv=rows_csv(report, "sentences", _CSV),
+        width=_WIDTH,
+    )
+    with writing(out):
+        (out / REPORT).write_text(as_json(report))
+    page = text_leakage_page(report, words, told)
     for path in (out / PAGE, *(() if html is None else (html,))):
         page.write(path)
-    if form is Format.JSON:
-        typer.echo(text)
-    elif form is Format.CSV:
-        rows = [row.to_dict() for row in report.rows]
-        lines = [{"sentences": len(report.truth)} | {k: row[k] for k in _CSV} for row in rows]
-        typer.echo(as_csv(lines), nl=False)
-    else:
-        _show(report)
-    for warning in _warnings(report):
-        typer.echo(f"privpart: warning: {warning}", err=True)
-    typer.echo(f"privpart: written: {out / 'report.json'}, {out / PAGE}", err=True)
-
-
-def _show(report: TextReport) -> None:
-    console = Console(width=_WIDTH, highlight=False)
-    for table in _tables(report):
-        console.print(table)
-    for line in _notes(report):
-        console.print(fill(line, 100, subsequent_indent="  "))
-
-
-def _tables(report: TextReport) -> list[Table]:
-    return [_rows(report)] if report.void else [_rows(report), _by_attack(report)]
+    publish(report, told, form, out, PAGE)
 
 
 def _rows(report: TextReport) -> Table:
@@ -160,13 +153,10 @@ def _rows(report: TextReport) -> Table:
     table = plain_table(title, [*columns, "token F1", "tokens of batch", "residual", "verdict"])
     for row in report.rows:
         values = row.to_dict()
-        sent = f"{row.visible:,} ({row.share:.0%})"
-        if row.share <= 0.1:
-            sent = f"{row.visible:,} ({row.share:.1%})"
         match = values["match_median"]
         tried = values["rouge_median"] is not None
         table.add_row(
-            *(row.view, *([row.adversary] if noisy else []), sent),
+            *(row.view, *([row.adversary] if noisy else []), parameters_sent(row)),
             f"{row.exact}/{len(row.best)}" if tried else "",
             *(_beside(values, name) if tried else "" for name in ("rouge", "f1", "bag_f1")),
             ("none" if match is None else f"{match:.0e}") if tried else "",
@@ -192,47 +182,35 @@ def _by_attack(report: TextReport) -> Table:
                 f"{found['exact']}/{found['sentences']}",
                 *(f"{found[f'{of}_median']:.2f}" for of in ("rouge", "f1", "bag_f1")),
                 "none" if match is None else f"{match:.0e}",
-                ", ".join(f"{n} {verdict}" for verdict, n in found["verdicts"].items() if n),
+                verdict_counts(found),
             )
     return table
 
 
 def _notes(report: TextReport) -> list[str]:
     threat = report.threat
-    sent = "gradient" if threat["update"] == "gradient" else "change of the weights"
-    noise = f", noise multiplier {threat['noise_multiplier']:g}" if report.bound else ""
-    clip = "no clip" if threat["clip"] is None else f"clip {threat['clip']:g}"
     lengths = "" if threat["padding"] == "none" else "; lengths are inferred"
+    sentences = f"sentence(s) of up to {threat['longest']} tokens"
     notes = [
-        f"The attacker sees the {sent} of {threat['batch']} sentence(s) of up to "
-        f"{threat['longest']} tokens in eval mode, {clip}{noise}, and knows every weight; labels "
-        f"are {threat['labels']}{lengths}. Loss {median(report.losses):.3g}. 'Tokens of batch' is "
-        "the F1 of the batch's distinct tokens in any order. Guesses are made of "
-        f"{report.public} public sentences."
+        f"{what_is_seen(report, sentences)}{lengths}. "
+        f"Loss {median(report.losses):.3g}. 'Tokens of batch' is the F1 of the batch's distinct "
+        f"tokens in any order. Guesses are made of {report.public} public sentences."
     ]
-    worst = report.worst_round if report.schedule else None
+    worst = report.worst_round
     if worst is not None:
         notes.append(
             "Schedule: a client that takes part in all rounds is exposed by its worst round, "
             f"{worst.view}: {worst.verdict}, {worst.exact} sentences exact."
         )
-    if report.bound is not None:
-        notes.append(
-            f"Accountant: epsilon {up(report.bound.epsilon(report.delta), 4)} at delta "
-            f"{report.delta:g} for one noised release. It is not computed from any score above."
-        )
+    notes += accountants_note(report)
     given = {row.verdict for row in report.rows}
     return [*notes, *(line for verdict, line in _MEANING.items() if verdict in given)]
 
 
 def _warnings(report: TextReport) -> list[str]:
     """Return warnings about conclusions that the scores do not allow."""
-    explanation = report.explanation
-    if report.void and explanation is not None:
-        return [
-            "the audit is void: the given sentences do not explain the update (residual "
-            f"{explanation.residual:.2g}). Likely wrong: {'; '.join(explanation.causes)}."
-        ]
+    if report.void:
+        return [void(report, "sentences")]
     found = []
     if not report.guesses:
         found.append(
@@ -242,12 +220,20 @@ def _warnings(report: TextReport) -> list[str]:
     doubtful = [row for row in report.rows if row.doubtful]
     if doubtful:
         found.append(
-            f"what was read in {_named(doubtful)} does not explain the update: its tokens may be "
+            f"what was read in {named(doubtful)} does not explain the update: its tokens may be "
             f"right, but its order{_inferred(report, doubtful)} is a guess."
         )
     failed = [row for row in report.rows if row.verdict == "attack failed"]
+    bare = [row for row in failed if row.adversary == "server"]  # noise leaves nothing to read
+    unread = [row for row in bare if not row.by_attack.keys() - {NO_ATTACK}]
+    if unread:
+        found.append(
+            f"no attack could read {named(unread)}: none applies there, or too much moved that is "
+            "no token. Nothing follows about privacy."
+        )
+    failed = [row for row in failed if row not in unread]
     if failed:
-        found.append(f"the attack failed on {_named(failed)}: nothing follows about privacy.")
+        found.append(f"the attack failed on {named(failed)}: nothing follows about privacy.")
     return found
 
 
@@ -261,7 +247,3 @@ def _inferred(report: TextReport, rows: list[TextRow]) -> str:
         right = [share for share in shares if share is not None]
         told += f", {name} ({min(right):.0%} right at worst)" if right else ""
     return told
-
-
-def _named(rows: list[TextRow]) -> str:
-    return ", ".join(dict.fromkeys(row.view for row in rows))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from accounting.checks import ConfigError
 from attacks import read_update
 from attacks.text.observation import vocabulary
-from privpart.cli.audit.inputs import given_update, load_given, own_model
+from privpart.cli.audit.inputs import given_update, hash_tensors, load_given, own_model
 from privpart.cli.audit.options import AuditOptions
 from privpart.data.batches import Batch
 from privpart.experiment import own_code, plan_file
@@ -24,6 +24,7 @@ from privpart.experiment.training import Training, training
 
 _NOT_COUNTED = -100  # label of a token that no loss counts, as in torch
 _MOST_PUBLIC = 2000  # sentences of other clients that guesses are made of
+_WHOLE = (*(torch.int64, torch.int32, torch.int16, torch.int8), torch.uint8, torch.uint16)
 _NOT_IDS = ("attention_mask", "token_type_ids", "position_ids")
 
 Example = tuple[tuple[int, ...], int | None]  # a sentence, and the label of a classifier
@@ -47,9 +48,7 @@ class TextInputs:
         state = hashlib.sha256(repr((self.tokens.tolist(), self.public)).encode())
         if self.labels is not None:
             state.update(repr(self.labels.tolist()).encode())
-        for name, value in [*self.model.state_dict().items(), *(self.update or {}).items()]:
-            state.update(name.encode())
-            state.update(value.detach().contiguous().numpy().tobytes())
+        hash_tensors(state, self.model.state_dict(), self.update or {})
         return state.hexdigest()
 
 
@@ -264,8 +263,11 @@ def _of_file(
             "(N,) and public (M, T)."
         )
     for name, value in held.items():
-        if value.is_floating_point() or value.ndim != (1 if name == "labels" else 2):
-            raise ConfigError(f"tokens={path}: {name} is {value.dtype} {tuple(value.shape)}.")
+        if value.dtype not in _WHOLE or value.ndim != (1 if name == "labels" else 2):
+            raise ConfigError(
+                f"tokens={path}: {name} is {value.dtype} {tuple(value.shape)}; must be whole "
+                f"numbers {'(N,)' if name == 'labels' else '(N, T)'}."
+            )
     if len(tokens) < wanted or (labels is not None and len(labels) != len(tokens)):
         raise ConfigError(
             f"tokens={path}: {len(tokens)} sentences"
@@ -273,6 +275,12 @@ def _of_file(
             f"{wanted}."
         )
     others = tokens[wanted:] if public is None else public
+    if options.pad is not None and not bool((tokens[:wanted, -1:] == options.pad).any()):
+        typer.echo(
+            f"privpart: pad={options.pad}: no attacked sentence ends with it; the attacker infers "
+            "lengths all the same.",
+            err=True,
+        )
     texts = () if words is None else _lines(words)
     if words is not None and int(tokens[:wanted].max()) >= len(texts):
         typer.echo(

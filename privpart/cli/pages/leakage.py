@@ -9,6 +9,7 @@ from accounting.pages.page import Block, Page, Photograph, Points, Section, Tabl
 from attacks import LeakageReport, TextReport
 from attacks.report import Verdict
 from attacks.text.page import TONES, marked_sentences
+from privpart.cli.audit.tables import Told
 
 _SAYS: dict[Verdict, str] = {
     "recovered": "Recovered: the update gives data of its client away",
@@ -26,15 +27,12 @@ _LEAD = (
 _VOID = "Nothing was attacked, and nothing follows about privacy."
 
 
-def leakage_page(report: LeakageReport, tables: Sequence[RichTable], notes: Sequence[str],
-                 warnings: Sequence[str], picture: Path) -> Page:  # fmt: skip
+def leakage_page(report: LeakageReport, told: Told, picture: Path) -> Page:
     """Return the page of an audit of images.
 
     Args:
         report: of the audit.
-        tables: those that the terminal shows.
-        notes: what must be known to read them.
-        warnings: about conclusions that the scores do not allow.
+        told: what the terminal says of it.
         picture: file of the reconstructions, as PNG.
     """
     shown = Photograph(
@@ -43,34 +41,26 @@ def leakage_page(report: LeakageReport, tables: Sequence[RichTable], notes: Sequ
         "Truth, guesses that need no attack, and the best reconstruction of each view. The frame "
         "tells the verdict on that one picture; the table has the verdict on the view.",
     )
-    return _page("What the update gives away: images", report.verdict, (shown,), tables, notes,
-                 warnings)  # fmt: skip
+    return _page("What the update gives away: images", report.verdict, (shown,), told)
 
 
-def text_leakage_page(
-    report: TextReport,
-    words: Sequence[str],
-    tables: Sequence[RichTable],
-    notes: Sequence[str],
-    warnings: Sequence[str],
-) -> Page:
+def text_leakage_page(report: TextReport, words: Sequence[str], told: Told) -> Page:
     """Return the page of an audit of sentences; arguments as for ``leakage_page``."""
     blocks = marked_sentences(report, words=words)
-    return _page("What the update gives away: text", report.verdict, blocks, tables, notes,
-                 warnings)  # fmt: skip
+    return _page("What the update gives away: text", report.verdict, blocks, told)
 
 
-def _page(title: str, verdict: Verdict, found: Sequence[Block], tables: Sequence[RichTable],
-          notes: Sequence[str], warnings: Sequence[str]) -> Page:  # fmt: skip
+def _page(title: str, verdict: Verdict, found: Sequence[Block], told: Told) -> Page:
+    lead = _VOID if verdict == "void" else _LEAD
     return Page(
         title,
         TONES[verdict],
         _SAYS[verdict],
-        (_VOID if verdict == "void" else _LEAD, *(f"Warning: {warning}" for warning in warnings)),
+        (lead, *(f"Warning: {warning}" for warning in told.warnings)),
         (
             Section("What was found", tuple(found)),
-            Section("Scores", tuple(page_table(table) for table in tables)),
-            Section("How to read them", (Points(tuple(notes)),) if notes else ()),
+            Section("Scores", tuple(page_table(table) for table in told.tables)),
+            Section("How to read them", (Points(tuple(told.notes)),) if told.notes else ()),
         ),
         ("By the rules of privpart audit leakage.",),
     )

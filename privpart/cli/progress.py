@@ -1,0 +1,92 @@
+"""Progress of trainings, on standard error: a bar on a terminal, a line for each in a log."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from rich.progress import Progress, TaskID
+
+    from privpart.experiment.sweep import Outcome
+    from privpart.experiment.sweep_file import Cell
+
+_INTERRUPTED = 130
+
+
+def progress_of_rounds() -> "Progress":
+    """Return a display on standard error: rounds, time elapsed and left, and what is done."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("rounds"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+        transient=True,
+        speed_estimate_period=300,  # of processes that train cells of different lengths
+    )
+
+
+@dataclass(slots=True)
+class TrainingsTold:
+    """Tells of trainings; see ``trainings_told``.
+
+    Attributes:
+        progress: the display.
+        bar: counts the rounds.
+        count: trainings that are finished.
+    """
+
+    progress: "Progress"
+    bar: "TaskID"
+    count: int = 0
+
+    def advanced(self, _: "Cell", rounds: int) -> None:
+        """Count more rounds of a training."""
+        self.progress.update(self.bar, advance=rounds)
+
+    def trained(self, cell: "Cell", outcome: "Outcome", what: str) -> None:
+        """Count a training that is finished or failed, and tell of it."""
+        self.count += 1
+        self.progress.update(self.bar, description=f"{self.count} {what}")
+        if not self.progress.console.is_terminal:
+            task = self.progress.tasks[self.bar]
+            labels = ", ".join(f"{axis}={value}" for axis, value in cell.labels.items())
+            result = "failed" if isinstance(outcome, str) else f"metric {outcome.accuracy:.4f}"
+            typer.echo(
+                f"{self.count} {what}, {timedelta(seconds=round(task.elapsed or 0))}: {labels}, "
+                f"seed {cell.seed}: {result}",
+                err=True,
+            )
+
+
+@contextmanager
+def trainings_told(rounds: int, kept: Path) -> Iterator[TrainingsTold]:
+    """Tell how far trainings are: a bar on a terminal, and in a log a line for each training.
+
+    Args:
+        rounds: of all trainings that are missing.
+        kept: folder that keeps what is finished, named where the user interrupts.
+    """
+    try:
+        with progress_of_rounds() as progress:
+            yield TrainingsTold(progress, progress.add_task("", total=rounds))
+    except KeyboardInterrupt:
+        typer.echo(f"privpart: interrupted; finished trainings are kept in {kept}.", err=True)
+        raise typer.Exit(_INTERRUPTED) from None

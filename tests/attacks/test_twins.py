@@ -1,0 +1,485 @@
+"""Twins: every attack finds what is there, and nothing in an update of other data or of chance.
+
+The table names every attack that an audit runs or that ``attacks`` exports; a test fails where one
+is missing. Each attacks three updates: of its own data, of other data, and random values of the
+same size. Verdicts are the report's own, so that its thresholds are tested as well.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import attacks
+from attacks import LocalSteps, Observation, TextObservation, observe, observe_text, psnr
+from attacks.audit import score
+from attacks.metrics import feature_error
+from attacks.networks import relu_lenet, smooth_lenet, smooth_mlp
+from attacks.reconstruction.batch_statistics import with_buffers
+from attacks.reconstruction.labels import label_candidates
+from attacks.text.audit import text_suite
+from attacks.text.read import ReadText
+from attacks.text.report import Guess, TextTrial
+from attacks.text.score import text_scores, token_f1
+from privpart.models.transformer import LanguageModel, TextClassifier
+
+FAILED = "attack failed"
+IMAGES = attacks.suite(restarts=1, max_evaluations=200, newton_steps=0, steps=100)
+TEXTS = text_suite(exchanges=1500)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an attack found in one update.
+
+    Attributes:
+        own: verdicts against the attack's own data.
+        other: verdicts against the other data.
+        shown: what it says is in the update, where that can be false: token ids.
+    """
+
+    own: set[str]
+    other: set[str]
+    shown: frozenset[int] = frozenset()
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def filled(model: nn.Module, bound: float = 0.3) -> nn.Module:
+    generator = seeded(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+    return model
+
+
+def of_chance(seen: Observation) -> Observation:
+    """Return random values as long as each tensor of the update."""
+    generator = seeded(2)
+    update = {}
+    for name, value in seen.update.items():
+        drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        update[name] = drawn * (value.norm() / drawn.norm())
+    return replace(seen, update=update)
+
+
+# images
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    data = load_digits()
+    rows = [1500, 888, 10, 200, 57, 3, 700, 1234, 42, 1700]  # the first have a pixel of 1
+    return torch.tensor(data.images / 16)[rows, None], torch.tensor(data.target)[rows]
+
+
+def batches(size: int) -> dict[str, tuple[Tensor, Tensor]]:
+    x, y = digits()
+    return {"own": (x[:size], y[:size]), "other": (x[size : 2 * size], y[size : 2 * size])}
+
+
+def on_images(
+    attack: str,
+    model: Callable[[], nn.Module],
+    visible: list[str],
+    *,
+    size: int = 1,
+    local: LocalSteps | None = None,
+    buffers: bool = False,
+) -> Callable[[str], Found]:
+    def run(kind: str) -> Found:
+        net, data = model(), batches(size)
+        x, y = data["own" if kind == "own" else "other"]
+        seen = observe(net, x, y, visible=visible, local=local)
+        seen = with_buffers(net, seen, x) if buffers else seen
+        found = IMAGES[attack](net, seen if kind != "chance" else of_chance(seen), 0)
+        if found is None:
+            return Found({FAILED}, {FAILED})
+        rest = digits()[0][2 * size :].mean(0)
+        verdicts = []
+        for truth, _ in data.values():
+            floor = psnr(rest.expand_as(truth), truth).tolist()
+            trials = score("view", attack, found, truth, floor, 0.0)
+            verdicts.append({trial.verdict for trial in trials})
+        return Found(*verdicts)
+
+    return run
+
+
+def features(kind: str) -> Found:
+    """Read the input of the last dense layer."""
+    net, data = smooth_lenet(seeded(0)).double(), batches(1)
+    seen = observe(net, *data["own" if kind == "own" else "other"], visible=["dense2.*"])
+    sent = (of_chance(seen) if kind == "chance" else seen).update
+    found = attacks.invert_dense(sent["dense2.weight"], sent["dense2.bias"])
+    errors = [feature_error(found, net[:-1](x)[0].detach()) for x, _ in data.values()]
+    return Found(*({"recovered" if error < 1e-9 else FAILED} for error in errors))
+
+
+def ranks(kind: str) -> Found:
+    """Rank the image of each data set among all images."""
+    net, (x, y) = smooth_lenet(seeded(0)), digits()
+    sent = slice(0, 1) if kind == "own" else slice(1, 2)
+    seen = observe(net, x[sent], y[sent], visible=["dense2.*"])
+    seen = of_chance(seen) if kind == "chance" else seen
+    verdicts = []
+    for i in range(2):
+        order = [i, *(j for j in range(len(x)) if j != i)]
+        rank = attacks.reid_rank(net, seen, x[order[:1]], x[order[1:]], y[order])
+        verdicts.append({"recovered" if rank == 1 else FAILED})
+    return Found(*verdicts)
+
+
+def labels(kind: str) -> Found:
+    """Infer the labels of four images; what is doubtful is not claimed."""
+    net, (x, y) = smooth_lenet(seeded(0)), digits()
+    rows = torch.tensor([0, 1, 1, 4] if kind == "own" else [2, 3, 5, 6])
+    seen = observe(net, x[rows], y[rows], visible=["dense2.bias"], reveal_labels=False)
+    seen = of_chance(seen) if kind == "chance" else seen
+    candidates = label_candidates(net, seen)
+    assert kind == "chance" or torch.equal(
+        attacks.infer_labels(None, seen.update["dense2.bias"], 4), candidates[0]
+    )
+    verdicts = []
+    for mine in ([0, 1, 1, 4], [2, 3, 5, 6]):
+        right = torch.equal(candidates[0], y[mine].sort().values)
+        said = "recovered" if right else "ambiguous"
+        verdicts.append({said if len(candidates) == 1 else FAILED})
+    return Found(*verdicts)
+
+
+class Transformer(nn.Module):
+    """Patches with positions, one normalised attention, and what bypasses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(1, 32, 2, 2)
+        self.position = nn.Parameter(torch.zeros(1, 16, 32))
+        self.norm = nn.LayerNorm(32)
+        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patch(x).flatten(2).mT + self.position
+        inner = self.norm(tokens)
+        tokens = tokens + self.attention(inner, inner, inner, need_weights=False)[0]
+        return self.head(tokens.square().mean(1))
+
+
+class LoRA(nn.Module):
+    """A frozen dense layer with an adapter, which has been trained before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.head = nn.Linear(64, 128), nn.Linear(128, 10)
+        self.lora_A, self.lora_B = nn.Linear(64, 8, bias=False), nn.Linear(8, 128, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        return self.head(torch.relu(self.dense(flat) + self.lora_B(self.lora_A(flat))))
+
+
+def lenet() -> nn.Module:
+    return smooth_lenet(seeded(0))
+
+
+def relu() -> nn.Module:
+    return relu_lenet(seeded(0))
+
+
+def dense(bound: float = 0.125) -> nn.Module:
+    return filled(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)), bound
+    )
+
+
+def behind() -> nn.Module:
+    front = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.LeakyReLU(), nn.Flatten())
+    return filled(front.extend([nn.Linear(256, 32), nn.Tanh(), nn.Linear(32, 10)]))
+
+
+def normalised() -> nn.Module:
+    front = nn.Sequential(nn.Conv2d(1, 8, 3, 2, padding=1), nn.BatchNorm2d(8), nn.Tanh())
+    front.extend([nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten()])
+    return filled(front.append(nn.Linear(128, 10))).train()
+
+
+# text: own sentences have even ids, the other ones odd ids
+
+
+class Recurrent(nn.Module):
+    """A language model whose output layer has a weight of its own."""
+
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        self.tokens, self.lstm = nn.Embedding(400, 16), nn.LSTM(16, 16, batch_first=True)
+        self.out = nn.Linear(16, 400, bias=bias)
+        filled(self, 0.2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.lstm(self.tokens(tokens))[0])
+
+
+def expecting() -> nn.Module:
+    """A model that expects few tokens, as trained ones do: decay outweighs the others' softmax."""
+    net = filled(Recurrent(), 0.2)
+    with torch.no_grad():
+        net.out.bias.uniform_(-4, 4, generator=seeded(3))
+    return net
+
+
+class AdaptedText(nn.Module):
+    """One dense layer with LoRA, whose B is not zero, before a causal layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(200, 64), nn.Embedding(12, 64)
+        self.lora_A, self.lora_B = nn.Linear(64, 4, bias=False), nn.Linear(4, 64, bias=False)
+        self.out = nn.Linear(64, 200)
+        filled(self, 0.2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        return self.out((x + self.lora_B(self.lora_A(x))).tanh().cumsum(1))
+
+
+def classifier() -> nn.Module:
+    return filled(TextClassifier(60, 3, 32, 2, 32, 2).eval(), 0.2)
+
+
+def decoder() -> nn.Module:
+    return filled(LanguageModel(200, 96, 8, 64, 1).eval(), 0.2)
+
+
+def with_decay(
+    kind: str, model: nn.Module, tokens: Tensor, seen: TextObservation
+) -> TextObservation:
+    """Return what weight decay leaves of the update of three steps, in float32: all rows move."""
+    twin = copy.deepcopy(model).float()
+    before = {name: value.detach().clone() for name, value in twin.named_parameters()}
+    solvers = {
+        "adamw": partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1),
+        "sgd": partial(torch.optim.SGD, lr=0.1, weight_decay=5e-4),
+    }
+    solver = solvers[kind](twin.parameters())
+    for _ in range(3):
+        solver.zero_grad()
+        cross_entropy(twin(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        solver.step()
+    after = dict(twin.named_parameters())
+    return replace(seen, update={k: (after[k].detach() - before[k]).double() for k in seen.update})
+
+
+def on_text(
+    attack: str,
+    model: Callable[[], nn.Module],
+    visible: list[str],
+    *,
+    shape: tuple[int, int] = (2, 8),
+    labels: Tensor | None = None,
+    local: LocalSteps | None = None,
+    decay: str = "",
+) -> Callable[[str], Found]:
+    def run(kind: str) -> Found:
+        net = model()
+        half = token_count(net) // 2
+        drawn = torch.stack(
+            [torch.randperm(half, generator=seeded(i))[: shape[1]] for i in range(9)]
+        )
+        data = {"own": 2 * drawn[: shape[0]], "other": 2 * drawn[: shape[0]] + 1}
+        tokens = data["own" if kind == "own" else "other"]
+        seen = observe_text(net, tokens, labels, visible=visible, local=local)
+        seen = with_decay(decay, net, tokens, seen) if decay else seen
+        found = TEXTS[attack](net, seen if kind != "chance" else of_chance(seen))
+        read = found or ReadText((), frozenset(), float("inf"), 0.0)
+        shown = read.bag or frozenset(token for one in read.sentences for token in one)
+        verdicts = []
+        for truth in data.values():
+            bag = token_f1(sorted(shown), sorted(set(truth.flatten().tolist())))
+            scores = text_scores(read.sentences, truth.tolist())
+            trials = [TextTrial("view", attack, read, s, bag, Guess(0, 0, 0)) for s in scores]
+            verdicts.append({trial.verdict for trial in trials})
+        return Found(*verdicts, shown=shown)
+
+    return run
+
+
+def token_count(net: nn.Module) -> int:
+    return next(m.num_embeddings for m in net.modules() if isinstance(m, nn.Embedding))
+
+
+# lower bounds on epsilon: who was there is what canaries give away
+
+
+def on_canaries(bound: str) -> Callable[[str], Found]:
+    def run(kind: str) -> Found:
+        rng = np.random.default_rng(16)
+        mine, theirs = rng.random((2, 1000)) < 0.5
+        sent = {"own": mine, "other": theirs, "chance": 0 * mine}[kind]
+        scores = rng.standard_normal(1000) + 5 * sent
+        options = {"claimed_mu": 5.0} if bound == "guesses" else {}
+        found = (
+            getattr(attacks, bound)(scores, present, delta=1e-5, **options).epsilon
+            for present in (mine, theirs)
+        )
+        return Found(*({"recovered" if epsilon > 0 else FAILED} for epsilon in found))
+
+    return run
+
+
+STEPS = LocalSteps(learning_rate=0.1, steps=3)
+ADAM = LocalSteps(learning_rate=1e-3, steps=3, optimizer="adam")
+LORA = ["lora_A.*"]
+ONE = torch.tensor([0, 1])
+
+# (attack, what it is tried on): the attack, and the least verdict on its own data
+TWINS: dict[tuple[str, str], tuple[Callable[[str], Found], str]] = {
+    ("invert_dense", "one image"): (
+        on_images("invert_dense", lambda: smooth_mlp(seeded(0)), ["dense1.*"]),
+        "recovered",
+    ),
+    ("invert_dense", "without a bias"): (
+        on_images("invert_dense", lambda: smooth_mlp(seeded(0)), ["dense1.weight"]),
+        "recovered",
+    ),
+    ("invert_dense", "a batch behind ReLU"): (
+        on_images("invert_dense", lambda: filled(dense(), 0.2), ["*"], size=2),
+        "recovered",
+    ),
+    ("invert_dense", "features of the last layer"): (features, "recovered"),
+    ("april", "embeddings"): (
+        on_images("april", lambda: filled(Transformer()), ["patch.*", "position"]),
+        "recovered",
+    ),
+    ("april", "q, k and v"): (
+        on_images("april", lambda: filled(Transformer()), ["attention.in_proj_*"]),
+        "recovered",
+    ),
+    ("spear", "a batch behind ReLU"): (on_images("spear", dense, ["1.*"], size=4), "recovered"),
+    ("spear", "LoRA"): (
+        on_images("spear", lambda: filled(LoRA(), 0.125), ["lora_*"], size=2),
+        "recovered",
+    ),
+    ("dense_then_invert", "a layer behind a frozen one"): (
+        on_images("dense_then_invert", behind, ["3.*"]),
+        "recovered",
+    ),
+    ("dlg", "everything"): (on_images("dlg", lenet, ["*"]), "recovered"),
+    ("dlg", "a layer of 1.6 % of the parameters"): (
+        on_images("dlg", lenet, ["conv1.*"]),
+        "recovered",
+    ),
+    ("dlg", "one layer"): (on_images("dlg", lenet, ["conv2.*"]), "recovered"),
+    ("dlg", "three local steps"): (on_images("dlg", lenet, ["*"], local=STEPS), "recovered"),
+    ("dlg + statistics", "buffers that were sent"): (
+        on_images("dlg + statistics", normalised, ["0.*"], buffers=True),
+        "partial",
+    ),
+    ("cosine_tv", "everything"): (on_images("cosine_tv", relu, ["*"]), "partial"),
+    ("dlg + tv", "everything"): (on_images("dlg + tv", lenet, ["*"]), "partial"),
+    ("dlg + falling tv", "everything"): (on_images("dlg + falling tv", lenet, ["*"]), "recovered"),
+    ("infer_labels", "the last bias"): (labels, "recovered"),
+    ("reid_rank", "the last layer"): (ranks, "recovered"),
+    ("bag_of_tokens", "the embedding"): (
+        on_text("bag_of_tokens", Recurrent, ["tokens.*"]),
+        "partial",
+    ),
+    ("bag_of_tokens", "AdamW's weight decay"): (
+        on_text("bag_of_tokens", Recurrent, ["tokens.*"], local=ADAM, decay="adamw"),
+        "partial",
+    ),
+    ("bag_of_tokens", "an embedding that is the output layer"): (
+        on_text("bag_of_tokens", decoder, ["embedding.*"]),
+        "partial",
+    ),
+    ("predicted_tokens", "the last bias"): (
+        on_text("predicted_tokens", Recurrent, ["out.bias"], shape=(6, 8)),
+        "partial",
+    ),
+    ("predicted_tokens", "weight decay of SGD where few tokens are expected"): (
+        on_text(
+            "predicted_tokens", expecting, ["out.bias"], local=STEPS, decay="sgd", shape=(6, 8)
+        ),
+        "partial",
+    ),
+    ("predicted_tokens", "AdamW's weight decay"): (
+        on_text(
+            "predicted_tokens", Recurrent, ["out.bias"], local=ADAM, decay="adamw", shape=(6, 8)
+        ),
+        "partial",
+    ),
+    ("predicted_tokens", "an output layer without a bias"): (
+        on_text("predicted_tokens", partial(Recurrent, bias=False), ["out.weight"], shape=(6, 8)),
+        "partial",
+    ),
+    ("span_test", "q, k and v"): (
+        on_text("span_test", decoder, ["layers.0.attention.*"]),
+        "recovered",
+    ),
+    ("span_test", "LoRA A"): (on_text("span_test", AdaptedText, LORA, shape=(1, 12)), "partial"),
+    ("span_test + exchange", "q and k of a classifier"): (
+        on_text("span_test + exchange", classifier, ["*query*", "*key*"], shape=(2, 4), labels=ONE),
+        "recovered",
+    ),
+    **{
+        (bound, "canaries"): (on_canaries(bound), "recovered")
+        for bound in ("clopper_pearson", "guesses", "one_run", "one_run_gdp", "pooled_t")
+    },
+}
+NOT_ATTACKS = {
+    "explain": "says whether given data explain an update",
+    "paired": "compares two runs of a server that the auditor starts; see test_replay",
+}
+CASES = [pytest.param(*key, id=": ".join(key)) for key in sorted(TWINS)]
+NOTHING = {FAILED, "ambiguous"}
+
+
+@cache
+def found(attack: str, tried_on: str, kind: str) -> Found:
+    return TWINS[attack, tried_on][0](kind)
+
+
+@pytest.mark.parametrize(("attack", "tried_on"), CASES)
+def test_it_finds_what_is_there_and_nothing_in_an_update_of_other_data(attack, tried_on):
+    least = {"recovered"} if TWINS[attack, tried_on][1] == "recovered" else {"recovered", "partial"}
+    own, other = (found(attack, tried_on, kind) for kind in ("own", "other"))
+    assert own.own <= least
+    assert own.other <= NOTHING
+    assert other.other <= least
+    assert other.own <= NOTHING
+    assert not any(token % 2 for token in own.shown)
+    assert all(token % 2 for token in other.shown)
+
+
+@pytest.mark.parametrize(("attack", "tried_on"), CASES)
+def test_it_claims_nothing_of_random_values(attack, tried_on):
+    chance = found(attack, tried_on, "chance")
+    assert chance.own | chance.other == {FAILED}
+    assert not chance.shown
+
+
+def test_every_attack_has_a_twin():
+    exported = {name for name in attacks.__all__ if _attacks(getattr(attacks, name))}
+    assert NOT_ATTACKS.keys() <= exported
+    assert {attack for attack, _ in TWINS} == {*IMAGES, *TEXTS, *exported} - NOT_ATTACKS.keys()
+
+
+def _attacks(named: object) -> bool:
+    """Return whether a function takes what was seen, or returns what is proved of epsilon."""
+    if not inspect.isfunction(named):
+        return False
+    signature = inspect.signature(named)
+    seen = {parameter.annotation for parameter in signature.parameters.values()}
+    gradient = "weight_grad" in signature.parameters
+    proved = signature.return_annotation in (attacks.Bound, attacks.Replay)
+    return gradient or proved or bool(seen & {Observation, TextObservation})
