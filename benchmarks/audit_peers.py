@@ -147,7 +147,7 @@ def _plan(model: nn.Module, seen: Observation) -> list[tuple[str, Counted, float
     if seen.shape[0] == 1:
         plan.append(("dense_then_invert", lambda n: features(max_evaluations=n), FEATURES))
     if any(isinstance(module, nn.ReLU | Block) for module in model.modules()):
-        cosine = partial(cosine_tv, model, seen, restarts=2)
+        cosine = partial(cosine_tv, model, seen, restarts=1)
         return [*plan, ("cosine_tv", lambda n: cosine(steps=min(n, stock.STEPS)), 1.0)]
     return [*plan, ("dlg + falling tv", lambda n: falling(max_evaluations=n), 1.0)]
 

@@ -33,9 +33,12 @@ from attacks.update import ready, simulated_update
 
 MOST_GUESSES = 8  # doubtful labels that are tried; all labels of a model would take too long
 _SCOUTS = 10  # each of them first gets this fraction of the steps
+_SAME_DIRECTION = 0.04  # a distance of noise below which the whole direction tells too little
 _TINY = 1e-30  # keeps 0 / 0 from becoming a direction
 _DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # shares of the steps, as published
 _DECAY = 0.1
+
+_Slope = Callable[[Sequence[Tensor], Sequence[Tensor], int], tuple[Tensor, list[Tensor]]]
 
 
 def cosine_tv(
@@ -48,6 +51,7 @@ def cosine_tv(
     tv: float | Sequence[float] = (2.0, 0.02),
     statistics: float = 0.0,
     signed: bool | Sequence[bool] = (False, True),
+    by_tensor: bool | None = None,
     bounds: Bounds = (0.0, 1.0),
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
@@ -67,6 +71,10 @@ def cosine_tv(
     slopes are steep. So restart i takes entry i of both settings, cyclically: by default 2 with
     steps along the gradient, then 0.02 with steps by its sign.
 
+    Where d is small, the update has nearly this direction whatever the images are: on a ConvNet the
+    bias of the head is most of its length. There ``by_tensor`` takes for 1 - cos(u(x), u) the mean
+    over the tensors of the update, each weighted by its length.
+
     Args:
         model: the client's architecture; its weights are taken from ``observation``.
         observation: what the attacker has seen.
@@ -78,6 +86,8 @@ def cosine_tv(
         statistics: see ``dlg``.
         signed: step by the sign of the gradient, as published; of several, the restarts take each
             in turn.
+        by_tensor: compare the direction of each tensor instead of the whole update's; None does
+            where noise is closer than 0.04 to the update.
         bounds: least and greatest pixel value.
         seed: of the starting points.
         dtype: precision of the gradients; the residual is always float64.
@@ -111,6 +121,7 @@ def cosine_tv(
                 tv=tv,
                 statistics=statistics,
                 signed=signed,
+                by_tensor=by_tensor,
                 bounds=bounds,
                 seed=seed,
                 dtype=dtype,
@@ -121,7 +132,8 @@ def cosine_tv(
         wasted = sum(scout.evaluations for scout in scouts)
     match = matching_loss(model, observation, labels)
     update = batched_update(model, observation, labels, restarts, dtype)
-    target = flat(observation.update.values()).to(dtype)
+    target = [part.to(dtype) for part in observation.update.values()]
+    slope_of: _Slope = cosine_slope
     points = [starting_point(observation.shape, bounds, [seed, i]) for i in range(restarts)]
     x = torch.stack(points).to(dtype).requires_grad_(True)
     solver = torch.optim.Adam([x], lr=rate)
@@ -132,7 +144,9 @@ def cosine_tv(
     milestones = {int(part * steps) for part in _DECAY_AT}
     for step in range(steps):
         mine = update(x)
-        distance, pulls = cosine_slope(mine, target, restarts)
+        if step == 0:
+            slope_of = _comparison(by_tensor, mine, target, restarts)
+        distance, pulls = slope_of(mine, target, restarts)
         if step == 0:
             pressure *= distance
         prior = pressure @ total_variation(x).mean(-1)
@@ -187,7 +201,7 @@ def batched_update(
 
 @torch.no_grad()
 def cosine_slope(
-    mine: Sequence[Tensor], target: Tensor, restarts: int
+    mine: Sequence[Tensor], target: Sequence[Tensor], restarts: int
 ) -> tuple[Tensor, list[Tensor]]:
     """Return 1 - cos(u, target) of each restart's update u, and its gradient in each tensor of u.
 
@@ -196,20 +210,51 @@ def cosine_slope(
 
     Args:
         mine: (R, ...) tensors, or (...) for one restart, P values per restart in total.
-        target: (P,).
+        target: tensors of P values in total, in the same order.
         restarts: R.
 
     Returns:
         (R,), and a tensor of the shape of each of ``mine``.
     """
     parts = [part.reshape(restarts, -1) for part in mine]
-    rows = torch.cat(parts, 1)
+    rows, aim = torch.cat(parts, 1), flat(target)
     length = torch.linalg.vector_norm(rows, dim=1)
-    inverse = 1 / (length * torch.linalg.vector_norm(target)).clamp(min=_TINY)
-    cosine = rows @ target * inverse
-    rows.mul_((cosine / length.square().clamp(min=_TINY))[:, None]).addr_(inverse, target, alpha=-1)
+    inverse = 1 / (length * torch.linalg.vector_norm(aim)).clamp(min=_TINY)
+    cosine = rows @ aim * inverse
+    rows.mul_((cosine / length.square().clamp(min=_TINY))[:, None]).addr_(inverse, aim, alpha=-1)
     pieces = torch.split(rows, [part.shape[1] for part in parts], dim=1)
     return 1 - cosine, [a.view_as(b) for a, b in zip(pieces, mine, strict=True)]
+
+
+@torch.no_grad()
+def tensor_slope(
+    mine: Sequence[Tensor], target: Sequence[Tensor], restarts: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the mean of the tensors' 1 - cos, and its gradient; else as ``cosine_slope``.
+
+    A tensor counts by the length of its target.
+    """
+    lengths = torch.stack([torch.linalg.vector_norm(part) for part in target])
+    weights = lengths / lengths.sum().clamp(min=_TINY)
+    distance = torch.zeros(restarts, dtype=weights.dtype)
+    pulls = []
+    for weight, part, aim in zip(weights, mine, target, strict=True):
+        own, (pull,) = cosine_slope([part], [aim], restarts)
+        distance += weight * own
+        pulls.append(weight * pull)
+    return distance, pulls
+
+
+def _comparison(
+    by_tensor: bool | None, mine: Sequence[Tensor], target: Sequence[Tensor], restarts: int
+) -> _Slope:
+    """Return how directions are compared, as asked or by the distance at the starting points."""
+    if by_tensor is not None and not isinstance(by_tensor, bool):
+        raise ConfigError(f"by_tensor={by_tensor!r}: must be True, False or None.")
+    if by_tensor is None:
+        distance, _ = cosine_slope(mine, target, restarts)
+        by_tensor = bool(distance.median() < _SAME_DIRECTION)
+    return tensor_slope if by_tensor else cosine_slope
 
 
 def _signs(signed: bool | Sequence[bool]) -> list[bool]:

@@ -10,7 +10,7 @@ from torch import nn
 from accounting import ConfigError
 from attacks import LocalSteps, cosine_tv, observe, psnr
 from attacks.networks import relu_lenet
-from attacks.reconstruction.cosine import batched_update, cosine_slope
+from attacks.reconstruction.cosine import batched_update, cosine_slope, tensor_slope
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,20 @@ def test_restarts_take_the_weights_of_the_prior_in_turn(relu, digits):
         cosine_tv(relu, seen, tv=())
 
 
+def test_the_distance_at_noise_chooses_how_directions_are_compared(relu, digits):
+    """By tensor where one constant tensor is nearly the whole update; a user may decide."""
+    x, y = digits[0][:1], digits[1][:1]
+    for model, expected in ((relu, False), (Drowned(relu), True)):
+        seen = observe(model, x, y)
+        own, other = (
+            cosine_tv(model, seen, restarts=2, steps=5, by_tensor=by).restarts
+            for by in (expected, not expected)
+        )
+        assert cosine_tv(model, seen, restarts=2, steps=5).restarts == own != other
+    with pytest.raises(ConfigError, match="by_tensor='yes'"):
+        cosine_tv(model, seen, steps=1, by_tensor="yes")
+
+
 def test_the_distance_by_hand(relu, digits):
     x, y = digits[0][:1], digits[1][:1]
     seen = observe(relu, x, y, visible=["conv2.*", "dense1.*"], clip=0.1)
@@ -81,22 +95,40 @@ def test_the_distance_by_hand(relu, digits):
     expected = 1 - float(a @ b / (a.norm() * b.norm()))
     points = torch.stack([x, digits[0][1:2]])
     mine = batched_update(relu, seen, y, 2, torch.float64)(points)
-    found, _ = cosine_slope(mine, a, 2)
+    found, _ = cosine_slope(mine, [a], 2)
     assert found.tolist() == pytest.approx([0, expected], abs=1e-12)
 
 
+def whole_distance(mine, target):
+    rows = torch.cat([part.flatten(1) for part in mine], 1)
+    aim = torch.cat([part.flatten() for part in target])
+    return 1 - torch.nn.functional.cosine_similarity(rows, aim[None])
+
+
+def tensors_distance(mine, target):
+    lengths = [float(part.norm()) for part in target]
+    each = [
+        length * whole_distance([a], [b])
+        for length, a, b in zip(lengths, mine, target, strict=True)
+    ]
+    return sum(each) / sum(lengths)
+
+
+@pytest.mark.parametrize(
+    ("slope_of", "by_hand"), [(cosine_slope, whole_distance), (tensor_slope, tensors_distance)]
+)
 @pytest.mark.parametrize("restarts", [1, 3])
-def test_the_slope_written_out_is_autograds(restarts):
+def test_the_slope_written_out_is_autograds(restarts, slope_of, by_hand):
     draws = torch.Generator().manual_seed(0)
     shapes = [(4, 2), (5,)] if restarts == 1 else [(3, 4, 2), (3, 5)]
     mine = [
         torch.randn(s, dtype=torch.float64, generator=draws, requires_grad=True) for s in shapes
     ]
-    target = torch.randn(13, dtype=torch.float64, generator=draws)
-    rows = torch.cat([part.reshape(restarts, -1) for part in mine], 1)
-    distance = 1 - torch.nn.functional.cosine_similarity(rows, target[None])
+    target = [torch.randn(s, dtype=torch.float64, generator=draws) for s in [(4, 2), (5,)]]
+    stacked = [part.reshape(restarts, *aim.shape) for part, aim in zip(mine, target, strict=True)]
+    distance = by_hand(stacked, target)
     expected = torch.autograd.grad(distance.sum(), mine)
-    found, slopes = cosine_slope(mine, target, restarts)
+    found, slopes = slope_of(mine, target, restarts)
     assert torch.allclose(found, distance.detach(), rtol=1e-12)
     for slope, wanted in zip(slopes, expected, strict=True):
         assert slope.shape == wanted.shape
