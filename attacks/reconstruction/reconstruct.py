@@ -182,14 +182,16 @@ def reid_rank(
 
     The attacker computes the update of each candidate and ranks them by how well it matches. No
     optimisation can fail here, so a view that resists reconstruction but yields rank 1 still
-    reveals who was in the data. Ties count against the attacker.
+    reveals who was in the data. Ties count against the attacker. Where the observation reveals the
+    label, every candidate is tried with it: otherwise the label alone would tell the truth from
+    decoys of other classes, whatever the view says of the image.
 
     Args:
         model: the client's architecture.
         observation: of a batch of one.
         truth: (1, C, H, W), one of the candidates.
         decoys: (N, C, H, W) other images.
-        labels: (1 + N,) of the truth and then of the decoys.
+        labels: (1 + N,) of the truth and then of the decoys; used where the label is hidden.
 
     Raises:
         ConfigError: a batch of several images, or another number of labels.
@@ -200,9 +202,10 @@ def reid_rank(
         )
     candidates = torch.cat([truth.double(), decoys.double()])
     scores = []
-    for image, label in zip(candidates, labels, strict=True):
-        known = replace(observation, labels=label[None])
-        scores.append(float(matching_loss(model, known, label[None])(image[None]).detach()))
+    for image, own in zip(candidates, labels, strict=True):
+        label = own[None] if observation.labels is None else observation.labels
+        known = replace(observation, labels=label)
+        scores.append(float(matching_loss(model, known, label)(image[None]).detach()))
     return sum(score <= scores[0] for score in scores)
 
 

@@ -39,7 +39,10 @@ def test_the_last_layer_alone_tells_who_it_was(lenet, digits):
     x, y = digits
     seen = observe(lenet, x[:1], y[:1], visible=["dense2.*"])
     assert reid_rank(lenet, seen, x[:1], x[1:], y) == 1
-    assert reid_rank(lenet, seen, x[1:2], torch.cat([x[:1], x[2:]]), y[[1, 0, *range(2, 10)]]) > 1
+    rest = torch.cat([x[:1], x[2:]])
+    assert reid_rank(lenet, seen, x[1:2], rest, y[[1, 0, *range(2, 10)]]) > 1
+    # with the true label another image is not taken for the truth, whatever the decoys' labels are
+    assert reid_rank(lenet, seen, x[1:2], rest, y[[0, 1, *range(2, 10)]]) > 1
 
 
 def test_ties_count_against_the_attacker(lenet, digits):

@@ -326,8 +326,8 @@ def _notes(report: LeakageReport) -> list[str]:
     """Return what must be known to read the tables."""
     notes = [
         f"{what_is_seen(report, 'image(s)')}. Rank is that of the truth among {report.decoys} "
-        "decoys, by residual; 1 identifies the image. An oracle knows the truth: no verdict is "
-        "measured against it."
+        "decoys, by residual, each with the true label where it is told; 1 identifies the image. "
+        "An oracle knows the truth: no verdict is measured against it."
     ]
     if report.schedule is not None:
         worst = report.schedule
