@@ -54,6 +54,7 @@ BREACHING = {
 MOST_TIMED = 1024  # steps of the longest trial
 RESAMPLES = 2000  # of the bootstrap
 FEATURES = 0.1  # share of our seconds for the features of the dense layer; matching gets the rest
+LARGE = 4  # images of a batch from which on too few evaluations are left for the prior to fade out
 TIMING = 0.1  # share of the budget that a trial lasts, which tells the seconds of a step
 
 
@@ -142,7 +143,8 @@ def _plan(model: nn.Module, seen: Observation) -> list[tuple[str, Counted, float
     Second-order matching has no useful curvature on ReLU, which an attacker knows.
     """
     features = partial(dense_then_invert, model, seen, restarts=1, newton_steps=0)
-    falling = partial(dlg, model, seen, restarts=1, newton_steps=0, tv=FALLING)
+    weights = FALLING if seen.shape[0] < LARGE else FALLING[:2]
+    falling = partial(dlg, model, seen, restarts=1, newton_steps=0, tv=weights)
     plan: list[tuple[str, Counted, float]] = []
     if seen.shape[0] == 1:
         plan.append(("dense_then_invert", lambda n: features(max_evaluations=n), FEATURES))
