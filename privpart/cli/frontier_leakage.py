@@ -15,6 +15,8 @@ _OTHERS = 9  # images of other users with its label, among which each of them is
 _USERS = 1000  # among whom the others are sought
 _EVALUATIONS = 150  # of each search: seconds for a small network
 _EXACT = 1e-3  # relative error below which a layer's input counts as read
+_COLUMNS = ("leakage_psnr", "leakage_baseline", "leakage_rank")
+NOT_AUDITED = {"leakage": "not audited", **dict.fromkeys(_COLUMNS), "inputs_read": ""}
 
 
 def leakage_of(plan: PlanFile, read: Reader) -> dict[str, Any]:
@@ -36,13 +38,11 @@ def leakage_of(plan: PlanFile, read: Reader) -> dict[str, Any]:
         alone would tell. ``inputs_read``: layers whose input the update is.
     """
     setup = training(plan, report=lambda _: None, read=read)
-    columns = ("psnr", "baseline", "rank")
-    empty = {"leakage": "not audited", **{f"leakage_{name}": None for name in columns}}
     if isinstance(setup.trainer, SelectEngine) or plan.client.loss != "cross_entropy":
-        return {**empty, "inputs_read": ""}
+        return dict(NOT_AUDITED)
     batches = [setup.clients.examples(client) for client in setup.clients.ids[:_USERS]]
     if not all(_is_images(batch) for batch in batches):
-        return {**empty, "inputs_read": ""}
+        return dict(NOT_AUDITED)
     every_x, every_y = (torch.cat([batch[part][:1] for batch in batches]) for part in (0, 1))
     x, y = every_x[: _IMAGES + _OTHERS], every_y[: _IMAGES + _OTHERS]
     report = attacks.leakage(

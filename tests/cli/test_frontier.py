@@ -159,6 +159,15 @@ def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):
         assert len(own) > 3
         assert len(set(own.tolist())) == 1
 
+    def fails(*_):
+        raise RuntimeError("mat1 and mat2 must have the same dtype")
+
+    monkeypatch.setattr(frontier_leakage.attacks, "reid_rank", fails)
+    told = frontier(tmp_path, "--audit")
+    assert told.exit_code == 0
+    assert "not audited, in 64 bits the network fails: mat1 and mat2" in told.stderr
+    assert {row["leakage"] for row in rows_of(tmp_path, "frontier")} == {"not audited"}
+
 
 @pytest.mark.parametrize(
     ("x", "y", "audited"),
