@@ -290,6 +290,10 @@ class Recurrent(nn.Module):
         super().__init__()
         self.tokens, self.lstm = nn.Embedding(200, 16), nn.LSTM(16, 16, batch_first=True)
         self.out = nn.Linear(16, 200)
+        generator = torch.Generator().manual_seed(0)  # biases too, which ``seeded`` leaves
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.uniform_(-0.25, 0.25, generator=generator)
 
     def forward(self, tokens):
         return self.out(self.lstm(self.tokens(tokens))[0])
