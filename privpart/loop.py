@@ -515,6 +515,29 @@ class HealthFile:
         _append(self._path, json.dumps(row, allow_nan=False) + "\n", 0o600)
 
 
+def display_of_rounds(
+    word: str, *, transient: bool = False, speed_estimate_period: float = 30.0
+) -> Progress:
+    """Return a display on standard error: rounds, time elapsed and left, and what is done.
+
+    Args:
+        word: what stands first.
+        transient: whether it vanishes at the end.
+        speed_estimate_period: seconds whose rounds tell the time that is left.
+    """
+    return Progress(
+        TextColumn(word),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+        transient=transient,
+        speed_estimate_period=speed_estimate_period,
+    )
+
+
 class ProgressBar:
     """Callback that shows rounds, time elapsed and left, and the last metric on standard error.
 
@@ -530,16 +553,8 @@ class ProgressBar:
     """
 
     def __init__(self, rounds: int, *, done: int = 0, accuracy: bool = True) -> None:
-        columns = (
-            TextColumn("round"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        self._console = Console(stderr=True)
-        self._progress = Progress(*columns, console=self._console)
+        self._progress = display_of_rounds("round")
+        self._console = self._progress.console
         self._bar = self._progress.add_task("", total=rounds, completed=done)
         self._told: set[frozenset[str]] = set()
         self._metric = "test accuracy {:.1%}" if accuracy else "metric {:.4g}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from privpart.experiment.sweep_store import CellResult, SweepStore
 
 _WIDTH = 132  # characters of the table
-_NOT_AUDITED = (
+_NOT_FOR_AUDIT = (
     "not audited: clients select, their loss is not cross-entropy, or their examples are not "
     "images with values in [0, 1] and a label each. See privpart audit leakage."
 )
@@ -235,7 +235,7 @@ def _by_arm(
             if audit:
                 typer.echo(f"attacking an update of {group.arm} ...", err=True)
                 try:
-                    leakage, why = leakage_of(plan, read), _NOT_AUDITED
+                    leakage, why = leakage_of(plan, read), _NOT_FOR_AUDIT
                 except (RuntimeError, TypeError, ValueError) as error:  # in a network of one's own
                     leakage, why = (
                         NOT_AUDITED,

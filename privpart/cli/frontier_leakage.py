@@ -43,8 +43,8 @@ def leakage_of(plan: PlanFile, read: Reader) -> dict[str, Any]:
     batches = [setup.clients.examples(client) for client in setup.clients.ids[:_USERS]]
     if not all(_is_images(batch) for batch in batches):
         return dict(NOT_AUDITED)
-    every_x, every_y = (torch.cat([batch[part][:1] for batch in batches]) for part in (0, 1))
-    x, y = every_x[: _IMAGES + _OTHERS], every_y[: _IMAGES + _OTHERS]
+    x, y = (torch.cat([batch[part][:1] for batch in batches]) for part in (0, 1))
+    others = x[_IMAGES : _IMAGES + _OTHERS]
     report = attacks.leakage(
         setup.model.module,
         x[:_IMAGES],
@@ -54,19 +54,17 @@ def leakage_of(plan: PlanFile, read: Reader) -> dict[str, Any]:
             restarts=1, max_evaluations=_EVALUATIONS, newton_steps=0, steps=_EVALUATIONS
         ),
         clip=plan.privacy.clip_norm,
-        decoys=(x[_IMAGES:], y[_IMAGES:]) if len(x) > _IMAGES else None,
+        dataset_mean=others.double().mean(0) if len(others) else None,
     )
     worst = next(row for row in report.rows if row.verdict == report.verdict)
     ranks = []
     for i in range(len(x[:_IMAGES])):
-        alike = [j for j in range(_IMAGES, len(every_y)) if every_y[j] == every_y[i]][:_OTHERS]
+        alike = [j for j in range(_IMAGES, len(y)) if y[j] == y[i]][:_OTHERS]
         own = slice(i, i + 1)
         seen = attacks.observe(
             setup.model.module, x[own], y[own], visible=worst.patterns, clip=plan.privacy.clip_norm
         )
-        rank = attacks.reid_rank(
-            setup.model.module, seen, x[own], every_x[alike], every_y[[i, *alike]]
-        )
+        rank = attacks.reid_rank(setup.model.module, seen, x[own], x[alike], y[[i, *alike]])
         ranks += [(rank, len(alike) + 1)] if alike else []
     summary = worst.to_dict()
     read_from = {n for row in report.rows for n, e in row.feature_error.items() if e <= _EXACT}

@@ -19,28 +19,10 @@ _INTERRUPTED = 130
 
 
 def progress_of_rounds() -> "Progress":
-    """Return a display on standard error: rounds, time elapsed and left, and what is done."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    """Return a display of the rounds of trainings, whose lengths differ."""
+    from privpart.loop import display_of_rounds
 
-    return Progress(
-        TextColumn("rounds"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-        console=Console(stderr=True),
-        transient=True,
-        speed_estimate_period=300,  # of processes that train cells of different lengths
-    )
+    return display_of_rounds("rounds", transient=True, speed_estimate_period=300)
 
 
 @dataclass(slots=True)
