@@ -53,7 +53,7 @@ from privpart.run.canaries import (
     write_canary_key,
 )
 from privpart.run.files import write_durably
-from privpart.run.folder import RunFolder, StorageError, holds_a_run
+from privpart.run.folder import RunFolder, StorageError, create_run, holds_a_run
 from privpart.run.fork import fork
 from privpart.run.identity import tensor_hash
 from privpart.run.ledger import Ledger
@@ -274,7 +274,7 @@ def begin(
     setup = _planted(setup, promised, canaries, key)
     facts |= {"plan_tables": plan.tables} if text is None else {"plan_file": text}
     if fork_of is None:
-        run = RunFolder.create(out, promised, seed=seed, facts=facts)
+        run = create_run(out, promised, seed=seed, facts=facts)
     else:
         run = fork(fork_of, out, promised, facts=facts)
     if plan.canaries is not None:

@@ -66,6 +66,24 @@ from privpart.run.identity import (
 from privpart.run.ledger import MOST_FACTS, SCHEMA, Ledger, Row, genesis, next_row
 from privpart.server import RoundCounts
 
+_WORDS = (
+    "canaries",
+    "code",
+    "earlier_mu",
+    "fork_of",
+    "identity",
+    "inherited",
+    "mode",
+    "owners",
+    "passed",
+    "plan_file",
+    "plan_folder",
+    "plan_tables",
+    "rest",
+    "seen_in_clear",
+    "unit",
+)
+"""Facts that a report, or a command that continues the run, takes for this package's own words."""
 _RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked", "self_clipped_since")
 ON_GRID = "integers on a public grid"
 """How this version draws noise. Ledgers without it are of runs with floating-point noise."""
@@ -184,7 +202,9 @@ class RunFolder:
             plan: plan of the run; it cannot change afterwards.
             seed: seed of the noise, >= 0, for a simulation, which is not private; None draws a
                 secret key from the operating system.
-            facts: further values to keep in the ledger, such as delta, ready for JSON.
+            facts: further values to keep in the ledger, ready for JSON: "delta",
+                "population_name", "population" (see ``ids_hash``), "parameters" and "frozen" (names
+                with shapes, and with hashes), and whatever else has a name of your own.
             start: trainable part to begin with, shape (d,), if it is not the model's own.
 
         Raises:
@@ -194,6 +214,29 @@ class RunFolder:
                 pass; nothing was created.
             StorageError: the folder cannot be written.
         """
+        said = facts or {}
+        if taken := sorted(said.keys() & {*_WORDS}):
+            raise ConfigError(
+                f"facts: {', '.join(taken)} are words of this package. Choose others."
+            )
+        name = said.get("population_name")
+        if isinstance(name, str) and budget_book.is_public(name):
+            raise ConfigError(
+                f"facts: population_name={name!r} is for the public data of built-in tasks. Choose "
+                "another."
+            )
+        return cls._create(path, plan, seed=seed, facts=said, start=start)
+
+    @classmethod
+    def _create(
+        cls,
+        path: str | Path,
+        plan: PrivacyPlan,
+        *,
+        seed: int | None,
+        facts: dict[str, Any],
+        start: Tensor | None,
+    ) -> Self:
         folder = Path(path)
         _refuse_used(folder)
         checks.count("seed", seed or 0, minimum=0)
@@ -209,12 +252,12 @@ class RunFolder:
             "public_key": SigningKey(signing).public_key,
             "versions": versions(),
         }
-        if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
+        if taken := sorted(facts.keys() & {*about, *_RESERVED}):
             raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
-        about |= facts or {}
+        about |= facts
         if len(about) + len(_RESERVED) > MOST_FACTS:
-            most = MOST_FACTS - len(_RESERVED) - len(about) + len(facts or {})
-            raise ConfigError(f"facts: are {len(facts or {})}; a ledger has room for {most}.")
+            most = MOST_FACTS - len(_RESERVED) - len(about) + len(facts)
+            raise ConfigError(f"facts: are {len(facts)}; a ledger has room for {most}.")
         if plan.sampling is not None and not isinstance(about.get("population"), str):
             raise ConfigError(
                 "facts: population is missing: a run that samples fixes who may be drawn, and in "
@@ -627,6 +670,18 @@ class RunFolder:
 
     def _state_path(self, rounds: int) -> Path:
         return self.path / state_name(rounds)
+
+
+def create_run(
+    path: str | Path,
+    plan: PrivacyPlan,
+    *,
+    seed: int | None = None,
+    facts: dict[str, Any],
+    start: Tensor | None = None,
+) -> RunFolder:
+    """Begin a run as ``RunFolder.create`` does, with facts for which this package answers."""
+    return RunFolder._create(path, plan, seed=seed, facts=facts, start=start)
 
 
 def newest_state(facts: Mapping[str, Any], rounds: int) -> str:

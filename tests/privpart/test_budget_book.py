@@ -21,6 +21,7 @@ from privpart import PrivacyPlan, RunFolder, Server, fit
 from privpart.experiment.plan_file import validated
 from privpart.experiment.training import population_name
 from privpart.run import budget_book as book
+from privpart.run.folder import create_run
 from privpart.run.fork import fork
 from privpart.run.report import run_report
 from privpart.run.verify import check_run
@@ -57,7 +58,7 @@ def train(run: RunFolder, rounds: int) -> None:
 
 
 def begin(folder: Path, *, rounds: int = 0, plan=PLAN, seed=None, **facts) -> Path:
-    with RunFolder.create(folder, plan, seed=seed, facts=FACTS | facts) as run:
+    with create_run(folder, plan, seed=seed, facts=FACTS | facts) as run:
         if rounds:
             train(run, rounds)
     return folder
@@ -538,7 +539,21 @@ def test_runs_about_the_same_people_meet_without_a_name():
     assert named.hash != own.hash
 
 
-@pytest.mark.parametrize("name", ["", " x", "x" * 101, "a\nb", "\u202eab", "e\u0301", "task:x"])
+NOT_NAMES = [
+    "",
+    " x",
+    "x" * 101,
+    "a\nb",
+    "\u202eab",
+    "a\u200bb",
+    "e\u0301",
+    "--",
+    "task:x",
+    "Ta sk:x",
+]
+
+
+@pytest.mark.parametrize("name", NOT_NAMES)
 def test_names_that_nobody_could_tell_apart_are_refused(name):
     with pytest.raises(ConfigError, match=r"data\.population="):
         validated(tables(population=name), in_python=True)
