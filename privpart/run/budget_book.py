@@ -144,8 +144,9 @@ class Entry:
 
     @property
     def counts(self) -> bool:
-        """Whether anybody may have seen a model of the run."""
-        return self.closed != 0
+        """Whether anybody may have seen a model of the run, as far as this machine can tell."""
+        seen = self._seen() if self.closed == 0 and not self.opened else None
+        return seen is None or not (seen.closed and seen.unspent)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as plain values, ready for JSON, with how far the run is."""
@@ -153,16 +154,19 @@ class Entry:
         return asdict(self) | {"released": done, "status": self.status(done)}
 
     def released(self) -> int | None:
-        """Return the committed rounds, as this machine's rollback guard knows; None if unknown."""
-        if self.closed is not None:
-            return self.closed
+        """Return the most rounds of the run that this machine knows of; None if that is unknown."""
+        if self.closed == 0 and self.counts:
+            return None
+        seen = self._seen()
+        known = (self.closed, self.opened, None if seen is None else seen.rounds)
+        return max((rounds for rounds in known if rounds is not None), default=None)
+
+    def _seen(self) -> witness.Seen | None:
+        """Return what the rollback guard saw of the run; None if that is lost."""
         try:
-            seen = witness.last_seen(self.run)
+            return witness.last_seen(self.run)
         except ConfigError:  # who continues the run is told
-            seen = None
-        if seen is None:
-            return self.opened
-        return max(seen.rounds, self.opened or 0)
+            return None
 
     def status(self, released: int | None) -> str:
         """Return "closed", "complete", "running" or "unknown"."""
@@ -403,7 +407,8 @@ def enter(
     """Enter a run that is opened, unless it is in the book; note where its folder is.
 
     A run comes without an entry from another machine or an earlier version, or from a crash while
-    it was created. If it has released rounds, it is entered whatever the limit says.
+    it was created. Unless the rollback guard shows that it released no round, it is entered
+    whatever the limit says.
 
     Args:
         plan: plan of the run.
@@ -459,14 +464,15 @@ def _enter_late(
             _refuse_beyond_limit(before, new)
         except BudgetExceededError as error:
             exceeded = error if rounds < plan.rounds and entry.closed is None else None
-        if exceeded is None or rounds:
+        seen = entry._seen()
+        if exceeded is None or rounds or seen is None or not seen.unspent:
             _insert(db, new)
     if exceeded is not None:
         raise exceeded
 
 
 def note_closed(run: str, rounds: int) -> None:
-    """Note that a run was closed after ``rounds`` rounds; one without rounds costs nothing.
+    """Note that a run was closed after ``rounds`` rounds; see ``Entry.counts`` for its cost.
 
     Raises:
         ConfigError: the book is lost, damaged, foreign, or busy.

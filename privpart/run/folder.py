@@ -8,11 +8,11 @@
     signing-key                signs the ledger, until the run ends
     lock                       held while a process works on the run
 
-A commit has four steps: write the new state durably; append the ledger row, which names the hash of
-the state; advance the rollback guard; remove the older state. The ledger row is the
-point of no return. A crash before it leaves the old state, and the round is trained again: nothing
-of it was released, so its noise is still used only once. A crash after it leaves the new state. No
-file is ever unpickled.
+A commit has five steps: write the new state durably; tell the rollback guard which row is coming;
+append the ledger row, which names the hash of the state; advance the rollback guard; remove the
+older state. The ledger row is the point of no return. A crash before it leaves the old state, and
+the round is trained again: nothing of it was released, so its noise is still used only once. A
+crash after it leaves the new state. No file is ever unpickled.
 
 How a run begins, commits, ends and is opened after a crash is one file, because each step relies on
 the order of the others.
@@ -179,6 +179,7 @@ class RunFolder:
         self._state_hash = rows[-1].state if rows else None
         self._chains = [genesis(ledger.facts), *(row.chain for row in rows)]
         self._private = ledger.facts["seed"] is None
+        self._adopted_at: int | None = ledger.facts.get("adopted_at")
         self.plan = PrivacyPlan.from_dict(ledger.facts["plan"])
         self._plan_hash = (
             self.plan.hash
@@ -208,8 +209,8 @@ class RunFolder:
             start: trainable part to begin with, shape (d,), if it is not the model's own.
 
         Raises:
-            ConfigError: the folder is not empty, or others can write in it; or a fact has a
-                reserved name, or there are too many.
+            ConfigError: the folder is not empty, or others can write in it; or a fact has a name of
+                this package, or names the public data of a built-in task, or there are too many.
             BudgetExceededError: the fact "population_name" names people whose limit the run would
                 pass; nothing was created.
             StorageError: the folder cannot be written.
@@ -311,8 +312,8 @@ class RunFolder:
 
         Args:
             path: path of the folder.
-            adopt: resume although this machine has no record of the run, for instance after a
-                move. You vouch that the original will never be continued; the report says so.
+            adopt: resume although this machine did not see all of the run, for instance after a
+                move. You vouch that no other copy will ever be continued; the report says so.
 
         Raises:
             ConfigError: the folder holds no run, or one that is damaged, changed, ended early or in
@@ -521,6 +522,7 @@ class RunFolder:
                 kept = write_state(self.path / closed_name(self.rounds), model, {})
             closed = {"rounds": self.rounds, "state": kept, "reason": reason}
             self._ledger.add_fact("closed", closed)  # the point of no return
+            self._note()
             self._remove_leftovers()
             budget_book.note_closed(self.facts["run_id"], self.rounds)
         except (OSError, sqlite3.Error) as error:
@@ -623,13 +625,20 @@ class RunFolder:
             clients=clients,
             summed=counts.summed,
         )
+        self._note(coming=row.chain)
         self._ledger.append(row, clients)  # the point of no return
         self.rounds = server.round
         self._head = row.chain
         self._state_hash = state
-        if self._private:
-            witness.note(self.facts["run_id"], witness.Seen(self.rounds, self._head))
+        self._note()
         self._remove_leftovers()
+
+    def _note(self, coming: str = "") -> None:
+        """Record outside the folder where a private run stands."""
+        if self._private:
+            closed = "closed" in self.facts
+            seen = witness.Seen(self.rounds, self._head, coming, self._adopted_at, closed)
+            witness.note(self.facts["run_id"], seen)
 
     def _remove_leftovers(self) -> None:
         """Remove all but the committed state, and the keys of a run that has ended.
@@ -653,20 +662,54 @@ class RunFolder:
             )
 
     def _refuse_older_copy(self, adopt: bool) -> None:
+        """Check that this copy stands where this machine saw the run, or adopt it."""
         if not self._private:
             return
-        known = witness.knows(self.facts["run_id"], self._chains, self.path)
-        if not known:
+        seen = witness.last_seen(self.facts["run_id"])
+        why = self._unknown(seen)
+        if not why:
+            if seen is not None and seen.adopted_at is not None:
+                self._adopted_at = seen.adopted_at
+            self._note()
+            return
+        if not adopt:
             if self._ended:
                 return  # nothing is left that a newer copy could have continued
-            if not adopt:
-                raise ConfigError(
-                    f"{self.path}: this machine has no record of the run, so it cannot tell "
-                    "whether a newer copy exists. If the original will never be continued, open "
-                    "the run with adopt=True (--adopt); otherwise begin a fork."
-                )
+            raise ConfigError(
+                f"{self.path}: {why}. If the original will never be continued, nor another copy, "
+                "open the run with adopt=True (--adopt); otherwise begin a fork."
+            )
+        self._adopted_at = self.rounds
+        self._note()  # before the folder's own mark, which copies made earlier do not have
+        if not self._ended:
             self._ledger.add_fact("adopted_at", self.rounds)
-        witness.note(self.facts["run_id"], witness.Seen(self.rounds, self._head))
+
+    def _unknown(self, seen: witness.Seen | None) -> str:
+        """Return why this machine cannot tell whether this copy is the newest; "" if it is.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if seen is None:
+            return "this machine has no record of the run, so a newer copy may exist"
+        standing = seen.standing(self._chains, closed="closed" in self.facts)
+        if standing in ("older", "another"):
+            raise ConfigError(
+                f"{self.path} is an older copy: it stands after {self.rounds} rounds, while "
+                f"{seen.rounds} were released. Continuing would reuse the noise of released "
+                "rounds, which would then cancel out. Restore the newest copy, or begin a fork: a "
+                "new run with a new key, whose report adds the cost of this one."
+            )
+        if standing == "closed":
+            raise ConfigError(
+                f"{self.path}: the run was closed after {seen.rounds} rounds on this machine, and "
+                "this copy of it is not continued. Begin a new run or a fork."
+            )
+        if standing == "newer":
+            return f"this machine saw {seen.rounds} of its {self.rounds} rounds"
+        if seen.adopted_at is None or self._ended or "adopted_at" in self.facts:
+            return ""
+        return "another copy of the run was adopted on this machine"
 
     def _state_path(self, rounds: int) -> Path:
         return self.path / state_name(rounds)
