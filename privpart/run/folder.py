@@ -591,24 +591,17 @@ class RunFolder:
                 "was released; draw the cohorts by RunFolder.sample."
             )
 
-    def _commit_sample(self, values: dict[str, Any], *, last: bool) -> None:
-        """Blind the state, and check the whole ledger before the last round erases the key.
-
-        The chain of the ledger hashes who took part. Its head leaves the server with reports and
-        models, and the state of a complete run can be computed from the model: without a secret in
-        the state, whoever guesses the members could test the guess.
-        """
-        if self._private:
-            values["blind"] = secrets.token_hex(32)
-        if last and self._sampled is not None:
-            self._ledger.rows()  # as they are on the disk
-            self._refuse_unsampled(self._sampled)  # drawn again for this round
-            self._ledger.add_fact(CHECKED, self.plan.rounds)
-
     def _commit(self, server: Committed, counts: RoundCounts) -> None:
         tensors, values = server.state_dict()
-        if self.plan.sampling is not None:
-            self._commit_sample(values, last=server.round == self.plan.rounds)
+        # The chain hashes who took part. Its head leaves the server with reports and models, and
+        # the state of a complete run can be computed from the model: without a secret in the
+        # state, whoever guesses the members could test the guess.
+        if self._private:
+            values["blind"] = secrets.token_hex(32)
+        if self._sampled is not None and server.round == self.plan.rounds:
+            self._ledger.rows()  # as they are on the disk, before the keys are erased
+            self._refuse_unsampled(self._sampled)  # drawn again for this round
+            self._ledger.add_fact(CHECKED, self.plan.rounds)
         with ThreadPoolExecutor(1) as other:  # hashing does not hold Python's lock
             model = other.submit(model_hash, server.parameters)
             state = write_state(self._state_path(server.round), tensors, values)
