@@ -131,6 +131,10 @@ def train(
     Example: privpart train --plan examples/digits.toml --out run
     """
     checks.count("evaluate_every", evaluate_every)
+    if tensorboard:
+        from privpart.loop import TensorBoard
+
+        TensorBoard.refuse_missing()
     engine = EngineOptions(
         workers=workers,
         batching=batching,

@@ -164,6 +164,7 @@ class RunFolder:
         path: the folder.
         plan: the plan that was fixed when the run was created.
         rounds: number of committed rounds.
+        is_new: whether ``create`` returned it.
     """
 
     def __init__(self, path: Path, ledger: Ledger, lock: FileLock) -> None:
@@ -173,6 +174,7 @@ class RunFolder:
         self._source: NoiseSource | None = None
         self._sampled: SampledCohorts | None = None
         self._process = os.getpid()
+        self.is_new = False
         rows = ledger.rows()
         self.rounds = len(rows)
         self._head = rows[-1].chain if rows else genesis(ledger.facts)
@@ -299,6 +301,7 @@ class RunFolder:
                 witness.note(run_id, witness.Seen(0, genesis(about)))
             run = cls(folder, Ledger.create(folder / _LEDGER, about, signer), lock)
             run._load_keys()
+            run.is_new = True
         except BaseException as error:
             _let_go(run or lock)
             if isinstance(error, OSError | sqlite3.Error):

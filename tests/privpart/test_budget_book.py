@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sqlite3
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -605,3 +606,81 @@ def test_train_charges_and_refuses_on_the_command_line_and_from_python(tmp_path,
         package.train(plan=plan, out=tmp_path / "two", progress=False)
     assert not (tmp_path / "two").exists()
     assert spent() == MU
+
+
+class Missing(People):
+    """One of the clients cannot be read."""
+
+    def examples(self, client):
+        if client == 7:
+            raise OSError("no such file")
+        return super().examples(client)
+
+
+def square_loss(module, batch):
+    return module(batch[0]).square().mean()
+
+
+def failing_beside(file: Path):
+    """Return a loss that fails from the moment when a file exists."""
+
+    def loss(module, batch):
+        if file.exists():
+            raise ValueError("no more")
+        return square_loss(module, batch)
+
+    return loss
+
+
+def begun_from_python(tmp_path: Path, clients=People, **options):
+    arguments = {"out": tmp_path / "run", "progress": False, "loss": square_loss} | options
+    module, plan = torch.nn.Linear(3, 1), tables(population="keyboard-de", clients_per_round=8)
+    plan["privacy"] = plan["privacy"] | {"max_participations": 2, "min_separation": 1}
+    return package.train(module, clients(*range(8)), plan=plan, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("clients", "options", "said"),
+    [
+        (Missing, {}, "no such file"),
+        (People, {"callbacks": [3]}, "callbacks: are"),
+        (People, {"callbacks": print}, "callbacks: are"),
+        (People, {"evaluate_every": 0}, "evaluate_every=0"),
+        (People, {"workers": 2, "loss": failing_beside(Path("no"))}, "cannot be sent"),
+        (People, {"device": "cuda:99"}, "device='cuda:99'"),
+        (People, {"seed": -1}, "seed=-1"),
+        (People, {"metric": lambda _: float("nan") / []}, "metric"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_a_run_exists(tmp_path, clients, options, said):
+    with pytest.raises(ConfigError, match=said):
+        begun_from_python(tmp_path, clients, **options)
+    assert not (tmp_path / "run").exists()
+    assert book.accounts() == []
+
+
+def test_tensorboard_is_missed_before_a_run_exists(tmp_path, privpart, monkeypatch):
+    (tmp_path / "plan.toml").write_text(DIGITS)
+    command = ["train", "--plan", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "run")]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    told = privpart(*command, "--tensorboard")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "pip install tensorboard" in told.stderr
+    assert not (tmp_path / "run").exists()
+    assert book.accounts() == []
+
+
+@pytest.mark.parametrize(
+    ("file", "rounds", "closed"),
+    [("ledger.sqlite", None, 0), ("state-000001.safetensors", 1, None)],
+)
+def test_a_run_whose_first_round_is_refused_is_closed_and_costs_nothing(
+    tmp_path, file, rounds, closed
+):
+    with pytest.raises(ConfigError, match="no more") as told:
+        begun_from_python(tmp_path, loss=failing_beside(tmp_path / "run" / file))
+    ((entry,),) = (own.entries for own in book.accounts())
+    assert (entry.closed, entry.counts) == (closed, closed is None)
+    assert (tmp_path / "run" / "key").exists() == (closed is None)
+    assert ("closed: begin again in another folder" in str(told.value)) == (closed == 0)
+    assert (entry.released() or None) == rounds
