@@ -48,7 +48,7 @@ from privpart.messages import ClientId
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.noise.stream import NoiseStream
 from privpart.plan import PrivacyPlan
-from privpart.run.folder import RunFolder, holds_a_run
+from privpart.run.folder import RunFolder, create_run, holds_a_run
 from privpart.server import RoundCounts
 
 GradSampleMode = Literal["hooks", "ghost"]
@@ -1077,7 +1077,7 @@ class FTRLEngine:
         if out is None:
             return SecretSource() if self._seed is None else SeededSource(self._seed)
         if not resume or not holds_a_run(out):
-            self._folder = RunFolder.create(out, plan, seed=self._seed, facts=facts)
+            self._folder = create_run(out, plan, seed=self._seed, facts=facts)
             return self._folder.source()
         self._folder = RunFolder.open(out)
         if self._folder.plan.hash != plan.hash or self._folder.facts["seed"] != self._seed:

@@ -423,10 +423,6 @@ def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
 
 
 def _noise(evidence: Evidence) -> tuple[AssumptionStatus, str]:
-    adopted = evidence.facts.get("adopted_at")
-    if adopted is not None:
-        why = f"the run was adopted after {adopted} rounds; nothing shows that its original stopped"
-        return "asserted", why
     if evidence.head is None:
         return "asserted", "the ledger, of an earlier version, is not signed and names no key"
     for what in ("rollback guard", "state", "key"):
@@ -504,8 +500,13 @@ def vouched(found: RunReport, code: str) -> RunReport:
 
     Raises:
         ConfigError: there is no such assumption, or it is not merely asserted: nobody can vouch for
-            one that was violated.
+            one that was violated, nor for a folder of which a check failed.
     """
+    for check in found.wrong:
+        raise ConfigError(
+            f"vouch={code!r}: nobody can vouch for a folder that evidence contradicts: "
+            f"{check.what}: {check.says}."
+        )
     open_ones = [a.code for a in found.guarantee.assumptions if a.status == "asserted"]
     if code not in open_ones:
         raise ConfigError(f"vouch={code!r}: must be one of {', '.join(open_ones) or 'none'}.")

@@ -18,10 +18,11 @@ from accounting import (
     Participation,
 )
 from attacks.lower_bounds import bounds
-from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer
+from privpart import PrivacyPlan, Server, ServerOptimizer
 from privpart.cli.audit.replica import Replica, canary_scores, paired_replay
 from privpart.cli.audit.verdict import judged
 from privpart.run.canaries import canary_key_hash, measured_from_below, write_canary_key
+from privpart.run.folder import create_run
 from privpart.run.report import run_report
 
 PLAN = """
@@ -260,7 +261,7 @@ def test_a_run_with_canaries_is_audited_and_its_report_says_so(privpart, plans, 
 def test_a_run_that_was_closed_is_refused_in_a_sentence_that_is_true(privpart, tmp_path):
     run, key = tmp_path / "run", bytes(32)
     facts = {"delta": 1e-5, "canaries": {"count": 60, "key": canary_key_hash(key)}}
-    with RunFolder.create(run, plan(), facts=facts) as opened:
+    with create_run(run, plan(), facts=facts) as opened:
         write_canary_key(run, key)
         opened.end_early()
     told = privpart("audit", "epsilon", str(run))
