@@ -21,9 +21,9 @@ from accounting_speed import machine  # sets one thread, before torch loads
 
 from accounting import BinaryTree, Participation
 from privpart import PrivacyPlan, RunFolder
-from privpart.run.files import write_state
 from privpart.run.identity import SigningKey, model_hash
 from privpart.run.ledger import Ledger, next_row
+from privpart.run.store import write_state
 from privpart.run.verify import check_run
 
 RESULT = Path(__file__).parent / "results" / "run_checks.json"

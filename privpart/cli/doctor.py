@@ -123,7 +123,7 @@ def _writable(
 
 def _guard() -> Finding:
     """Return whether the rollback guards are this user's own."""
-    from privpart.run.files import refuse_shared
+    from privpart.run.store import refuse_shared
     from privpart.run.witness import VARIABLE, directory
 
     try:

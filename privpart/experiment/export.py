@@ -17,10 +17,10 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
 from privpart.run.evidence import Evidence, gather
-from privpart.run.files import read_state
 from privpart.run.folder import newest_state, newest_state_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import report_of
+from privpart.run.store import read_state
 
 if TYPE_CHECKING:
     from privpart.experiment.training import Training
@@ -118,9 +118,8 @@ def privacy_metadata(
         "privpart.run_id": facts["run_id"],
         "privpart.rounds": f"{len(rows)} of {PrivacyPlan.from_dict(facts['plan']).rounds}",
         "privpart.head": rows[-1].chain if rows else facts["genesis"],
+        "privpart.public_key": facts["public_key"],
     }
-    if shown.head is not None:
-        found["privpart.public_key"] = facts["public_key"]
     if not facts["plan"]["noise_multiplier"]:
         said = "no noise was added, so there is no guarantee"
         return found | {"privpart.statement": said, "privpart.status": "no-guarantee"}
@@ -144,8 +143,8 @@ def _trained(folder: str | Path) -> dict[str, Tensor]:
     parameters, facts = released_parameters(folder)
     if (shapes := facts.get("parameters")) is None:
         raise ConfigError(
-            f"{folder}: its ledger does not name the parameters, which runs of earlier versions "
-            "and clients that select do not record. Export the full model."
+            f"{folder}: its ledger does not name the parameters, which runs whose clients select "
+            "do not record. Export the full model."
         )
     sizes = [int(torch.Size(shape).numel()) for _, shape in shapes]
     parts = torch.split(parameters, sizes)

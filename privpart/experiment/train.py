@@ -52,12 +52,12 @@ from privpart.run.canaries import (
     read_canary_key,
     write_canary_key,
 )
-from privpart.run.files import write_durably
 from privpart.run.folder import RunFolder, StorageError, create_run, holds_a_run
 from privpart.run.fork import fork
 from privpart.run.identity import tensor_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import RunReport, run_report
+from privpart.run.store import write_durably
 from privpart.server import RoundCounts, Server
 
 PLAN = "plan.toml"
@@ -438,7 +438,6 @@ def resume_run(
         private = run.facts["seed"] is None
         setup = training(kept, own=own, options=replace(options, deterministic=not private))
         refuse_other_parts(run.facts, setup, out)
-        run.enter_book(population_name(kept, setup.clients))
         key = b"" if kept.canaries is None else read_canary_key(out, run.facts)
         return run, _planted(setup, run.plan, canaries, key)
     except BaseException:

@@ -22,9 +22,6 @@ population is a built-in task's, whose data are public. A population with a limi
 What the book cannot know: runs on other machines, other names for the same people, people in parts
 of two populations, runs that were made by hand without a name, and that the whole state directory
 was deleted or restored. A mark beside the file notices that the file alone was.
-
-What an entry costs and how it is kept are one file, because a run is refused, entered and created
-in one transaction.
 """
 
 import hashlib
@@ -36,24 +33,31 @@ import secrets
 import sqlite3
 import unicodedata
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
-
 from accounting import Guarantee, checks, gaussian, guarantee
 from accounting.checks import ConfigError
 from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
-from privpart.run.database import create_database, damage_said, open_database, snapshot
-from privpart.run.files import make_private, read_small, refuse_odd, refuse_shared, write_durably
+from privpart.run.store import (
+    create_database,
+    damage_named,
+    lock,
+    make_private,
+    open_database,
+    read_small,
+    refuse_odd,
+    refuse_shared,
+    snapshot,
+    write_durably,
+)
 
-SCHEMA = "privpart/budget-book/1"
 PUBLIC_DATA = "task:"
 """How the names of populations of built-in tasks begin. Nobody can type such a name in a plan."""
 Kind = Literal["private", "seeded", "no noise"]
@@ -402,20 +406,17 @@ def enter(
     folder: Path,
     *,
     rounds: int,
-    population: str | None = None,
 ) -> None:
     """Enter a run that is opened, unless it is in the book; note where its folder is.
 
-    A run comes without an entry from another machine or an earlier version, or from a crash while
-    it was created. Unless the rollback guard shows that it released no round, it is entered
-    whatever the limit says.
+    A run comes without an entry from another machine, or from a crash while it was created. Unless
+    the rollback guard shows that it released no round, it is entered whatever the limit says.
 
     Args:
         plan: plan of the run.
         facts: facts of its ledger.
         folder: its folder.
         rounds: its committed rounds.
-        population: name of the people, if ``facts`` do not have it.
 
     Raises:
         BudgetExceededError: the run has rounds to go, and would pass the limit.
@@ -423,7 +424,7 @@ def enter(
             lost, damaged, foreign or busy.
         OSError: the disk refused.
     """
-    name = facts.get("population_name", population)
+    name = facts.get("population_name")
     if name is None:
         return
     refuse_population(name)
@@ -621,8 +622,8 @@ def _entry_of(plan: PrivacyPlan, facts: Mapping[str, Any], name: str, folder: Pa
 def _missing_parent(facts: Mapping[str, Any], entry: Entry, before: Account) -> list[Entry]:
     """Return an entry for the run that another was forked from, if the population has none.
 
-    The parent may be of another machine or an earlier version, or about people of another name. Its
-    ancestors' cost cannot be told from its own and stays in it.
+    The parent may be of another machine, or about people of another name. Its ancestors' cost
+    cannot be told from its own and stays in it.
     """
     parent, mu = facts.get("fork_of"), facts.get("earlier_mu")
     if parent is None or parent in {e.run for e in before.entries}:
@@ -703,7 +704,7 @@ def _reading() -> Iterator[sqlite3.Connection | None]:
         yield None
         return
     refuse_odd(path)
-    with snapshot(path, {SCHEMA: _TABLES}) as (db, _):
+    with snapshot(path, _TABLES) as db:
         _refuse_foreign(_about(db), path, mark)
         db.create_function("spoken", 1, _spoken)
         yield db
@@ -714,14 +715,19 @@ def _writing() -> Iterator[sqlite3.Connection]:
     """Yield the book in a transaction, which is committed durably if the block succeeds."""
     directory = witness.directory()
     make_private(directory)
-    with _locked(directory):
+    busy = (
+        f"the budget book in {directory} is in use: another process has been beginning a run for "
+        f"{_PATIENCE:g} seconds. Try again."
+    )
+    with ExitStack() as stack:
+        stack.callback(lock(directory / _LOCK, busy, patience=_PATIENCE).release)
         path, mark = directory / _FILE, _mark()
         if not os.path.lexists(path):
             _refuse_loss(path, mark)
             about = {"id": secrets.token_hex(16), "changes": 0, "digest": _digest([], [])}
             create_database(path, _TABLES, {"book": [*about.items()]})
         refuse_odd(path)
-        db, _ = open_database(path, {SCHEMA: _TABLES})
+        db = open_database(path, _TABLES)
         db.create_function("spoken", 1, _spoken)
         with closing(db):
             with _faults(path):
@@ -738,22 +744,6 @@ def _writing() -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    lock = FileLock(directory / _LOCK)
-    try:
-        lock.acquire(timeout=_PATIENCE)
-    except Timeout:
-        raise ConfigError(
-            f"the budget book in {directory} is in use: another process has been beginning a run "
-            f"for {_PATIENCE:g} seconds. Try again."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextmanager
 def _faults(path: Path) -> Iterator[None]:
     """Turn errors of the disk into ``OSError``, and those of a damaged book into a sentence."""
     try:
@@ -763,7 +753,7 @@ def _faults(path: Path) -> Iterator[None]:
     except Exception as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_DISK:
             raise OSError(f"the budget book {path} cannot be written: {error}") from None
-        with damage_said(path):
+        with damage_named(path):
             raise
 
 

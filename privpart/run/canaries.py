@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.run.files import flush_directory, write_durably
 from privpart.run.folder import StorageError
+from privpart.run.store import append_durably, opened, write_durably
 
 FACT = "canaries"
 _KEY = "canary-key"
@@ -92,17 +92,17 @@ class ReleaseLog:
         Raises:
             ConfigError: rows of committed rounds are missing.
         """
-        kept = self._cut(rounds + 1)
-        if kept < rounds:
+        count = self._cut(rounds + 1)
+        if count < rounds:
             raise ConfigError(
-                f"{self._path} has {kept} of {rounds} committed rounds: what the released models "
+                f"{self._path} has {count} of {rounds} committed rounds: what the released models "
                 "say about the canaries is lost, so this run cannot be audited. Restore the file."
             )
-        if kept == rounds:
+        if count == rounds:
             self.append(current)
 
-    def _cut(self, most: int) -> int:
-        """Return the number of rows, after dropping those beyond ``most``."""
+    def _cut(self, limit: int) -> int:
+        """Return the number of rows, after dropping those beyond ``limit``."""
         try:
             handle = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -110,11 +110,11 @@ class ReleaseLog:
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be opened: {error.strerror}.") from None
         try:
-            kept = min(most, os.fstat(handle).st_size // self._row)
-            os.ftruncate(handle, kept * self._row)
+            count = min(limit, os.fstat(handle).st_size // self._row)
+            os.ftruncate(handle, count * self._row)
         finally:
             os.close(handle)
-        return kept
+        return count
 
     def append(self, products: Tensor) -> None:
         """Add the row of a model before it is committed; it is on the disk when this returns.
@@ -122,14 +122,8 @@ class ReleaseLog:
         Raises:
             StorageError: the disk refused.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         try:
-            handle = os.open(self._path, flags, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(products.numpy().astype("<f8").tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-            flush_directory(self._path.parent)
+            append_durably(self._path, products.numpy().astype("<f8").tobytes())
         except OSError as error:
             raise StorageError(
                 f"{self._path}: what a round says about the canaries could not be saved: {error}. "
@@ -179,10 +173,10 @@ def measured_from_below(folder: Path, run_id: str) -> str | None:
         return None
     if not isinstance(values, dict) or values.get("schema") != AUDIT_SCHEMA:
         return None
-    said = values.get("measured")
-    if values.get("run_id") != run_id or not isinstance(said, str):
+    sentence = values.get("measured")
+    if values.get("run_id") != run_id or not isinstance(sentence, str):
         return None
-    return said if _MEASURED.fullmatch(said) else None
+    return sentence if _MEASURED.fullmatch(sentence) else None
 
 
 def _read(path: Path, size: int, lost: str) -> bytes:
@@ -190,11 +184,9 @@ def _read(path: Path, size: int, lost: str) -> bytes:
     try:
         return _start_of(path, size + 1)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): {lost}.") from None
+        raise ConfigError(f"{path} cannot be read ({error.strerror or error}): {lost}.") from None
 
 
 def _start_of(path: Path, size: int) -> bytes:
-    """Return the first bytes of a file; a link is refused, and a pipe does not make it wait."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
+    with opened(path) as file:
         return file.read(size)

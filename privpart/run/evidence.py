@@ -13,10 +13,8 @@ Whose words the ledger holds decides how far a report may go:
     unknown   neither: whoever made the folder may have made all of it
 """
 
-import hashlib
 import json
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +25,10 @@ from safetensors import safe_open
 from accounting.checks import ConfigError
 from privpart.messages import ClientId
 from privpart.run import witness
-from privpart.run.database import damage_said
-from privpart.run.files import opened
 from privpart.run.folder import newest_state, newest_state_hash
 from privpart.run.identity import KEY_BYTES, SigningKey, model_hash, source_of
 from privpart.run.ledger import Head, Ledger, Row
+from privpart.run.store import damage_named, file_hash, read_small
 
 CheckStatus = Literal["verified", "asserted", "wrong"]
 Origin = Literal["here", "signed", "unknown"]
@@ -71,7 +68,7 @@ class Evidence:
         facts: values that were recorded about the run, by name.
         rows: committed rounds.
         histories: each client's rounds.
-        head: what was signed last; None in a ledger of an earlier schema.
+        head: what was signed last.
         origin: whose words the ledger holds, see the module.
         checks: lines on chain, signature, state, released model, keys and rollback guard.
     """
@@ -79,7 +76,7 @@ class Evidence:
     facts: Mapping[str, Any]
     rows: list[Row]
     histories: Mapping[ClientId, list[int]]
-    head: Head | None
+    head: Head
     origin: Origin
     checks: tuple[Check, ...]
 
@@ -106,14 +103,14 @@ def gather(folder: str | Path, public_key: str | None = None) -> Evidence:
     expected = None if public_key is None else public_key_of(public_key)
     for _ in range(_LOOKS):
         ledger = Ledger(path / "ledger.sqlite", read_only=True)
-        with damage_said(path / "ledger.sqlite"):
-            found = _checked(path, ledger, expected)
-        if not any(found.status(what) == "wrong" for what in _MOVING):
+        with damage_named(path / "ledger.sqlite"):
+            evidence = _checked(path, ledger, expected)
+        if not any(evidence.status(what) == "wrong" for what in _MOVING):
             break
-        again = Ledger(path / "ledger.sqlite", read_only=True)
-        if (again.head, again.committed()) == (ledger.head, found.rows):
+        # A run that committed a round in the meantime has other files than this ledger names.
+        if Ledger(path / "ledger.sqlite", read_only=True).head == ledger.head:
             break
-    return found
+    return evidence
 
 
 def public_key_of(text: str) -> str:
@@ -122,12 +119,12 @@ def public_key_of(text: str) -> str:
     Raises:
         ConfigError: it is not 64 hex digits.
     """
-    found = text.strip().lower()
-    if len(found) != 2 * KEY_BYTES or set(found) - set("0123456789abcdef"):
+    key = text.strip().lower()
+    if len(key) != 2 * KEY_BYTES or set(key) - set("0123456789abcdef"):
         raise ConfigError(
             f"public_key={text[:80]!r}: must be 64 hex digits, as a run's report prints them."
         )
-    return found
+    return key
 
 
 def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
@@ -154,57 +151,46 @@ def _chain(ledger: Ledger) -> Check:
 
 
 def _signature(ledger: Ledger, expected: str | None) -> Check:
-    if not ledger.signed:
-        said = f"a ledger of schema {ledger.facts['schema']!r} is not signed"
-        return Check("signature", "asserted" if expected is None else "wrong", said)
     if (fault := ledger.head_fault()) is not None:
         return Check("signature", "wrong", fault)
-    own = ledger.facts["public_key"]
+    public_key = ledger.facts["public_key"]
     if expected is None:
-        said = (
-            f"made by {own}, a key that the folder itself names; compare it with the one you know"
+        return Check(
+            "signature",
+            "asserted",
+            f"made by {public_key}, a key that the folder itself names; compare it with the one "
+            "you know",
         )
-        return Check("signature", "asserted", said)
-    if expected != own:
-        return Check("signature", "wrong", f"made by {own}, not by {expected}, the key given")
-    return Check("signature", "verified", f"made by {own}, the key given")
+    if expected != public_key:
+        return Check(
+            "signature", "wrong", f"made by {public_key}, not by {expected}, the key given"
+        )
+    return Check("signature", "verified", f"made by {public_key}, the key given")
 
 
 def _state_and_model(path: Path, facts: Mapping[str, Any], rows: list[Row]) -> tuple[Check, Check]:
+    what = "released model"
     if not rows:
         none = "no round is committed"
-        return Check("state", "verified", none), Check("released model", "verified", none)
-    file = path / newest_state(facts, len(rows))
-    what, row = "released model", rows[-1]
+        return Check("state", "verified", none), Check(what, "verified", none)
+    file, row = path / newest_state(facts, len(rows)), rows[-1]
     try:
-        if (found := file_hash(file)) != newest_state_hash(facts, rows):
+        if (digest := file_hash(file)) != newest_state_hash(facts, rows):
             state = Check("state", "wrong", f"{file.name} is not the one that the ledger names")
             return state, Check(what, "wrong", f"is missing: {file.name} is another one")
         with safe_open(file, framework="pt") as tensors:
             parameters = tensors.get_tensor("parameters")
-            source = _sources(json.loads((tensors.metadata() or {})["values"]))
+            sources = set(_sources(json.loads((tensors.metadata() or {})["values"])))
     except Exception as error:  # the library raises types of its own
-        said = f"{file.name} cannot be read: {_one_line(error)}"
-        return Check("state", "wrong", said), Check(what, "wrong", said)
-    state = Check("state", "verified", f"{file.name} has the hash in the ledger, {found[:12]}")
-    if (key := facts.get("key")) is not None and set(source) - {key}:
+        reason = f"{file.name} cannot be read: {one_line(error)}"
+        return Check("state", "wrong", reason), Check(what, "wrong", reason)
+    state = Check("state", "verified", f"{file.name} has the hash in the ledger, {digest[:12]}")
+    if sources - {facts["key"]}:
         state = Check("state", "wrong", f"{file.name} is of noise from another key")
-    if row.model is None:
-        return state, Check(what, "asserted", "the ledger's schema does not name it")
-    if (own := model_hash(parameters)) != row.model:
+    if (model := model_hash(parameters)) != row.model:
         return state, Check(what, "wrong", f"{file.name} holds another model than the ledger names")
-    said = f"{len(parameters):,} parameters have the hash in the ledger, {own[:12]}"
-    return state, Check(what, "verified", said)
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256, in hex, of a file.
-
-    Raises:
-        OSError: see ``opened``.
-    """
-    with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    reason = f"{len(parameters):,} parameters have the hash in the ledger, {model[:12]}"
+    return state, Check(what, "verified", reason)
 
 
 def _sources(values: object) -> Iterator[str]:
@@ -217,58 +203,49 @@ def _sources(values: object) -> Iterator[str]:
 
 
 def _noise_key(path: Path, ledger: Ledger, *, ended: bool) -> Check:
-    facts = ledger.facts
-    seed, named = facts["seed"], facts.get("key")
-    if seed is None and not str(named).startswith("seeded:"):
-
-        def identity(secret: bytes) -> str:
-            return source_of(secret, None).identity
-
-        return Check("key", *_kept_key(path / "key", named, identity, ended=ended))
-    if named not in (None, f"seeded:{seed}"):
-        said = f"the ledger says seed {seed} and names {str(named)[:40]}"
-        return Check("key", "wrong", said)
+    seed, named = ledger.facts["seed"], ledger.facts["key"]
+    if seed is None and not named.startswith("seeded:"):
+        return _key(
+            "key", path / "key", named, lambda key: source_of(key, None).identity, ended=ended
+        )
+    if named != f"seeded:{seed}":
+        return Check("key", "wrong", f"the ledger says seed {seed} and names {named[:40]}")
     return Check("key", "verified", f"seed {seed}: anybody can compute the noise")
 
 
 def _signing_key(path: Path, ledger: Ledger, *, ended: bool) -> Check:
-    if not ledger.signed:
-        return Check("signing key", "asserted", "the ledger's schema has none")
+    return _key(
+        "signing key",
+        path / "signing-key",
+        ledger.facts["public_key"],
+        lambda key: SigningKey(key).public_key,
+        ended=ended,
+    )
 
-    def public(secret: bytes) -> str:
-        return SigningKey(secret).public_key
 
-    named = ledger.facts["public_key"]
-    return Check("signing key", *_kept_key(path / "signing-key", named, public, ended=ended))
-
-
-def _kept_key(
-    file: Path, named: str | None, identity: Callable[[bytes], str], *, ended: bool
-) -> tuple[CheckStatus, str]:
-    """Return status and words for a key that lies in the folder until the run ends."""
+def _key(
+    what: str, file: Path, named: str, identity: Callable[[bytes], str], *, ended: bool
+) -> Check:
+    """Check a key, which lies in the folder until the run ends."""
     if not os.path.lexists(file):
         if ended:
-            return "verified", "erased from this folder, as of a run that has ended"
-        return "asserted", "not in this folder, so it was not compared with the ledger"
+            return Check(what, "verified", "erased from this folder, as of a run that has ended")
+        return Check(what, "asserted", "not in this folder, so it was not compared with the ledger")
     if ended:
-        return "wrong", "still in this folder, although the run has ended: open the run to erase it"
+        return Check(
+            what,
+            "wrong",
+            "still in this folder, although the run has ended: open the run to erase it",
+        )
     try:
-        secret = _short_file(file)
+        secret = read_small(file, 2**10)
     except OSError as error:
-        return "asserted", f"cannot be read: {_one_line(error)}"
-    if len(secret) != KEY_BYTES or named not in (None, identity(secret)):
-        return "wrong", "not the one that this run was begun with: it was changed or replaced"
-    if named is None:
-        return "asserted", "the ledger's schema holds no hash of it"
-    return "verified", "is the one that the ledger names"
-
-
-def _short_file(path: Path) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{path.name} is not a file")
-        return file.read(KEY_BYTES + 1)
+        return Check(what, "asserted", f"cannot be read: {one_line(error)}")
+    if len(secret) != KEY_BYTES or named != identity(secret):
+        return Check(
+            what, "wrong", "not the one that this run was begun with: it was changed or replaced"
+        )
+    return Check(what, "verified", "is the one that the ledger names")
 
 
 def _guard(ledger: Ledger, rows: list[Row]) -> Check:
@@ -276,21 +253,26 @@ def _guard(ledger: Ledger, rows: list[Row]) -> Check:
     if facts["seed"] is not None:
         return Check(what, "asserted", "a seeded run has none")
     try:
-        seen = witness.last_seen(facts["run_id"])
+        record = witness.last_seen(facts["run_id"])
     except ConfigError as error:
         return Check(what, "asserted", str(error))
-    if seen is None:
+    if record is None:
         return Check(what, "asserted", "this machine has no record of the run")
     chains = [facts["genesis"], *(row.chain for row in rows)]
-    standing = seen.standing(chains, closed="closed" in facts)
+    standing = record.standing(chains, closed="closed" in facts)
     if standing != "newest":
-        return Check(what, "wrong", _STANDS[standing].format(rounds=len(rows), seen=seen.rounds))
-    adopted = facts.get("adopted_at") if seen.adopted_at is None else seen.adopted_at
+        return Check(what, "wrong", _STANDS[standing].format(rounds=len(rows), seen=record.rounds))
+    adopted = facts.get("adopted_at") if record.adopted_at is None else record.adopted_at
     if adopted is not None:
-        said = f"the run was adopted after {adopted} rounds, which this machine need not have seen"
-        return Check(what, "asserted", f"{said}; nothing shows that its original stopped")
+        return Check(
+            what,
+            "asserted",
+            f"the run was adopted after {adopted} rounds, which this machine need not have seen; "
+            "nothing shows that its original stopped",
+        )
     return Check(what, "verified", f"this machine saw the same {len(rows)} rounds, and no more")
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return the message of an error, which a library may have written, in one line."""
     return " ".join(str(error).split())[:200]

@@ -13,9 +13,6 @@ append the ledger row, which names the hash of the state; advance the rollback g
 older state. The ledger row is the point of no return. A crash before it leaves the old state, and
 the round is trained again: nothing of it was released, so its noise is still used only once. A
 crash after it leaves the new state. No file is ever unpickled.
-
-How a run begins, commits, ends and is opened after a crash is one file, because each step relies on
-the order of the others.
 """
 
 import hashlib
@@ -25,12 +22,13 @@ import re
 import secrets
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from torch import Tensor
 
 from accounting import checks
@@ -40,21 +38,6 @@ from privpart.noise.cohorts import SampledCohorts
 from privpart.noise.source import NoiseSource
 from privpart.plan import PrivacyPlan
 from privpart.run import budget_book, witness
-from privpart.run.files import (
-    encode_state,
-    erase_durably,
-    flush_directory,
-    is_scratch,
-    make_private,
-    read_small,
-    read_state,
-    refuse_planted,
-    refuse_shared,
-    remove_durably,
-    tell_if_readable,
-    write_durably,
-    write_state,
-)
 from privpart.run.identity import (
     KEY_BYTES,
     SigningKey,
@@ -63,7 +46,23 @@ from privpart.run.identity import (
     source_of,
     versions,
 )
-from privpart.run.ledger import MOST_FACTS, SCHEMA, Ledger, Row, genesis, next_row
+from privpart.run.ledger import LATER_FACTS, MOST_FACTS, SCHEMA, Ledger, Row, genesis, next_row
+from privpart.run.store import (
+    encode_state,
+    erase_durably,
+    flush_directory,
+    is_scratch,
+    lock,
+    make_private,
+    read_small,
+    read_state,
+    refuse_planted,
+    refuse_shared,
+    remove_durably,
+    warn_if_readable,
+    write_durably,
+    write_state,
+)
 from privpart.server import RoundCounts
 
 _WORDS = (
@@ -84,9 +83,7 @@ _WORDS = (
     "unit",
 )
 """Facts that a report, or a command that continues the run, takes for this package's own words."""
-_RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked", "self_clipped_since")
-ON_GRID = "integers on a public grid"
-"""How this version draws noise. Ledgers without it are of runs with floating-point noise."""
+_RESERVED = {"start", *LATER_FACTS}
 SELF_CLIPPED = "self_clipped_since"
 """Fact of a run with secure sums: the first round in which clients clipped their own updates."""
 CHECKED = "sampling_checked"
@@ -96,8 +93,7 @@ _SIGNING_KEY = "signing-key"
 _LEDGER = "ledger.sqlite"
 _LOCK = "lock"
 _START = "start.safetensors"
-_STATE = re.compile(r"(state|closed)-[0-9]{6,}\.safetensors(\.part)?")
-"""Also what earlier versions left of a state when they were killed while they wrote it."""
+_STATE = re.compile(r"(state|closed)-[0-9]{6,}\.safetensors")
 
 
 class StorageError(RuntimeError):
@@ -110,40 +106,32 @@ class Committed(Protocol):
     @property
     def plan_hash(self) -> str:
         """Hash of the plan."""
-        ...
 
     @property
     def last_clip_norm(self) -> float:
         """Clip norm of the last round."""
-        ...
 
     @property
     def round(self) -> int:
         """Rounds done."""
-        ...
 
     @property
     def source(self) -> NoiseSource:
         """Source of the noise."""
-        ...
 
     @property
     def cohort(self) -> Sequence[ClientId]:
         """Who took part in the last round."""
-        ...
 
     @property
     def parameters(self) -> Tensor:
         """The released parameters, shape (d,)."""
-        ...
 
     def load_start(self, start: Tensor) -> None:
         """Begin with these parameters."""
-        ...
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return everything that the next round needs, as tensors and values ready for JSON."""
-        ...
 
     def load_state_dict(
         self,
@@ -152,7 +140,6 @@ class Committed(Protocol):
         participations: dict[ClientId, list[int]],
     ) -> None:
         """Continue where ``state_dict`` was taken."""
-        ...
 
 
 class RunFolder:
@@ -167,26 +154,25 @@ class RunFolder:
         is_new: whether ``create`` returned it.
     """
 
-    def __init__(self, path: Path, ledger: Ledger, lock: FileLock) -> None:
+    def __init__(self, path: Path, ledger: Ledger, folder_lock: FileLock) -> None:
         self.path = path
         self._ledger = ledger
-        self._lock = lock
+        self._locks = [folder_lock]
         self._source: NoiseSource | None = None
         self._sampled: SampledCohorts | None = None
         self._process = os.getpid()
         self.is_new = False
         rows = ledger.rows()
         self.rounds = len(rows)
-        self._head = rows[-1].chain if rows else genesis(ledger.facts)
-        self._state_hash = rows[-1].state if rows else None
         self._chains = [genesis(ledger.facts), *(row.chain for row in rows)]
+        self._state_hash = rows[-1].state if rows else None
         self._private = ledger.facts["seed"] is None
         self._adopted_at: int | None = ledger.facts.get("adopted_at")
         self.plan = PrivacyPlan.from_dict(ledger.facts["plan"])
-        self._plan_hash = (
-            self.plan.hash
-        )  # computed once: hashing a dense mechanism means hashing a matrix
-        self._hold = witness.hold(ledger.facts["run_id"]) if self._private else None
+        # Computed once: hashing a dense mechanism means hashing a matrix.
+        self._plan_hash = self.plan.hash
+        if self._private:
+            self._locks.append(witness.hold(ledger.facts["run_id"]))
 
     @classmethod
     def create(
@@ -217,18 +203,18 @@ class RunFolder:
                 pass; nothing was created.
             StorageError: the folder cannot be written.
         """
-        said = facts or {}
-        if taken := sorted(said.keys() & {*_WORDS}):
+        own = facts or {}
+        if taken := sorted(own.keys() & {*_WORDS}):
             raise ConfigError(
                 f"facts: {', '.join(taken)} are words of this package. Choose others."
             )
-        name = said.get("population_name")
+        name = own.get("population_name")
         if isinstance(name, str) and budget_book.is_public(name):
             raise ConfigError(
                 f"facts: population_name={name!r} is for the public data of built-in tasks. Choose "
                 "another."
             )
-        return cls._create(path, plan, seed=seed, facts=said, start=start)
+        return cls._create(path, plan, seed=seed, facts=own, start=start)
 
     @classmethod
     def _create(
@@ -243,42 +229,36 @@ class RunFolder:
         folder = Path(path)
         _refuse_used(folder)
         checks.count("seed", seed or 0, minimum=0)
-        run_id = secrets.token_hex(16)
         key, signing = new_secret(), new_secret()
         about = {
             "schema": SCHEMA,
-            "run_id": run_id,
+            "run_id": secrets.token_hex(16),
             "plan": plan.to_dict(),
             "seed": seed,
-            "noise": ON_GRID,
             "key": source_of(key, seed).identity,
             "public_key": SigningKey(signing).public_key,
             "versions": versions(),
         }
         if taken := sorted(facts.keys() & {*about, *_RESERVED}):
             raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
+        room = MOST_FACTS - len(_RESERVED) - len(about)
+        if len(facts) > room:
+            raise ConfigError(f"facts: are {len(facts)}; a ledger has room for {room}.")
         about |= facts
-        if len(about) + len(_RESERVED) > MOST_FACTS:
-            most = MOST_FACTS - len(_RESERVED) - len(about) + len(facts)
-            raise ConfigError(f"facts: are {len(facts)}; a ledger has room for {most}.")
         if plan.sampling is not None and not isinstance(about.get("population"), str):
             raise ConfigError(
                 "facts: population is missing: a run that samples fixes who may be drawn, and in "
                 "which order, before it begins. Give ids_hash(ids)."
             )
-        first = b"" if start is None else encode_state({"parameters": start}, {})
+        start_file = b"" if start is None else encode_state({"parameters": start}, {})
         if start is not None:
-            about["start"] = hashlib.sha256(first).hexdigest()
+            about["start"] = hashlib.sha256(start_file).hexdigest()
         about = json.loads(json.dumps(about, allow_nan=False))  # as it will be read back
-        run = None
-        try:
+        with ExitStack() as undo, _on_disk(f"{folder} cannot be begun"):
             with budget_book.charged(plan, about, folder):
-                run = cls._begin(folder, about, start=first, key=key, signing=signing)
-        except BaseException as error:
-            _let_go(run)
-            if isinstance(error, OSError):
-                raise StorageError(f"{folder} cannot be begun: {error}.") from None
-            raise
+                run = cls._begin(folder, about, start=start_file, key=key, signing=signing)
+                undo.callback(run.close)
+            undo.pop_all()
         return run
 
     @classmethod
@@ -286,27 +266,25 @@ class RunFolder:
         cls, folder: Path, about: dict[str, Any], *, start: bytes, key: bytes, signing: bytes
     ) -> Self:
         """Write the files of a new run, and open it; ``start`` is empty if there is none."""
-        run_id, seed, signer = about["run_id"], about["seed"], SigningKey(signing)
-        lock = run = None
-        try:
+        with ExitStack() as undo, _on_disk(f"{folder} cannot be written"):
             make_private(folder)
-            lock = locked(folder)
+            folder_lock = locked(folder)
+            undo.callback(folder_lock.release)
             _refuse_used(folder)  # by a process that began a run in it in the meantime
             if start:
                 write_durably(folder / _START, start)
             write_durably(folder / _SIGNING_KEY, signing)
-            if seed is None:
+            if about["seed"] is None:
                 write_durably(folder / _KEY, key)
                 # Before the ledger, so that every run that exists has a rollback guard.
-                witness.note(run_id, witness.Seen(0, genesis(about)))
-            run = cls(folder, Ledger.create(folder / _LEDGER, about, signer), lock)
+                witness.note(about["run_id"], witness.Seen(0, genesis(about)))
+            ledger = Ledger.create(folder / _LEDGER, about, SigningKey(signing))
+            undo.callback(ledger.close)
+            run = cls(folder, ledger, folder_lock)
+            undo.callback(run.close)
             run._load_keys()
-            run.is_new = True
-        except BaseException as error:
-            _let_go(run or lock)
-            if isinstance(error, OSError | sqlite3.Error):
-                raise StorageError(f"{folder} cannot be written: {error}.") from None
-            raise
+            undo.pop_all()
+        run.is_new = True
         return run
 
     @classmethod
@@ -329,26 +307,24 @@ class RunFolder:
         if not folder.is_dir():
             raise ConfigError(f"{folder} holds no run: there is no such folder.")
         try:
-            lock = locked(folder)
+            folder_lock = locked(folder)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be opened for writing: {error}.") from None
-        run = None
-        try:
-            run = cls(folder, Ledger(folder / _LEDGER), lock)
+        with ExitStack() as undo, _on_disk(f"{folder} cannot be written"):
+            undo.callback(folder_lock.release)
+            ledger = Ledger(folder / _LEDGER)
+            undo.callback(ledger.close)
+            run = cls(folder, ledger, folder_lock)
+            undo.callback(run.close)
             # A process that was killed may not have flushed the names that it removed: a power
             # failure would bring back a journal, and undo a round, or bring back a key.
             flush_directory(folder)
-            run._refuse_other_noise()
             run._load_keys()
             run._refuse_older_copy(adopt)
-            run.enter_book()
+            run._enter_book()
             run._remove_leftovers()
             run._refuse_closed()
-        except BaseException as error:
-            _let_go(run or lock)
-            if isinstance(error, OSError | sqlite3.Error):
-                raise StorageError(f"{folder} cannot be written: {error}.") from None
-            raise
+            undo.pop_all()
         return run
 
     def __enter__(self) -> Self:
@@ -360,29 +336,18 @@ class RunFolder:
     def close(self) -> None:
         """Release the run for other processes."""
         self._ledger.close()
-        for lock in filter(None, (self._lock, self._hold)):
-            lock.release()
+        for file_lock in self._locks:
+            file_lock.release()
 
     @property
     def facts(self) -> dict[str, Any]:
         """The facts that the ledger keeps about the run."""
         return self._ledger.facts
 
-    def enter_book(self, population: str | None = None) -> None:
-        """Enter the run in this machine's budget book, unless it is there.
-
-        Args:
-            population: name of the people, for a run whose ledger does not have it.
-
-        Raises:
-            ConfigError: see ``budget_book.enter``.
-            StorageError: the book cannot be written.
-        """
-        facts, rounds = self.facts, self.rounds
-        try:
-            budget_book.enter(self.plan, facts, self.path, rounds=rounds, population=population)
-        except OSError as error:
-            raise StorageError(f"{self.path} cannot be resumed: {error}.") from None
+    def _enter_book(self) -> None:
+        """Enter the run in this machine's budget book, unless it is there."""
+        with _on_disk(f"{self.path} cannot be resumed"):
+            budget_book.enter(self.plan, self.facts, self.path, rounds=self.rounds)
 
     def source(self) -> NoiseSource:
         """Return the source of the run's noise, for its only ``Server``.
@@ -397,13 +362,13 @@ class RunFolder:
                 "source() was called before: a second server would repeat its noise. Open the run "
                 "again."
             )
-        self._source = self._kept_source
-        unsigned = self._ledger.signed and self._ledger.signer is None and not self._ended
+        self._source = self._own_source
+        unsigned = self._ledger.signer is None and not self._ended
         if self._source is None or unsigned:
-            missing = self.path / (_SIGNING_KEY if unsigned else _KEY)
+            missing = _SIGNING_KEY if unsigned else _KEY
             raise ConfigError(
-                f"{missing} is missing, so this run cannot be continued. Begin a fork: a run "
-                "with a new key, and the cost of both."
+                f"{self.path / missing} is missing, so this run cannot be continued. Begin a "
+                "fork: a run with a new key, and the cost of both."
             )
         return self._source
 
@@ -434,11 +399,11 @@ class RunFolder:
 
     def _refuse_unsampled(self, drawn: SampledCohorts) -> None:
         """Check that everybody in the ledger was drawn for the round."""
-        came: defaultdict[int, list[ClientId]] = defaultdict(list)
+        members: defaultdict[int, list[ClientId]] = defaultdict(list)
         for client, rounds in self._ledger.rounds_by_client().items():
             for round_ in rounds:
-                came[round_].append(client)
-        if any(drawn.not_sampled(round_, clients) for round_, clients in came.items()):
+                members[round_].append(client)
+        if any(drawn.not_sampled(round_, clients) for round_, clients in members.items()):
             raise ConfigError(
                 f"{self.path}: its ledger names clients that its sampling did not draw, so its "
                 "epsilon does not hold and it is not continued."
@@ -458,18 +423,16 @@ class RunFolder:
 
     def _load_keys(self) -> None:
         """Read both keys of a run that has not ended, and compare them with the ledger's record."""
-        self._kept_source: NoiseSource | None = None
-        if self._ended:
-            self._kept_source = source_of(None, self.facts["seed"])
-            return
-        if not self._private:
-            self._kept_source = source_of(None, self.facts["seed"])
+        self._own_source: NoiseSource | None = None
+        if not self._private or self._ended:
+            self._own_source = source_of(None, self.facts["seed"])
         elif (secret := self._read_key(_KEY)) is not None:
-            self._kept_source = source_of(secret, None)
-        found = self._kept_source
-        if found is not None and self.facts.get("key", found.identity) != found.identity:
+            self._own_source = source_of(secret, None)
+        if self._ended:
+            return
+        if self._own_source is not None and self._own_source.identity != self.facts["key"]:
             self._refuse_other(_KEY, "its noise would be that of no run or of another one")
-        if self._ledger.signed and (secret := self._read_key(_SIGNING_KEY)) is not None:
+        if (secret := self._read_key(_SIGNING_KEY)) is not None:
             signer = SigningKey(secret)
             if signer.public_key != self.facts["public_key"]:
                 self._refuse_other(_SIGNING_KEY, "nobody could verify what it signs")
@@ -517,19 +480,18 @@ class RunFolder:
         self._refuse_fork()
         if self._ended:
             raise ConfigError(f"{self.path}: the run is complete, and its keys are erased already.")
-        kept = None
         try:
-            if self._state_hash is not None:
-                state = read_state(self.path / state_name(self.rounds), self._state_hash)[0]
-                model = {"parameters": state["parameters"]}
-                kept = write_state(self.path / closed_name(self.rounds), model, {})
-            closed = {"rounds": self.rounds, "state": kept, "reason": reason}
-            self._ledger.add_fact("closed", closed)  # the point of no return
-            self._note()
-            self._remove_leftovers()
-            budget_book.note_closed(self.facts["run_id"], self.rounds)
-        except (OSError, sqlite3.Error) as error:
-            raise StorageError(f"{self.path} cannot be written: {error}.") from None
+            with _on_disk(f"{self.path} cannot be written"):
+                model_file = None
+                if self._state_hash is not None:
+                    state, _ = read_state(self.path / state_name(self.rounds), self._state_hash)
+                    model = {"parameters": state["parameters"]}
+                    model_file = write_state(self.path / closed_name(self.rounds), model, {})
+                closed = {"rounds": self.rounds, "state": model_file, "reason": reason}
+                self._ledger.add_fact("closed", closed)  # the point of no return
+                self._note()
+                self._remove_leftovers()
+                budget_book.note_closed(self.facts["run_id"], self.rounds)
         finally:
             self.close()
 
@@ -547,15 +509,15 @@ class RunFolder:
             if (start := self.facts.get("start")) is not None:
                 server.load_start(read_state(self.path / _START, start)[0]["parameters"])
             return
-        tensors, values = read_state(self._state_path(self.rounds), self._state_hash)
+        tensors, values = read_state(self.path / state_name(self.rounds), self._state_hash)
         server.load_state_dict(tensors, values, self._ledger.rounds_by_client())
 
     def commit(self, server: Committed, counts: RoundCounts) -> None:
         """Make the round that ``server`` just ran durable; nobody may see its model before.
 
         Raises:
-            ConfigError: the server is not one round ahead of the ledger, its plan or noise source
-                is not the run's, or the ledger of an older run cannot hold an id of its clients.
+            ConfigError: the server is not one round ahead of the ledger, or its plan or noise
+                source is not the run's.
             StorageError: the disk refused. The run is unchanged, and nothing is lost.
         """
         self._refuse_fork()
@@ -567,7 +529,6 @@ class RunFolder:
             )
         if server.source is not self._source:
             raise ConfigError("the server's noise is not the run's: use RunFolder.source().")
-        self._ledger.refuse(server.cohort)
         if self.plan.sampling is not None:
             self._check_sample(server)
         try:
@@ -605,17 +566,17 @@ class RunFolder:
             self._ledger.rows()  # as they are on the disk, before the keys are erased
             self._refuse_unsampled(self._sampled)  # drawn again for this round
             self._ledger.add_fact(CHECKED, self.plan.rounds)
-        with ThreadPoolExecutor(1) as other:  # hashing does not hold Python's lock
-            model = other.submit(model_hash, server.parameters)
-            state = write_state(self._state_path(server.round), tensors, values)
+        with ThreadPoolExecutor(1) as thread:  # hashing does not hold Python's lock
+            model = thread.submit(model_hash, server.parameters)
+            state = write_state(self.path / state_name(server.round), tensors, values)
         if counts.self_clipped and SELF_CLIPPED not in self.facts:
             self._ledger.add_fact(SELF_CLIPPED, self.rounds)
         clients = sorted(server.cohort, key=id_order)
         row = next_row(
-            self._head,
+            self._chains[-1],
             round_=self.rounds,
             state=state,
-            model=model.result() if self._ledger.signed else None,
+            model=model.result(),
             clip_norm=server.last_clip_norm,
             received=counts.received,
             clients=clients,
@@ -624,7 +585,7 @@ class RunFolder:
         self._note(coming=row.chain)
         self._ledger.append(row, clients)  # the point of no return
         self.rounds = server.round
-        self._head = row.chain
+        self._chains.append(row.chain)
         self._state_hash = state
         self._note()
         self._remove_leftovers()
@@ -633,7 +594,7 @@ class RunFolder:
         """Record outside the folder where a private run stands."""
         if self._private:
             closed = "closed" in self.facts
-            seen = witness.Seen(self.rounds, self._head, coming, self._adopted_at, closed)
+            seen = witness.Seen(self.rounds, self._chains[-1], coming, self._adopted_at, closed)
             witness.note(self.facts["run_id"], seen)
 
     def _remove_leftovers(self) -> None:
@@ -648,14 +609,6 @@ class RunFolder:
         if self._ended:
             erase_durably(self.path / _KEY)
             erase_durably(self.path / _SIGNING_KEY)
-
-    def _refuse_other_noise(self) -> None:
-        noise = self.facts.get("noise", "floating point")
-        if noise != ON_GRID and self.rounds < self.plan.rounds:
-            raise ConfigError(
-                f"{self.path}: this run was begun with noise in {noise}, whose low-order bits tell "
-                "who took part. It is not continued; its report can be read. Begin a new run."
-            )
 
     def _refuse_older_copy(self, adopt: bool) -> None:
         """Check that this copy stands where this machine saw the run, or adopt it."""
@@ -707,9 +660,6 @@ class RunFolder:
             return ""
         return "another copy of the run was adopted on this machine"
 
-    def _state_path(self, rounds: int) -> Path:
-        return self.path / state_name(rounds)
-
 
 def create_run(
     path: str | Path,
@@ -745,12 +695,13 @@ def state_name(rounds: int) -> str:
     return f"state-{rounds:06d}.safetensors"
 
 
-def _let_go(held: RunFolder | FileLock | None) -> None:
-    """Let other processes open what could not be opened here."""
-    if isinstance(held, RunFolder):
-        held.close()
-    elif held is not None:
-        held.release()
+@contextmanager
+def _on_disk(failure: str) -> Iterator[None]:
+    """Turn what the disk refuses into a ``StorageError``, which begins with ``failure``."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise StorageError(f"{failure}: {error}.") from None
 
 
 def locked(folder: Path) -> FileLock:
@@ -762,13 +713,8 @@ def locked(folder: Path) -> FileLock:
     """
     refuse_shared(folder)
     refuse_planted(folder)
-    tell_if_readable(folder)
-    lock = FileLock(folder / _LOCK, mode=0o600)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(f"{folder} is in use: another process works on this run.") from None
-    return lock
+    warn_if_readable(folder)
+    return lock(folder / _LOCK, f"{folder} is in use: another process works on this run.")
 
 
 def holds_a_run(path: str | Path) -> bool:

@@ -9,10 +9,10 @@ from torch import Tensor
 from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
-from privpart.run.files import read_state
 from privpart.run.folder import RunFolder, create_run, locked, newest_state, newest_state_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
+from privpart.run.store import read_state
 from privpart.select.disclosure import merge_seen
 
 

@@ -13,15 +13,13 @@ names clients; it stays with the server and is never released.
 An id that is a whole number of 64 bits is an INTEGER; every other id is a TEXT, its JSON: the
 decimal digits of a larger number, or a string in quotes. The number 1 and the string "1" are
 therefore two clients, here and everywhere else.
-
-Ledgers of the two schemas before are read and continued as they were begun: unsigned, without the
-hash of the model; in the oldest, all ids are whole numbers of 64 bits.
 """
 
 import hashlib
 import json
 import re
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
@@ -33,13 +31,14 @@ from typing import Any, NoReturn
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.messages import ClientId, id_order, is_client_id
-from privpart.run.database import create_database, damage_said, open_database, reading, snapshot
 from privpart.run.identity import SigningKey, is_signed
+from privpart.run.store import create_database, damage_named, open_database, reading, snapshot
 
 SCHEMA = "privpart/ledger/4"
-UNSIGNED = "privpart/ledger/3"
-INTEGERS_ONLY = "privpart/ledger/2"
-_LATER = ("adopted_at", "closed", "genesis", "sampling_checked", "self_clipped_since")
+LATER_FACTS = ("adopted_at", "closed", "genesis", "sampling_checked", "self_clipped_since")
+"""Facts that are added after a run began, so the first row is not chained to them."""
+MOST_FACTS = 100
+"""Of a run, with those that are added after it began."""
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _HASH = re.compile("[0-9a-f]{64}")
 _TABLES = """
@@ -56,28 +55,9 @@ CREATE TABLE participations (
     round INTEGER, client ANY, PRIMARY KEY (round, client)
 ) STRICT, WITHOUT ROWID;
 """
-_UNSIGNED_TABLES = """
-CREATE TABLE run (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY, state TEXT NOT NULL, clip_norm REAL NOT NULL,
-    received INTEGER NOT NULL, counted INTEGER NOT NULL, summed INTEGER NOT NULL,
-    chain TEXT NOT NULL
-) STRICT;
-CREATE TABLE participations (
-    client ANY, round INTEGER REFERENCES rounds, PRIMARY KEY (client, round)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX participations_by_round ON participations (round);
-"""
-_ACCEPTED = {
-    SCHEMA: _TABLES,
-    UNSIGNED: _UNSIGNED_TABLES,
-    INTEGERS_ONLY: _UNSIGNED_TABLES.replace("client ANY", "client INTEGER"),
-}
 _LARGER_NUMBER = re.compile("-?[1-9][0-9]{18,77}")
 _LONGEST_ROW = 2**16
 """Bytes of the longest row of a round or participation; the JSON of an id has at most 3074."""
-MOST_FACTS = 100
-"""Of a run, with those that are added after it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +67,7 @@ class Row:
     Attributes:
         round: number of the round, from 0.
         state: SHA-256, in hex, of the state file after the round.
-        model: hash of the released parameters, see ``model_hash``; None in an unsigned ledger.
+        model: hash of the released parameters, see ``model_hash``.
         clip_norm: clip norm of the round.
         received: number of updates received.
         counted: number of updates that entered the sum.
@@ -97,7 +77,7 @@ class Row:
 
     round: int
     state: str
-    model: str | None
+    model: str
     clip_norm: float
     received: int
     counted: int
@@ -131,8 +111,8 @@ class Ledger:
 
     Attributes:
         facts: values that were recorded about the run, by name.
-        head: what was signed last; None in an unsigned ledger, which has none.
-        signer: key that signs every change; None refuses changes, unless the ledger is unsigned.
+        head: what was signed last.
+        signer: key that signs every change; None refuses changes.
 
     Raises:
         ConfigError: there is no ledger, or it is damaged, changed or of another schema.
@@ -143,78 +123,70 @@ class Ledger:
         self._db: sqlite3.Connection | None = None
         self.signer: SigningKey | None = None
         if read_only:
-            with snapshot(path, _ACCEPTED) as (db, schema):
-                self._load(db, schema)
+            with snapshot(path, _TABLES) as db:
+                self._load(db)
         else:
-            self._db, schema = open_database(path, _ACCEPTED)
+            self._db = open_database(path, _TABLES)
             try:
                 with reading(self._db, path):
-                    self._load(self._db, schema)
+                    self._load(self._db)
             except BaseException:
                 self.close()
                 raise
-        with damage_said(path):
-            self._check_facts(schema)
+        with damage_named(path):
+            self._check_facts()
 
     @classmethod
-    def create(
-        cls, path: Path, facts: Mapping[str, Any], signer: SigningKey | None = None
-    ) -> "Ledger":
+    def create(cls, path: Path, facts: Mapping[str, Any], signer: SigningKey) -> "Ledger":
         """Write a ledger without rounds that holds ``facts``, which include "schema"; open it."""
-        said = {**facts, "genesis": genesis(facts)}
+        about = {**facts, "genesis": genesis(facts)}
+        head = _signed(about, 0, about["genesis"], facts_hash(about), signer)
         contents: dict[str, list[tuple[object, ...]]] = {
-            "run": [(name, json.dumps(value)) for name, value in said.items()]
+            "run": [(name, json.dumps(value)) for name, value in about.items()],
+            "head": [astuple(head)],
         }
-        if said["schema"] == SCHEMA:
-            head = _signed(said, 0, said["genesis"], facts_hash(said), _need(signer, path))
-            contents["head"] = [astuple(head)]
-        create_database(path, _ACCEPTED[said["schema"]], contents)
+        create_database(path, _TABLES, contents)
         ledger = cls(path)
         ledger.signer = signer
         return ledger
 
-    def _load(self, db: sqlite3.Connection, schema: str) -> None:
+    def _load(self, db: sqlite3.Connection) -> None:
         """Read everything; the values may be of any kind."""
         texts = db.execute("SELECT name, value FROM run LIMIT ?", (MOST_FACTS,)).fetchall()
         self.facts: dict[str, Any] = {name: _parsed(value) for name, value in texts}
+        # Facts may hold a matrix; a row of a round holds hashes and numbers only.
         usual = db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW)
         try:
-            self._rows = _read_rows(db, signed=schema == SCHEMA)
+            self._rows = _read_rows(db)
             self._clients = _clients_by_round(db)
-            self.head = _read_head(db) if schema == SCHEMA else None
+            self.head = _read_head(db)
         finally:
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, usual)
-        self._facts_hash = facts_hash(self.facts) if self.head else ""
+        self._facts_hash = facts_hash(self.facts)
         self._stale = False
 
-    def _check_facts(self, found: str) -> None:
+    def _check_facts(self) -> None:
         facts = self.facts
-        if (schema := facts.get("schema")) != found:
-            self._refuse(
-                f"has schema {schema!r} and the tables of {found!r}; this version reads "
-                f"{', '.join(map(repr, _ACCEPTED))}."
-            )
+        if (schema := facts.get("schema")) != SCHEMA:
+            self._refuse(f"has schema {schema!r}; this version reads {SCHEMA!r}.")
         named = isinstance(facts.get("run_id"), str) and _RUN_ID.fullmatch(facts["run_id"])
         seeded = "seed" in facts and (facts["seed"] is None or type(facts["seed"]) is int)
         if not named or not seeded or not isinstance(facts.get("plan"), dict):
-            self._refuse("is damaged: run_id, seed or plan is missing or odd.")
-        odd = schema == SCHEMA and not _HASH.fullmatch(str(facts.get("public_key")))
-        if odd or type(self.planned_rounds) is not int:
-            self._refuse("is damaged: the public key or the plan's rounds are missing or odd.")
+            self._refuse("is damaged: run_id, seed or plan is missing or has the wrong type.")
+        keyed = isinstance(facts.get("key"), str) and _HASH.fullmatch(str(facts.get("public_key")))
+        if not keyed or type(self.planned_rounds) is not int:
+            self._refuse(
+                "is damaged: a key or the plan's rounds are missing or have the wrong type."
+            )
         closed = facts.get("closed", {"rounds": 0, "state": None})
         if type(closed["rounds"]) is not int or type(facts.get("adopted_at", 0)) is not int:
-            self._refuse("is damaged: how it was ended or adopted is odd.")
+            self._refuse("is damaged: how it was ended or adopted has the wrong type.")
         if facts.get("genesis") != genesis(facts):
             self._refuse("was changed: facts recorded when the run began are others.")
 
-    def _refuse(self, said: str) -> NoReturn:
+    def _refuse(self, reason: str) -> NoReturn:
         self.close()
-        raise ConfigError(f"{self._path} {said}")
-
-    @property
-    def signed(self) -> bool:
-        """Whether the ledger is of a schema whose head is signed."""
-        return self.head is not None
+        raise ConfigError(f"{self._path} {reason}")
 
     @property
     def planned_rounds(self) -> int:
@@ -230,12 +202,11 @@ class Ledger:
     def add_fact(self, name: str, value: Any) -> None:  # noqa: ANN401  any JSON
         """Record another fact about the run, as JSON."""
         facts = {**self.facts, name: value}
-        found = facts_hash(facts) if self.signed else ""
+        digest = facts_hash(facts)
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, json.dumps(value)))
-            if self.head is not None:
-                self._sign(db, facts, self.head.rounds, self.head.chain, found)
-        self.facts, self._facts_hash = facts, found
+            self._sign(db, facts, self.head.rounds, self.head.chain, digest)
+        self.facts, self._facts_hash = facts, digest
 
     def rows(self) -> list[Row]:
         """Return the committed rounds in order, after checking that they form one signed chain.
@@ -253,7 +224,7 @@ class Ledger:
         """Return the committed rounds as they are written, in order of their numbers."""
         if self._stale and self._db is not None:
             with reading(self._db, self._path):
-                self._load(self._db, self.facts["schema"])
+                self._load(self._db)
         return self._rows
 
     def chain_fault(self) -> str | None:
@@ -277,8 +248,6 @@ class Ledger:
         The signature is compared with the key that the ledger itself names.
         """
         head, facts = self.head, self.facts
-        if head is None:
-            return None
         last = self._rows[-1].chain if self._rows else facts["genesis"]
         if (head.rounds, head.chain) != (len(self._rows), last):
             return (
@@ -297,46 +266,34 @@ class Ledger:
         return None
 
     def rounds_by_client(self) -> dict[ClientId, list[int]]:
-        """Return each client's rounds, ascending, as of the last call of ``committed``."""
-        found: dict[ClientId, list[int]] = {}
+        """Map each client to its rounds, ascending, as of the last call of ``committed``."""
+        rounds = defaultdict(list)
         for round_, clients in self._clients.items():
             for client in clients:
-                found.setdefault(client, []).append(round_)
-        return found
-
-    def refuse(self, clients: Sequence[ClientId]) -> None:
-        """Check that the ledger can hold these ids.
-
-        Raises:
-            ConfigError: it was begun by an earlier version, and an id is of a kind that is new.
-        """
-        if self.facts["schema"] != INTEGERS_ONLY:
-            return
-        new = [client for client in clients if type(_to_column(client)) is not int]
-        if new:
-            raise ConfigError(
-                f"client {new[0]!r}: the ledger of this run was begun by an earlier version, and "
-                "holds only ids that are whole numbers of 64 bits. Name this client by one, or "
-                "begin a fork, whose ledger takes any id."
-            )
+                rounds[client].append(round_)
+        return dict(rounds)
 
     def append(self, row: Row, clients: Sequence[ClientId]) -> None:
-        """Commit a signed round and its clients, which ``refuse`` let pass, in one transaction."""
-        values = [value for value in astuple(row) if value is not None]
+        """Commit a signed round and its clients in one transaction."""
+        values = astuple(row)
         with self._transaction() as db:
             db.execute(f"INSERT INTO rounds VALUES ({', '.join('?' * len(values))})", values)
             db.executemany(
                 "INSERT INTO participations (round, client) VALUES (?, ?)",
                 [(row.round, _to_column(client)) for client in clients],
             )
-            if self.head is not None:
-                self._sign(db, self.facts, row.round + 1, row.chain, self._facts_hash)
+            self._sign(db, self.facts, row.round + 1, row.chain, self._facts_hash)
         self._stale = True
 
     def _sign(
-        self, db: sqlite3.Connection, facts: Mapping[str, Any], rounds: int, chain: str, found: str
+        self, db: sqlite3.Connection, facts: Mapping[str, Any], rounds: int, chain: str, digest: str
     ) -> None:
-        head = _signed(facts, rounds, chain, found, _need(self.signer, self._path))
+        if self.signer is None:
+            raise ConfigError(
+                f"{self._path}: the run's signing key is missing, so nothing can be added to its "
+                "ledger. Restore the file signing-key, or begin a fork."
+            )
+        head = _signed(facts, rounds, chain, digest, self.signer)
         db.execute("UPDATE head SET rounds = ?, chain = ?, facts = ?, signature = ?", astuple(head))
         self.head = head
 
@@ -358,7 +315,7 @@ class Ledger:
 
 def genesis(facts: Mapping[str, Any]) -> str:
     """Return the hash that the first row is chained to, over all facts from the run's begin."""
-    return facts_hash({name: value for name, value in facts.items() if name not in _LATER})
+    return facts_hash({name: value for name, value in facts.items() if name not in LATER_FACTS})
 
 
 def facts_hash(facts: Mapping[str, Any]) -> str:
@@ -368,8 +325,8 @@ def facts_hash(facts: Mapping[str, Any]) -> str:
 
 def signed_message(facts: Mapping[str, Any], head: Head) -> bytes:
     """Return the bytes that a head's signature signs."""
-    said = [facts["schema"], facts["run_id"], head.rounds, head.chain, head.facts]
-    return b"privpart signed head|" + json.dumps(said).encode()
+    content = [facts["schema"], facts["run_id"], head.rounds, head.chain, head.facts]
+    return b"privpart signed head|" + json.dumps(content).encode()
 
 
 def next_row(
@@ -377,34 +334,25 @@ def next_row(
     *,
     round_: int,
     state: str,
+    model: str,
     clip_norm: float,
     received: int,
     clients: Sequence[ClientId],
     summed: int = 0,
-    model: str | None = None,
 ) -> Row:
     """Return the next row of a chain whose head is ``before``.
 
-    ``clients`` must be in the order of ``id_order``; ``model`` is None for an unsigned ledger.
+    ``clients`` must be in the order of ``id_order``.
     """
     row = Row(round_, state, model, clip_norm, received, len(clients), summed, "")
     return replace(row, chain=_link(before, row, clients))
 
 
 def _signed(
-    facts: Mapping[str, Any], rounds: int, chain: str, found: str, signer: SigningKey
+    facts: Mapping[str, Any], rounds: int, chain: str, digest: str, signer: SigningKey
 ) -> Head:
-    head = Head(rounds, chain, found, "")
+    head = Head(rounds, chain, digest, "")
     return replace(head, signature=signer.sign(signed_message(facts, head)))
-
-
-def _need(signer: SigningKey | None, path: Path) -> SigningKey:
-    if signer is None:
-        raise ConfigError(
-            f"{path}: the run's signing key is missing, so nothing can be added to its ledger. "
-            "Restore the file signing-key, or begin a fork."
-        )
-    return signer
 
 
 def _parsed(text: str) -> Any:  # noqa: ANN401  any JSON
@@ -416,14 +364,13 @@ def _parsed(text: str) -> Any:  # noqa: ANN401  any JSON
     return value
 
 
-def _read_rows(db: sqlite3.Connection, *, signed: bool) -> list[Row]:
-    columns = f"round, state, {'model' if signed else 'NULL'}, clip_norm, received, counted, summed"
-    found = db.execute(
-        f"SELECT {columns}, chain FROM rounds ORDER BY round LIMIT ?", (2 * checks.MOST_ROUNDS,)
-    )
-    kinds = [int, str, str if signed else type(None), float, int, int, int, str]
+def _read_rows(db: sqlite3.Connection) -> list[Row]:
+    columns = "round, state, model, clip_norm, received, counted, summed, chain"
+    kinds = [int, str, str, float, int, int, int, str]
     rows = []
-    for values in found:
+    for values in db.execute(
+        f"SELECT {columns} FROM rounds ORDER BY round LIMIT ?", (2 * checks.MOST_ROUNDS,)
+    ):
         if list(map(type, values)) != kinds:
             raise ValueError(f"row {values[0]!r} holds values of other kinds")
         rows.append(Row(*values))
@@ -440,18 +387,18 @@ def _read_head(db: sqlite3.Connection) -> Head:
 
 
 def _clients_by_round(db: sqlite3.Connection) -> dict[int, list[ClientId]]:
-    """Return the ids of the clients in each round's sum, in the order of ``id_order``."""
-    found: dict[int, list[ClientId]] = {}
+    """Map each round to the ids of the clients in its sum, in the order of ``id_order``."""
+    by_round: dict[int, list[ClientId]] = {}
     rows = db.execute("SELECT round, client FROM participations ORDER BY round, client")
     for round_, group in groupby(rows, itemgetter(0)):
         columns = [column for _, column in group]
         clients: list[ClientId] = columns
         if set(map(type, columns)) != {int}:  # SQLite's order of integers is that of id_order
             clients = sorted(map(_from_column, columns), key=id_order)
-        if type(round_) is not int or round_ in found or len(set(clients)) != len(clients):
+        if type(round_) is not int or round_ in by_round or len(set(clients)) != len(clients):
             raise ValueError(f"round {round_!r} names a client twice")
-        found[round_] = clients
-    return found
+        by_round[round_] = clients
+    return by_round
 
 
 def _to_column(client: ClientId) -> int | str:
@@ -467,20 +414,19 @@ def _from_column(column: object) -> ClientId:
         ValueError: the ledger writes no id like this; each has one form only, or one client could
             have two histories.
     """
-    found = column
+    client = column
     if isinstance(column, str) and _LARGER_NUMBER.fullmatch(column):
-        found = int(column)
+        client = int(column)
     elif isinstance(column, str) and column.startswith('"'):  # a list could be nested too deeply
-        found = json.loads(column)
+        client = json.loads(column)
     elif isinstance(column, str):
-        found = None
-    if not is_client_id(found) or _to_column(found) != column:
+        client = None
+    if not is_client_id(client) or _to_column(client) != column:
         raise ValueError(f"{str(column)[:40]!r} is not an id of a client")
-    return found
+    return client
 
 
 def _link(before: str, row: Row, clients: Sequence[ClientId]) -> str:
-    files = [row.state] if row.model is None else [row.state, row.model]
-    counts = [row.clip_norm, row.received, row.counted, row.summed]
-    said = [before, row.round, *files, *counts, *clients]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    values = astuple(row)[:-1]
+    content = [before, *values, *clients]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -3,9 +3,6 @@
 The plan's epsilon is claimed only if the ledger shows that the run kept to the plan. Otherwise the
 report computes figures for the participation that happened, and says that no guarantee holds: a
 limit that was not kept did not bind anybody.
-
-The report and the words for its evidence are one file: whoever changes what is claimed must see
-what it rests on.
 """
 
 import json
@@ -22,11 +19,10 @@ from accounting.report import Assumption, AssumptionStatus
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
-from privpart.run.database import damage_said
 from privpart.run.evidence import Check, Evidence, gather
-from privpart.run.files import opened
-from privpart.run.folder import CHECKED, ON_GRID, SELF_CLIPPED
+from privpart.run.folder import CHECKED, SELF_CLIPPED
 from privpart.run.ledger import Row
+from privpart.run.store import damage_named, opened
 from privpart.select.disclosure import SeenByParty, SelectReport
 
 SCHEMA = "privpart/run/1"
@@ -86,7 +82,7 @@ class RunReport:
         deviations: ways in which the run left its plan; empty if it kept to it.
         guarantee: the privacy report; its assumptions say what was enforced or verified.
         closed: whether the run was ended early; it then covers ``rounds`` of the planned ones.
-        public_key: key that signed the ledger, in hex; None in a ledger of an earlier schema.
+        public_key: key that signed the ledger, in hex.
         head: chain value of the last row, which the key signed.
         checks: what was checked of the folder, on this machine, when the report was written.
         select: if clients select what they download, one line on the guarantee against recipients
@@ -107,7 +103,7 @@ class RunReport:
     deviations: tuple[str, ...]
     guarantee: PrivacyReport
     closed: bool
-    public_key: str | None
+    public_key: str
     head: str
     checks: tuple[Check, ...]
     select: tuple[str, str] | None = None
@@ -171,7 +167,7 @@ def report_of(evidence: Evidence, path: Path, *, delta: float | None = None) -> 
     for what in ("chain", "signature"):
         if evidence.status(what) == "wrong":
             raise ConfigError(f"{ledger}: {evidence.line(what).says}.")
-    with damage_said(ledger):
+    with damage_named(ledger):
         return _derived(evidence, path, delta)
 
 
@@ -192,8 +188,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
         unit=unit,
     )
-    report = _with_evidence(report, evidence, deviations)
-    report = _with_sampling(report, plan, evidence)
+    report = _with_evidence(report, plan, evidence, deviations)
     return RunReport(
         run_id=facts["run_id"],
         plan=plan.hash,
@@ -204,7 +199,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         deviations=deviations,
         guarantee=report,
         closed="closed" in facts,
-        public_key=facts.get("public_key"),
+        public_key=facts["public_key"],
         head=rows[-1].chain if rows else facts["genesis"],
         checks=evidence.checks,
         select=select_lines(report, chosen, facts.get("seen_in_clear")),
@@ -304,135 +299,32 @@ def _claimed(plan: PrivacyPlan, realised: Participation | None) -> PrivacyPlan:
     return replace(plan, participation=Participation(plan.rounds, k, widest))
 
 
-def _of_examples(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, _Words]:
-    """Return what the optimizer of a loop on examples enforced, in the words of ``_with_evidence``.
-
-    Ghost clipping sums in float32, inside backward passes, gradients that nobody clips again.
-    """
-    found: dict[str, _Words] = {
-        "participation": (
-            "verified",
-            f"ledger of {len(rows)} steps in one chain, by number of the example; the loader dealt "
-            "passes of one order",
-        ),
-        "divisor": ("enforced", "the optimizer divides by the plan's report_goal, the batch size"),
-    }
-    if facts.get("mode") != "hooks":
-        why = "ghost clipping: the factors come from Opacus's norms, and the sum from a backward "
-        return found | dict.fromkeys(
-            ("clipping", "floating-point"), ("asserted", f"{why}pass in floating point")
-        )
-    return found | {
-        "clipping": ("enforced", "the optimizer clips the gradient of every example by its norm"),
-        "floating-point": (
-            "enforced",
-            "the optimizer takes what float32 adds to a sum of 64 gradients from the clip norm, "
-            "rounds the sum to a public grid, and adds exactly rounded Gaussian noise",
-        ),
-    }
-
-
-def _clipping(rows: Sequence[Row]) -> str:
-    summed = sum(row.summed > 0 for row in rows)
-    if not summed:
-        return "the server clips every update again"
-    return (
-        f"in {summed} of {len(rows)} rounds the run's own engine clipped clients of one step and "
-        "handed over their sum, which the server cannot clip again; it clips every other update "
-        "again"
-    )
-
-
-def _floating_point(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[AssumptionStatus, str]:
-    if facts.get("noise") != ON_GRID:
-        return "violated", "the noise was drawn in floating point, on which attacks are known"
-    if summed := sum(row.summed > 0 for row in rows):
-        return (
-            "asserted",
-            f"in {summed} of {len(rows)} rounds the run's own engine summed updates in floating "
-            "point before the server rounded them",
-        )
-    return (
-        "enforced",
-        "the server rounds each update to a public grid within the clip norm, sums integers, and "
-        "adds exactly rounded Gaussian noise; what floating point adds to a mechanism's filter is "
-        "taken from the clip norm",
-    )
-
-
 def _with_evidence(
-    report: PrivacyReport, evidence: Evidence, deviations: tuple[str, ...]
+    report: PrivacyReport, plan: PrivacyPlan, evidence: Evidence, deviations: tuple[str, ...]
 ) -> PrivacyReport:
     """Return the report with what the run's own code enforced and what its ledger shows.
 
-    A word is never stronger than what was checked now: what the code enforced is known only of a
-    run whose rounds this machine's rollback guard saw; of any other run, its ledger asserts it.
+    Only this function says "enforced" or "verified" of a run. A word is never stronger than what
+    was checked now: what the code enforced is known only of a run whose rounds this machine's
+    rollback guard saw; of any other run, its ledger asserts it.
     """
-    rows, facts = evidence.rows, evidence.facts
-    said: dict[str, _Words] = {
-        "floating-point": _floating_point(rows, dict(facts)),
-        "participation": _participation(rows, facts),
-        "clipping": ("enforced", _clipping(rows)),
-        "divisor": ("enforced", "the server divides by the plan's report_goal"),
-    }
-    if facts.get("unit") == "example":
-        said = _of_examples(rows, facts)
-    said |= _of_secure_sums(facts)
+    facts = evidence.facts
+    words = _of_examples(evidence) if facts.get("unit") == "example" else _of_clients(evidence)
     if facts["seed"] is None:
-        said["noise"] = _noise(evidence)
-    said = {code: _as_strong_as(evidence, code, *words) for code, words in said.items()}
+        words["noise"] = _noise(evidence)
+    if plan.sampling is not None:
+        words |= _of_sampling(plan, report, evidence)
+    words = {code: _as_strong_as(evidence, code, *word) for code, word in words.items()}
     for old in facts.get("inherited", ()):
         if old["code"] not in {a.code for a in report.assumptions}:
             report = replace(report, assumptions=(*report.assumptions, Assumption(**old)))
         why = f"asserted of the run that this one was forked from. {old['evidence']}".strip()
-        said[old["code"]] = ("asserted", why)
+        words[old["code"]] = ("asserted", why)
     if deviations:
-        said["participation"] = ("violated", "; ".join(deviations))
-    known = {a.code for a in report.assumptions}
-    for code, (status, why) in said.items():
-        if code in known:
-            report = report.with_status(code, status, why)
+        words["participation"] = ("violated", "; ".join(deviations))
+    for code in words.keys() & {a.code for a in report.assumptions}:
+        report = report.with_status(code, *words[code])
     return report
-
-
-def _of_secure_sums(facts: Mapping[str, Any]) -> dict[str, _Words]:
-    """Return the words for clients whose updates the server never saw, if there were any."""
-    if (since := facts.get(SELF_CLIPPED)) is None:
-        return {}
-    why = f"since round {since} clients clip and round their own updates, of which the server sees"
-    return {
-        "clipping": ("asserted", f"{why} sums only: one that does not can move them at will"),
-        "floating-point": ("asserted", f"{why} sums of integers, modulo a power of 2"),
-    }
-
-
-def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
-    """Return what shows how often clients took part: of clients on nodes, the ledger names owners.
-
-    A name is worth what stands behind it: without authentication, a node that is started again, or
-    that lies, is somebody else.
-    """
-    said = f"ledger of {len(rows)} rounds in one chain, by client id"
-    identity = facts.get("identity")
-    if identity is None:
-        return "verified", said
-    if identity == AUTHENTICATED:
-        owners = f"each of one node, fixed when the run was made; {AUTHENTICATED}, as declared"
-        return "verified", f"{said}, {owners}"
-    return "asserted", f"{said}, as nodes named their clients; the nodes were not authenticated"
-
-
-def _noise(evidence: Evidence) -> tuple[AssumptionStatus, str]:
-    if evidence.head is None:
-        return "asserted", "the ledger, of an earlier version, is not signed and names no key"
-    for what in ("rollback guard", "state", "key"):
-        if evidence.status(what) != "verified":
-            return "asserted", f"{what}: {evidence.line(what).says}"
-    return (
-        "enforced",
-        "key from the operating system, with the hash that the ledger names, or erased; each round "
-        "committed before its release; no older copy of the run was continued on this machine",
-    )
 
 
 def _as_strong_as(
@@ -448,67 +340,150 @@ def _as_strong_as(
     return "asserted", f"says the folder, which this machine did not see being made: {why}"
 
 
+def _of_clients(evidence: Evidence) -> dict[str, _Words]:
+    """Map assumptions to what a server enforced, and what its ledger shows."""
+    rows, facts = evidence.rows, evidence.facts
+    divisor: _Words = ("enforced", "the server divides by the plan's report_goal")
+    words = {"participation": _participation(rows, facts), "divisor": divisor}
+    if (since := facts.get(SELF_CLIPPED)) is not None:
+        why = (
+            f"since round {since} clients clip and round their own updates, of which the server "
+            "sees sums"
+        )
+        return words | {
+            "clipping": ("asserted", f"{why} only: one that does not can move them at will"),
+            "floating-point": ("asserted", f"{why} of integers, modulo a power of 2"),
+        }
+    if summed := sum(row.summed > 0 for row in rows):
+        engine = f"in {summed} of {len(rows)} rounds the run's own engine"
+        return words | {
+            "clipping": (
+                "enforced",
+                f"{engine} clipped clients of one step and handed over their sum, which the server "
+                "cannot clip again; it clips every other update again",
+            ),
+            "floating-point": (
+                "asserted",
+                f"{engine} summed updates in floating point before the server rounded them",
+            ),
+        }
+    return words | {
+        "clipping": ("enforced", "the server clips every update again"),
+        "floating-point": (
+            "enforced",
+            "the server rounds each update to a public grid within the clip norm, sums integers, "
+            "and adds exactly rounded Gaussian noise; what floating point adds to a mechanism's "
+            "filter is taken from the clip norm",
+        ),
+    }
+
+
+def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
+    """Return what shows how often clients took part: of clients on nodes, the ledger names owners.
+
+    A name is worth what stands behind it: without authentication, a node that is started again, or
+    that lies, is somebody else.
+    """
+    chain = f"ledger of {len(rows)} rounds in one chain, by client id"
+    identity = facts.get("identity")
+    if identity is None:
+        return "verified", chain
+    if identity == AUTHENTICATED:
+        owners = f"each of one node, fixed when the run was made; {AUTHENTICATED}, as declared"
+        return "verified", f"{chain}, {owners}"
+    return "asserted", f"{chain}, as nodes named their clients; the nodes were not authenticated"
+
+
+def _of_examples(evidence: Evidence) -> dict[str, _Words]:
+    """Map assumptions to what the optimizer of a loop on examples enforced.
+
+    Ghost clipping sums in float32, inside backward passes, gradients that nobody clips again.
+    """
+    words: dict[str, _Words] = {
+        "participation": (
+            "verified",
+            f"ledger of {len(evidence.rows)} steps in one chain, by number of the example; the "
+            "loader dealt passes of one order",
+        ),
+        "divisor": ("enforced", "the optimizer divides by the plan's report_goal, the batch size"),
+    }
+    if evidence.facts.get("mode") != "hooks":
+        why = "ghost clipping: the factors come from Opacus's norms, and the sum from a backward "
+        return words | dict.fromkeys(
+            ("clipping", "floating-point"), ("asserted", f"{why}pass in floating point")
+        )
+    return words | {
+        "clipping": ("enforced", "the optimizer clips the gradient of every example by its norm"),
+        "floating-point": (
+            "enforced",
+            "the optimizer takes what float32 adds to a sum of 64 gradients from the clip norm, "
+            "rounds the sum to a public grid, and adds exactly rounded Gaussian noise",
+        ),
+    }
+
+
+def _noise(evidence: Evidence) -> _Words:
+    for what in ("rollback guard", "state", "key"):
+        if evidence.status(what) != "verified":
+            return "asserted", f"{what}: {evidence.line(what).says}"
+    return (
+        "enforced",
+        "key from the operating system, with the hash that the ledger names, or erased; each round "
+        "committed before its release; no older copy of the run was continued on this machine",
+    )
+
+
 _SAMPLERS = ("poisson-sampling", "balls-in-bins", "sampling")
 """Codes of the assumption that members are drawn as the accountant assumes."""
 
 
-def _with_sampling(report: PrivacyReport, plan: PrivacyPlan, evidence: Evidence) -> PrivacyReport:
-    """Return the report of a run that samples with what shows how its members were drawn.
-
-    It says nothing of who, or how many, took part.
-    """
-    if plan.sampling is None:
-        return report
+def _of_sampling(plan: PrivacyPlan, report: PrivacyReport, evidence: Evidence) -> dict[str, _Words]:
+    """Map assumptions to what shows how members were drawn, without a word on who, or how many."""
     rows, facts = evidence.rows, evidence.facts
     key = "the run's secret key" if facts["seed"] is None else "a seed, which is no secret,"
     drawn = f"drawn from {key} by the sampler that the accountant read"
-    how: tuple[AssumptionStatus, str] = ("enforced", f"{drawn}; each commit checked it")
+    sampler: _Words = ("enforced", f"{drawn}; each commit checked it")
     if len(rows) >= plan.rounds:
-        how = ("asserted", "nothing shows that everybody who counted was drawn")
+        sampler = ("asserted", "nothing shows that everybody who counted was drawn")
     if facts.get(CHECKED) == len(rows) > 0:
-        how = (
+        sampler = (
             "verified",
             f"{drawn}, and drawn again before the key was erased: everybody who counted in "
             f"{len(rows)} rounds was among them",
         )
-    said = dict.fromkeys(_SAMPLERS, how)
-    said["public-constants"] = (
+    words = dict.fromkeys(_SAMPLERS, sampler)
+    words["public-constants"] = (
         "enforced",
         "sampler and report_goal are in the plan, and the population's ids are in the ledger by "
         "their hash, since before the first round",
     )
-    said["hidden-sample"] = (
+    words["hidden-sample"] = (
         "asserted",
         "every round is released, whoever came, and nothing here prints who did; ledger, health "
         "and key stay secret, and nobody outside sees the run's time or traffic",
     )
-    if plan.mechanism.noise_program().filter_error() and report.status != "not-private":
-        said["floating-point"] = (
+    if plan.mechanism.noise_program().filter_error() and report.noise_source != "seeded":
+        words["floating-point"] = (
             "asserted",
             "integers on a public grid with exactly rounded noise; what floating point adds to the "
             "mechanism's filter is bounded without sampling only",
         )
-    known = {a.code for a in report.assumptions}
-    for code, words in said.items():
-        if code in known:
-            report = report.with_status(code, *_as_strong_as(evidence, code, *words))
-    return report
+    return words
 
 
-def vouched(found: RunReport, code: str) -> RunReport:
+def vouched(report: RunReport, code: str) -> RunReport:
     """Return the report with one asserted assumption marked as vouched for by its reader.
 
     Raises:
         ConfigError: there is no such assumption, or it is not merely asserted: nobody can vouch for
             one that was violated, nor for a folder of which a check failed.
     """
-    for check in found.wrong:
+    for check in report.wrong:
         raise ConfigError(
             f"vouch={code!r}: nobody can vouch for a folder that evidence contradicts: "
             f"{check.what}: {check.says}."
         )
-    open_ones = [a.code for a in found.guarantee.assumptions if a.status == "asserted"]
-    if code not in open_ones:
-        raise ConfigError(f"vouch={code!r}: must be one of {', '.join(open_ones) or 'none'}.")
-    said = found.guarantee.with_status(code, "vouched", "not checked")
-    return replace(found, guarantee=said)
+    asserted = [a.code for a in report.guarantee.assumptions if a.status == "asserted"]
+    if code not in asserted:
+        raise ConfigError(f"vouch={code!r}: must be one of {', '.join(asserted) or 'none'}.")
+    return replace(report, guarantee=report.guarantee.with_status(code, "vouched", "not checked"))

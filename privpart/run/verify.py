@@ -5,8 +5,9 @@ exported from the run may be given, and the public key that the run is known by.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from accounting import ConfigError
 from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import all_runs, counted
-from privpart.run.evidence import Check, Evidence, Origin, file_hash, gather, public_key_of
-from privpart.run.files import read_small
+from privpart.run.evidence import Check, Evidence, Origin, gather, one_line, public_key_of
 from privpart.run.identity import model_hash, tensor_hash, versions
 from privpart.run.report import AUTHENTICATED, RunReport, report_of
+from privpart.run.store import file_hash, read_small
 
 _ANY_DELTA = 0.5
 """For a run that was planned without delta: its mu does not depend on it."""
@@ -49,13 +50,14 @@ def check_run(
         evidence = gather(path, public_key)
     except ConfigError as error:
         return (Check("ledger", "wrong", str(error).rstrip(".")),)
-    said = f"schema {evidence.facts['schema']}, {len(evidence.rows)} rounds, nothing but its tables"
-    checks = [Check("ledger", "verified", said), *evidence.checks]
-    checks += [_guarded("plan", _plan, path, evidence), _guarded("code", _code, path, evidence)]
+    content = f"schema {evidence.facts['schema']}, {len(evidence.rows)} rounds"
+    checks = [Check("ledger", "verified", f"{content}, nothing but its tables"), *evidence.checks]
+    checks.append(_guarded("plan", lambda: _plan(path, evidence)))
+    checks.append(_guarded("code", lambda: _code(evidence)))
     checks += _derived_again(path, evidence)
     if "identity" in evidence.facts:
-        checks.append(_guarded("identity", _identity, path, evidence))
-    checks.append(_guarded("budget book", _book, path, evidence))
+        checks.append(_guarded("identity", lambda: _identity(evidence)))
+    checks.append(_guarded("budget book", lambda: _book(evidence)))
     if model is not None:
         checks += _model_file(Path(model), path, evidence)
     return tuple(checks)
@@ -66,13 +68,12 @@ def left_its_plan(checks: tuple[Check, ...]) -> bool:
     return {c.what for c in checks if c.status == "wrong"} == {"participation"}
 
 
-def _guarded(what: str, check: Any, path: Path, evidence: Evidence) -> Check:  # noqa: ANN401
+def _guarded(what: str, check: Callable[[], Check]) -> Check:
     """Return the line of a check; whatever odd values make it raise is what is wrong."""
     try:
-        found: Check = check(path, evidence)
+        return check()
     except Exception as error:  # values of any kind, parsed by libraries
-        return Check(what, "wrong", " ".join(str(error).split())[:300])
-    return found
+        return Check(what, "wrong", one_line(error))
 
 
 def _plan(path: Path, evidence: Evidence) -> Check:
@@ -84,8 +85,8 @@ def _plan(path: Path, evidence: Evidence) -> Check:
     if text is None and tables is None:
         return Check("plan", "asserted", f"{plan.hash}; the ledger holds no plan file")
     options: dict[str, Any] = {"name": "the plan in the ledger", "in_python": True}
-    kept = validated(tables, **options) if tables is not None else parse(str(text), **options)
-    if kept.context(facts.get("code")) != plan.context:
+    file = validated(tables, **options) if tables is not None else parse(str(text), **options)
+    if file.context(facts.get("code")) != plan.context:
         return Check("plan", "wrong", "the plan file in the ledger is not that of its privacy plan")
     if text is not None and (copy := path / "plan.toml").exists():
         if not _holds(copy, text.encode()):
@@ -102,19 +103,19 @@ def _holds(file: Path, content: bytes) -> bool:
         return False
 
 
-def _code(_: Path, evidence: Evidence) -> Check:
+def _code(evidence: Evidence) -> Check:
     record = evidence.facts.get("code")
     if record is None:
         return Check("code", "verified", "the plan names no code of its own")
     files = {str(name): str(digest) for name, digest in record["files"].items()}
     if evidence.origin != "here":  # paths in a stranger's ledger are not followed
-        said = f"the ledger names {len(files)} files by hash; compared only where the run was made"
-        return Check("code", "asserted", said)
+        reason = f"the ledger names {len(files)} files by hash"
+        return Check("code", "asserted", f"{reason}; compared only where the run was made")
     root = Path(str(evidence.facts["plan_folder"]))
-    here = {name for name in files if (root / name).is_file()}
-    if other := sorted(name for name in here if file_hash(root / name) != files[name]):
-        return Check("code", "wrong", f"{', '.join(other)} changed since the run began")
-    if missing := sorted(files.keys() - here):
+    present = {name for name in files if (root / name).is_file()}
+    if changed := sorted(name for name in present if file_hash(root / name) != files[name]):
+        return Check("code", "wrong", f"{', '.join(changed)} changed since the run began")
+    if missing := sorted(files.keys() - present):
         return Check("code", "asserted", f"{', '.join(missing)} not found in {root}")
     return Check(
         "code",
@@ -144,69 +145,72 @@ def _derived_again(path: Path, evidence: Evidence) -> Iterator[Check]:
 
 
 def _participation(evidence: Evidence, report: RunReport) -> Check:
+    what, worst = "participation", report.realised
     if report.deviations:
-        return Check("participation", "wrong", "; ".join(report.deviations))
-    real = report.realised
-    said = f"no {report.guarantee.unit} took part yet"
+        return Check(what, "wrong", "; ".join(report.deviations))
+    reason = f"no {report.guarantee.unit} took part yet"
     if report.guarantee.sampling is not None:
-        said = "who took part is secret; the limits that follow from the sampling were kept"
-    if real is not None:
-        said = f"{report.guarantee.a_unit} in at most {real.max_participations} rounds"
-        said += f", {real.min_separation} or more apart" if real.max_participations > 1 else ""
+        reason = "who took part is secret; the limits that follow from the sampling were kept"
+    if worst is not None:
+        reason = f"{report.guarantee.a_unit} in at most {worst.max_participations} rounds"
+        reason += f", {worst.min_separation} or more apart" * (worst.max_participations > 1)
     if (identity := evidence.facts.get("identity")) not in (None, AUTHENTICATED):
-        said = f"{said}, by names that nodes without authentication gave ({str(identity)[:40]})"
-        return Check("participation", "asserted", said)
-    known = evidence.origin != "unknown"
-    return Check("participation", "verified" if known else "asserted", f"{said}, as planned")
+        by = f"by names that nodes without authentication gave ({str(identity)[:40]})"
+        return Check(what, "asserted", f"{reason}, {by}")
+    return _if_origin(evidence, what, f"{reason}, as planned")
 
 
-def _identity(_: Path, evidence: Evidence) -> Check:
+def _if_origin(evidence: Evidence, what: str, reason: str) -> Check:
+    """Return a line that is verified unless whoever made the folder may have made all of it."""
+    return Check(what, "asserted" if evidence.origin == "unknown" else "verified", reason)
+
+
+def _identity(evidence: Evidence) -> Check:
     """Compare everybody who counted with the owners that the ledger names."""
     facts, what = evidence.facts, "identity"
-    owners = [name for names in facts["owners"].values() for name in names]
-    known = set(owners)
-    if len(known) < len(owners):
+    owned = [name for names in facts["owners"].values() for name in names]
+    if len(set(owned)) < len(owned):
         return Check(what, "wrong", "the ledger names two nodes of one client")
-    strangers = [client for client in evidence.histories if json.dumps(client) not in known]
+    strangers = [client for client in evidence.histories if json.dumps(client) not in owned]
     if strangers:
         return Check(what, "wrong", f"client {strangers[0]!r} took part, and no node has it")
     nodes = counted(len(facts["owners"]), "node")
     if facts["identity"] != AUTHENTICATED:
-        said = f"{len(known)} clients of {nodes}, who were not authenticated"
-        return Check(what, "asserted", said)
-    said = f"{len(known)} clients, each of one of {nodes}; that they were authenticated is declared"
-    return Check(what, "verified" if evidence.origin != "unknown" else "asserted", said)
+        reason = f"{len(owned)} clients of {nodes}, who were not authenticated"
+        return Check(what, "asserted", reason)
+    reason = f"{len(owned)} clients, each of one of {nodes}"
+    return _if_origin(evidence, what, f"{reason}; that they were authenticated is declared")
 
 
 def _guarantee(evidence: Evidence, report: RunReport, *, stated: bool) -> Check:
-    found = report.guarantee
-    figures = f"mu {up(found.mu)}"
+    what, guarantee = "guarantee", report.guarantee
+    figures = f"mu {up(guarantee.mu)}"
     if stated:
-        figures = f"epsilon {up(found.epsilon)} at delta {found.delta:g}, {figures}"
-    if found.status == "not-private":
-        return Check("guarantee", "asserted", f"none: the noise comes from a seed ({figures})")
-    broken = {a.code for a in found.assumptions if a.status == "violated"} - {"participation"}
-    if broken or not found.cross_check.consistent:
-        return Check("guarantee", "wrong", f"does not hold: {', '.join(sorted(broken))}")
+        figures = f"epsilon {up(guarantee.epsilon)} at delta {guarantee.delta:g}, {figures}"
+    if guarantee.status == "not-private":
+        return Check(what, "asserted", f"none: the noise comes from a seed ({figures})")
+    broken = {a.code for a in guarantee.assumptions if a.status == "violated"} - {"participation"}
+    if broken or not guarantee.cross_check.consistent:
+        return Check(what, "wrong", f"does not hold: {', '.join(sorted(broken))}")
     if report.deviations:
-        return Check("guarantee", "asserted", "none: the run did not keep to its plan")
-    rests = ", ".join(a.code for a in found.assumptions if a.status == "asserted")
-    said = f"{figures}, derived again; {found.status}" + (f" on {rests}" if rests else "")
-    return Check("guarantee", "asserted" if evidence.origin == "unknown" else "verified", said)
+        return Check(what, "asserted", "none: the run did not keep to its plan")
+    asserted = ", ".join(a.code for a in guarantee.assumptions if a.status == "asserted")
+    basis = f" on {asserted}" if asserted else ""
+    return _if_origin(evidence, what, f"{figures}, derived again; {guarantee.status}{basis}")
 
 
-def _book(_: Path, evidence: Evidence) -> Check:
+def _book(evidence: Evidence) -> Check:
     what = "budget book"
     if evidence.origin != "here":
         return Check(what, "asserted", "it is kept on the machine that made the run")
-    found = all_runs(evidence.facts, _ANY_DELTA)
-    if found is None:
+    account = all_runs(evidence.facts, _ANY_DELTA)
+    if account is None:
         return Check(what, "asserted", "none: the run does not name the people that it is about")
-    if found.status == "unknown":  # a crash may come between a run and its entry, not later
-        return Check(what, "wrong" if evidence.rows else "asserted", found.says)
-    cost = "no bound" if found.mu is None else f"mu {up(found.mu)}"
-    said = f"{counted(found.runs, 'run')} about {found.population!r}, {cost}: {found.status}"
-    return Check(what, "verified", f"this run is one of {said}")
+    if account.status == "unknown":  # a crash may come between a run and its entry, not later
+        return Check(what, "wrong" if evidence.rows else "asserted", account.says)
+    cost = "no bound" if account.mu is None else f"mu {up(account.mu)}"
+    runs = f"{counted(account.runs, 'run')} about {account.population!r}"
+    return Check(what, "verified", f"this run is one of {runs}, {cost}: {account.status}")
 
 
 def _model_file(model: Path, path: Path, evidence: Evidence) -> Iterator[Check]:
@@ -216,52 +220,51 @@ def _model_file(model: Path, path: Path, evidence: Evidence) -> Iterator[Check]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = dict(file.metadata() or {})
     except Exception as error:  # the library raises types of its own
-        said = " ".join(str(error).split())[:200]
-        yield Check("model file", "wrong", f"{model} cannot be read: {said}")
+        yield Check("model file", "wrong", f"{model} cannot be read: {one_line(error)}")
         return
-    yield _guarded("model file", lambda *_: _tensors(tensors, evidence), path, evidence)
-    yield _guarded("model metadata", lambda *_: _metadata(metadata, path, evidence), path, evidence)
+    yield _guarded("model file", lambda: _tensors(tensors, evidence))
+    yield _guarded("model metadata", lambda: _metadata(metadata, path, evidence))
 
 
 def _tensors(tensors: Mapping[str, Tensor], evidence: Evidence) -> Check:
     """Compare the trained tensors with the newest row, and all others with the first facts."""
     what, facts, rows = "model file", evidence.facts, evidence.rows
-    if not rows or rows[-1].model is None or "parameters" not in facts:
+    if not rows or "parameters" not in facts:
         return Check(what, "asserted", "the ledger does not name its parameters and their hash")
     trained = [name for name, _ in facts["parameters"]]
     for name, shape in facts["parameters"]:
-        own = tensors.get(name)
-        if own is None or list(own.shape) != shape or own.dtype is not torch.float32:
+        tensor = tensors.get(name)
+        if tensor is None or list(tensor.shape) != shape or tensor.dtype is not torch.float32:
             return Check(what, "wrong", f"{name} is missing, or of another shape or type")
-    found = model_hash(torch.cat([tensors[name].reshape(-1) for name in trained]))
-    if found != rows[-1].model:
-        return Check(what, "wrong", _which_round(found, evidence))
-    others = tensors.keys() - set(trained)
-    said = f"its {len(trained)} trained tensors are the model after round {len(rows) - 1}"
-    if not others:
-        return Check(what, "verified", said)
-    frozen = facts.get("frozen")
-    if frozen is None:
-        rest = f"its {len(others)} other tensors were not compared: the ledger does not name them"
-        return Check(what, "asserted", f"{said}; {rest}")
+    digest = model_hash(torch.cat([tensors[name].reshape(-1) for name in trained]))
+    if digest != rows[-1].model:
+        return Check(what, "wrong", _which_round(digest, evidence))
+    untrained = sorted(tensors.keys() - set(trained))
+    reason = f"its {len(trained)} trained tensors are the model after round {len(rows) - 1}"
+    if not untrained:
+        return Check(what, "verified", reason)
+    if (frozen := facts.get("frozen")) is None:
+        reason += f"; its {len(untrained)} other tensors were not compared"
+        return Check(what, "asserted", f"{reason}: the ledger does not name them")
+    # What is neither frozen nor trained may be a trained tensor under a second name.
     tied = {tensor_hash(tensors[name]) for name in trained}
-    found_others = {name: tensor_hash(tensors[name]) for name in others}
-    odd = [
-        name  # tied to a trained one under another name, or else frozen
-        for name, own in found_others.items()
-        if (own != frozen[name] if name in frozen else own not in tied)
-    ]
-    odd += sorted(frozen.keys() - others)
+    allowed = {name: {frozen[name]} if name in frozen else tied for name in untrained}
+    odd = [name for name in untrained if tensor_hash(tensors[name]) not in allowed[name]]
+    odd += sorted(frozen.keys() - set(untrained))
     if odd:
         return Check(what, "wrong", f"{odd[0]} is not the run's, nor are {len(odd) - 1} others")
-    return Check(what, "verified", f"{said}; its {len(others)} others are those it began with")
+    return Check(what, "verified", f"{reason}; its {len(untrained)} others are those it began with")
 
 
-def _which_round(found: str, evidence: Evidence) -> str:
-    rounds = [row.round for row in evidence.rows if row.model == found]
+def _which_round(digest: str, evidence: Evidence) -> str:
+    rounds = [row.round for row in evidence.rows if row.model == digest]
     if rounds:
         return f"it is the model after round {rounds[-1]}, not after the newest"
     return "its trained tensors are not those of any round in the ledger"
+
+
+_WORDS = ("privpart.statement", "privpart.status")
+"""Fields of an export whose text depends on the machine that wrote it."""
 
 
 def _metadata(metadata: Mapping[str, str], path: Path, evidence: Evidence) -> Check:
@@ -269,37 +272,38 @@ def _metadata(metadata: Mapping[str, str], path: Path, evidence: Evidence) -> Ch
 
     what = "model metadata"
     part = metadata.get("privpart.part", "")
-    own = privacy_metadata(path, part, evidence=evidence)
-    if unknown := sorted(metadata.keys() - own.keys()):
-        return Check(what, "wrong", f"{unknown[0][:60]} is not a field of an export of this run")
-    words = ("privpart.statement", "privpart.status")
-    for name in sorted(metadata.keys() - set(words)):
-        if metadata[name] != own[name]:
-            said = f"{name} is {metadata[name][:80]!r}, the run's {own[name]!r}"
-            return Check(what, "wrong", said)
+    derived = privacy_metadata(path, part, evidence=evidence)
+    if fault := _field_fault(metadata, derived):
+        return Check(what, "wrong", fault)
     if part not in ("full", "trained"):
         return Check(what, "wrong", f"privpart.part is {part[:20]!r}: must be full or trained")
-    if missing := sorted(own.keys() - metadata.keys()):
+    if missing := sorted(derived.keys() - metadata.keys()):
         return Check(what, "asserted", f"it does not name {', '.join(missing)}")
-    if any(
-        all(metadata[name] == said[name] for name in words)
-        for said in _said_elsewhere(path, part, evidence)
-    ):
-        return Check(
-            what, "verified", "its figures and statement are those derived from the ledger"
-        )
+    stated = [metadata[name] for name in _WORDS]
+    if stated in ([other[name] for name in _WORDS] for other in _by_origin(path, part, evidence)):
+        reason = "its figures and statement are those derived from the ledger"
+        return Check(what, "verified", reason)
     if versions()["privpart"] != evidence.facts.get("versions", {}).get("privpart"):
         return Check(what, "asserted", "its statement is in the words of another version")
     return Check(what, "wrong", "its statement is not one that follows from the ledger")
 
 
-def _said_elsewhere(path: Path, part: str, evidence: Evidence) -> Iterator[Mapping[str, str]]:
+def _field_fault(metadata: Mapping[str, str], derived: Mapping[str, str]) -> str | None:
+    """Return which field an export of this run does not have, or has with another value."""
+    if unknown := sorted(metadata.keys() - derived.keys()):
+        return f"{unknown[0][:60]} is not a field of an export of this run"
+    for name in sorted(metadata.keys() - set(_WORDS)):
+        if metadata[name] != derived[name]:
+            return f"{name} is {metadata[name][:80]!r}, the run's {derived[name]!r}"
+    return None
+
+
+def _by_origin(path: Path, part: str, evidence: Evidence) -> Iterator[Mapping[str, str]]:
     """Yield the metadata with the words for each origin: an export speaks of where it was made."""
     from privpart.experiment.export import privacy_metadata
 
     confirmed = tuple(replace(check, status="verified") for check in evidence.checks)
     origins: tuple[Origin, ...] = ("here", "signed", "unknown")
-    for checks in (confirmed, evidence.checks):
-        for origin in origins:
-            told = replace(evidence, origin=origin, checks=checks)
-            yield privacy_metadata(path, part, evidence=told)
+    for checks, origin in product((confirmed, evidence.checks), origins):
+        other = replace(evidence, origin=origin, checks=checks)
+        yield privacy_metadata(path, part, evidence=other)

@@ -20,10 +20,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from accounting.checks import ConfigError
-from privpart.run.files import make_private, read_small, refuse_odd, refuse_shared, write_durably
+from privpart.run.store import (
+    lock,
+    make_private,
+    read_small,
+    refuse_odd,
+    refuse_shared,
+    write_durably,
+)
 
 VARIABLE = "PRIVPART_STATE_DIR"
 _LONGEST = 4096
@@ -140,16 +147,11 @@ def hold(run_id: str) -> FileLock:
             the guard's directory.
     """
     make_private(directory())
-    refuse_odd(path := directory() / f"{run_id}.lock")
-    lock = FileLock(path, mode=0o600)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(
-            f"run {run_id[:12]} is open already, perhaps as a copy in another folder: both would "
-            "draw the same noise. Close the other one first."
-        ) from None
-    return lock
+    return lock(
+        directory() / f"{run_id}.lock",
+        f"run {run_id[:12]} is open already, perhaps as a copy in another folder: both would draw "
+        "the same noise. Close the other one first.",
+    )
 
 
 def note(run_id: str, seen: Seen) -> None:

@@ -33,9 +33,9 @@ from syscalls import Call, Kill, Refuse, Shorten, traced
 from accounting import BinaryTree, Grouped, Participation
 from accounting.checks import ConfigError
 from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
-from privpart.run.files import decode_state
 from privpart.run.folder import StorageError, holds_a_run
 from privpart.run.report import run_report
+from privpart.run.store import decode_state
 from privpart.run.verify import check_run
 from privpart.run.witness import VARIABLE
 

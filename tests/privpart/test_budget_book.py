@@ -247,14 +247,6 @@ def test_facts_of_a_stranger_are_refused_and_enter_nothing(tmp_path, facts):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_an_earlier_version_is_entered_under_the_name_that_its_plan_has(tmp_path):
-    with RunFolder.create(tmp_path / "old", PLAN, facts={"delta": 1e-6}) as run:
-        train(run, 1)
-        run.enter_book("keyboard-de")
-        run.enter_book("keyboard-de")
-    assert spent() == run_report(tmp_path / "old").all_runs.mu == MU
-
-
 def test_a_moved_run_is_shown_where_it_is(tmp_path):
     folder = begin(tmp_path / "here")
     folder.rename(tmp_path / "there\udcff")

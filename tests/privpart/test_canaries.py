@@ -91,7 +91,7 @@ def test_rows_that_are_lost_and_keys_of_others_are_refused(tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(canaries_of_run, "flush_directory", full)
+        patch.setattr(canaries_of_run, "append_durably", full)
         with pytest.raises(StorageError, match="could not be saved"):
             train(tmp_path / "full")
     out = tmp_path / "run"

@@ -17,13 +17,20 @@ from privpart import PrivacyPlan, RunFolder, Server, fit
 from privpart.cli.budget.epsilon import histories_of
 from privpart.engines.methods import client_generator
 from privpart.messages import id_order
-from privpart.run import folder as run_folder
-from privpart.run.fork import fork
+from privpart.run.identity import SigningKey
 from privpart.run.ledger import Ledger, genesis, next_row
 from privpart.run.report import run_report
 
 ROUNDS, DIM = 6, 4
-FACTS = {"schema": "privpart/ledger/3", "run_id": "0" * 32, "seed": 1, "plan": {}}
+SIGNER = SigningKey(bytes(32))
+FACTS = {
+    "schema": "privpart/ledger/4",
+    "run_id": "0" * 32,
+    "seed": 1,
+    "plan": {},
+    "key": "seeded:1",
+    "public_key": SIGNER.public_key,
+}
 IDS = st.one_of(
     st.integers(1 - 2**256, 2**256 - 1),
     st.integers(-(2**64), 2**64),
@@ -105,15 +112,21 @@ def test_limits_survive_a_resumption_for_each_of_two_alike(tmp_path, ids):
     assert run_report(tmp_path / "run", delta=1e-6).realised == Participation(ROUNDS, 1, 1)
 
 
+def row_of(head, clients, round_=0):
+    return next_row(
+        head, round_=round_, state="", model="", clip_norm=1.0, received=9, clients=clients
+    )
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sets(IDS, max_size=6), max_size=4))
 def test_the_ledger_gives_back_the_ids_that_it_was_given(tmp_path_factory, cohorts):
     path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
-    ledger = Ledger.create(path, FACTS)
+    ledger = Ledger.create(path, FACTS, SIGNER)
     head, expected = genesis(FACTS), {}
     for round_, clients in enumerate(cohorts):
         ordered = sorted(clients, key=id_order)
-        row = next_row(head, round_=round_, state="", clip_norm=1.0, received=9, clients=ordered)
+        row = row_of(head, ordered, round_)
         ledger.append(row, ordered)
         head = row.chain
         for client in clients:
@@ -132,9 +145,9 @@ def test_the_ledger_gives_back_the_ids_that_it_was_given(tmp_path_factory, cohor
 
 
 def a_ledger(path, clients=(7, "ada")):
-    ledger = Ledger.create(path, FACTS)
+    ledger = Ledger.create(path, FACTS, SIGNER)
     ledger.append(
-        next_row(genesis(FACTS), round_=0, state="", clip_norm=1.0, received=2, clients=clients),
+        row_of(genesis(FACTS), clients),
         clients,
     )
     ledger.close()
@@ -185,7 +198,7 @@ HOSTILE = [
 def test_an_id_that_the_ledger_never_writes_is_damage(tmp_path, column, change):
     path = a_ledger(tmp_path / "ledger.sqlite", (7,))
     if change == "INSERT":
-        change = "INSERT INTO participations VALUES (?, 0)"
+        change = "INSERT INTO participations (client, round) VALUES (?, 0)"
     with sqlite3.connect(path) as db:
         db.execute(change, (column,))
     db.close()
@@ -203,7 +216,9 @@ def test_text_that_is_not_utf8_is_damage(tmp_path):
 def test_a_huge_id_is_refused_without_being_read(tmp_path):
     path = a_ledger(tmp_path / "ledger.sqlite")
     with sqlite3.connect(path) as db:
-        db.execute("INSERT INTO participations VALUES (?, 0)", ('"' + "x" * 2**26 + '"',))
+        db.execute(
+            "INSERT INTO participations (client, round) VALUES (?, 0)", ('"' + "x" * 2**26 + '"',)
+        )
     db.close()
     tracemalloc.start()
     began = time.monotonic()
@@ -231,57 +246,11 @@ def test_another_id_in_a_row_is_noticed(tmp_path_factory, column):
         assert "is damaged" in (said := read_error(path)) or "does not follow" in said
 
 
-def test_the_chain_of_whole_numbers_is_that_of_the_version_before():
-    first = genesis({"schema": "privpart/ledger/2", "run_id": "0" * 32, "seed": 1, "plan": {}})
-    a = next_row(first, round_=0, state="ab", clip_norm=0.5, received=3, clients=[0, 7, 2**62])
-    b = next_row(a.chain, round_=1, state="cd", clip_norm=0.25, received=1, clients=[7], summed=1)
-    assert (first[:16], a.chain[:16], b.chain[:16]) == (
-        "7d9dea07f2cf0521",
-        "73b082b854c57830",
-        "2ec30414a7beaa21",
-    )
-
-
 def test_the_chain_tells_a_number_from_a_string():
     def chain(*clients):
-        return next_row("", round_=0, state="", clip_norm=1.0, received=1, clients=clients).chain
+        return row_of("", clients).chain
 
     assert len({chain(1), chain("1"), chain('"1"'), chain(1, 2), chain("1, 2"), chain()}) == 6
-
-
-@pytest.fixture
-def old_run(tmp_path, monkeypatch):
-    """A run of two rounds whose ledger is as the version before wrote it."""
-    with monkeypatch.context() as patched:
-        patched.setattr(run_folder, "SCHEMA", "privpart/ledger/2")
-        with RunFolder.create(tmp_path / "old", plan(), facts={"delta": 1e-6}) as run:
-            train(run, [[0, 9], [1, 8]])
-    return tmp_path / "old"
-
-
-def test_a_run_of_the_version_before_is_read_resumed_and_forked(old_run, tmp_path):
-    cohorts = [[0, 9], [1, 8], [2, 7], [0, 9]]
-    with RunFolder.open(old_run) as run:
-        assert [r.counts.counted for r in train(run, cohorts)] == [2, 2]
-    found = run_report(old_run)
-    assert (found.rounds, found.deviations, found.realised.max_participations) == (4, (), 2)
-    with fork(old_run, tmp_path / "new", plan(), facts={"delta": 1e-6}) as run:
-        assert run.facts["schema"] == "privpart/ledger/4"
-        assert train(run, [["ada", 2**64]])[0].counts.counted == 2
-
-
-@pytest.mark.parametrize("client", ["ada", 2**63, -(2**63) - 1])
-def test_a_new_kind_of_id_is_not_written_into_a_run_of_the_version_before(old_run, client):
-    cohorts = [[0, 9], [1, 8], [2, client]]
-    with RunFolder.open(old_run) as run:
-        with pytest.raises(ConfigError, match="begun by an earlier version") as error:
-            train(run, cohorts)
-        assert f"client {client!r}" in str(error.value)
-        assert "begin a fork" in str(error.value)
-    with RunFolder.open(old_run) as run:  # nothing of it was committed
-        assert run.rounds == 2
-        assert train(run, [*cohorts[:2], [2, -7]])[0].counts.counted == 2
-    assert run_report(old_run).rounds == 3
 
 
 def test_the_draws_of_whole_numbers_are_those_of_the_version_before():

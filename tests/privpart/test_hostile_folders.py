@@ -22,10 +22,10 @@ from privpart.loop import (
     MetricsFiles,
     RoundRecord,
 )
-from privpart.run import files, witness
-from privpart.run.files import erase_durably, read_state, write_durably
+from privpart.run import store, witness
 from privpart.run.folder import StorageError
 from privpart.run.report import run_report
+from privpart.run.store import erase_durably, read_state, write_durably
 from privpart.server import RoundCounts
 
 PLAN = PrivacyPlan(
@@ -156,20 +156,19 @@ def test_a_folder_or_file_of_another_user_is_refused(folder, monkeypatch):
         RunFolder.open(folder)
     monkeypatch.undo()
     with monkeypatch.context() as patched:
-        patched.setattr(files, "refuse_shared", lambda _: None)
+        patched.setattr(store, "refuse_shared", lambda _: None)
         patched.setattr(os, "geteuid", lambda: me + 1)
         with pytest.raises(ConfigError, match=rf"belongs to another user \(number {me}\), who can"):
-            files.refuse_planted(folder)
+            store.refuse_planted(folder)
 
 
 def test_only_our_own_unfinished_files_are_removed(folder):
     own = folder / f".privpart-{'0' * 32}.part"
-    old = folder / "state-000003.safetensors.part"  # of an earlier version; it holds noise
     others = [folder / name for name in ("data.csv.part", "state-notes", ".privpart-x.part")]
-    for file in (own, old, *others):
+    for file in (own, *others):
         file.write_text("")
     RunFolder.open(folder).close()
-    assert [file.exists() for file in (own, old, *others)] == [False, False, True, True, True]
+    assert [file.exists() for file in (own, *others)] == [False, True, True, True]
 
 
 def test_an_unfinished_file_leaves_nothing_and_the_old_content(tmp_path, monkeypatch):
@@ -192,11 +191,11 @@ def test_nothing_but_a_file_is_read(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     for name, says in [("link", "is a link"), ("pipe", "is a pipe"), ("target", "larger than 32")]:
         with pytest.raises(OSError, match=says):
-            files.read_small(tmp_path / name, 32)
+            store.read_small(tmp_path / name, 32)
     for name in ("link", "pipe"):
         with pytest.raises(ConfigError, match=f"{name} cannot be read"):
             read_state(tmp_path / name, "0" * 64)
-    monkeypatch.setattr(files, "_memory", lambda: 39)
+    monkeypatch.setattr(store, "_memory", lambda: 39)
     with pytest.raises(ConfigError, match="its 40 bytes do not fit into this machine's memory"):
         read_state(target, "0" * 64)
 

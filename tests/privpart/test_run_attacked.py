@@ -15,10 +15,9 @@ from test_run_verify import begun, forged, statuses, wrong
 from accounting import ConfigError
 from privpart import RunFolder
 from privpart.experiment.export import export
-from privpart.run import budget_book, database, evidence, witness
+from privpart.run import budget_book, evidence, store, witness
 from privpart.run import verify as verifying
 from privpart.run.identity import SigningKey, tensor_hash
-from privpart.run.ledger import Ledger, next_row
 from privpart.run.report import run_report, vouched
 from privpart.run.verify import check_run
 
@@ -220,7 +219,7 @@ def test_a_journal_that_is_exchanged_before_it_is_copied_deletes_nothing(
     mine = tmp_path / "mine"
     mine.write_text("keep")
 
-    usual, journal = database._copy, folder / "ledger.sqlite-journal"
+    usual, journal = store._copy, folder / "ledger.sqlite-journal"
 
     def exchanged(path: Path, into: Path) -> Path:
         name = str(mine).encode()
@@ -229,7 +228,7 @@ def test_a_journal_that_is_exchanged_before_it_is_copied_deletes_nothing(
         journal.write_bytes(journal.read_bytes() + ending)
         return usual(path, into)
 
-    monkeypatch.setattr(database, "_copy", exchanged)
+    monkeypatch.setattr(store, "_copy", exchanged)
     hot_journal(folder)
     with pytest.raises(ConfigError, match="names another file"):
         run_report(folder)
@@ -253,20 +252,6 @@ def test_no_more_of_a_plan_is_read_than_the_ledger_holds(tmp_path):
         tracemalloc.stop()
     (tmp_path / "plan.toml").write_text("x")
     assert verifying._holds(tmp_path / "plan.toml", b"x")
-
-
-def test_a_round_added_to_an_unsigned_ledger_is_nobodys(tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr("privpart.run.folder.SCHEMA", "privpart/ledger/3")
-        folder = begun(tmp_path / "old", 2)
-    assert statuses(check_run(folder))["rollback guard"] == "verified"
-    ledger = Ledger(folder / "ledger.sqlite")
-    last = ledger.rows()[-1]
-    added = {"round_": 2, "state": last.state, "clip_norm": 0.5, "received": 1}
-    ledger.append(next_row(last.chain, **added, clients=[5]), [5])
-    ledger.close()
-    found = statuses(check_run(folder))
-    assert (found["rollback guard"], found["participation"]) == ("wrong", "asserted")
 
 
 def test_a_strangers_run_gives_no_orders_to_the_terminal(folder, privpart):

@@ -25,10 +25,10 @@ from privpart import (
 )
 from privpart.run import canaries, witness
 from privpart.run import folder as folder_module
-from privpart.run.files import decode_state
 from privpart.run.folder import StorageError
 from privpart.run.identity import SigningKey
 from privpart.run.ledger import Ledger, next_row
+from privpart.run.store import decode_state
 
 DIM = 6
 COHORTS = [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -229,7 +229,7 @@ def test_a_run_id_is_never_a_path(folder):
     with sqlite3.connect(folder / "ledger.sqlite") as db:
         db.execute("""UPDATE run SET value = '"../../evil"' WHERE name = 'run_id'""")
     db.close()
-    with pytest.raises(ConfigError, match="run_id, seed or plan is missing or odd"):
+    with pytest.raises(ConfigError, match="run_id, seed or plan is missing or has"):
         RunFolder.open(folder, adopt=True)
 
 
@@ -315,7 +315,7 @@ def test_a_ledger_of_another_schema(folder):
     with sqlite3.connect(folder / "ledger.sqlite") as db:
         db.execute("""UPDATE run SET value = '"privpart/ledger/9"' WHERE name = 'schema'""")
     db.close()
-    assert "reads 'privpart/ledger/4', 'privpart/ledger/3'" in refusal(folder)
+    assert "this version reads 'privpart/ledger/" in refusal(folder)
 
 
 def test_a_lost_key(folder):

@@ -14,12 +14,12 @@ import torch
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import PrivacyPlan, RunFolder, Server, fit
 from privpart.experiment.export import released_parameters
-from privpart.run.database import reading
 from privpart.run.folder import StorageError
 from privpart.run.fork import fork
 from privpart.run.identity import SigningKey, model_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
+from privpart.run.store import reading
 
 DIM = 8
 COHORTS = [[0, 1], [2, "ada"], [4, 5], [6, 7]]
@@ -83,7 +83,7 @@ def test_a_run_that_lost_a_key_is_refused_before_it_trains(folder, name):
 
 
 def test_a_ledger_that_is_locked_is_not_called_damaged(folder, monkeypatch):
-    monkeypatch.setattr("privpart.run.database._PATIENCE", 0.0)
+    monkeypatch.setattr("privpart.run.store._PATIENCE", 0.0)
     with closing(sqlite3.connect(folder / "ledger.sqlite", isolation_level=None)) as db:
         db.execute("BEGIN EXCLUSIVE")
         with pytest.raises(ConfigError, match="cannot be read: database is locked"):

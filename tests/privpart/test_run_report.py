@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import sqlite3
-import sys
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from safetensors import safe_open
 
 from accounting import BinaryTree, ConfigError, Participation, PrivacyReport, guarantee
 from privpart import PrivacyPlan, RunFolder, Server, fit
-from privpart.cli.main import main
 from privpart.run.fork import fork
 from privpart.run.identity import SigningKey
 from privpart.run.ledger import Ledger, next_row
@@ -92,27 +90,6 @@ def test_it_holds_when_somebody_answers_for_the_rest(folder):
     assert found.guarantee.status == "holds"
     with pytest.raises(ConfigError, match="vouch='clipping': must be one of choices"):
         vouched(run_report(folder), "clipping")
-
-
-def test_a_run_with_floating_point_noise_is_read_and_not_continued(tmp_path, monkeypatch):
-    """Nobody can vouch for it: attacks are known."""
-    folder = tmp_path / "old"
-    with monkeypatch.context() as patched:
-        patched.setattr("privpart.run.folder.ON_GRID", "floating point")
-        with RunFolder.create(folder, plan(), facts={"delta": 1e-6}) as run:
-            train(run, 5)
-    found = run_report(folder)
-    assert statuses(found.guarantee)["floating-point"] == "violated"
-    assert found.guarantee.status == "does-not-hold"
-    with pytest.raises(ConfigError, match="must be one of choices"):
-        vouched(found, "floating-point")
-    monkeypatch.setattr(sys, "argv", ["privpart", "report", str(folder), "--max-epsilon", "100"])
-    with pytest.raises(SystemExit, match="5"):
-        main()
-    with pytest.raises(ConfigError, match="noise in floating point"):
-        RunFolder.open(folder, adopt=True)
-    with pytest.raises(ConfigError, match="drawn in floating point"):
-        fork(folder, tmp_path / "new", plan())
 
 
 class Summing(Clients):

@@ -211,20 +211,6 @@ def test_a_seeded_ledger_that_says_secret_contradicts_its_own_key(tmp_path):
     assert "key" in wrong(check_run(folder))
 
 
-def test_a_ledger_of_the_version_before_is_asserted(tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr("privpart.run.folder.SCHEMA", "privpart/ledger/3")
-        folder = begun(tmp_path / "old", 2)
-    with RunFolder.open(folder) as run:
-        train(run, 3)
-    lacks = dict.fromkeys(("signature", "released model", "signing key"), "asserted")
-    assert statuses(check_run(folder)) == HERE | lacks
-    assert wrong(check_run(folder, public_key="0" * 64)) == ["signature"]
-    noise = next(a for a in run_report(folder).guarantee.assumptions if a.code == "noise")
-    assert noise.status == "asserted"
-    assert "not signed" in noise.evidence
-
-
 def test_a_run_that_was_ended_early_says_so(folder, privpart):
     with RunFolder.open(folder) as run:
         run.end_early()

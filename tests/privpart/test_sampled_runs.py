@@ -35,10 +35,10 @@ from privpart.loop import CohortTooSmallError
 from privpart.messages import ClientUpdate
 from privpart.noise.cohorts import ids_hash
 from privpart.plan import AdaptiveClipping
-from privpart.run.files import decode_state, encode_state
 from privpart.run.fork import fork
 from privpart.run.ledger import Ledger, next_row
 from privpart.run.report import run_report
+from privpart.run.store import decode_state, encode_state
 from privpart.run.verify import check_run
 
 PEOPLE = [f"p{i}" for i in range(12)]

@@ -1,0 +1,613 @@
+"""Store: durable and private files of runs, their locks, their states and their SQLite databases.
+
+A new file is created under a random name that did not exist before, readable by its owner from its
+first instant, and renamed when its bytes are on the disk. So whatever lies at the name that it gets
+(a link, a pipe, a file with a second name elsewhere) is replaced, and never written to. Whoever may
+write in the folder could still replace the file afterwards: folders that others can write in are
+refused. What is read must be a regular file, which a pipe that never answers is not.
+
+A state file holds tensors and plain values in one safetensors file; nothing in it is ever executed.
+
+A database from somebody else may hold a view on an endless query in the place of a table, triggers,
+a tree of pages that leads into itself, or a journal that names another file for SQLite to delete.
+So it is read only if it holds exactly the tables and indexes that we write; its size, the length of
+its values and the work of a query are bounded; and every error of SQLite becomes one sentence. A
+reader never writes beside the file: a journal that a crash left is rolled back in a copy.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from accounting.checks import ConfigError
+
+_DTYPES = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
+_SCRATCH = re.compile(r"\.privpart-[0-9a-f]{32}\.part")
+"""Names of files that are not complete yet."""
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_BLOCK = 2**20
+
+_LONGEST_VALUE = 2**28
+"""Bytes of the longest value; the matrix of a plan is the only one of more than a few thousand."""
+_LARGEST_DATABASE = 2**34
+_MAGIC = b"SQLite format 3\0"
+_NAMES_ANOTHER_FILE = bytes.fromhex("d9d505f920a163d7")
+"""Last bytes of a journal of several databases at once, which no database of ours has."""
+_STEPS_PER_CALL = 10_000
+_HANDLED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    sqlite3.Error,
+)
+"""What reading values of any kind may raise; a programming error of ours is found by the tests."""
+_OF_THE_MACHINE = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+)
+"""Errors of SQLite that say nothing about the file."""
+_PATIENCE = 60.0
+"""Seconds to wait for a reader of a large ledger, or for a commit."""
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder for its owner only if there is none; check the one that is there.
+
+    Its name is on the disk when the call returns, and so are those of the folders above it that
+    were created: otherwise a power failure could take away the folder with all that was flushed in
+    it. Also names that are there already are flushed, since a call that was cut off may have made
+    them.
+
+    Raises:
+        ConfigError: see ``refuse_shared``.
+        OSError: it cannot be created.
+    """
+    missing = [above for above in folder.parents if not above.exists()]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o700)  # whatever the umask is
+    refuse_shared(folder)
+    oldest = missing[-1].parent if missing else folder.parent
+    for new in (folder, *missing, oldest):
+        with suppress(PermissionError):  # a folder that may not be listed cannot be flushed
+            flush_directory(new.parent)
+
+
+def refuse_shared(folder: Path) -> None:
+    """Check that nobody else can replace what lies in a folder.
+
+    Raises:
+        ConfigError: the folder belongs to somebody else, or others can write in it.
+        OSError: there is no such folder.
+    """
+    about = folder.stat()
+    if about.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{folder} belongs to another user (number {about.st_uid}), who can replace every file "
+            "in it. Use a folder of your own, for instance a copy made by cp -r."
+        )
+    if about.st_mode & _BY_OTHERS:
+        raise ConfigError(
+            f"{folder} can be written by other users (mode {stat.S_IMODE(about.st_mode):o}), who "
+            f"could replace the key or the state. Run: chmod go-w {folder}, or use another folder."
+        )
+
+
+def warn_if_readable(folder: Path) -> None:
+    """Warn on standard error if other users can look into a folder."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & 0o055:
+        sys.stderr.write(
+            f"privpart: warning: {folder} is open to other users (mode {mode:o}), and what lies in "
+            f"it is to be kept secret. Run: chmod go-rwx {folder}\n"
+        )
+
+
+def refuse_planted(folder: Path) -> None:
+    """Check that a folder holds ordinary files and folders only; see ``refuse_odd``."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() or not path.is_dir():
+            refuse_odd(path)
+
+
+def refuse_odd(path: Path) -> None:
+    """Check that a path is a file of this user's under one name, or that nothing is there.
+
+    Raises:
+        ConfigError: it is a link, a folder, a pipe or a device; or a file that belongs to somebody
+            else, or has a second name, under which it would be changed too.
+    """
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(about.st_mode):
+        raise ConfigError(f"{path} is {_kind(about.st_mode)}, not a file. Remove it.")
+    if about.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path} belongs to another user (number {about.st_uid}), who can change it. Remove "
+            "it, or replace it by a copy of your own."
+        )
+    if about.st_nlink > 1:
+        raise ConfigError(
+            f"{path} has {about.st_nlink} names (hard links): what is written to it, or erased "
+            f"from it, changes under all of them. Replace it by a copy, or remove the others."
+        )
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
+    return kinds.get(stat.S_IFMT(mode), "a device or socket")
+
+
+def lock(path: Path, busy: str, *, patience: float = 0.0) -> FileLock:
+    """Return a lock that this process holds until ``release``.
+
+    Args:
+        path: file of the lock; it is created if there is none.
+        busy: what to say if another process holds it after ``patience`` seconds.
+        patience: >= 0.
+
+    Raises:
+        ConfigError: another process holds it, or the path is not an ordinary file.
+    """
+    refuse_odd(path)
+    file_lock = FileLock(path, mode=0o600)
+    try:
+        file_lock.acquire(timeout=patience)
+    except Timeout:
+        raise ConfigError(busy) from None
+    return file_lock
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace the content of ``path`` by ``data``, readable by the owner only.
+
+    A crash at any instant leaves either the old file or the new one. The bytes, and then the name,
+    are flushed to the disk before the call returns.
+
+    Raises:
+        OSError: the disk refused; the old file stays.
+        ConfigError: the folder is not this user's own, see ``refuse_shared``.
+    """
+    with _replaced(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    refuse_shared(path.parent)
+    scratch = path.with_name(f".privpart-{secrets.token_hex(16)}.part")
+    try:
+        with os.fdopen(os.open(scratch, _CREATE, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask is
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    flush_directory(path.parent)
+
+
+def is_scratch(name: str) -> bool:
+    """Whether only ``write_durably`` and ``write_state`` give files this name."""
+    return _SCRATCH.fullmatch(name) is not None
+
+
+def append_durably(path: Path, data: bytes) -> None:
+    """Append to a file; the bytes, and the name of a new file, are on the disk afterwards.
+
+    Raises:
+        OSError: the disk refused, or the path is a link.
+    """
+    with os.fdopen(os.open(path, _APPEND, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    flush_directory(path.parent)
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """Return the content of a file of at most ``limit`` bytes.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file (a link is not), or is larger.
+    """
+    with opened(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(f"it is larger than {limit} bytes")
+    return data
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file for reading, and wait for nobody.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file (a link is not), or is larger than this
+            machine's memory, as a sparse file of no size on the disk can be.
+    """
+    mode = path.lstat().st_mode
+    if not stat.S_ISREG(mode):
+        raise OSError(f"it is {_kind(mode)}, not a file")
+    with os.fdopen(os.open(path, _READ), "rb") as file:
+        # It may have been replaced between the two calls.
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError("it is not a file")
+        if about.st_size > _memory():
+            raise OSError(f"its {about.st_size} bytes do not fit into this machine's memory")
+        yield file
+
+
+def _memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256, in hex, of a file; errors are those of ``opened``."""
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def erase_durably(path: Path) -> None:
+    """Overwrite a file with zeros, flush it, and remove it, if it exists.
+
+    A file with a second name is removed under this one only. A disk that writes elsewhere than it
+    was told (flash memory, file systems that copy on write, snapshots, backups) may keep the old
+    bytes: against whoever gets the disk, only encryption of the whole disk helps.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    with suppress(FileNotFoundError):
+        about = path.lstat()
+        if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+            _overwrite(path)
+        remove_durably(path)
+
+
+def _overwrite(path: Path) -> None:
+    handle = os.open(path, _OVERWRITE)
+    try:
+        remaining = os.fstat(handle).st_size
+        while remaining > 0:
+            remaining -= os.write(handle, bytes(min(remaining, _BLOCK)))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_durably(path: Path) -> None:
+    """Remove ``path`` if it exists, and flush its directory."""
+    path.unlink(missing_ok=True)
+    flush_directory(path.parent)
+
+
+def flush_directory(directory: Path) -> None:
+    """Flush the names in a directory: otherwise a power failure may undo a rename."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def encode_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> bytes:
+    """Return the bytes of a state file with these tensors and JSON values."""
+    return b"".join(_parts(tensors, values))
+
+
+def write_state(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> str:
+    """Write a state file as ``write_durably`` does; return its SHA-256, in hex.
+
+    The tensors are hashed by a second thread while they are written, and never copied.
+
+    Raises:
+        OSError: the disk refused; the old file stays.
+    """
+    parts = list(_parts(tensors, values))
+    with ThreadPoolExecutor(1) as thread:
+        digest = thread.submit(_sha256, parts)
+        with _replaced(path) as file:
+            file.writelines(parts)
+    return digest.result()
+
+
+def _sha256(parts: list[memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(tensors: dict[str, Tensor], values: dict[str, Any]) -> Iterator[memoryview]:
+    """Yield a safetensors file: the length of its header, the header, and the tensors' bytes.
+
+    Written here because the library's own writer copies every tensor; the library reads it.
+    """
+    header: dict[str, Any] = {"__metadata__": {"values": json.dumps(values, allow_nan=False)}}
+    end = 0
+    # The library wants wide types first, so that every tensor is aligned.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    for name in names:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        flat = tensors[name].detach().contiguous().view(-1)
+        if flat.numel():
+            yield memoryview(flat.view(torch.uint8).numpy().data)
+
+
+def read_state(path: Path, expected: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return tensors and values of the state file whose SHA-256, in hex, is ``expected``.
+
+    Raises:
+        ConfigError: the file is missing, unreadable or larger than this machine's memory, or its
+            hash differs.
+    """
+    try:
+        digest = file_hash(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    if digest != expected:
+        raise ConfigError(
+            f"{path} is not the state that the ledger names: it was changed, truncated, or "
+            "restored from an older copy. Restore the newest copy, or begin a fork."
+        )
+    return decode_state(path)
+
+
+def decode_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return tensors and values of a state file; nothing in it is ever executed.
+
+    Raises:
+        ConfigError: the file is not a valid state file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            values = json.loads((file.metadata() or {})["values"])
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{path} is not a valid state file: {error}.") from None
+    return tensors, values
+
+
+def create_database(
+    path: Path, tables: str, contents: Mapping[str, list[tuple[object, ...]]]
+) -> None:
+    """Write a new database durably: ``tables``, and the rows of each table in ``contents``.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        db.executescript(tables)
+        for table, rows in contents.items():
+            marks = ", ".join("?" * len(rows[0]))
+            db.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+        write_durably(path, db.serialize())
+
+
+@contextmanager
+def snapshot(path: Path, tables: str) -> Iterator[sqlite3.Connection]:
+    """Yield a connection that reads one state of a database, also while another process writes it.
+
+    Args:
+        path: the database; nothing is written beside it.
+        tables: statements that create the tables that it must have.
+
+    Raises:
+        ConfigError: the file is not a database of ours, or is damaged; also for any error that a
+            value in it causes inside the ``with`` statement.
+    """
+    try:
+        with ExitStack() as stack:
+            with damage_named(path):
+                _refuse_odd_database(path)
+                db = _opened_to_read(path, tables, stack)
+            stack.enter_context(closing(db))
+            stack.enter_context(reading(db, path))
+            db.execute("PRAGMA query_only = ON")
+            yield db
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+
+
+def open_database(path: Path, tables: str) -> sqlite3.Connection:
+    """Return a connection that may write to a database of these tables; see ``snapshot``.
+
+    Each commit is on the disk when it returns. What a crash left behind is rolled back.
+
+    Raises:
+        ConfigError: as for ``snapshot``.
+        OSError, sqlite3.Error: a fault of the machine, such as a full disk or a lock.
+    """
+    with damage_named(path):
+        _refuse_odd_database(path)
+        return _connected(path, tables, "rw")
+
+
+@contextmanager
+def reading(db: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Read one state of a database with bounded work; errors are those of ``snapshot``."""
+    with damage_named(path), _bounded(db, path.stat().st_size):
+        yield
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turn every error that a value of a damaged file can cause into one sentence."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except _HANDLED as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_MACHINE:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{path} is damaged, or not from privpart: {reason or type(error).__name__}."
+        ) from None
+
+
+def _refuse_odd_database(path: Path) -> None:
+    """Check, before SQLite opens it, that a file and its journal do no harm to whoever opens them.
+
+    Raises:
+        ConfigError: the file or its journal is a link, a pipe or too large, or it is not a database
+            that rolls back by a journal, or the journal names another file.
+    """
+    if not os.path.lexists(path):
+        raise ConfigError(f"{path.parent} holds no run: {path.name} is missing.")
+    journal = _beside(path, "-journal")
+    for file in (path, journal):
+        if not os.path.lexists(file):
+            continue
+        about = file.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            raise ConfigError(f"{file}: must be a file, not a link, pipe or folder. Remove it.")
+        if about.st_size > _LARGEST_DATABASE:
+            raise ConfigError(f"{file}: has more than {_LARGEST_DATABASE:,} bytes.")
+    with path.open("rb") as database:
+        head = database.read(100)
+    if not head.startswith(_MAGIC) or head[18:20] != b"\x01\x01":
+        raise ConfigError(
+            f"{path} is damaged, or not from privpart: its first bytes are not those of one."
+        )
+    if journal.exists() and _ends_with(journal, _NAMES_ANOTHER_FILE):
+        raise ConfigError(
+            f"{journal}: names another file, which SQLite would delete; no run writes such a "
+            "journal. Do not trust this folder."
+        )
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _ends_with(path: Path, end: bytes) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) < len(end):
+            return False
+        file.seek(-len(end), os.SEEK_END)
+        return file.read() == end
+
+
+def _opened_to_read(path: Path, tables: str, stack: ExitStack) -> sqlite3.Connection:
+    try:
+        return _connected(path, tables, "ro")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+    # A crash left a journal. Rolling it back writes, so a copy is rolled back.
+    scratch = stack.enter_context(TemporaryDirectory(prefix="privpart-"))
+    copy = _copy(path, Path(scratch))
+    _refuse_odd_database(copy)  # whoever can write in the folder may have changed it since
+    return _connected(copy, tables, "rw")
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    for suffix in ("-journal", ""):
+        shutil.copyfile(_beside(path, suffix), folder / (path.name + suffix))
+    return folder / path.name
+
+
+def _connected(path: Path, tables: str, mode: str) -> sqlite3.Connection:
+    address = f"{path.absolute().as_uri()}?mode={mode}"
+    db = sqlite3.connect(address, timeout=_PATIENCE, uri=True, isolation_level=None)
+    try:
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+        db.execute("PRAGMA trusted_schema = OFF")
+        db.execute("PRAGMA cell_size_check = ON")
+        db.execute("PRAGMA synchronous = EXTRA")  # also flushes the directory after a commit
+        with _bounded(db, path.stat().st_size):
+            present = _schema(db)
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as model:
+            model.executescript(tables)
+            if present == _schema(model):
+                return db
+        raise ConfigError(
+            f"{path} is damaged, or not from privpart: its tables are not those that it writes."
+        )
+    except BaseException:
+        db.close()
+        raise
+
+
+@contextmanager
+def _bounded(db: sqlite3.Connection, size: int) -> Iterator[None]:
+    """Run a transaction; interrupt it beyond the steps that a file of ``size`` bytes can need.
+
+    A row takes about 10 steps and 10 bytes, but a page that leads into itself never ends.
+    """
+    calls = (10_000_000 + 4 * size) // _STEPS_PER_CALL
+
+    def count() -> bool:
+        nonlocal calls
+        calls -= 1
+        return calls < 0
+
+    db.set_progress_handler(count, _STEPS_PER_CALL)
+    try:
+        db.execute("BEGIN")
+        yield
+    finally:
+        db.set_progress_handler(None, 0)
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def _schema(db: sqlite3.Connection) -> list[tuple[object, ...]]:
+    return db.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name LIMIT 100"
+    ).fetchall()
