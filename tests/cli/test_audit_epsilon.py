@@ -384,6 +384,16 @@ def test_a_violation_can_fail_a_job(privpart, plans, tmp_path, monkeypatch):
     assert row["epsilon_of_accountant"]
     assert row["method"] in {"", "paired replay"}
 
+    def without_bias(server):
+        noise = draw(server)
+        noise[-10:] *= server.round != 1
+        return noise
+
+    monkeypatch.setattr(Server, "_draw", without_bias)
+    told = privpart(*line, str(tmp_path), "--fail-on", "violation")
+    assert told.returncode == 4
+    assert "The noise of dense2.bias in round 1 has" in told.stdout
+
 
 def test_wrong_use_is_one_sentence(privpart, plans, tmp_path):
     run = tmp_path / "run"
