@@ -7,7 +7,7 @@
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -271,7 +271,7 @@ def begin(
     if plan.code() != code:
         raise ConfigError("plan: the code that it names changed while it was loaded; begin again.")
     promised = setup.promise(code)
-    _refuse(promised, setup, fork_of)
+    check_promise(promised, setup, fork_of)
     facts = _facts(plan, setup, own, code)
     key = new_canary_key(seed)
     if plan.canaries is not None:
@@ -321,8 +321,12 @@ def _write_plan(run: RunFolder, text: str) -> None:
         ) from None
 
 
-def _refuse(promised: PrivacyPlan, setup: Training, fork_of: Path | None) -> None:
-    """Check that a training can begin, and can keep its promise to the end."""
+def check_promise(promised: PrivacyPlan, setup: Training, fork_of: Path | None = None) -> None:
+    """Check that a training can keep its promise to the end; sweeps and studies do so as well.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     if promised.sampling is None:
         refuse_short_cohorts(promised, setup.cohorts)
     else:
@@ -331,6 +335,40 @@ def _refuse(promised: PrivacyPlan, setup: Training, fork_of: Path | None) -> Non
     setup.rehearse(promised)
     if setup.plan.data.task is None and setup.metric is not None:
         setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
+
+
+def check_plans(
+    plans: Iterable[tuple[str, PlanFile]], put_together: Callable[[PlanFile], Training]
+) -> None:
+    """Make the checks of ``begin`` on many plans, before any is trained without a folder.
+
+    What seeds, privacy, the server and the learning rate do not change is put together once.
+
+    Args:
+        plans: each with its name.
+        put_together: see ``training``.
+
+    Raises:
+        ConfigError: the first fault, after the name of its plan.
+    """
+    others: dict[str, Any] = {"privacy": True, "server": True, "client": {"learning_rate"}}
+    others |= {"model": {"seed"}, "data": {"seed"}}
+    alike: dict[str, dict[str, tuple[str, PlanFile]]] = {}
+    for name, plan in plans:
+        parts = plan.model_dump_json(exclude=others)
+        parts += "sampled" * (plan.privacy.sampling is not None)
+        promise = plan.model_dump_json(include={"privacy"})
+        alike.setdefault(parts, {}).setdefault(promise, (name, plan))
+    for same in alike.values():
+        setup = None
+        for name, plan in same.values():
+            try:
+                if plan.canaries is not None:
+                    raise without_canaries()
+                setup = put_together(plan) if setup is None else setup.under(plan)
+                check_promise(setup.promise(), setup)
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from None
 
 
 def refuse_sampled(promised: PrivacyPlan, delta: float, fork_of: Path | None) -> None:

@@ -168,6 +168,10 @@ class Training:
             return seen_in(self.trainer.rehearse())
         return None
 
+    def under(self, plan: PlanFile) -> "Training":
+        """Return this training under a plan with other privacy and seeds; it has no metric."""
+        return replace(self, plan=plan, cohorts=_cohorts(plan, self.clients), metric=None)
+
     def promise(self, code: dict[str, Any] | None = None) -> PrivacyPlan:
         """Return the plan's privacy plan, bound to ``code`` if that was recorded."""
         sizes = None if self.plan.schedule is None else self.model.group_sizes
