@@ -45,11 +45,13 @@ from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from accounting.report import up
 from privpart.grid import Grid, noise_bits, refuse_noise
 from privpart.messages import ClientId
+from privpart.model import state_of
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.noise.stream import NoiseStream
 from privpart.plan import PrivacyPlan
 from privpart.run.folder import RunFolder, holds_a_run
 from privpart.server import RoundCounts
+from privpart.start_values import same_bits
 
 GradSampleMode = Literal["hooks", "ghost"]
 _SCHEMA = "privpart/example-level/1"
@@ -245,7 +247,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._scheduler: _Scheduler | None = None
         self._checked = False
         self._released: list[Tensor] = []
-        self._fixed: dict[str, tuple[Tensor, int, int]] = {}
+        self._fixed: dict[str, tuple[Tensor, Any]] = {}
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a private optimizer is never copied; a copy would repeat its noise.")
@@ -257,9 +259,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._folder, self._steps, self._scheduler = folder, steps, scheduler
         self.original_optimizer.register_step_pre_hook(self._refuse_other_steps)
         self._released = [p.detach().clone() for p in self.trained]
-        self._fixed = {
-            name: (t, t._version, _content(t)) for name, t in _fixed(self._module, self.trained)
-        }
+        self._fixed = {name: (t, state_of([t])) for name, t in _fixed(self._module, self.trained)}
 
     def step(self, closure: Any = None) -> Any:  # noqa: ANN401  torch's signature
         """Take one step with the noised sum; commit it, if the run has a folder.
@@ -362,16 +362,12 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
     def _refuse_changed_model(self) -> None:
         """Check that nothing but this optimizer changed what leaves with the model."""
         for kept, p in zip(self._released, self.trained, strict=True):
-            if not _equal(kept, p):
+            if not same_bits(kept, p):
                 self._refuse_changed(next(n for n, q in _named(self._module) if q is p))
         fixed = dict(_fixed(self._module, self.trained))
         for name in sorted(fixed.keys() | self._fixed.keys()):
             before, found = self._fixed.get(name), fixed.get(name)
-            if (
-                before is None
-                or found is not before[0]
-                or (found._version, _content(found)) != before[1:]
-            ):
+            if before is None or found is None or state_of([found]) != before[1]:
                 self._refuse_changed(name)
             elif found.requires_grad:
                 raise ConfigError(
@@ -686,20 +682,6 @@ def _fixed(module: nn.Module, trained: Sequence[nn.Parameter]) -> Iterator[tuple
     own = {id(p) for p in trained}
     yield from ((name, p) for name, p in _named(module) if id(p) not in own)
     yield from ((name.removeprefix("_module."), b) for name, b in module.named_buffers())
-
-
-def _content(tensor: Tensor) -> int:
-    """Return a tensor's words summed modulo 2^32: versions do not tell a change by ``.data``."""
-    size = tensor.dtype.itemsize
-    word = torch.int32 if size % 4 == 0 else torch.int16 if size % 2 == 0 else torch.uint8
-    return int(tensor.detach().contiguous().reshape(-1).view(word).sum(dtype=torch.int32))
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are the same; a value that is not a number equals itself."""
-    if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
-        return False
-    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _refuse_batch_statistics(module: nn.Module) -> None:

@@ -737,29 +737,34 @@ def test_another_module_or_plan_is_not_resumed(tmp_path):
         in_folder(tmp_path / "run")
 
 
-class Codebook(nn.Module):
-    """A layer that fills a buffer by ``.data``, which torch's version counter does not see."""
+class Keeps(nn.Module):
+    """A layer with buffers and frozen weights that its forward pass may rewrite."""
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("seen", torch.zeros(5))
+        self.register_buffer("ranks", torch.arange(5.0).flip(0))
+        self.register_buffer("others", torch.arange(5.0) - 9)
+        self.frozen = nn.Parameter(torch.arange(25.0).flip(0).view(5, 5), requires_grad=False)
+        self.teacher = nn.Parameter(torch.arange(25.0).view(5, 5) - 7, requires_grad=False)
+        self.rewrite = lambda number: None
 
     def forward(self, x):
-        self.seen.data.mul_(0.9).add_(x.mean(0))
-        return x
+        self.rewrite(float(x.mean()))
+        return x + self.ranks @ self.frozen
 
 
-def test_what_does_not_train_may_not_change_by_data_either():
-    _, module, optimizer, loader = private(nn.Sequential(Codebook(), net()))
-    with pytest.raises(ConfigError, match=r"0\.seen: was changed"):
-        step(module, optimizer, next(iter(loader)))
-    own = net()
-    own[0].requires_grad_(False)
+@pytest.mark.parametrize(
+    "names", [("0.ranks", "0.others"), ("0.frozen", "0.teacher"), ("1.weight", "2.weight")]
+)
+def test_nothing_rewrites_what_leaves_with_the_model(rewrite, names):
+    own = nn.Sequential(Keeps(), nn.Linear(5, 5), nn.Linear(5, 5), net())
+    one, other = ((dict(own.named_parameters()) | dict(own.named_buffers()))[n] for n in names)
     _, module, optimizer, loader = private(own)
-    batch = next(iter(loader))
-    own[0].weight.data.add_(batch[0].mean())
-    with pytest.raises(ConfigError, match=r"0\.weight: was changed"):
-        step(module, optimizer, batch)
+    batches = iter(loader)
+    step(module, optimizer, next(batches))
+    own[0].rewrite = lambda number: rewrite(one, other, number)
+    with pytest.raises(ConfigError, match="was changed, replaced or moved"):
+        step(module, optimizer, next(batches))
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
