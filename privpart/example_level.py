@@ -27,6 +27,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 
 from accounting import (
@@ -248,6 +249,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._checked = False
         self._released: list[Tensor] = []
         self._fixed: dict[str, tuple[Tensor, Any]] = {}
+        self._guard = -1
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a private optimizer is never copied; a copy would repeat its noise.")
@@ -257,9 +259,15 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         if folder is not None:
             folder.restore(steps)
         self._folder, self._steps, self._scheduler = folder, steps, scheduler
-        self.original_optimizer.register_step_pre_hook(self._refuse_other_steps)
+        self._guard = self.original_optimizer.register_step_pre_hook(self._refuse_other_steps).id
         self._released = [p.detach().clone() for p in self.trained]
         self._fixed = {name: (t, state_of([t])) for name, t in _fixed(self._module, self.trained)}
+
+    def attach_step_hook(self, *_: object) -> NoReturn:
+        """Refuse code that would run between the noise and the release of a step."""
+        raise ConfigError(_HOOKS.format("the private optimizer"))
+
+    register_step_pre_hook = register_step_post_hook = attach_step_hook
 
     def step(self, closure: Any = None) -> Any:  # noqa: ANN401  torch's signature
         """Take one step with the noised sum; commit it, if the run has a folder.
@@ -335,8 +343,6 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             self._halted = str(error)
             raise
         self._release(self.noise.next(out=self._drawn))
-        if self.step_hook:
-            self.step_hook(self)
         self._is_last_step_skipped = False
         self._halted = ""
         return True
@@ -348,6 +354,9 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 f"max_grad_norm, noise_multiplier, batch size: are {now}, and the guarantee is for "
                 f"{self._promised}. They cannot change during a run."
             )
+        if self.step_hook is not None:
+            self.attach_step_hook()
+        _refuse_hooks(self.original_optimizer, self._guard)
         own = self.params
         if len(own) != len(self.trained) or any(
             p is not q for p, q in zip(own, self.trained, strict=True)
@@ -554,6 +563,11 @@ class _GhostLoss:
             ConfigError: called before in this step, or the losses are not one for each example.
         """
         module, each = self._module, self._each
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters):
+            raise ConfigError(
+                "backward(): a parameter has a hook, which could change the clipped sum. Remove "
+                "it, or use grad_sample_mode='hooks'."
+            )
         if module.examples:
             raise ConfigError(
                 "backward(): was called before in this step. With ghost clipping call it once per "
@@ -652,6 +666,22 @@ _NO_GRADIENT = (
     "batch first, without torch.compile; freeze parameters that the loss does not use "
     "(requires_grad=False)."
 )
+
+
+_HOOKS = (
+    "a hook on {}: would run between the noise and the release of a step, and no noise covers what "
+    "it changes. Remove it; epsilon is known beforehand, and learning rates belong into scheduler."
+)
+
+
+def _refuse_hooks(optimizer: torch.optim.Optimizer, own: int | None = None) -> None:
+    """Refuse code in an optimizer beside its own step; ``own`` is the hook that watches it."""
+    hooks = [v for name, v in vars(optimizer).items() if name.endswith("_hooks")]
+    hooks += [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+    step = vars(optimizer).get("step")
+    replaced = step is not None and not hasattr(step, "_wrapped_by_lr_sched")
+    if replaced or any(number != own for each in hooks for number in each):
+        raise ConfigError(_HOOKS.format(f"{type(optimizer).__name__}, or on all optimizers"))
 
 
 def _per_example(parameter: nn.Parameter) -> Tensor | None:
@@ -1367,6 +1397,7 @@ def _refuse_unsupported(module: nn.Module, optimizer: torch.optim.Optimizer) -> 
         )
     if isinstance(optimizer, DPOptimizer):
         raise ConfigError("optimizer: is private already. Pass the one that it was made from.")
+    _refuse_hooks(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("optimizer: LBFGS computes gradients more than once per step.")
     if torch.distributed.is_available() and torch.distributed.is_initialized():

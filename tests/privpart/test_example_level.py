@@ -10,6 +10,10 @@ from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from safetensors.torch import load_file
 from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
@@ -387,6 +391,74 @@ def test_nothing_but_noised_gradients_reaches_the_model(mistake, said):
     with pytest.raises(ConfigError, match=said):
         mistake(module, optimizer, next(iter(loader)))
     assert optimizer.passes.done == 0
+
+
+def in_step(optimizer, hook):
+    optimizer.original_optimizer.step = hook
+
+
+HOOKS = {
+    "attach_step_hook": lambda optimizer, hook: optimizer.attach_step_hook(hook),
+    "step_hook": lambda optimizer, hook: setattr(optimizer, "step_hook", hook),
+    "before": lambda optimizer, hook: optimizer.register_step_pre_hook(hook),
+    "after": lambda optimizer, hook: optimizer.register_step_post_hook(hook),
+    "own before": lambda made, hook: made.original_optimizer.register_step_pre_hook(hook),
+    "own after": lambda made, hook: made.original_optimizer.register_step_post_hook(hook),
+    "own state": lambda made, hook: made.original_optimizer.register_state_dict_post_hook(hook),
+    "all before": lambda _, hook: register_optimizer_step_pre_hook(hook),
+    "all after": lambda _, hook: register_optimizer_step_post_hook(hook),
+    "instead": in_step,
+}
+
+
+@pytest.mark.parametrize("attach", HOOKS.values(), ids=HOOKS)
+def test_no_code_runs_between_the_noise_and_the_release(attach):
+    ran, handles = [], []
+    _, module, optimizer, loader = private()
+    before = [p.detach().clone() for p in module.parameters()]
+
+    def hooked_step():
+        handles.append(attach(optimizer, lambda *arguments: ran.append(arguments)))
+        step(module, optimizer, next(iter(loader)))
+
+    with pytest.raises(ConfigError, match="would run between the noise and the release"):
+        hooked_step()
+    for handle in filter(None, handles):
+        handle.remove()
+    assert not ran
+    assert optimizer.noise.round == 0
+    assert all(map(torch.equal, module.parameters(), before))
+
+
+def test_an_optimizer_with_hooks_is_refused_and_a_scheduler_is_none():
+    module = net()
+    sgd = torch.optim.SGD(module.parameters(), lr=1.0)
+    hook = sgd.register_step_post_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match="a hook on SGD"):
+        private(module, optimizer=sgd)
+    hook.remove()
+    slower = torch.optim.lr_scheduler.StepLR(sgd, 2)
+    assert len(train(*private(module, optimizer=sgd, scheduler=slower)[1:])) == STEPS
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_on_a_parameter_changes_no_sum(kind):
+    def add(given):
+        given.grad = given.grad + 9 if isinstance(given, nn.Parameter) else given + 9
+        return None if isinstance(given, nn.Parameter) else given + 9
+
+    expected = train(*private()[1:])
+    _, module, optimizer, loader = private()
+    found = [train(module, optimizer, loader, 1)]
+    getattr(optimizer.trained[0], kind)(add)
+    found.append(train(module, optimizer, loader, EPOCHS - 1))
+    assert torch.equal(torch.cat(found), expected)
+    ghost = {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()}
+    _, module, optimizer, loader, criterion = private(**ghost)
+    getattr(optimizer.trained[0], kind)(add)
+    x, y = next(iter(loader))
+    with pytest.raises(ConfigError, match="a parameter has a hook"):
+        criterion(module(x), y).backward()
 
 
 def test_running_statistics_do_not_leave_with_the_model():
