@@ -468,10 +468,11 @@ def _assumptions(
     found = (*_common_assumptions(participation, unit), *prefix)
     if unit != "example":
         return found
+    whose = ", and in each step the network gets the rows of the examples dealt for it, each once"
     own = (
         replace(
             a,
-            text=_TEXTS_OF_EXAMPLES.get(a.code, a.text),
+            text=_TEXTS_OF_EXAMPLES.get(a.code, a.text + whose * (a.code == "participation")),
             consequence=a.consequence.replace("cohort", "batch"),
         )
         for a in found
@@ -507,7 +508,7 @@ _ASSUMPTIONS_OF_EXAMPLES = (
     Assumption(
         "gradients",
         "the gradient that is clipped as one example's depends on no other example: neither "
-        "network nor loss mixes the examples of a batch",
+        "network nor loss mixes the examples of a batch, or takes data or labels from elsewhere",
         "asserted",
         "clipping bounds nothing; privpart verify-gradients compares them with one by one",
     ),
@@ -520,7 +521,8 @@ _ASSUMPTIONS_OF_EXAMPLES = (
     ),
     Assumption(
         "data",
-        "the data set gives the same example under the same number in every pass",
+        "the data set gives the same example under the same number in every pass, another one "
+        "under every other number, and no row of a batch depends on two of them",
         "asserted",
         "an example takes part more often, or nearer together, than stated",
     ),

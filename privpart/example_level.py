@@ -14,10 +14,13 @@ Loader, optimizer and run folder are one file: each refuses what the guarantee o
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence, Sized
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast, get_args
+from typing import Any, Literal, NoReturn, TypeGuard, cast, get_args
 
 import torch
 from opacus import GradSampleModule
@@ -25,6 +28,7 @@ from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.layers.dp_rnn import DPRNNBase
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -50,12 +54,104 @@ from privpart.model import state_of
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.noise.stream import NoiseStream
 from privpart.plan import PrivacyPlan
-from privpart.run.folder import RunFolder, holds_a_run
+from privpart.run.folder import ROWS, RunFolder, holds_a_run
 from privpart.server import RoundCounts
 from privpart.start_values import same_bits
 
 GradSampleMode = Literal["hooks", "ghost"]
 _SCHEMA = "privpart/example-level/1"
+
+
+class Rows:
+    """Compares the rows that reach the network in a step with those that the loader dealt.
+
+    By a checksum of each row of each tensor, after collation. Without it, a loop that calls the
+    network with half of a batch twice, or with one batch in every step, passes every other check:
+    as many gradients come as examples were dealt.
+    """
+
+    def __init__(self) -> None:
+        self._dealt: list[list[int]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._calls: list[_Call] = []
+        self._running: _Call | None = None
+        self._gradients: dict[nn.Parameter, list[tuple[Tensor, int]]] = {}
+        self._faults: set[str] = set()
+
+    def deal(self, batch: object, size: int) -> None:
+        """Note the rows of a batch of ``size`` examples."""
+        tensors = (leaf for leaf in _leaves(batch) if _is_dense(leaf) and leaf.dim())
+        self._dealt = [_row_checksums(tensor) for tensor in tensors if len(tensor) == size]
+
+    @contextmanager
+    def calling(self, inputs: object) -> "Iterator[_Call]":
+        """Within this context, the network computes from ``inputs``."""
+        self._running = _Call(inputs)
+        try:
+            yield self._running
+        finally:
+            self._running = None
+
+    def capture(self) -> None:
+        """Note that a layer kept its input, from which gradients will be computed."""
+        if self._running is None:
+            self._faults.add("outside")
+        elif self._running not in self._calls:
+            self._calls.append(self._running)
+
+    def use(self, call: "_Call") -> None:
+        """Note that a backward pass through a call of the network begins."""
+        call.uses += 1
+        if call.checksums() != call.rows:
+            self._faults.add("backward")
+
+    def note_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Note the per-example gradients that a backward pass has just computed."""
+        self._gradients |= {p: [(t, t._version) for t in _samples(p)] for p in parameters}
+
+    def check_gradients(self) -> None:
+        """Note whether the per-example gradients are still those that were computed."""
+        for p, computed in self._gradients.items():
+            now = [(id(t), t._version) for t in _samples(p)]
+            if now != [(id(t), version) for t, version in computed]:
+                self._faults.add("backward")
+        self._gradients = {}
+
+    def compare(self) -> str:
+        """Return the name in ``ROWS`` of how the step differs from what was dealt, or "".
+
+        The next step begins.
+        """
+        dealt, calls, faults = self._dealt, self._calls, self._faults
+        if any(call.uses != 1 for call in calls):
+            faults.add("backward")
+        if not dealt:
+            faults.add("unseen")
+        # of each input, the rows of all calls: each may be with a part of the batch
+        parts = zip_longest(*(call.rows for call in calls), fillvalue=())
+        inputs = [list(chain(*each)) for each in parts]
+        if any(rows not in dealt for rows in inputs):
+            faults.add("inputs")
+        # most, not all: a single example should not decide about a word of the report
+        if all(2 * len(set(rows)) <= len(rows) for rows in inputs):
+            faults.add("alike")
+        self._begin()
+        return next((name for name in ROWS if name in faults), "")
+
+
+class _Call:
+    """A call of the network: what entered it, and how many backward passes used it."""
+
+    def __init__(self, inputs: object) -> None:
+        self._inputs = list(_leaves(inputs))
+        self.rows = self.checksums() if torch.is_grad_enabled() else []
+        self.uses = 0
+
+    def checksums(self) -> list[list[int]]:
+        """Return the checksum of each row of each input; of one that cannot be read, no rows."""
+        return [_row_checksums(leaf) if _is_dense(leaf) else [] for leaf in self._inputs]
 
 
 class FixedPasses(Sampler[list[int]]):
@@ -72,6 +168,7 @@ class FixedPasses(Sampler[list[int]]):
     Attributes:
         order: numbers of the examples in the order of every pass.
         batches: number of batches of a pass.
+        rows: compares what was dealt with what reached the network.
         done: number of batches that became a step.
     """
 
@@ -83,6 +180,7 @@ class FixedPasses(Sampler[list[int]]):
         self._batches = [self.order[i : i + size] for i in range(0, examples, size)]
         self.batches = len(self._batches)
         self.epochs = checks.count("epochs", epochs)
+        self.rows = Rows()
         self.done = 0
         self._dealt = 0
         self._summed = 0
@@ -155,6 +253,7 @@ class FixedPasses(Sampler[list[int]]):
                     "reads ahead. Begin the pass again: it continues with that batch."
                 )
             self._dealt += 1
+            self.rows.deal(batch, len(self.batch(self.done)))
             yield batch
 
     def _refuse_done(self) -> None:
@@ -250,6 +349,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._released: list[Tensor] = []
         self._fixed: dict[str, tuple[Tensor, Any]] = {}
         self._guard = -1
+        self._rows_differ = ""
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a private optimizer is never copied; a copy would repeat its noise.")
@@ -302,7 +402,8 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             self._scheduler.step(self.passes.done)
         if self._folder is not None and self._steps is not None:
             examples = len(self._steps.cohort)
-            self._folder.commit(self._steps, RoundCounts(examples, examples, 0))
+            counts = RoundCounts(examples, examples, 0, rows_differ=self._rows_differ)
+            self._folder.commit(self._steps, counts)
         with torch.no_grad():
             for kept, p in zip(self._released, self.trained, strict=True):
                 kept.copy_(p)
@@ -333,12 +434,14 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._halted = "a step was interrupted."
         try:
             self._refuse_changes()
+            self.passes.rows.check_gradients()
             self.passes.add(self._add_up())
             if self._check_skip_next_step():
                 self._is_last_step_skipped = True
                 self._halted = ""
                 return False
             self.passes.finish()
+            self._rows_differ = self.passes.rows.compare()
         except Exception as error:
             self._halted = str(error)
             raise
@@ -427,8 +530,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 continue
             found = p.grad.to_dense() if p.grad.is_sparse else p.grad
             mean = torch.zeros_like(sample[0])
-            parts = p.grad_sample if isinstance(p.grad_sample, list) else [sample]
-            for part in torch.split(sample, [len(some) for some in parts]):
+            for part in torch.split(sample, [len(some) for some in _samples(p)]):
                 mean += part.sum(0) / (len(part) if self.loss_reduction == "mean" else 1)
             longest = torch.linalg.vector_norm(sample, dim=1).max()
             if bool((found.reshape(-1) - mean).norm() > 1e-2 * longest + 1e-6):
@@ -472,7 +574,32 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._total.zero_()
 
 
-class _HooksModule(GradSampleModule):  # type: ignore[misc]
+class _Watched:
+    """A module that Opacus wrapped, of which every call, and the use of its output, is noted."""
+
+    rows: Rows
+    hooks_enabled: bool
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        """Call the user's network."""
+        with self.rows.calling((arguments, options)) as call:
+            output = super().forward(*arguments, **options)  # type: ignore[misc]
+        if used := [leaf for leaf in _leaves(output) if _is_dense(leaf) and leaf.requires_grad]:
+            register_multi_grad_hook(used, lambda _: self._use(call), mode="any")
+        return output
+
+    def _use(self, call: _Call) -> None:
+        if self.hooks_enabled:
+            self.rows.use(call)
+
+    def capture_activations_hook(self, module: nn.Module, *arguments: Any) -> None:  # noqa: ANN401
+        """Note which call of the network a layer's input is of."""
+        if self.hooks_enabled and module.training and torch.is_grad_enabled():
+            self.rows.capture()
+        super().capture_activations_hook(module, *arguments)  # type: ignore[misc]
+
+
+class _HooksModule(_Watched, GradSampleModule):  # type: ignore[misc]
     """A module whose per-example gradients are kept."""
 
     def capture_backprops_hook(self, module: nn.Module, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
@@ -480,6 +607,30 @@ class _HooksModule(GradSampleModule):  # type: ignore[misc]
         if self.hooks_enabled:
             _refuse_evaluation_mode(module)
         super().capture_backprops_hook(module, *arguments, **options)
+        if self.hooks_enabled:
+            self.rows.note_gradients(module.parameters())
+
+
+def _leaves(value: object) -> Iterator[object]:
+    """Yield what a nest of mappings, lists and tuples holds; None and truth values hold no data."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif value is not None and not isinstance(value, bool):
+        yield value
+
+
+def _is_dense(leaf: object) -> TypeGuard[Tensor]:
+    return isinstance(leaf, Tensor) and leaf.layout is torch.strided
+
+
+def _row_checksums(tensor: Tensor) -> list[int]:
+    """Return the checksum of each row, on the CPU: a move to a device keeps bytes."""
+    count = len(tensor) if tensor.dim() else 1
+    rows = tensor.detach().cpu().resolve_conj().reshape(count, tensor.numel() // max(1, count))
+    return [zlib.crc32(row) for row in rows.contiguous().view(torch.uint8).numpy()]
 
 
 def _refuse_evaluation_mode(layer: nn.Module) -> None:
@@ -491,7 +642,7 @@ def _refuse_evaluation_mode(layer: nn.Module) -> None:
         )
 
 
-class _GhostModule(GradSampleModuleFastGradientClipping):  # type: ignore[misc]
+class _GhostModule(_Watched, GradSampleModuleFastGradientClipping):  # type: ignore[misc]
     """A module whose gradients are clipped by their norms alone, in a second backward pass.
 
     Attributes:
@@ -684,16 +835,23 @@ def _refuse_hooks(optimizer: torch.optim.Optimizer, own: int | None = None) -> N
         raise ConfigError(_HOOKS.format(f"{type(optimizer).__name__}, or on all optimizers"))
 
 
+def _samples(parameter: nn.Parameter) -> list[Tensor]:
+    """Return a parameter's per-example gradients of each backward pass."""
+    found = getattr(parameter, "grad_sample", None)
+    if found is None:
+        return []
+    return list(found) if isinstance(found, list) else [found]
+
+
 def _per_example(parameter: nn.Parameter) -> Tensor | None:
     """Return a parameter's per-example gradients, shape (B, d), of one or more backward passes.
 
     None if there are none.
     """
-    found = getattr(parameter, "grad_sample", None)
-    if isinstance(found, list) and found:
-        found = torch.cat(found)
-    if not isinstance(found, Tensor):
+    parts = _samples(parameter)
+    if not parts:
         return None
+    found = torch.cat(parts) if len(parts) > 1 else parts[0]
     if found.shape[1:] != parameter.shape:
         raise ConfigError(
             f"backward(): per-example gradients of shape {list(found.shape[1:])} for a parameter "
@@ -1051,6 +1209,7 @@ class FTRLEngine:
         )
         names = {id(p): name for name, p in module.named_parameters()}
         facts: dict[str, Any] = {"delta": delta, "unit": "example", "mode": grad_sample_mode}
+        facts["compares_rows"] = True
         facts["parameters"] = [[names[id(p)], list(p.shape)] for p in trained]
         if population is not None:
             facts["population_name"] = f"{population} (examples)"
@@ -1295,7 +1454,7 @@ def _private(
     stream = NoiseStream(own, dim=dim, stddev=2.0**bits, source=source)
     charge = (dim * own.rounds) ** 0.5 * stream.filter_error(passes.epochs * 2.0**bits / z)
     grid = Grid.of(bits, z, dim, filter_charge=charge)
-    kind = FTRLOptimizer
+    kind, wrapped.rows = FTRLOptimizer, passes.rows
     if isinstance(wrapped, _GhostModule):
         kind, wrapped.max_grad_norm = _GhostOptimizer, grid.sum_clip_norm(plan.clip_norm)
     return kind(

@@ -261,7 +261,7 @@ def _words(tensor: Tensor) -> Tensor:
 def _weighted(words: Tensor) -> Tensor:
     """Return the sum of words modulo 2^64, each times an odd number that depends on its place."""
     total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for part in words.split(2**22):  # each takes several vectors of 64-bit integers
+    for part in torch.split(words, 2**22):  # each takes several vectors of 64-bit integers
         weights = torch.arange(1, len(part) + 1, device=part.device) * _MIX
         for shift in (30, 27, 31):  # as in SplitMix64
             weights = (weights ^ (weights >> shift)) * _MIX

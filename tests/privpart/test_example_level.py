@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ from privpart import SeededSource
 from privpart.cli.main import app
 from privpart.example_level import FTRLEngine
 from privpart.noise.stream import NoiseStream
-from privpart.run.report import run_report
+from privpart.run.evidence import gather
+from privpart.run.report import report_of, run_report
+from privpart.run.verify import check_run
 
 # torch's, of Opacus's hooks: the input of the first layer needs no gradient
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
@@ -259,6 +262,19 @@ def one_epoch_more(module, optimizer, loader):
     train(module, optimizer, loader, EPOCHS + 1)
 
 
+def forward_twice(module, optimizer, loader):
+    x, y = next(iter(loader))
+    module(x)
+    nn.functional.cross_entropy(module(x), y).backward()
+    optimizer.step()
+
+
+def more_rows(module, optimizer, loader):
+    x, y = next(iter(loader))
+    nn.functional.cross_entropy(module(torch.cat([x, x])), torch.cat([y, y])).backward()
+    optimizer.step()
+
+
 def backward_twice(module, optimizer, loader):
     x, y = next(iter(loader))
     for _ in range(2):
@@ -291,6 +307,8 @@ def another_parameter(module, optimizer, loader):
     [
         (step_twice, "has dealt no batch for it"),
         (one_epoch_more, "all 3 epochs are done"),
+        (forward_twice, "has no per-example gradient"),
+        (more_rows, "are of 8 examples, and the batch has 4"),
         (backward_twice, "are of 8 examples, and the batch has 4"),
         (step_without_backward, "has no per-example gradient"),
         (another_loader, "has dealt no batch for it"),
@@ -785,6 +803,256 @@ def test_the_commands_about_runs_take_one_on_examples(tmp_path):
     assert call(app, ["close", str(run), "--yes"]).exit_code == 0
     with pytest.raises(ConfigError, match="ended early, after 2 of 9 rounds"):
         in_folder(run, seed=None, population="digits", resume=True)
+
+
+class Two(nn.Module):
+    """A network that may take a second input, and ignores it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = net()
+
+    def forward(self, x, second=None):
+        return self.body(x)
+
+
+def loss(output, labels):
+    return nn.functional.cross_entropy(output, labels)
+
+
+def as_dealt(module, x, y, before):
+    loss(module(x.clone()), y).backward()
+
+
+def in_parts(module, x, y, before):
+    for part in (slice(0, 1), slice(1, None)):
+        loss(module(x[part]), y[part]).backward()
+
+
+def beside_metrics(module, x, y, before):
+    with torch.no_grad():
+        module(2 * x)
+    loss(module(x, second=[x, None, True]), y).backward()
+    module.eval()
+    module(before)
+    module.train()
+
+
+def augmented(module, x, y, before):
+    loss(module(x + 1e-3), y).backward()
+
+
+def permuted(module, x, y, before):
+    loss(module(x.flip(0)), y.flip(0)).backward()
+
+
+def one_row_swapped(module, x, y, before):
+    loss(module(torch.cat([before[:1], x[1:]])), y).backward()
+
+
+def replaced(module, x, y, before):
+    loss(module(torch.zeros_like(x)), y).backward()
+
+
+def half_twice(module, x, y, before):
+    half = [i // 2 for i in range(len(x))]
+    loss(module(x[half]), y[half]).backward()
+
+
+def half_twice_in_parts(module, x, y, before):
+    for part in (x[:2], x[: len(x) - 2]):
+        loss(module(part), y[: len(part)]).backward()
+
+
+def one_batch_always(module, x, y, before):
+    loss(module(before), y).backward()
+
+
+def changed_in_place(module, x, y, before):
+    output = module(x)
+    x.data.copy_(before)
+    loss(output, y).backward()
+
+
+def the_network_itself(module, x, y, before):
+    loss(module._module(before), y).backward()
+
+
+def behind_a_hook(module, x, y, before):
+    hook = module.register_forward_pre_hook(lambda _, inputs: (before,))
+    loss(module(x), y).backward()
+    hook.remove()
+
+
+def decoy(module, x, y, before):
+    loss(module(before, x), y).backward()
+
+
+def second_decoy(module, x, y, before):
+    loss(module(x, second={"rows": before}), y).backward()
+
+
+def shorter_decoy(module, x, y, before):
+    loss(module(x, before[:1]), y).backward()
+
+
+def decoy_in_a_part(module, x, y, before):
+    loss(module(x[:1]), y[:1]).backward()
+    loss(module(x[1:], before[1:]), y[1:]).backward()
+
+
+def decoy_of_another_kind(module, x, y, before):
+    loss(module(x, before.tolist()), y).backward()
+
+
+def gradients_replaced(module, x, y, before):
+    loss(module(x), y).backward()
+    for p in module.parameters():
+        p.grad_sample = p.grad_sample.flip(0).add_(0)
+
+
+def gradients_changed(module, x, y, before):
+    loss(module(x), y).backward()
+    for p in module.parameters():
+        p.grad_sample[0] = p.grad_sample[1]
+
+
+INPUTS, BACKWARD = "something else than the rows that were dealt", "did not come unchanged"
+LOOPS = {
+    None: (as_dealt, in_parts, beside_metrics),
+    INPUTS: (
+        *(augmented, permuted, one_row_swapped, replaced, half_twice, half_twice_in_parts),
+        *(one_batch_always, behind_a_hook, decoy, second_decoy, shorter_decoy),
+        *(decoy_in_a_part, decoy_of_another_kind),
+    ),
+    BACKWARD: (changed_in_place, gradients_replaced, gradients_changed),
+    "outside of a call of the network": (the_network_itself,),
+}
+
+
+def participation(folder):
+    words = {a.code: a for a in run_report(folder).guarantee.assumptions}
+    line = next(check for check in check_run(folder) if check.what == "participation")
+    assert line.status == words["participation"].status
+    assert words["gradients"].status == "asserted"
+    assert "takes data or labels from elsewhere" in words["gradients"].text
+    return words["participation"]
+
+
+def run_with(folder, loop, *, module=None, dataset=None, **options):
+    """Train one pass, from the second batch on by ``loop``; return what participation rests on."""
+    made = private(module or Two(), dataset, seed=None, out=folder, delta=1e-5, epochs=1, **options)
+    engine, module, optimizer, loader, *_ = made
+    first = None
+    for batch in loader:
+        x, y = batch.values() if isinstance(batch, dict) else batch
+        optimizer.zero_grad()
+        if first is None:
+            first = x.clone()
+            as_dealt(module, x, y, first)
+        else:
+            loop(module, x, y, first[: len(x)])
+        optimizer.step()
+    engine.close()
+    return participation(folder)
+
+
+@pytest.mark.parametrize(
+    ("loop", "why"), [(loop, why) for why, loops in LOOPS.items() for loop in loops]
+)
+def test_participation_is_verified_where_the_rows_were_compared(loop, why, tmp_path):
+    found = run_with(tmp_path / "run", loop)
+    assert found.status == ("asserted" if why else "verified")
+    assert (why or "with the rows that were dealt, each once") in found.evidence
+    assert ("since step 1" in found.evidence) == bool(why)
+    assert "the network gets the rows of the examples dealt for it, each once" in found.text
+
+
+class Elsewhere(Two):
+    """Computes from rows that it was not called with: no comparison of rows can tell."""
+
+    def forward(self, x, second=None):
+        self.first = getattr(self, "first", x[:1])
+        return self.body(self.first.expand(len(x), -1) + 0 * x)
+
+
+def as_dictionary(rows):
+    x, y = zip(*rows, strict=True)
+    return {"x": torch.stack(x), "y": torch.stack(y)}
+
+
+def as_objects(rows):
+    return as_dictionary(rows).values()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"collate_fn": as_dictionary}, None),
+        ({"num_workers": 1}, None),
+        ({"module": Elsewhere()}, None),
+        ({"collate_fn": as_objects}, "nothing that could be compared"),
+        (
+            {"dataset": TensorDataset(torch.ones(EXAMPLES, 5), data().tensors[1])},
+            "the rows of the batch apart",
+        ),
+    ],
+    ids=["dictionary", "workers", "elsewhere", "objects", "constant"],
+)
+def test_what_can_be_compared_depends_on_what_is_dealt(options, why, tmp_path):
+    found = run_with(tmp_path / "run", as_dealt, **options)
+    assert found.status == ("asserted" if why else "verified")
+    assert (why or "") in found.evidence
+
+
+def test_rows_are_compared_under_ghost_clipping_and_not_in_parts_of_a_batch(tmp_path):
+    options = {"seed": None, "delta": 1e-5, "epochs": 1}
+    ghost = {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()}
+    for name, twice in (("verified", False), ("asserted", True)):
+        out = tmp_path / name
+        _, module, optimizer, loader, criterion = private(out=out, **options, **ghost)
+        for x, y in loader:
+            half = [i // 2 for i in range(len(x))] if twice else range(len(x))
+            criterion(module(x[half]), y[half]).backward()
+            optimizer.step()
+        assert participation(out).status == name
+    _, module, optimizer, loader = private(out=tmp_path / "parts", **options)
+    small = BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer)
+    with small as parts:
+        train(module, optimizer, parts, 1)
+    found = participation(tmp_path / "parts")
+    assert found.status == "asserted"
+    assert "BatchMemoryManager" in found.evidence
+
+
+def test_an_earlier_backward_pass_is_not_repeated_for_another_batch(tmp_path):
+    """Opacus multiplies its gradients with the newest inputs, whichever call they are of."""
+    engine, module, optimizer, loader = private(nn.Linear(5, 3), out=tmp_path / "run", delta=1e-5)
+    batches = iter(loader)
+    x, y = next(batches)
+    earlier = loss(module(x), y)
+    earlier.backward(retain_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    module(next(batches)[0])
+    earlier.backward()
+    optimizer.step()
+    engine.close()
+    assert BACKWARD in participation(tmp_path / "run").evidence
+
+
+def test_a_step_that_was_not_compared_stays_so_and_so_does_a_run_of_before(tmp_path):
+    for loop in (augmented, as_dealt):
+        engine, module, optimizer, loader = private(out=tmp_path / "run", resume=True, delta=1e-5)
+        x, y = next(iter(loader))
+        loop(module, x, y, x)
+        optimizer.step()
+        engine.close()
+    assert "since step 0" in participation(tmp_path / "run").evidence
+    evidence = gather(tmp_path / "run")
+    kept = {k: v for k, v in evidence.facts.items() if k not in ("compares_rows", "rows_differ")}
+    words = report_of(replace(evidence, facts=kept), tmp_path / "run").guarantee.assumptions
+    assert next(a for a in words if a.code == "participation").status == "asserted"
 
 
 def test_a_comparison_with_dp_sgd():
