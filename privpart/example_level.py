@@ -350,6 +350,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._fixed: dict[str, tuple[Tensor, Any]] = {}
         self._guard = -1
         self._rows_differ = ""
+        self._not_finite = 0
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a private optimizer is never copied; a copy would repeat its noise.")
@@ -440,6 +441,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 self._is_last_step_skipped = True
                 self._halted = ""
                 return False
+            self._refuse_not_finite()
             self.passes.finish()
             self._rows_differ = self.passes.rows.compare()
         except Exception as error:
@@ -449,6 +451,18 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._is_last_step_skipped = False
         self._halted = ""
         return True
+
+    def _refuse_not_finite(self) -> None:
+        done = self.passes.done
+        count, examples = self._not_finite, len(self.passes.batch(done))
+        self._not_finite = 0
+        if 2 * count > examples:
+            raise ConfigError(
+                f"step {done}: the gradients of {count} of {examples} examples are not finite, or "
+                f"longer than {_LONGEST:g}, and would count as zeros: the step would spend its "
+                "part of epsilon on noise alone. Nothing of it was released. Look for NaN in the "
+                "data, lower the learning rate, and begin another run."
+            )
 
     def _refuse_changes(self) -> None:
         now = (float(self.max_grad_norm), float(self.noise_multiplier), self.expected_batch_size)
@@ -551,6 +565,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         squares = torch.stack(used).sum(0)
         finite = squares <= _LONGEST**2
         if not bool(finite.all()):
+            self._not_finite += int((~finite).sum())
             for i, sample in enumerate(samples):
                 if sample is not None:
                     samples[i] = torch.where(finite[:, None], sample, 0.0)

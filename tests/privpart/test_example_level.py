@@ -521,15 +521,40 @@ def test_an_interrupt_while_gradients_are_added_up_ends_the_run(monkeypatch):
         optimizer.step()
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e25])
-def test_lengths_that_float32_cannot_square(scale):
+@pytest.mark.parametrize(("scale", "rows"), [(1e-30, slice(None)), (1e25, slice(1))])
+def test_lengths_that_float32_cannot_square(scale, rows):
     """A gradient that underflows is short; one that overflows counts as zeros."""
-    noised = train(*private(dataset=data(scale=scale))[1:], epochs=1)
-    same = train(*private(dataset=data(scale=0.0))[1:], epochs=1)
+    scaled, zeros = data(), data()
+    for some, factor in ((scaled, scale), (zeros, 0.0)):
+        some.tensors[0][rows] *= factor
+    noised = train(*private(dataset=scaled)[1:], epochs=1)
+    same = train(*private(dataset=zeros)[1:], epochs=1)
     assert torch.isfinite(noised).all()
     assert ((noised - same).norm(dim=1) <= 2 * BATCH * CLIP).all()
     with pytest.raises(ConfigError, match="must be 1e-06 to 1e"):
         private(max_grad_norm=1e-9)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_run_stops_before_a_step_of_which_most_gradients_are_not_finite(parts, value, tmp_path):
+    """Half of them are zeros; of more, nothing is released, and no noise is spent."""
+    some = data()
+    engine, module, optimizer, loader = private(
+        dataset=some, seed=None, out=tmp_path / "run", delta=1e-5
+    )
+    second, third = (list(loader.batch_sampler.batch(number)) for number in (1, 2))
+    some.tensors[0][second[:2] + third[:2]] = value
+    physical = BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=1 if parts else BATCH, optimizer=optimizer
+    )
+    with physical as small, pytest.raises(ConfigError, match=r"step 2: .* of 2 of 3 examples"):
+        train(module, optimizer, small)
+    assert (optimizer.passes.done, optimizer.noise.round) == (2, 2)
+    with pytest.raises(ConfigError, match="this run has stopped"):
+        optimizer.step()
+    engine.close()
+    assert run_report(tmp_path / "run").rounds == 2
 
 
 class Sometimes(nn.Module):
