@@ -14,6 +14,7 @@ Loader, optimizer and run folder are one file: each refuses what the guarantee o
 
 import hashlib
 import json
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -1133,6 +1134,7 @@ class FTRLEngine:
         self._plan: PrivacyPlan | None = None
         self._passes: FixedPasses | None = None
         self._folder: RunFolder | None = None
+        self._allows_large = False
 
     def make_private(
         self,
@@ -1147,6 +1149,7 @@ class FTRLEngine:
         noise_multiplier: float | None = None,
         target_epsilon: float | None = None,
         delta: float | None = None,
+        allow_large_delta: bool = False,
         mechanism: str | MechanismChoice | Mechanism = "blt",
         grad_sample_mode: GradSampleMode = "hooks",
         criterion: nn.Module | None = None,
@@ -1177,7 +1180,9 @@ class FTRLEngine:
             noise_multiplier: standard deviation of one i.i.d. coordinate that enters the mechanism
                 / clip norm, > 0; or pass ``target_epsilon``.
             target_epsilon: least noise for this epsilon at ``delta``.
-            delta: in (0, 1).
+            delta: in (0, 1), below 0.1 / number of examples; a warning says so if it is not.
+            allow_large_delta: accepts a delta of 1 / number of examples or more, here and later;
+                reports say that it is too large.
             mechanism: name, choice with options, or a mechanism for as many rounds as steps.
             grad_sample_mode: "hooks" keeps each example's gradient; "ghost" only their norms, in
                 less memory and a second backward pass.
@@ -1209,11 +1214,13 @@ class FTRLEngine:
             raise ConfigError(
                 f"max_grad_norm={max_grad_norm:g}: must be {_LEAST:g} to {_MOST:g}. Scale the loss."
             )
+        examples, self._allows_large = len(passes.order), allow_large_delta
+        _accept_delta(delta, examples, allow_large_delta)
         own = _mechanism(mechanism, passes.participation)
         z = _noise(own, passes.participation, noise_multiplier, target_epsilon, delta)
         trained = _trained(module, optimizer)
         refuse_noise(z, sum(p.numel() for p in trained))
-        about = len(passes.order), order_seed, grad_sample_mode, loss_reduction
+        about = examples, order_seed, grad_sample_mode, loss_reduction
         plan = PrivacyPlan(
             mechanism=own,
             participation=passes.participation,
@@ -1226,6 +1233,7 @@ class FTRLEngine:
         facts: dict[str, Any] = {"delta": delta, "unit": "example", "mode": grad_sample_mode}
         facts["compares_rows"] = True
         facts["parameters"] = [[names[id(p)], list(p.shape)] for p in trained]
+        facts["population_size"] = examples
         if population is not None:
             facts["population_name"] = f"{population} (examples)"
         # a generator of its own: a loader draws from torch's as often as it is begun
@@ -1285,7 +1293,12 @@ class FTRLEngine:
         return -(-(passes.batches * passes.epochs - passes.done) // passes.batches)
 
     def epsilon(self, delta: float) -> float:
-        """Return epsilon of the whole run at ``delta`` in (0, 1), before or after training."""
+        """Return epsilon of the whole run at ``delta`` in (0, 1), before or after training.
+
+        Raises:
+            ConfigError: delta is 1 / number of examples or more, and ``allow_large_delta`` was not
+                passed.
+        """
         return self.report(delta).epsilon
 
     def get_epsilon(self, delta: float) -> float:
@@ -1297,9 +1310,15 @@ class FTRLEngine:
 
         Nothing in it was checked: ``privpart report`` says of a run in a folder what was.
         """
-        plan, _ = self._of_run()
+        plan, passes = self._of_run()
+        examples = len(passes.order)
+        if not self._allows_large and checks.is_large_delta(delta, examples):
+            checks.accept_delta(delta, examples, unit="example")  # raises
         return plan.report(
-            delta, noise_source="os" if self._seed is None else "seeded", unit="example"
+            delta,
+            noise_source="os" if self._seed is None else "seeded",
+            unit="example",
+            population=examples,
         )
 
     def privacy_statement(self, delta: float) -> str:
@@ -1372,6 +1391,15 @@ def _refuse_folder_options(
             "scheduler: ReduceLROnPlateau follows a metric, which no epsilon covers. Use one that "
             "counts steps."
         )
+
+
+def _accept_delta(delta: float | None, examples: int, allow_large: bool) -> None:
+    """Refuse a large delta, and warn of one that is not far below 1 / examples."""
+    if delta is None:
+        return
+    said = checks.accept_delta(delta, examples, allow_large=allow_large, unit="example")
+    if said:
+        sys.stderr.write(f"privpart: warning: {said}\n")
 
 
 def _refuse_loss_options(mode: str, loss_reduction: str, criterion: nn.Module | None) -> None:

@@ -1091,6 +1091,36 @@ def test_a_comparison_with_dp_sgd():
     assert "DP-SGD with this noise and hidden Poisson samples" in str(found)
 
 
+def test_delta_is_judged_against_the_number_of_examples(tmp_path, capsys):
+    private(delta=0.09 / EXAMPLES)
+    assert not capsys.readouterr().err
+    private(delta=0.5 / EXAMPLES)
+    assert "for 11 examples it should be below 0.1 / 11" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="publishing the data of one example, chosen at random"):
+        private(delta=1 / EXAMPLES, out=tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    with pytest.raises(ConfigError, match="leave it out"):
+        private(delta=1e-5, allow_large_delta=True)
+    engine = private()[0]
+    for method in (engine.epsilon, engine.get_epsilon, engine.report, engine.comparison):
+        with pytest.raises(ConfigError, match="allow_large_delta"):
+            method(0.5)
+    assert "below 0.1 / 11" in engine.privacy_statement(0.5 / EXAMPLES)
+    engine, module, optimizer, loader = private(
+        delta=0.5, allow_large_delta=True, seed=None, out=tmp_path / "run"
+    )
+    train(module, optimizer, loader)
+    engine.close()
+    for found in (engine.report(0.5), run_report(tmp_path / "run").guarantee):
+        assert found.population == EXAMPLES
+        assert "is 1 / 11 or more" in " ".join(found.warnings)
+    vouched = run_report(tmp_path / "run").guarantee
+    for each in vouched.assumptions:
+        if each.status == "asserted":
+            vouched = vouched.with_status(each.code, "vouched", "by a test")
+    assert vouched.status == "conditional"
+
+
 def test_another_module_or_plan_is_not_resumed(tmp_path):
     made = in_folder(tmp_path / "run")
     train_some(made, 1)
