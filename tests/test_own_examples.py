@@ -67,8 +67,7 @@ def folder(request, tmp_path, monkeypatch):
         assert found, key
     (copy / "plan.toml").write_text(text)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(own_code, "_added", [])
-    monkeypatch.setattr(own_code, "_imported", {})
+    monkeypatch.setattr(own_code, "_first_digest", {})
     if (copy / "make_data.py").exists():
         with monkeypatch.context() as patch:
             patch.syspath_prepend(copy)
