@@ -365,6 +365,7 @@ def _facts(
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
     facts["population_name"] = population_name(plan, setup.clients)
+    facts["population_size"] = len(setup.clients.ids)
     if plan.data.task is None or plan.privacy.sampling is not None:
         facts["population"] = population_hash(setup.clients)
     if code is not None:

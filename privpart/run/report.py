@@ -191,6 +191,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         noise_source="os" if facts["seed"] is None else "seeded",
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
         unit=unit,
+        population=facts.get("population_size"),
     )
     report = _with_evidence(report, evidence, deviations)
     report = _with_sampling(report, plan, evidence)
