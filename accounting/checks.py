@@ -98,7 +98,7 @@ def delta_warning(
     is sound for 1,000 units.
 
     >>> print(delta_warning(1e-5, 50_000))
-    delta=1e-05: is 0.5 / 50,000; for 50,000 clients it should be below 0.1 / 50,000 = 2e-06.
+    delta=1e-05: is 0.5 / 50,000; for 50,000 clients it should be below 0.1 / 50,000.
     >>> delta_warning(1e-6, 50_000)
     ''
     """
@@ -117,8 +117,7 @@ def delta_warning(
     share = number * population * _ROUNDED
     if share < 0.1:
         return ""
-    sound = f"for {population:,} {unit}s it should be below 0.1 / {population:,} = "
-    sound += f"{0.1 / population:.2g}."
+    sound = f"for {population:,} {unit}s it should be below 0.1 / {population:,}."
     if large:
         return f"delta={number:g}: is 1 / {population:,} or more: {random_one}; {sound}"
     return f"delta={number:g}: is {share:.2g} / {population:,}; {sound}"

@@ -147,6 +147,8 @@ def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
         yield Finding("epsilon", _cost(plan))
         tell_of_code(plan)
         setup = training(plan, report=lambda _: None)
+        said = plan.accept_delta(len(setup.clients.ids))
+        yield Finding("delta", said or f"{plan.privacy.delta:g}", "note" if said else "ok")
         yield from _parts(setup)
         yield _examples(setup, None if all_clients else _CHECKED)
         yield _seconds(setup)

@@ -528,6 +528,7 @@ def _each_alone(options: EngineOptions) -> EngineOptions:
 
 def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
     ids = distinct_ids(clients.ids)
+    plan.accept_delta(len(ids))
     size = plan.data.clients_per_round
     if size is None:
         if len(ids) != (stated := plan.population()):

@@ -136,7 +136,6 @@ APART = ["--sampling", "b-min-sep", *POISSON[2:]]
         ([*APART, *SQUARE[4:], "--fixed-order"], "leave out --fixed-order"),
         ([*POISSON, "--mechanism", "tree"], "is not known to amplify tree"),
         ([*POISSON, *ALONE, "--bins", "8"], "has no bins, and needs no draws; leave out --bins"),
-        ([*BINS, *ALONE, "--population", "9"], "needs the bins alone; leave out --population"),
         ([*BINS, *ALONE, "--method", "exact"], "needs the bins alone; leave out --method"),
         ([*POISSON, *ALONE, "--method", "exact"], "is 'pld' (default) or 'rdp'"),
         ([*POISSON, *ALONE, "--max-participations", "1"], "leave out --max-participations"),
