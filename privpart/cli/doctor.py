@@ -176,6 +176,7 @@ def _cost(plan: "PlanFile") -> str:
 
 def _parts(setup: "Training") -> Iterator[Finding]:
     from privpart.experiment.training import refuse_short_cohorts
+    from privpart.noise.source import SeededSource
 
     model = setup.model
     yield Finding("network", f"{type(model.module).__name__}, {model.parameter_count:,} parameters")
@@ -187,6 +188,7 @@ def _parts(setup: "Training") -> Iterator[Finding]:
     if model.local:
         yield Finding("local", f"{_names(model.local)}; never leaves a client")
     promised = setup.promise()
+    setup.server(promised, SeededSource(0))  # or it refuses the noise
     if promised.sampling is not None:
         expected = f"{promised.rounds} rounds, sampled; about {promised.report_goal} clients each"
         yield Finding("cohorts", expected)

@@ -41,9 +41,9 @@ from privpart.experiment.training import (
     training,
     without_canaries,
 )
-from privpart.grid import refuse_noise
 from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
 from privpart.messages import ClientUpdate, RoundTask, client_id, id_order
+from privpart.noise.source import SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.run.canaries import (
     FACT,
@@ -316,7 +316,7 @@ def _refuse(promised: PrivacyPlan, setup: Training, fork_of: Path | None) -> Non
         refuse_short_cohorts(promised, setup.cohorts)
     else:
         refuse_sampled(promised, setup.plan.privacy.delta, fork_of)
-    refuse_noise(promised.update_noise_multiplier, setup.start.numel())
+    setup.server(promised, SeededSource(0))  # what it refuses is refused before a run exists
     if setup.plan.data.task is None and setup.metric is not None:
         setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
 

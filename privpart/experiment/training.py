@@ -173,6 +173,14 @@ class Training:
         sizes = None if self.plan.schedule is None else self.model.group_sizes
         return self.plan.privacy_plan(code=code, sizes=sizes)
 
+    def server(self, promised: PrivacyPlan, source: NoiseSource) -> Server:
+        """Return the server of round 0.
+
+        Raises:
+            ConfigError: noise for which there is no grid, or that no stream can draw.
+        """
+        return Server(promised, self.start, source=source, optimizer=self.plan.server)
+
     def run(
         self,
         promised: PrivacyPlan,
@@ -202,7 +210,7 @@ class Training:
         """
         engine, cohorts = self._with_canaries()
         torch.set_num_threads(1)  # small models lose time to more threads
-        server = Server(promised, self.start, source=source, optimizer=self.plan.server)
+        server = self.server(promised, source)
         if restore is not None:
             restore(server)
         if promised.sampling is not None:

@@ -9,10 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from accounting import Dense, fingerprint
 from privpart.cli import main
 
 PLAN = """
@@ -151,6 +153,22 @@ def test_a_plan_that_cannot_work_leaves_nothing_behind(privpart, tmp_path, old, 
     assert told.returncode == 2
     assert sentence in " ".join(told.stderr.split()).replace("--delta 2", "delta=2")
     assert not out.exists()
+
+
+def test_noise_that_does_not_fit_the_grid_is_refused_before_a_run_exists(privpart, tmp_path):
+    """It died after its first round, and had entered the budget book."""
+    growing = Dense(np.eye(8) + np.diag(np.full(7, 1e5), -1))
+    file = tmp_path / "growing.json"
+    file.write_text(json.dumps(growing.to_dict() | {"matrix": growing.matrix.tolist()}))
+    table = f'{{ name = "file", file = "{file}", fingerprint = "{fingerprint(growing)}" }}'
+    (tmp_path / "plan.toml").write_text(
+        PLAN.replace('{ name = "tree", estimator = "online" }', table)
+    )
+    for command in (["train", "--out", str(tmp_path / "run")], ["doctor"]):
+        told = privpart(*command, "--plan", str(tmp_path / "plan.toml"))
+        assert told.returncode == 2
+        assert "the noise may grow to" in told.stdout + told.stderr
+    assert not (tmp_path / "run").exists()
 
 
 CLIENTS = """
