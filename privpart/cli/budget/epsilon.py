@@ -202,6 +202,12 @@ def _typed_run(
 ) -> _Run:
     participation = limits.of(rounds)
     if histories is not None and not limits.stated:  # no promise: the log alone
+        if choice.fitted:
+            raise ConfigError(
+                f"mechanism={choice.name}: is fitted to a promise, and fitted to a log it is not "
+                "the one that ran. Say what was promised (--max-participations, --min-separation), or "
+                "pass the mechanism that ran (--mechanism-file)."
+            )
         participation = Participation.from_log(rounds, histories)
     with shown_fits():
         mechanism = choice.build(participation)
