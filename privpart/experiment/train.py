@@ -41,6 +41,7 @@ from privpart.experiment.training import (
     training,
     without_canaries,
 )
+from privpart.grid import refuse_noise
 from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
 from privpart.messages import ClientUpdate, RoundTask, client_id, id_order
 from privpart.noise.source import SeededSource
@@ -270,6 +271,7 @@ def begin(
         sys.stderr.write(f"privpart: warning: {said}\n")
     promised = setup.promise(code)
     _refuse(promised, setup, fork_of)
+    setup.server(promised, SeededSource(0))  # what it refuses is refused before a run exists
     facts = _facts(plan, setup, own, code)
     key = new_canary_key(seed)
     if plan.canaries is not None:
@@ -316,7 +318,7 @@ def _refuse(promised: PrivacyPlan, setup: Training, fork_of: Path | None) -> Non
         refuse_short_cohorts(promised, setup.cohorts)
     else:
         refuse_sampled(promised, setup.plan.privacy.delta, fork_of)
-    setup.server(promised, SeededSource(0))  # what it refuses is refused before a run exists
+    refuse_noise(promised.update_noise_multiplier, setup.start.numel())
     if setup.plan.data.task is None and setup.metric is not None:
         setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
 

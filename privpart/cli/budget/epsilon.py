@@ -205,8 +205,8 @@ def _typed_run(
         if choice.fitted:
             raise ConfigError(
                 f"mechanism={choice.name}: is fitted to a promise, and fitted to a log it is not "
-                "the one that ran. Say what was promised (--max-participations, --min-separation), or "
-                "pass the mechanism that ran (--mechanism-file)."
+                "the one that ran. Say what was promised (--max-participations, "
+                "--min-separation), or pass the mechanism that ran (--mechanism-file)."
             )
         participation = Participation.from_log(rounds, histories)
     with shown_fits():
