@@ -4,10 +4,11 @@ Every test is written positively (``if not x > 0``): each comparison with NaN is
 written the other way round accepts NaN, which then becomes a plausible epsilon.
 """
 
+import json
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import SupportsFloat, SupportsIndex
+from typing import Any, NoReturn, SupportsFloat, SupportsIndex
 
 
 class ConfigError(ValueError):
@@ -172,6 +173,29 @@ def choice(name: str, value: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise ConfigError(f"{name}={value!r}: must be one of {', '.join(allowed)}.")
     return value
+
+
+def parsed_json(text: str | bytes) -> Any:  # noqa: ANN401  any JSON
+    """Return what a JSON text says.
+
+    Raises:
+        ValueError: it is not JSON, names a key twice, of which other readers take the other value,
+            or holds NaN or an infinity.
+        RecursionError: it is nested too deeply.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"the key {key[:80]!a} is there twice")
+            found[key] = value
+        return found
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no number")
+
+    return json.loads(text, object_pairs_hook=once, parse_constant=refuse)
 
 
 def _shown(number: int) -> str:

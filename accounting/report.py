@@ -381,7 +381,7 @@ class PrivacyReport:
     def from_json(cls, text: str) -> "PrivacyReport":
         """Return the report that ``to_json`` wrote; errors as for ``from_dict``."""
         try:
-            values = json.loads(text)
+            values = checks.parsed_json(text)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"not JSON: {error}") from None
         if not isinstance(values, dict):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from privpart.run.files import make_private, read_small, refuse_odd, refuse_shared, write_durably
 
 VARIABLE = "PRIVPART_STATE_DIR"
@@ -67,7 +67,7 @@ def last_seen(run_id: str) -> Seen | None:
     try:
         refuse_shared(path.parent)
         refuse_odd(path)
-        return _seen(json.loads(read_small(path, _LONGEST)))
+        return _seen(parsed_json(read_small(path, _LONGEST)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

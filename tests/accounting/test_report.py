@@ -223,6 +223,23 @@ def test_delta_is_judged_against_the_population(delta, population, says, status)
             checks.accept_delta(delta, population, allow_large=allow_large)
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"a": 1, "a": 2}', "the key 'a' is there twice"),
+        ('{"b": [{"a": 1, "\\u0061": 1}]}', "the key 'a' is there twice"),
+        ('{"a": NaN}', "NaN is no number"),
+        ("[-Infinity]", "-Infinity is no number"),
+    ],
+)
+def test_json_that_two_readers_would_read_differently(text, fault):
+    with pytest.raises(ValueError, match=fault):
+        checks.parsed_json(text)
+    with pytest.raises(ConfigError, match=f"not JSON: {fault}"):
+        PrivacyReport.from_json(text)
+    assert checks.parsed_json('{"a": {"a": 1}, "b": [{"a": 1}, {"a": 1}]}')["a"] == {"a": 1}
+
+
 def test_a_report_of_a_large_delta_lists_it():
     values = make(delta=0.5, population=60).to_dict()
     values["assumptions"] = [a for a in values["assumptions"] if a["code"] != "delta"]

@@ -129,6 +129,7 @@ def test_hostile_arrays_give_one_sentence(privpart, tmp_path):
         '"coefficients": "1,-0.5"}',
         '{"schema": "privpart/mechanism/1", "name": "file", "file": "/etc/passwd"}',
         '{"schema": "privpart/mechanism/2", "name": "tree"}',
+        '{"schema": "privpart/mechanism/1", "name": "tree", "rounds": 64, "rounds": 64}',
         '{"schema": "privpart/epsilon/1", "mechanism_parameters": [1]}',
         "\ufeff{}",
     ],
