@@ -173,7 +173,7 @@ def read_log(path: Path) -> dict[str, list[int]]:
 
 
 def _histories(path: Path, rows: Any) -> dict[str, list[int]]:  # noqa: ANN401  csv's own type
-    names = next(rows, [])
+    names: list[str] = next(rows, [])
     if missing := {"client", "round"} - set(names):
         raise ConfigError(
             f"log {path}: its first line must name the columns client and round; it lacks "
