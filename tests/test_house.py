@@ -164,6 +164,27 @@ def test_delta_is_never_an_update():
     assert not found
 
 
+WROTE_IT = {
+    "accounting/checks.py",  # parsed_json
+    "accounting/fit_cache.py",  # a tuple as a list
+    "privpart/example_level.py",
+    "privpart/experiment/sweep_file.py",  # TOML, which has no key twice
+    "privpart/experiment/sweep_store.py",
+    "privpart/experiment/train.py",  # ids, of which no reader takes an object
+    "privpart/flower/agreement.py",
+    "privpart/measure/step.py",
+    "privpart/noise/stream.py",
+    "privpart/run/folder.py",
+    "privpart/run/ledger.py",
+}
+"""Modules that read JSON that they wrote themselves, or that holds no object."""
+
+
+def test_json_from_others_is_read_by_the_one_reader_that_refuses_a_key_twice():
+    found = {path for path in SOURCES if re.search(r"\bjson\.loads?\(", path.read_text())}
+    assert {str(path.relative_to(ROOT)) for path in found} <= WROTE_IT
+
+
 def test_a_public_function_or_class_has_its_name_to_itself():
     homes: dict[str, set[str]] = {}
     for path in SOURCES:

@@ -156,6 +156,7 @@ def _show(store: "SweepStore", out: Path, form: Format, html: Path | None) -> No
         (out / "sweep.csv").write_text(as_csv(rows), encoding="utf-8")
         plots.draw_sweep(points, axes, store.noise_axes, out)
     notes = [NOT_PRIVATE, *([UNCHARGED] if any(point.tuned > 1 for point in points) else [])]
+    notes += delta_warnings(store)
     failed = [f"failed: {labels}, seed {seed}: {error}" for labels, seed, error in store.errors()]
     if html is not None:
         from privpart.cli.pages.sweep import sweep_page
@@ -171,6 +172,11 @@ def _show(store: "SweepStore", out: Path, form: Format, html: Path | None) -> No
         _print_table(points, axes, notes)
     for line in failed:
         typer.echo(f"privpart: {line}", err=True)
+
+
+def delta_warnings(store: "SweepStore") -> list[str]:
+    """Return the warnings about delta of all cells that are done, each once."""
+    return sorted({result.delta_warning for result in store.results().values()} - {""})
 
 
 def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
@@ -225,4 +231,4 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence
     name = "Metric" if own else "Accuracy"
     typer.echo(f"{name}: mean and standard deviation over seeds. {notes[0]}")
     for note in notes[1:]:
-        typer.echo("* " + note)
+        typer.echo(f"* {note}" if note is UNCHARGED else f"Warning: {note}")
