@@ -25,7 +25,7 @@ import torch
 from accounting import BinaryTree, Participation
 from attacks.lower_bounds.planted import PlantedCanaries
 from privpart import PrivacyPlan, SeededSource, Server, ServerOptimizer
-from privpart.cli.audit.replica import Replica, Scored, canary_scores, paired_replay
+from privpart.cli.audit.replica import Replica, canary_scores, paired_replay
 from privpart.cli.audit.verdict import EpsilonAudit, judged
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "privpart"))
@@ -61,7 +61,7 @@ def measured(server: Callable[..., Server], seed: int, dim: int) -> dict[str, An
     began = time.process_time()
     scored = canary_scores(replica, count=COUNT, runs=RUNS, seed=seed)
     rows[f"canaries, {RUNS} runs"] = row(began, scored=scored)
-    first = Scored(scored.scores[:COUNT], scored.present[:COUNT], scored.mu)
+    first = replace(scored, scores=scored.scores[:COUNT], present=scored.present[:COUNT])
     rows["canaries, 1 run"] = row(None, scored=first)  # the runs are timed together
     return rows
 

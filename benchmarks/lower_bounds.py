@@ -284,8 +284,9 @@ def replay(setting: Setting, z: float, seed: int) -> attacks.Replay:
         return torch.stack([total for _, total in released(setting, z, seed, extra, drifting)])
 
     joined, alone = sums(joins=True), sums(joins=False)
-    known = BENIGN / setting.sizes[0] ** 0.5
-    return attacks.paired(joined - alone, alone - known, covariance, delta=DELTA)
+    drift = BENIGN / setting.sizes[0] ** 0.5
+    known = {"noise_multiplier": z, "delta": DELTA}
+    return attacks.paired(joined - alone, alone - drift, covariance, **known)
 
 
 def dense(seeds: int) -> dict[str, Any]:
