@@ -199,7 +199,7 @@ def test_a_public_function_or_class_has_its_name_to_itself():
 
 def test_a_round_opens_at_most_20_files():
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "traced_round.py"], capture_output=True, text=True
+        [sys.executable, ROOT / "tests" / "traced_round.py"], capture_output=True, text=True
     )
     last = re.search(r"lines in (\d+) files", done.stdout)
     assert last, done.stderr

@@ -175,8 +175,7 @@ def _cost(plan: "PlanFile") -> str:
 
 
 def _parts(setup: "Training") -> Iterator[Finding]:
-    from privpart.experiment.training import refuse_short_cohorts
-    from privpart.noise.source import SeededSource
+    from privpart.experiment.train import check_promise
 
     model = setup.model
     yield Finding("network", f"{type(model.module).__name__}, {model.parameter_count:,} parameters")
@@ -188,12 +187,11 @@ def _parts(setup: "Training") -> Iterator[Finding]:
     if model.local:
         yield Finding("local", f"{_names(model.local)}; never leaves a client")
     promised = setup.promise()
-    setup.server(promised, SeededSource(0))  # or it refuses the noise
+    check_promise(promised, setup)
     if promised.sampling is not None:
         expected = f"{promised.rounds} rounds, sampled; about {promised.report_goal} clients each"
         yield Finding("cohorts", expected)
     else:
-        refuse_short_cohorts(promised, setup.cohorts)
         yield Finding("cohorts", f"{len(setup.cohorts)} rounds of {len(setup.cohorts[0])} clients")
     if setup.metric is None:
         yield Finding("metric", "none; the model will not be evaluated", "note")
