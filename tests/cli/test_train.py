@@ -14,8 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from accounting import Dense, fingerprint
+from accounting import ConfigError, Dense, fingerprint
 from privpart.cli import main
+from privpart.experiment.plan_file import read
+from privpart.experiment.training import training
 
 PLAN = """
 schema = "privpart/plan/1"
@@ -200,6 +202,8 @@ def test_a_large_delta_is_refused_by_whoever_counts_the_clients_and_repeated(pri
         assert refused.returncode == 2
         assert "is 1 / 60 or more" in refused.stdout + refused.stderr
         assert not run.exists()
+    with pytest.raises(ConfigError, match="is 1 / 60 or more"):  # as a sweep's cells do
+        training(read(path))
     assert "- delta" in train(0.005, "", "doctor").stdout
     done = train(0.05, "allow_large_delta = true")
     assert done.returncode == 0, done.stderr
