@@ -17,8 +17,9 @@ def results_page() -> str:
     parts = [
         "# Results of benchmarks\n",
         "Read off `benchmarks/results` at each build. A figure belongs to the machine, the load "
-        "and the versions beside it. The scripts are `benchmarks/NAME.py`; `make bench` runs those "
-        "that take minutes. What the figures mean is said in the pages that quote them.\n",
+        "and the versions beside it. The scripts are `benchmarks/NAME.py` or, for what a method "
+        "reaches, `examples/studies/NAME.py`; `make bench` runs those that take minutes. What the "
+        "figures mean is said in the pages that quote them.\n",
         (ROOT / "benchmarks/results/ratios.md").read_text().replace("# Ratios", "## ratios", 1),
     ]
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from privpart import FTRLEngine
 
-BATCH, DELTA = 128, 1e-5
+BATCH, DELTA = 128, 1e-6
 
 
 def network():

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-BATCH, DELTA = 128, 1e-5
+BATCH, DELTA = 128, 1e-6
 
 
 def network():

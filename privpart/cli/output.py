@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from accounting import PrivacyReport
+from accounting import Assumption, PrivacyReport
 from accounting.report import down, up
 from privpart.cli.options import Format
 
@@ -135,8 +135,14 @@ def _as_text(report: PrivacyReport, beside: Sequence[tuple[str, str]]) -> str:
     ]
     text = [f"  {name:<17} {value}" for name, value in lines]
     text += ["", "  It holds if"]
-    text += fill_lines(f"{a.text}; else: {a.consequence}" for a in report.assumptions)
+    text += fill_lines(map(condition, report.assumptions))
     return "\n".join(text)
+
+
+def condition(assumption: Assumption) -> str:
+    """Return a line of the list of conditions, with the evidence that one is not met."""
+    unmet = f" (NOT MET: {assumption.evidence})" if assumption.status == "violated" else ""
+    return f"{assumption.text}{unmet}; else: {assumption.consequence}"
 
 
 def fill_lines(sentences: Iterable[str]) -> list[str]:

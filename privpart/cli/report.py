@@ -37,6 +37,7 @@ def report(
         float | None,
         typer.Option(help="Delta; default: the plan's.", show_default=False),
     ] = None,
+    allow_large_delta: options.AllowLargeDelta = False,
     vouch: Annotated[
         list[str] | None,
         typer.Option(
@@ -97,6 +98,9 @@ def report(
         return
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     found = _derived(run, delta, options.public_key_of_file(public_key), html)
+    if delta is not None:
+        g = found.guarantee
+        checks.accept_delta(delta, g.population, allow_large=allow_large_delta, unit=g.unit)
     for code in vouch or ():
         found = vouched(found, code)
     _write_page(found, html)
@@ -225,8 +229,9 @@ def _realised(found: "RunReport") -> str:
 
 def _as_text(found: "RunReport") -> str:
     g = found.guarantee
+    large = "; delta is too large" if checks.is_large_delta(g.delta, g.population) else ""
     lines = [
-        ("verdict", _VERDICTS[g.status]),
+        ("verdict", _VERDICTS[g.status] + large),
         ("epsilon", f"{up(g.epsilon, 5)}   (this run{f'; {g.formula}' if g.sampling else ''})"),
         ("delta", f"{g.delta:g}"),
         ("unit", f"{g.unit}, {g.adjacency} adjacency"),

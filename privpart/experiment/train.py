@@ -7,7 +7,8 @@
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -270,8 +271,10 @@ def begin(
     setup = training(plan, own=own, options=replace(options, deterministic=seed is not None))
     if plan.code() != code:
         raise ConfigError("plan: the code that it names changed while it was loaded; begin again.")
+    if said := plan.accept_delta(len(setup.clients.ids)):
+        sys.stderr.write(f"privpart: warning: {said}\n")
     promised = setup.promise(code)
-    _refuse(promised, setup, fork_of)
+    check_promise(promised, setup, fork_of)
     facts = _facts(plan, setup, own, code)
     key = new_canary_key(seed)
     if plan.canaries is not None:
@@ -321,8 +324,12 @@ def _write_plan(run: RunFolder, text: str) -> None:
         ) from None
 
 
-def _refuse(promised: PrivacyPlan, setup: Training, fork_of: Path | None) -> None:
-    """Check that a training can begin, and can keep its promise to the end."""
+def check_promise(promised: PrivacyPlan, setup: Training, fork_of: Path | None = None) -> None:
+    """Check that a training can keep its promise to the end; sweeps and studies do so as well.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     if promised.sampling is None:
         refuse_short_cohorts(promised, setup.cohorts)
     else:
@@ -331,6 +338,40 @@ def _refuse(promised: PrivacyPlan, setup: Training, fork_of: Path | None) -> Non
     setup.rehearse(promised)
     if setup.plan.data.task is None and setup.metric is not None:
         setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
+
+
+def check_plans(
+    plans: Iterable[tuple[str, PlanFile]], put_together: Callable[[PlanFile], Training]
+) -> None:
+    """Make the checks of ``begin`` on many plans, before any is trained without a folder.
+
+    What seeds, privacy, the server and the learning rate do not change is put together once.
+
+    Args:
+        plans: each with its name.
+        put_together: see ``training``.
+
+    Raises:
+        ConfigError: the first fault, after the name of its plan.
+    """
+    others: dict[str, Any] = {"privacy": True, "server": True, "client": {"learning_rate"}}
+    others |= {"model": {"seed"}, "data": {"seed"}}
+    alike: dict[str, dict[str, tuple[str, PlanFile]]] = {}
+    for name, plan in plans:
+        parts = plan.model_dump_json(exclude=others)
+        parts += "sampled" * (plan.privacy.sampling is not None)
+        promise = plan.model_dump_json(include={"privacy"})
+        alike.setdefault(parts, {}).setdefault(promise, (name, plan))
+    for same in alike.values():
+        setup = None
+        for name, plan in same.values():
+            try:
+                if plan.canaries is not None:
+                    raise without_canaries()
+                setup = put_together(plan) if setup is None else setup.under(plan)
+                check_promise(setup.promise(), setup)
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from None
 
 
 def refuse_sampled(promised: PrivacyPlan, delta: float, fork_of: Path | None) -> None:
@@ -380,6 +421,7 @@ def _facts(
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
     facts["population_name"] = population_name(plan, setup.clients)
+    facts["population_size"] = len(setup.clients.ids)
     if plan.data.task is None or plan.privacy.sampling is not None:
         facts["population"] = population_hash(setup.clients)
     if code is not None:

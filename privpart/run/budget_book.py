@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accounting import Guarantee, checks, gaussian, guarantee
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
@@ -784,7 +784,7 @@ def _mark() -> dict[str, Any] | None:
     try:
         refuse_shared(path.parent)
         refuse_odd(path)
-        values = json.loads(read_small(path, _LONGEST_MARK))
+        values = parsed_json(read_small(path, _LONGEST_MARK))
         return {"id": str(values["id"]), "changes": int(values["changes"])}
     except FileNotFoundError:
         return None

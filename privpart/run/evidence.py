@@ -13,7 +13,6 @@ Whose words the ledger holds decides how far a report may go:
     unknown   neither: whoever made the folder may have made all of it
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any, Literal
 
 from safetensors import safe_open
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from privpart.messages import ClientId
 from privpart.run import witness
 from privpart.run.folder import newest_state, newest_state_hash
@@ -180,7 +179,7 @@ def _state_and_model(path: Path, facts: Mapping[str, Any], rows: list[Row]) -> t
             return state, Check(what, "wrong", f"is missing: {file.name} is another one")
         with safe_open(file, framework="pt") as tensors:
             parameters = tensors.get_tensor("parameters")
-            sources = set(_sources(json.loads((tensors.metadata() or {})["values"])))
+            sources = set(_sources(parsed_json((tensors.metadata() or {})["values"])))
     except Exception as error:  # the library raises types of its own
         reason = f"{file.name} cannot be read: {one_line(error)}"
         return Check("state", "wrong", reason), Check(what, "wrong", reason)

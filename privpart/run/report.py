@@ -5,7 +5,6 @@ report computes figures for the participation that happened, and says that no gu
 limit that was not kept did not bind anybody.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from accounting import Participation, PrivacyReport, footprint
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
 from privpart.run.evidence import Check, Evidence, gather
-from privpart.run.folder import CHECKED, SELF_CLIPPED
+from privpart.run.folder import CHECKED, ROWS, ROWS_DIFFER, SELF_CLIPPED
 from privpart.run.ledger import Row
 from privpart.run.store import damage_named, opened
 from privpart.select.disclosure import SeenByParty, SelectReport
@@ -187,6 +186,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         noise_source="os" if facts["seed"] is None else "seeded",
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
         unit=unit,
+        population=facts.get("population_size"),
     )
     report = _with_evidence(report, plan, evidence, deviations)
     return RunReport(
@@ -231,7 +231,7 @@ def _recorded(file: Path, rounds: int) -> tuple[tuple[int, float], ...]:
         with opened(file) as lines:
             text = lines.read(_LONGEST_METRICS).decode()
         for line in text.splitlines():
-            entry = json.loads(line)
+            entry = parsed_json(line)
             number, value = entry["round"], entry["metric"]
             if type(number) is int and 0 <= number < rounds and type(value) in (int, float):
                 found[number] = float(value)
@@ -400,10 +400,10 @@ def _of_examples(evidence: Evidence) -> dict[str, _Words]:
     Ghost clipping sums in float32, inside backward passes, gradients that nobody clips again.
     """
     words: dict[str, _Words] = {
-        "participation": (
-            "verified",
+        "participation": _rows_compared(
             f"ledger of {len(evidence.rows)} steps in one chain, by number of the example; the "
             "loader dealt passes of one order",
+            evidence.facts,
         ),
         "divisor": ("enforced", "the optimizer divides by the plan's report_goal, the batch size"),
     }
@@ -420,6 +420,25 @@ def _of_examples(evidence: Evidence) -> dict[str, _Words]:
             "rounds the sum to a public grid, and adds exactly rounded Gaussian noise",
         ),
     }
+
+
+def _rows_compared(ledger: str, facts: Mapping[str, Any]) -> _Words:
+    """Say whose gradients came: the ledger names those that were dealt."""
+    if facts.get("compares_rows") is not True:
+        return "asserted", f"{ledger}; nothing compared whose gradients came"
+    if ROWS_DIFFER not in facts:
+        return (
+            "verified",
+            f"{ledger}, and in every step the network was called with the rows that were dealt, "
+            "each once, by a checksum of each row",
+        )
+    step, why = facts[ROWS_DIFFER]
+    return (
+        "asserted",
+        f"{ledger}; whose gradients came is not known since step {int(step)}, in which "
+        f"{ROWS.get(why, 'they were not compared')}. It can be compared if transforms are in the "
+        "data set or its collate function, and the network is called with what the loader deals",
+    )
 
 
 def _noise(evidence: Evidence) -> _Words:

@@ -22,7 +22,7 @@ from typing import Literal
 
 from filelock import FileLock
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from privpart.run.store import (
     lock,
     make_private,
@@ -116,7 +116,7 @@ def last_seen(run_id: str) -> Seen | None:
     try:
         refuse_shared(path.parent)
         refuse_odd(path)
-        return _seen(run_id, json.loads(read_small(path, _LONGEST)))
+        return _seen(run_id, parsed_json(read_small(path, _LONGEST)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

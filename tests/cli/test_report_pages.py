@@ -288,6 +288,15 @@ def test_an_entry_holds_the_reports_figures_and_the_users_words(registered, page
     assert same == entry
 
 
+def test_an_entry_repeats_that_delta_is_too_large(registered):
+    done, entry = registered(filled(), "--delta", "0.5", "--allow-large-delta")
+    assert done.returncode == 0, done.stderr
+    own = entry["deployment"]
+    said = own["privacy_loss"]["privacy_parameters_details"]
+    assert "Warning: delta=0.5: is too large for any number of clients" in said
+    assert "delta (violated): delta is far below 1 / number" in own["implementation"]["mechanisms"]
+
+
 @pytest.mark.parametrize("tier", [1, 2, 3])
 def test_the_registrys_schema_accepts_an_entry_of_every_tier(registered, tier):
     pytest.importorskip("jsonschema")

@@ -201,7 +201,7 @@ def test_facts_never_set_what_the_package_reads(tmp_path):
     )
     names = {name for pattern in READ for name in re.findall(pattern, source)}
     names |= {folder_module.SELF_CLIPPED, folder_module.CHECKED, canaries.FACT}
-    callers = {"delta", "population", "population_name", "parameters", "frozen"}
+    callers = {"delta", "population", "population_name", "population_size", "parameters", "frozen"}
     assert {
         "unit",
         "mode",

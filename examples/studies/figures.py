@@ -1,6 +1,6 @@
 """Figures of docs/study.md, from the tables that ``privpart frontier`` wrote.
 
-Run: ``python benchmarks/study_figures.py``; reads benchmarks/results/study/*/frontier.csv.
+Run: ``python examples/studies/figures.py``; reads benchmarks/results/study/*/frontier.csv.
 """
 
 import csv
@@ -10,8 +10,9 @@ from typing import Any
 
 from privpart.cli.frontier_plots import draw_frontier
 
-RESULTS = Path(__file__).parent / "results" / "study"
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "study"
+DOCS = ROOT / "docs"
 NUMBERS = {"epsilon", "metric", "low", "high", "difference_low", "difference_high", "difference"}
 FIGURES = {  # file in docs -> file that ``privpart frontier`` draws, tables shown together, title
     "study-epsilon": (

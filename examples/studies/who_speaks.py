@@ -1,6 +1,6 @@
 """Study of text: the tables and the figure of docs/study-text.md, from what a study wrote.
 
-Run: ``python benchmarks/study_text.py``; reads benchmarks/results/who_speaks*.csv, which
+Run: ``python examples/studies/who_speaks.py``; reads benchmarks/results/who_speaks*.csv, which
 ``privpart frontier`` wrote as frontier.csv and final.csv, and draws docs/study-text.png.
 """
 
@@ -16,8 +16,9 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from scipy.stats import t as student
 
-RESULTS = Path(__file__).parent / "results"
-PICTURE = Path(__file__).parent.parent / "docs" / "study-text.png"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PICTURE = ROOT / "docs" / "study-text.png"
 MAJORITY = 33.5  # share of the test passages in the largest class, %
 GUESS = 33.2  # share of the kind that most training passages are of
 LEVELS = {"none": "no noise", "8": "epsilon 8", "2": "epsilon 2"}
