@@ -3,14 +3,11 @@
 Epsilon is never stated without delta, unit, adjacency and the assumptions under which it holds
 (Ponomareva et al. 2023, "How to DP-fy ML", section 5.3). The status is derived from the assumptions
 and never set by hand.
-
-The report, its assumptions and its statement in plain English are one file, because a new field of
-the report needs all three.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import lru_cache
@@ -34,8 +31,6 @@ ReportStatus = Literal["holds", "conditional", "does-not-hold", "not-private"]
 
 _FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
 _DERIVED = ("schema", "status", "warnings", "tuning_epsilon")
-_ADDED = ("mechanism_parameters", "participation_stated", "fixed_order", "realised", "sampling")
-"""Fields that older reports lack."""
 _MOST_PARAMETERS = 20_000
 """Numbers of a mechanism that a report still lists."""
 
@@ -331,6 +326,12 @@ class PrivacyReport:
         )
         return replace(self, assumptions=changed)
 
+    def by_status(self) -> "Iterator[tuple[str, list[Assumption]]]":
+        """Yield a title and the assumptions of each status, the most serious status first."""
+        for status, title in _TITLES.items():
+            if chosen := [a for a in self.assumptions if a.status == status]:
+                yield title, chosen
+
     def statement(self) -> str:
         """Return the report in plain English, with every condition."""
         return _write_statement(self)
@@ -356,7 +357,7 @@ class PrivacyReport:
         if (schema := values.get("schema")) != _SCHEMA:
             raise ConfigError(f"schema={schema!r}: must be {_SCHEMA}.")
         own = {k: v for k, v in values.items() if k not in _DERIVED}
-        if wrong := (own.keys() ^ {f.name for f in fields(cls)}) - (set(_ADDED) - own.keys()):
+        if wrong := own.keys() ^ {f.name for f in fields(cls)}:
             raise ConfigError(f"missing or unknown fields: {', '.join(sorted(wrong))}.")
         try:
             own["assumptions"] = tuple(Assumption(**a) for a in own["assumptions"])
@@ -364,7 +365,7 @@ class PrivacyReport:
             own["covered"] = tuple(own["covered"])
             own["not_covered"] = tuple(own["not_covered"])
             own["cross_check"] = CrossCheck(**own["cross_check"])
-            if own.get("realised") is not None:
+            if own["realised"] is not None:
                 realised = own["realised"]
                 deviations = tuple(realised["deviations"])
                 own["realised"] = Realised(**realised | {"deviations": deviations})
@@ -603,6 +604,13 @@ _STATUS_SENTENCES = {
     "does-not-hold": "The guarantee DOES NOT HOLD; its figures are void.",
     "not-private": "This run IS NOT PRIVATE: its noise can be computed again from a seed.",
 }
+_TITLES: dict[AssumptionStatus, str] = {
+    "violated": "Violated",
+    "asserted": "Asserted, not checked",
+    "enforced": "Enforced by the code that ran",
+    "verified": "Verified afterwards",
+    "vouched": "Vouched for by the user of this report",
+}
 _NEIGHBOURS = {
     "zero-out": "with one {unit}'s updates and with zeros in their place",
     "replace-one": "with one {unit}'s updates and with another's in their place",
@@ -613,17 +621,9 @@ _NEIGHBOURS = {
 def _write_statement(report: PrivacyReport) -> str:
     """Return paragraphs separated by blank lines, with figures rounded up."""
     parts = [_STATUS_SENTENCES[report.status], *claims(report)]
-    for status, lead in (
-        ("violated", "Violated"),
-        ("asserted", "Asserted, not checked"),
-        ("enforced", "Enforced by the code that ran"),
-        ("verified", "Verified afterwards"),
-        ("vouched", "Vouched for by the user of this report"),
-    ):
-        chosen = [a for a in report.assumptions if a.status == status]
-        if chosen:
-            lines = (f"- {a.text} ({a.code}); otherwise: {a.consequence}." for a in chosen)
-            parts.append("\n".join((f"{lead}:", *lines)))
+    for title, assumptions in report.by_status():
+        lines = (f"- {a.text} ({a.code}); otherwise: {a.consequence}." for a in assumptions)
+        parts.append("\n".join((f"{title}:", *lines)))
     parts.append("\n".join(("Covered:", *(f"- {text}." for text in report.covered))))
     parts.append("\n".join(("Not covered:", *(f"- {text}." for text in report.not_covered))))
     parts.append(_tuning(report))

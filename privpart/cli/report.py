@@ -23,12 +23,6 @@ _LEFT_ITS_PLAN = 6
 _MISSING = 7
 _WIDTH = 96
 _REGISTRY = "An entry of OpenDP's registry of deployments"
-_VERDICTS = {
-    "holds": "HOLDS: every assumption was enforced, verified or vouched for",
-    "conditional": "CONDITIONAL: it holds if the assumptions listed as not checked are true",
-    "does-not-hold": "DOES NOT HOLD",
-    "not-private": "NOT PRIVATE: the noise can be recomputed from a seed",
-}
 
 
 def report(
@@ -106,7 +100,7 @@ def report(
     _write_page(found, html)
     _register(found, registry, about, schema)
     if statement:
-        typer.echo(printable("\n\n".join([found.guarantee.statement(), *_sentences(found)])))
+        typer.echo(printable(found.statement()))
     else:
         print_run(found, form)
     if found.deviations:
@@ -204,68 +198,19 @@ def print_run(found: "RunReport", form: Format) -> None:
         typer.echo(printable(f"privpart: warning: {warning}"), err=True)
 
 
-def _sentences(found: "RunReport") -> list[str]:
-    lines = list(found.select or ())
-    if found.all_runs is not None:
-        lines.append(f"all that this machine released about these people: {found.all_runs.says}")
-    if found.measured is not None:
-        lines.append(f"measured: {found.measured}")
-    return [f"{line[0].upper()}{line[1:]}." for line in lines]
-
-
-def _realised(found: "RunReport") -> str:
-    state = "complete" if found.complete else f"{found.planned_rounds - found.rounds} to go"
-    if found.closed:
-        state = f"closed after {found.rounds} of {found.planned_rounds} rounds"
-    seen, real = f"no {found.guarantee.unit} took part yet", found.realised
-    if found.guarantee.sampling is not None:
-        seen = "who took part is secret"
-    if real is not None:
-        seen = f"{found.guarantee.a_unit} in at most {real.max_participations}"
-        if real.max_participations > 1:
-            seen += f", {real.min_separation} or more apart"
-    return f"{found.rounds} rounds ({state}), {seen}"
-
-
 def _as_text(found: "RunReport") -> str:
-    g = found.guarantee
-    large = "; delta is too large" if checks.is_large_delta(g.delta, g.population) else ""
-    lines = [
-        ("verdict", _VERDICTS[g.status] + large),
-        ("epsilon", f"{up(g.epsilon, 5)}   (this run{f'; {g.formula}' if g.sampling else ''})"),
-        ("delta", f"{g.delta:g}"),
-        ("unit", f"{g.unit}, {g.adjacency} adjacency"),
-        ("mechanism", f"{g.mechanism}, noise multiplier {up(g.noise_multiplier, 6)}"),
-        ("planned", f"{found.planned_rounds} rounds, {g.a_unit} in at most {g.max_participations}"),
-        ("ledger", _realised(found)),
-        ("mu", f"{up(g.mu, 5)}" + (" (an earlier run included)" if g.earlier_mu else "")),
-        *(() if found.all_runs is None else [("all runs", found.all_runs.says)]),
-        ("cross-check", f"{g.cross_check.method} says {up(g.cross_check.epsilon, 5)}"),
-        ("run, plan", f"{found.run_id}, {found.plan[:12]}"),
-        ("signed by", found.public_key or "nobody: begun by an earlier version"),
-        ("head", f"{found.head} after {found.rounds} rounds"),
-        *([] if found.measured is None else [("measured", found.measured)]),
-    ]
-    text = [f"  {name:<12} {value}" for name, value in lines]
+    text = [f"  {name:<12} {value}" for name, value in found.summary()]
     if found.wrong:
-        text += ["", "  Wrong"]
-    for check in found.wrong:
-        said = f"{check.what}: {check.says}"
-        text.append(fill(said, _WIDTH, initial_indent="  - ", subsequent_indent="    "))
+        text += ["", "  Wrong", *(_item(f"{check.what}: {check.says}") for check in found.wrong)]
     if found.select is not None:
         text += ["", *(fill(line, _WIDTH, initial_indent="  ") for line in found.select)]
-    for status, title in (
-        ("violated", "Violated"),
-        ("asserted", "Not checked"),
-        ("enforced", "Enforced by the code that ran"),
-        ("verified", "Verified in the ledger"),
-        ("vouched", "Vouched for by the user of this report"),
-    ):
-        chosen = [a for a in g.assumptions if a.status == status]
-        if chosen:
-            text += ["", f"  {title}"]
-        for a in chosen:
-            said = f"{a.code}: {a.text}"
-            said += f" ({a.evidence})" if a.evidence else f"; else: {a.consequence}"
-            text.append(fill(said, _WIDTH, initial_indent="  - ", subsequent_indent="    "))
+    for title, assumptions in found.guarantee.by_status():
+        text += ["", f"  {title}"]
+        for a in assumptions:
+            basis = f" ({a.evidence})" if a.evidence else f"; else: {a.consequence}"
+            text.append(_item(f"{a.code}: {a.text}{basis}"))
     return "\n".join(text)
+
+
+def _item(text: str) -> str:
+    return fill(text, _WIDTH, initial_indent="  - ", subsequent_indent="    ")

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from accounting import Participation, PrivacyReport, footprint
+from accounting import Participation, PrivacyReport, checks, footprint
 from accounting.checks import ConfigError, parsed_json
 from accounting.guarantee import Guarantee
-from accounting.report import Assumption, AssumptionStatus
+from accounting.report import Assumption, AssumptionStatus, up
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
@@ -29,6 +29,12 @@ _METRICS = "metrics.jsonl"
 _LONGEST_METRICS = 2**22
 _BYTES = 4
 """Of a parameter in an update: float32."""
+_VERDICTS = {
+    "holds": "HOLDS: every assumption was enforced, verified or vouched for",
+    "conditional": "CONDITIONAL: it holds if the assumptions listed as not checked are true",
+    "does-not-hold": "DOES NOT HOLD",
+    "not-private": "NOT PRIVATE: the noise can be recomputed from a seed",
+}
 AUTHENTICATED, UNAUTHENTICATED = "authenticated nodes", "asserted"
 """Values of the fact "identity" of a run whose clients are on nodes."""
 _Words = tuple[AssumptionStatus, str]
@@ -118,29 +124,62 @@ class RunReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values under a schema name, ready for JSON."""
-        values = {
-            "schema": SCHEMA,
-            "run_id": self.run_id,
-            "plan": self.plan,
-            "planned_rounds": self.planned_rounds,
-            "rounds": self.rounds,
-            "complete": self.complete,
-            "realised": None if self.realised is None else asdict(self.realised),
-            "deviations": list(self.deviations),
-            "guarantee": self.guarantee.to_dict(),
-            "all_runs": None if self.all_runs is None else asdict(self.all_runs),
-            "closed": self.closed,
-            "public_key": self.public_key,
-            "head": self.head,
-            "checks": [asdict(check) for check in self.checks],
-            "cost": None if self.cost is None else asdict(self.cost),
-            "simulated": None if self.simulated is None else asdict(self.simulated),
-        }
-        if self.select is not None:
-            values |= dict(zip(("against_recipients", "seen_in_clear"), self.select, strict=True))
-        if self.measured is not None:
-            values["measured"] = self.measured
+        values = {"schema": SCHEMA, **asdict(self), "guarantee": self.guarantee.to_dict()}
+        values = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+        select, measured = values.pop("select"), values.pop("measured")
+        if select is not None:
+            values |= dict(zip(("against_recipients", "seen_in_clear"), select, strict=True))
+        if measured is not None:
+            values["measured"] = measured
         return values
+
+    def statement(self) -> str:
+        """Return the report in plain English, with every condition."""
+        lines = list(self.select or ())
+        if self.all_runs is not None:
+            lines.append(f"all that this machine released about these people: {self.all_runs.says}")
+        if self.measured is not None:
+            lines.append(f"measured: {self.measured}")
+        sentences = (f"{line[0].upper()}{line[1:]}." for line in lines)
+        return "\n\n".join([self.guarantee.statement(), *sentences])
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what a table of the report shows, as pairs of a name and a text."""
+        g = self.guarantee
+        verdict = _VERDICTS[g.status]
+        if checks.is_large_delta(g.delta, g.population):
+            verdict += "; delta is too large"
+        return [
+            ("verdict", verdict),
+            ("epsilon", f"{up(g.epsilon, 5)}   (this run{f'; {g.formula}' if g.sampling else ''})"),
+            ("delta", f"{g.delta:g}"),
+            ("unit", f"{g.unit}, {g.adjacency} adjacency"),
+            ("mechanism", f"{g.mechanism}, noise multiplier {up(g.noise_multiplier, 6)}"),
+            (
+                "planned",
+                f"{self.planned_rounds} rounds, {g.a_unit} in at most {g.max_participations}",
+            ),
+            ("ledger", self._progress()),
+            ("mu", f"{up(g.mu, 5)}" + (" (an earlier run included)" if g.earlier_mu else "")),
+            *([] if self.all_runs is None else [("all runs", self.all_runs.says)]),
+            ("cross-check", f"{g.cross_check.method} says {up(g.cross_check.epsilon, 5)}"),
+            ("run, plan", f"{self.run_id}, {self.plan[:12]}"),
+            ("signed by", self.public_key),
+            ("head", f"{self.head} after {self.rounds} rounds"),
+            *([] if self.measured is None else [("measured", self.measured)]),
+        ]
+
+    def _progress(self) -> str:
+        state = "complete" if self.complete else f"{self.planned_rounds - self.rounds} to go"
+        if self.closed:
+            state = f"closed after {self.rounds} of {self.planned_rounds} rounds"
+        worst = f"no {self.guarantee.unit} took part yet"
+        if self.guarantee.sampling is not None:
+            worst = "who took part is secret"
+        if (real := self.realised) is not None:
+            worst = f"{self.guarantee.a_unit} in at most {real.max_participations}"
+            worst += f", {real.min_separation} or more apart" * (real.max_participations > 1)
+        return f"{self.rounds} rounds ({state}), {worst}"
 
 
 def run_report(

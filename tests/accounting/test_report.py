@@ -122,19 +122,7 @@ def test_a_changed_report_is_refused(field, value):
         PrivacyReport.from_dict(REPORT.to_dict() | {field: value})
 
 
-ADDED = {"mechanism_parameters", "participation_stated", "fixed_order", "realised", "sampling"}
-
-
-@pytest.mark.parametrize("field", sorted(ADDED))
-def test_a_report_from_before_a_field_was_added_is_read(field):
-    values = REPORT.to_dict()
-    del values[field]
-    assert PrivacyReport.from_dict(values).epsilon == REPORT.epsilon
-
-
-@pytest.mark.parametrize(
-    "field", sorted(set(REPORT.to_dict()) - {"warnings", "tuning_epsilon"} - ADDED)
-)
+@pytest.mark.parametrize("field", sorted(set(REPORT.to_dict()) - {"warnings", "tuning_epsilon"}))
 def test_a_field_that_is_missing_is_an_error(field):
     values = REPORT.to_dict()
     del values[field]
