@@ -153,25 +153,25 @@ class PrivacyReport:
     def _claims_no_more_than_mu_allows(self) -> None:
         slack = 1 - 1e-9
         run = Guarantee(self.mu, "exact")
-        own = mu_upper(self.sensitivity_squared, self.noise_multiplier)
+        alone = mu_upper(self.sensitivity_squared, self.noise_multiplier)
         amplified = self.sampling is not None
         claims = [
             ("epsilon", self.epsilon, 0.0 if amplified else run.epsilon(self.delta)),
             ("rho", self.rho, run.rho),
-            ("mu", self.mu, math.hypot(own, checks.nonnegative("earlier_mu", self.earlier_mu))),
+            ("mu", self.mu, math.hypot(alone, checks.nonnegative("earlier_mu", self.earlier_mu))),
             ("advantage", self.advantage, run.advantage()),
         ]
         claims += [
             (f"tpr_at_fpr {fpr:g}", tpr, run.tpr_at_fpr(fpr)) for fpr, tpr in self.tpr_at_fpr
         ]
-        if (seen := self.realised) is not None:
-            least_mu = mu_upper(seen.sensitivity_squared, self.noise_multiplier)
-            cost = Guarantee(seen.mu).epsilon(self.delta)
-            claims += [("realised mu", seen.mu, least_mu), ("realised epsilon", seen.epsilon, cost)]
-        for name, claimed, least in claims:
-            if not checks.nonnegative(name, claimed) >= least * slack:
+        if (log := self.realised) is not None:
+            least_mu = mu_upper(log.sensitivity_squared, self.noise_multiplier)
+            cost = Guarantee(log.mu).epsilon(self.delta)
+            claims += [("realised mu", log.mu, least_mu), ("realised epsilon", log.epsilon, cost)]
+        for name, claimed, bound in claims:
+            if not checks.nonnegative(name, claimed) >= bound * slack:
                 raise ConfigError(
-                    f"{name}={claimed:g}: the other figures imply at least {least:g}."
+                    f"{name}={claimed:g}: the other figures imply at least {bound:g}."
                 )
         required = _REQUIRED_ASSUMPTIONS | ({"hidden-sample"} if amplified else set())
         if checks.is_large_delta(self.delta, self.population):
@@ -300,26 +300,28 @@ class PrivacyReport:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Objections that a reviewer would raise."""
-        found = []
+        objections = []
         if not self.participation_stated:
-            found.append(
+            objections.append(
                 f"max_participations was not given, so this is for a {self.unit} that takes part "
                 "in one round, which nothing here enforces. More participations cost more."
             )
         if self.realised is not None and self.realised.deviations:
-            found.append(f"the log breaks the promise: {'; '.join(self.realised.deviations)}.")
+            objections.append(f"the log breaks the promise: {'; '.join(self.realised.deviations)}.")
         if large := checks.delta_warning(self.delta, self.population, unit=self.unit):
-            found.append(large)
+            objections.append(large)
         if self.epsilon > 10:
-            found.append(f"epsilon={self.epsilon:.4g} is above 10: by itself it promises little.")
+            objections.append(
+                f"epsilon={self.epsilon:.4g} is above 10: by itself it promises little."
+            )
         if self.noise_source == "seeded":
-            found.append("the noise is seeded: whoever knows the seed can subtract it.")
-        return tuple(found)
+            objections.append("the noise is seeded: whoever knows the seed can subtract it.")
+        return tuple(objections)
 
     def with_status(self, code: str, status: AssumptionStatus, evidence: str) -> "PrivacyReport":
         """Return the report with another status, and its evidence, for one assumption."""
-        if code not in (known := [a.code for a in self.assumptions]):
-            raise ConfigError(f"code={code!r}: must be one of {', '.join(known)}.")
+        if code not in (codes := [a.code for a in self.assumptions]):
+            raise ConfigError(f"code={code!r}: must be one of {', '.join(codes)}.")
         changed = tuple(
             replace(a, status=status, evidence=evidence) if a.code == code else a
             for a in self.assumptions
@@ -356,22 +358,22 @@ class PrivacyReport:
         """
         if (schema := values.get("schema")) != _SCHEMA:
             raise ConfigError(f"schema={schema!r}: must be {_SCHEMA}.")
-        own = {k: v for k, v in values.items() if k not in _DERIVED}
-        if wrong := own.keys() ^ {f.name for f in fields(cls)}:
+        plain = {k: v for k, v in values.items() if k not in _DERIVED}
+        if wrong := plain.keys() ^ {f.name for f in fields(cls)}:
             raise ConfigError(f"missing or unknown fields: {', '.join(sorted(wrong))}.")
         try:
-            own["assumptions"] = tuple(Assumption(**a) for a in own["assumptions"])
-            own["tpr_at_fpr"] = tuple((fpr, tpr) for fpr, tpr in own["tpr_at_fpr"])
-            own["covered"] = tuple(own["covered"])
-            own["not_covered"] = tuple(own["not_covered"])
-            own["cross_check"] = CrossCheck(**own["cross_check"])
-            if own["realised"] is not None:
-                realised = own["realised"]
+            plain["assumptions"] = tuple(Assumption(**a) for a in plain["assumptions"])
+            plain["tpr_at_fpr"] = tuple((fpr, tpr) for fpr, tpr in plain["tpr_at_fpr"])
+            plain["covered"] = tuple(plain["covered"])
+            plain["not_covered"] = tuple(plain["not_covered"])
+            plain["cross_check"] = CrossCheck(**plain["cross_check"])
+            if plain["realised"] is not None:
+                realised = plain["realised"]
                 deviations = tuple(realised["deviations"])
-                own["realised"] = Realised(**realised | {"deviations": deviations})
+                plain["realised"] = Realised(**realised | {"deviations": deviations})
         except (TypeError, ValueError, KeyError) as error:
             raise ConfigError(f"not a report: {error}") from None
-        report = cls(**own)
+        report = cls(**plain)
         if values.get("status") != report.status:
             raise ConfigError(
                 f"status={values.get('status')!r}: the other fields imply {report.status}."
@@ -468,19 +470,19 @@ def _assumptions(
 ) -> tuple[Assumption, ...]:
     """Return the assumptions of a run without amplification, all still unchecked."""
     prefix = (_PREFIX_ONLY,) if mechanism.prefix_only else ()
-    found = (*_common_assumptions(participation, unit), *prefix)
+    common = (*_common_assumptions(participation, unit), *prefix)
     if unit != "example":
-        return found
+        return common
     whose = ", and in each step the network gets the rows of the examples dealt for it, each once"
-    own = (
+    reworded = (
         replace(
             a,
             text=_TEXTS_OF_EXAMPLES.get(a.code, a.text + whose * (a.code == "participation")),
             consequence=a.consequence.replace("cohort", "batch"),
         )
-        for a in found
+        for a in common
     )
-    return (*own, *_ASSUMPTIONS_OF_EXAMPLES)
+    return (*reworded, *_ASSUMPTIONS_OF_EXAMPLES)
 
 
 def large_delta(delta: float, population: int | None, unit: str) -> tuple[Assumption, ...]:
@@ -686,10 +688,10 @@ def _accounting(report: PrivacyReport) -> str:
             " Whoever learns who was sampled is covered by mu alone: epsilon = "
             f"{up(report.guarantee.epsilon(report.delta))}."
         )
-    if (seen := report.realised) is not None:
+    if (log := report.realised) is not None:
         text += (
-            f" By the log of {seen.clients} {report.unit}s, one took part in at most "
-            f"{seen.max_participations} rounds, which cost epsilon = {up(seen.epsilon)}."
+            f" By the log of {log.clients} {report.unit}s, one took part in at most "
+            f"{log.max_participations} rounds, which cost epsilon = {up(log.epsilon)}."
         )
     second = report.cross_check
     agrees = "agrees to" if second.consistent else "CONTRADICTS this by"

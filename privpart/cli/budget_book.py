@@ -73,14 +73,14 @@ def budget(
     try:
         if population is not None and (remove_limit or limit_epsilon is not None):
             _change_limit(population, limit_epsilon, chosen, looser=raise_limit)
-        found = accounts()
+        shown = accounts()
     except OSError as error:
         typer.echo(f"privpart: {error}.", err=True)
         raise typer.Exit(_FAULT) from None
     if population is not None:
-        found = [_named(population, found)]
-    _print(found, chosen, form, runs=population is not None)
-    if any(own.passed for own in found):
+        shown = [_named(population, shown)]
+    _print(shown, chosen, form, runs=population is not None)
+    if any(account.passed for account in shown):
         raise typer.Exit(_EXCEEDED)
 
 
@@ -99,33 +99,33 @@ def _change_limit(
         typer.echo(f"privpart: no run names the population {population!r} yet.", err=True)
 
 
-def _named(population: str, found: "list[Account]") -> "Account":
-    names = [own.population for own in found]
+def _named(population: str, book: "list[Account]") -> "Account":
+    names = [account.population for account in book]
     if population in names:
-        return found[names.index(population)]
+        return book[names.index(population)]
     near = difflib.get_close_matches(population, names, n=1, cutoff=0.0)
-    said = f"The nearest is {near[0]!r}." if near else "The book is empty."
+    hint = f"The nearest is {near[0]!r}." if near else "The book is empty."
     raise ConfigError(
-        f"population={population!r}: the budget book of this machine has none. {said}"
+        f"population={population!r}: the budget book of this machine has none. {hint}"
     )
 
 
-def _print(found: "list[Account]", delta: float | None, form: Format, *, runs: bool) -> None:
+def _print(book: "list[Account]", delta: float | None, form: Format, *, runs: bool) -> None:
     if form is Format.JSON:
-        shown = {"schema": _SCHEMA, "populations": [own.to_dict(delta) for own in found]}
+        shown = {"schema": _SCHEMA, "populations": [account.to_dict(delta) for account in book]}
         typer.echo(json.dumps(shown, indent=2, allow_nan=False))
     elif form is Format.CSV:
-        _print_csv(found, delta, runs=runs)
+        _print_csv(book, delta, runs=runs)
     elif runs:
-        _print_one(found[0], delta)
+        _print_one(book[0], delta)
     else:
-        _print_all(found, delta)
+        _print_all(book, delta)
 
 
-def _print_csv(found: "list[Account]", delta: float | None, *, runs: bool) -> None:
+def _print_csv(book: "list[Account]", delta: float | None, *, runs: bool) -> None:
     rows: list[dict[str, Any]] = []
-    for own in found:
-        values = own.to_dict(delta)
+    for account in book:
+        values = account.to_dict(delta)
         if runs:
             rows += [{"schema": _SCHEMA} | run for run in values["runs"]]
         else:
@@ -138,24 +138,24 @@ def _print_csv(found: "list[Account]", delta: float | None, *, runs: bool) -> No
         typer.echo(as_csv(rows), nl=False)
 
 
-def _print_all(found: "list[Account]", delta: float | None) -> None:
-    if not found:
+def _print_all(book: "list[Account]", delta: float | None) -> None:
+    if not book:
         typer.echo("  No run on this machine has named a population yet.")
         return
     rows = []
-    for own in found:
-        values = own.to_dict(delta)
-        limit, left = own.limit, own.left()
+    for account in book:
+        values = account.to_dict(delta)
+        limit, remaining = account.limit, account.left()
         rows.append(
             [
-                own.population,
-                str(len(own.entries)),
+                account.population,
+                str(len(account.entries)),
                 _up(values["mu"]),
                 _up(values["epsilon"]),
                 _NONE if values["delta"] is None else f"{values['delta']:g}",
                 _NONE if limit is None else f"{limit.epsilon:g} at {limit.delta:g}",
-                _NONE if left is None else down(left, 4),
-                own.status,
+                _NONE if remaining is None else down(remaining, 4),
+                account.status,
             ]
         )
     header = ["population", "runs", "mu", "epsilon", "delta", "limit", "mu left", "status"]
@@ -168,26 +168,29 @@ def _print_all(found: "list[Account]", delta: float | None) -> None:
     typer.echo("\n".join(fill_lines(_HIDDEN)))
 
 
-def _print_one(own: "Account", delta: float | None) -> None:
-    values = own.to_dict(delta)
-    if own.entries:
+def _print_one(account: "Account", delta: float | None) -> None:
+    values = account.to_dict(delta)
+    if account.entries:
         header = ["run", "parent", "mu", "epsilon", "rounds", "status", "begun", "folder"]
         print_table(
-            f"Runs about {own.population}, each charged alone and for its whole plan",
+            f"Runs about {account.population}, each charged alone and for its whole plan",
             header,
-            [_cells(entry, values["delta"]) for entry in own.entries],
+            [_cells(entry, values["delta"]) for entry in account.entries],
             spare=("begun", "folder", "parent"),
         )
     lines = [
         ("together", f"mu {_up(values['mu'])}, epsilon {_up(values['epsilon'])}{_at(values)}"),
-        ("status", _status(own)),
-        ("limit", _NONE if own.limit is None else _limit(own.limit.epsilon, own.limit.delta)),
+        ("status", _status(account)),
+        (
+            "limit",
+            _NONE if account.limit is None else _limit(account.limit.epsilon, account.limit.delta),
+        ),
     ]
-    if own.limit is not None:
-        lines.append(("left", _left(own)))
-    for since, old in own.history[:-1] if own.limit is not None else own.history:
-        said = "removed" if old is None else _limit(old.epsilon, old.delta)
-        lines.append(("earlier limit", f"{said}, since {since}"))
+    if account.limit is not None:
+        lines.append(("left", _left(account)))
+    for since, old in account.history[:-1] if account.limit is not None else account.history:
+        limit = "removed" if old is None else _limit(old.epsilon, old.delta)
+        lines.append(("earlier limit", f"{limit}, since {since}"))
     text = [f"  {name:<14} {value}" for name, value in lines]
     typer.echo("\n".join([*text, "", *fill_lines(_HIDDEN)]))
 
@@ -212,25 +215,27 @@ def _cells(entry: "Entry", delta: float | None) -> list[str]:
     ]
 
 
-def _status(own: "Account") -> str:
-    if own.status == "not-private":
+def _status(account: "Account") -> str:
+    if account.status == "not-private":
         return (
-            f"NOT PRIVATE: {len(own.unbounded)} runs with noise from a seed, or without noise, "
+            f"NOT PRIVATE: {len(account.unbounded)} runs with noise from a seed, or without noise, "
             "have no bound and are not added"
         )
-    if own.unbounded:
-        return f"{own.status}; {len(own.unbounded)} simulations on public data are not added"
-    return own.status
+    if account.unbounded:
+        return (
+            f"{account.status}; {len(account.unbounded)} simulations on public data are not added"
+        )
+    return account.status
 
 
-def _left(own: "Account") -> str:
+def _left(account: "Account") -> str:
     from accounting import Guarantee
 
-    left, limit = own.left(), own.limit
-    if left is None or limit is None or not left > 0:
-        return "nothing" + (": the limit is passed" if own.passed else "")
-    alone = Guarantee(left).epsilon(limit.delta)
-    return f"a run of mu {down(left, 4)}, that is epsilon {down(alone, 4)} alone"
+    remaining, limit = account.left(), account.limit
+    if remaining is None or limit is None or not remaining > 0:
+        return "nothing" + (": the limit is passed" if account.passed else "")
+    alone = Guarantee(remaining).epsilon(limit.delta)
+    return f"a run of mu {down(remaining, 4)}, that is epsilon {down(alone, 4)} alone"
 
 
 def _limit(epsilon: float, delta: float) -> str:

@@ -41,7 +41,7 @@ def close(
         if opened.rounds < opened.plan.rounds and not yes:
             _ask(opened)
         opened.end_early()
-    typer.echo("\n".join(fill(said, _WIDTH) for said in _done(opened)))
+    typer.echo("\n".join(fill(line, _WIDTH) for line in _done(opened)))
 
 
 def _ask(run: "RunFolder") -> None:
@@ -63,21 +63,21 @@ def _done(run: "RunFolder") -> list[str]:
     secrets = (
         "The noise key and the signing key" if run.facts["seed"] is None else "The signing key"
     )
-    said = [
+    lines = [
         f"{path}: ended after {rounds} of {planned} rounds; it cannot be resumed.",
         f"{secrets} and the noise state are erased. The keys were overwritten first; a disk of "
         "flash memory, a file system that copies on write, a snapshot or a backup may keep them.",
     ]
     if not rounds and "adopted_at" in run.facts:
         return [
-            *said,
+            *lines,
             "This copy released no model. Whether others did is not known here, so the budget book "
             "charges the whole plan.",
         ]
     if not rounds:
-        return [*said, "No model was released, so nobody has seen anything of this run."]
+        return [*lines, "No model was released, so nobody has seen anything of this run."]
     return [
-        *said,
+        *lines,
         f"The model after round {rounds} stays, and can be exported. `privpart report {path}` "
         f"covers the {rounds} released rounds by the guarantee of all {planned} planned rounds: "
         "ending early does not lower epsilon.",

@@ -91,24 +91,24 @@ def report(
         typer.echo(template())
         return
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
-    found = _derived(run, delta, options.public_key_of_file(public_key), html)
+    result = _derived(run, delta, options.public_key_of_file(public_key), html)
     if delta is not None:
-        g = found.guarantee
+        g = result.guarantee
         checks.accept_delta(delta, g.population, allow_large=allow_large_delta, unit=g.unit)
     for code in vouch or ():
-        found = vouched(found, code)
-    _write_page(found, html)
-    _register(found, registry, about, schema)
+        result = vouched(result, code)
+    _write_page(result, html)
+    _register(result, registry, about, schema)
     if statement:
-        typer.echo(printable(found.statement()))
+        typer.echo(printable(result.statement()))
     else:
-        print_run(found, form)
-    if found.deviations:
+        print_run(result, form)
+    if result.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)
-    if found.guarantee.status == "does-not-hold" or found.wrong:
+    if result.guarantee.status == "does-not-hold" or result.wrong:
         raise typer.Exit(_UNSOUND)
     if limit is not None:
-        _within(found.guarantee, limit)
+        _within(result.guarantee, limit)
 
 
 def _derived(
@@ -137,16 +137,16 @@ def _derived(
         raise
 
 
-def _write_page(found: "RunReport", path: Path | None) -> None:
+def _write_page(result: "RunReport", path: Path | None) -> None:
     if path is None:
         return
     from privpart.cli.pages.run import run_page
 
-    run_page(found).write(path)
+    run_page(result).write(path)
 
 
 def _register(
-    found: "RunReport", path: Path | None, about: Path | None, schema: Path | None
+    result: "RunReport", path: Path | None, about: Path | None, schema: Path | None
 ) -> None:
     if path is None:
         return
@@ -158,7 +158,7 @@ def _register(
     try:
         from privpart.cli.registry import write_entry
 
-        write_entry(found, path, about, schema)
+        write_entry(result, path, about, schema)
     except ModuleNotFoundError as error:
         typer.echo(
             f"privpart: --registry needs {error.name}: pip install 'privpart[registry]'.", err=True
@@ -172,39 +172,39 @@ def _register(
         )
 
 
-def _within(found: PrivacyReport, limit: float) -> None:
+def _within(guarantee: PrivacyReport, limit: float) -> None:
     """Exit with code 3 unless the guarantee is private and within ``limit``."""
-    if found.status == "not-private":
+    if guarantee.status == "not-private":
         typer.echo("privpart: the run is not private, so no limit on epsilon holds.", err=True)
-    elif found.epsilon > limit:
-        typer.echo(f"privpart: epsilon {up(found.epsilon)} exceeds {limit:g}.", err=True)
+    elif guarantee.epsilon > limit:
+        typer.echo(f"privpart: epsilon {up(guarantee.epsilon)} exceeds {limit:g}.", err=True)
     else:
         return
     raise typer.Exit(_EXCEEDED)
 
 
-def print_run(found: "RunReport", form: Format) -> None:
+def print_run(result: "RunReport", form: Format) -> None:
     """Print the report of a run, and its warnings on standard error."""
     if form is Format.JSON:
-        typer.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     elif form is Format.CSV:
-        own = {k: v for k, v in found.to_dict().items() if not isinstance(v, list | dict)}
+        flat = {k: v for k, v in result.to_dict().items() if not isinstance(v, list | dict)}
         typer.echo(
-            as_csv([own | report_row(found.guarantee) | {"schema": own["schema"]}]), nl=False
+            as_csv([flat | report_row(result.guarantee) | {"schema": flat["schema"]}]), nl=False
         )
     else:
-        typer.echo(printable(_as_text(found)))
-    for warning in found.guarantee.warnings:
+        typer.echo(printable(_as_text(result)))
+    for warning in result.guarantee.warnings:
         typer.echo(printable(f"privpart: warning: {warning}"), err=True)
 
 
-def _as_text(found: "RunReport") -> str:
-    text = [f"  {name:<12} {value}" for name, value in found.summary()]
-    if found.wrong:
-        text += ["", "  Wrong", *(_item(f"{check.what}: {check.says}") for check in found.wrong)]
-    if found.select is not None:
-        text += ["", *(fill(line, _WIDTH, initial_indent="  ") for line in found.select)]
-    for title, assumptions in found.guarantee.by_status():
+def _as_text(result: "RunReport") -> str:
+    text = [f"  {name:<12} {value}" for name, value in result.summary()]
+    if result.wrong:
+        text += ["", "  Wrong", *(_item(f"{check.what}: {check.says}") for check in result.wrong)]
+    if result.select is not None:
+        text += ["", *(fill(line, _WIDTH, initial_indent="  ") for line in result.select)]
+    for title, assumptions in result.guarantee.by_status():
         text += ["", f"  {title}"]
         for a in assumptions:
             basis = f" ({a.evidence})" if a.evidence else f"; else: {a.consequence}"

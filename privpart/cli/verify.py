@@ -48,8 +48,8 @@ def verify(
     checks = check_run(run, model=model, public_key=key)
     wrong = any(check.status == "wrong" for check in checks)
     if form == "json":
-        said = {"schema": _SCHEMA, "wrong": wrong, "checks": [asdict(check) for check in checks]}
-        typer.echo(json.dumps(said, indent=2))
+        report = {"schema": _SCHEMA, "wrong": wrong, "checks": [asdict(check) for check in checks]}
+        typer.echo(json.dumps(report, indent=2))
     else:
         typer.echo(printable(_as_text(checks)))
     if wrong:

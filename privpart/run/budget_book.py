@@ -149,8 +149,8 @@ class Entry:
     @property
     def counts(self) -> bool:
         """Whether anybody may have seen a model of the run, as far as this machine can tell."""
-        seen = self._seen() if self.closed == 0 and not self.opened else None
-        return seen is None or not (seen.closed and seen.unspent)
+        record = self._seen() if self.closed == 0 and not self.opened else None
+        return record is None or not (record.closed and record.unspent)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as plain values, ready for JSON, with how far the run is."""
@@ -161,9 +161,9 @@ class Entry:
         """Return the most rounds of the run that this machine knows of; None if that is unknown."""
         if self.closed == 0 and self.counts:
             return None
-        seen = self._seen()
-        known = (self.closed, self.opened, None if seen is None else seen.rounds)
-        return max((rounds for rounds in known if rounds is not None), default=None)
+        record = self._seen()
+        counts = (self.closed, self.opened, None if record is None else record.rounds)
+        return max((rounds for rounds in counts if rounds is not None), default=None)
 
     def _seen(self) -> witness.Seen | None:
         """Return what the rollback guard saw of the run; None if that is lost."""
@@ -257,11 +257,11 @@ class Account:
         """Return the mu that one more run may have, rounded down; None without a limit."""
         if self.limit is None:
             return None
-        most, total = self.limit.mu, self.total()
+        budget, total = self.limit.mu, self.total()
         spent = 0.0 if total is None else total.mu
-        if not spent < most:
+        if not spent < budget:
             return 0.0
-        return math.sqrt(most - spent) * math.sqrt(most + spent) * (1 - 1e-12)
+        return math.sqrt(budget - spent) * math.sqrt(budget + spent) * (1 - 1e-12)
 
     def to_dict(self, delta: float | None = None) -> dict[str, Any]:
         """Return the account as plain values, ready for JSON; ``delta`` None takes ``delta()``."""
@@ -317,23 +317,25 @@ def all_runs(facts: Mapping[str, Any], delta: float) -> AllRuns | None:
         name = name or next(iter(populations_of(facts["run_id"])), None)
         if name is None:
             return None
-        kept = account(refuse_population(name))
+        spent = account(refuse_population(name))
     except ConfigError as error:
-        said = f"unknown: {error}".rstrip(".")
-        return AllRuns(str(name or "")[:_LONGEST], "unknown", 0, None, None, said)
-    if facts["run_id"] not in {e.run for e in kept.entries}:
-        said = f"unknown: this machine's budget book has no entry of this run about {name!r}"
-        return AllRuns(name, "unknown", len(kept.entries), None, None, said)
-    total, others = kept.total(), len(kept.unbounded)
+        sentence = f"unknown: {error}".rstrip(".")
+        return AllRuns(str(name or "")[:_LONGEST], "unknown", 0, None, None, sentence)
+    if facts["run_id"] not in {e.run for e in spent.entries}:
+        sentence = f"unknown: this machine's budget book has no entry of this run about {name!r}"
+        return AllRuns(name, "unknown", len(spent.entries), None, None, sentence)
+    total, unbounded = spent.total(), len(spent.unbounded)
     mu, epsilon = (None, None) if total is None else (total.mu, total.epsilon(delta))
-    said = f"{counted(len(kept.entries), 'run')} on this machine about {name!r}"
+    sentence = f"{counted(len(spent.entries), 'run')} on this machine about {name!r}"
     if epsilon is not None and mu is not None:
-        said = f"epsilon {up(epsilon, 5)}, mu {up(mu, 5)}: {said}"
-    if kept.status == "not-private":
-        said = f"NOT PRIVATE: {counted(others, 'run')} without secret noise. The others: {said}"
-    elif others:
-        said += f", of which {counted(others, 'simulation')} not added"
-    return AllRuns(name, kept.status, len(kept.entries), mu, epsilon, said)
+        sentence = f"epsilon {up(epsilon, 5)}, mu {up(mu, 5)}: {sentence}"
+    if spent.status == "not-private":
+        sentence = (
+            f"NOT PRIVATE: {counted(unbounded, 'run')} without secret noise. The others: {sentence}"
+        )
+    elif unbounded:
+        sentence += f", of which {counted(unbounded, 'simulation')} not added"
+    return AllRuns(name, spent.status, len(spent.entries), mu, epsilon, sentence)
 
 
 def counted(number: int, noun: str) -> str:
@@ -429,26 +431,26 @@ def enter(
         return
     refuse_population(name)
     closed = None if facts.get("closed") is None else rounds
-    known = {e.run: e for e in account(name).entries}.get(facts["run_id"])
-    if known is None:
+    entry = {e.run: e for e in account(name).entries}.get(facts["run_id"])
+    if entry is None:
         _enter_late(plan, facts, folder, name, rounds)
         return
-    if known.closed is not None and closed is None:
+    if entry.closed is not None and closed is None:
         raise ConfigError(
-            f"{folder}: this run was closed after {known.closed} rounds, and this is an older copy "
+            f"{folder}: this run was closed after {entry.closed} rounds, and this is an older copy "
             "of it. A closed run is not continued. Begin a new run."
         )
     now = (_shown(folder), rounds, closed)
-    if rounds < (known.opened or 0):  # the rollback guard may be lost, and this book kept
+    if rounds < (entry.opened or 0):  # the rollback guard may be lost, and this book kept
         raise ConfigError(
             f"{folder} is an older copy: it stands after {rounds} rounds, and the budget book has "
-            f"seen {known.opened}. Continuing would reuse the noise of released rounds, and ending "
+            f"seen {entry.opened}. Continuing would reuse the noise of released rounds, and ending "
             "it early would take back what they cost. Restore the newest copy, or begin a fork."
         )
-    if (known.folder, known.opened, known.closed) != now:
+    if (entry.folder, entry.opened, entry.closed) != now:
         with _writing() as db, _faults(_path()):
             change = "UPDATE entries SET folder = ?, opened = ?, closed = ? WHERE run = ?"
-            db.execute(change, (*now, known.run))
+            db.execute(change, (*now, entry.run))
 
 
 def _enter_late(
@@ -465,8 +467,8 @@ def _enter_late(
             _refuse_beyond_limit(before, new)
         except BudgetExceededError as error:
             exceeded = error if rounds < plan.rounds and entry.closed is None else None
-        seen = entry._seen()
-        if exceeded is None or rounds or seen is None or not seen.unspent:
+        record = entry._seen()
+        if exceeded is None or rounds or record is None or not record.unspent:
             _insert(db, new)
     if exceeded is not None:
         raise exceeded
@@ -507,9 +509,9 @@ def _populations(db: sqlite3.Connection) -> list[str]:
 
 def _refuse_alike(db: sqlite3.Connection, name: str) -> None:
     """Check that a new name is not another spelling of one in the book."""
-    known = _populations(db)
-    alike = [other for other in known if _spoken(other) == _spoken(name)]
-    if alike and name not in known:
+    names = _populations(db)
+    alike = [other for other in names if _spoken(other) == _spoken(name)]
+    if alike and name not in names:
         raise ConfigError(
             f"population={name!r}: the budget book has {alike[0]!r}, which differs only in case, "
             "spaces, hyphens or the like. Use that name for the same people; for others, a name "
@@ -544,8 +546,8 @@ def populations_of(run: str) -> list[str]:
     with _reading() as db:
         if db is None:
             return []
-        found = db.execute(f"SELECT population FROM {_ENTRIES} WHERE run = ? ORDER BY 1", (run,))
-        return [name for (name,) in found]
+        rows = db.execute(f"SELECT population FROM {_ENTRIES} WHERE run = ? ORDER BY 1", (run,))
+        return [name for (name,) in rows]
 
 
 def set_limit(population: str, limit: Limit | None, *, looser: bool = False) -> Account:
@@ -650,10 +652,12 @@ def _refuse_beyond_limit(before: Account, new: list[Entry]) -> None:
     limit, name = before.limit, before.population
     if limit is None:
         return
-    said = f"the limit of population {name!r}, epsilon {limit.epsilon:g} with delta={limit.delta:g}"
+    bound = (
+        f"the limit of population {name!r}, epsilon {limit.epsilon:g} with delta={limit.delta:g}"
+    )
     if new[-1].kind != "private":
         raise BudgetExceededError(
-            f"a run with noise from a seed, or without noise, has no bound and would pass {said}. "
+            f"a run with noise from a seed, or without noise, has no bound and would pass {bound}. "
             "Simulate on data of nobody, under a population of another name."
         )
     after = Account(name, (*before.entries, *new), limit, ()).total()
@@ -661,7 +665,7 @@ def _refuse_beyond_limit(before: Account, new: list[Entry]) -> None:
         return
     spent, alone = before.total(), composed([e.mu for e in new if e.mu is not None])
     raise BudgetExceededError(
-        f"this run would pass {said}: the runs so far have spent "
+        f"this run would pass {bound}: the runs so far have spent "
         f"{_epsilon(spent, limit.delta)}, this one costs {_epsilon(alone, limit.delta)}, and "
         f"together they cost {_epsilon(after, limit.delta)}. Plan more noise or fewer rounds, or "
         f"see `privpart budget`."
@@ -682,10 +686,10 @@ def _insert(db: sqlite3.Connection, entries: list[Entry]) -> None:
 
 def _account(db: sqlite3.Connection, population: str) -> Account:
     order, named = "WHERE spoken(population) = ? ORDER BY number", (_spoken(population),)
-    found = db.execute(f"SELECT {_COLUMNS} FROM {_ENTRIES} {order}", named).fetchall()
+    runs = db.execute(f"SELECT {_COLUMNS} FROM {_ENTRIES} {order}", named).fetchall()
     rows = db.execute(f"SELECT since, epsilon, delta FROM limits {order}", named).fetchall()
     try:
-        entries = tuple(Entry(*row) for row in found)
+        entries = tuple(Entry(*row) for row in runs)
         history = tuple(
             (since, None if epsilon is None else Limit(epsilon, delta, since))
             for since, epsilon, delta in rows

@@ -217,18 +217,18 @@ class RunFolder:
                 pass; nothing was created.
             StorageError: the folder cannot be written.
         """
-        own = facts or {}
-        if taken := sorted(own.keys() & {*_WORDS}):
+        chosen = facts or {}
+        if taken := sorted(chosen.keys() & {*_WORDS}):
             raise ConfigError(
                 f"facts: {', '.join(taken)} are words of this package. Choose others."
             )
-        name = own.get("population_name")
+        name = chosen.get("population_name")
         if isinstance(name, str) and budget_book.is_public(name):
             raise ConfigError(
                 f"facts: population_name={name!r} is for the public data of built-in tasks. Choose "
                 "another."
             )
-        return cls._create(path, plan, seed=seed, facts=own, start=start)
+        return cls._create(path, plan, seed=seed, facts=chosen, start=start)
 
     @classmethod
     def _create(
@@ -610,8 +610,8 @@ class RunFolder:
         """Record outside the folder where a private run stands."""
         if self._private:
             closed = "closed" in self.facts
-            seen = witness.Seen(self.rounds, self._chains[-1], coming, self._adopted_at, closed)
-            witness.note(self.facts["run_id"], seen)
+            record = witness.Seen(self.rounds, self._chains[-1], coming, self._adopted_at, closed)
+            witness.note(self.facts["run_id"], record)
 
     def _remove_leftovers(self) -> None:
         """Remove all but the committed state, and the keys of a run that has ended.
@@ -630,11 +630,11 @@ class RunFolder:
         """Check that this copy stands where this machine saw the run, or adopt it."""
         if not self._private:
             return
-        seen = witness.last_seen(self.facts["run_id"])
-        why = self._unknown(seen)
+        record = witness.last_seen(self.facts["run_id"])
+        why = self._unknown(record)
         if not why:
-            if seen is not None and seen.adopted_at is not None:
-                self._adopted_at = seen.adopted_at
+            if record is not None and record.adopted_at is not None:
+                self._adopted_at = record.adopted_at
             self._note()
             return
         if not adopt:
@@ -649,30 +649,30 @@ class RunFolder:
         if not self._ended:
             self._ledger.add_fact("adopted_at", self.rounds)
 
-    def _unknown(self, seen: witness.Seen | None) -> str:
+    def _unknown(self, record: witness.Seen | None) -> str:
         """Return why this machine cannot tell whether this copy is the newest; "" if it is.
 
         Raises:
             ConfigError: it is not.
         """
-        if seen is None:
+        if record is None:
             return "this machine has no record of the run, so a newer copy may exist"
-        standing = seen.standing(self._chains, closed="closed" in self.facts)
+        standing = record.standing(self._chains, closed="closed" in self.facts)
         if standing in ("older", "another"):
             raise ConfigError(
                 f"{self.path} is an older copy: it stands after {self.rounds} rounds, while "
-                f"{seen.rounds} were released. Continuing would reuse the noise of released "
+                f"{record.rounds} were released. Continuing would reuse the noise of released "
                 "rounds, which would then cancel out. Restore the newest copy, or begin a fork: a "
                 "new run with a new key, whose report adds the cost of this one."
             )
         if standing == "closed":
             raise ConfigError(
-                f"{self.path}: the run was closed after {seen.rounds} rounds on this machine, and "
-                "this copy of it is not continued. Begin a new run or a fork."
+                f"{self.path}: the run was closed after {record.rounds} rounds on this machine, "
+                "and this copy of it is not continued. Begin a new run or a fork."
             )
         if standing == "newer":
-            return f"this machine saw {seen.rounds} of its {self.rounds} rounds"
-        if seen.adopted_at is None or self._ended or "adopted_at" in self.facts:
+            return f"this machine saw {record.rounds} of its {self.rounds} rounds"
+        if record.adopted_at is None or self._ended or "adopted_at" in self.facts:
             return ""
         return "another copy of the run was adopted on this machine"
 
@@ -748,5 +748,5 @@ def _refuse_used(folder: Path) -> None:
 
 def _is_free(folder: Path) -> bool:
     """Return whether a folder is empty, apart from leftovers of a crash before a run began."""
-    own = (_KEY, _SIGNING_KEY, _LOCK, _START)
-    return all(file.name in own or is_scratch(file.name) for file in folder.iterdir())
+    names = (_KEY, _SIGNING_KEY, _LOCK, _START)
+    return all(file.name in names or is_scratch(file.name) for file in folder.iterdir())

@@ -46,20 +46,20 @@ def fork(
     before, was, start = _forked(Path(old))
     open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]
     about = {"earlier_mu": before.mu, "fork_of": was["run_id"], "inherited": open_ones}
-    said = facts or {}
-    if taken := sorted(said.keys() & about.keys()):
+    given = facts or {}
+    if taken := sorted(given.keys() & about.keys()):
         raise ConfigError(f"facts: {', '.join(taken)} are the fork's own names. Choose others.")
-    if said.get("rest") != was.get("rest"):
+    if given.get("rest") != was.get("rest"):
         raise ConfigError(
             f"{old} is of another model: its trained parameters do not fit this plan's frozen part "
             "or order of slices. Use the same table [model] and, if slices take turns, the same "
             "number of rounds and shared keys."
         )
-    population = said.get("population_name", was.get("population_name"))
+    population = given.get("population_name", was.get("population_name"))
     if population is not None:
         about["population_name"] = population
-    seen = merge_seen(was.get("seen_in_clear"), said.get("seen_in_clear"))
-    about = {**said, **about, "seen_in_clear": seen}
+    disclosed = merge_seen(was.get("seen_in_clear"), given.get("seen_in_clear"))
+    about = {**given, **about, "seen_in_clear": disclosed}
     return create_run(new, plan, facts=about, start=start)
 
 

@@ -93,11 +93,11 @@ def tensor_hash(tensor: Tensor) -> str:
 def versions() -> dict[str, str]:
     """Return the versions of what computes a run."""
     try:
-        own = metadata.version("privpart")
+        version = metadata.version("privpart")
     except metadata.PackageNotFoundError:
-        own = "unknown"
+        version = "unknown"
     return {
-        "privpart": own,
+        "privpart": version,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,

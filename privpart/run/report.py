@@ -265,7 +265,7 @@ def _simulated(plan: PrivacyPlan, rows: Sequence[Row], path: Path) -> Simulated:
 
 def _recorded(file: Path, rounds: int) -> tuple[tuple[int, float], ...]:
     """Return the evaluations in a file that anybody may have written; what is odd is left out."""
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     try:
         with opened(file) as lines:
             text = lines.read(_LONGEST_METRICS).decode()
@@ -273,16 +273,16 @@ def _recorded(file: Path, rounds: int) -> tuple[tuple[int, float], ...]:
             entry = parsed_json(line)
             number, value = entry["round"], entry["metric"]
             if type(number) is int and 0 <= number < rounds and type(value) in (int, float):
-                found[number] = float(value)
+                values[number] = float(value)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return ()
-    return tuple((r, v) for r, v in sorted(found.items()) if math.isfinite(v))
+    return tuple((r, v) for r, v in sorted(values.items()) if math.isfinite(v))
 
 
 def select_lines(
-    report: PrivacyReport | None, delta: float, seen: SeenByParty | None
+    report: PrivacyReport | None, delta: float, disclosed: SeenByParty | None
 ) -> tuple[str, str] | None:
-    """Return the two lines about a run whose clients select, or None if ``seen`` is None.
+    """Return the two lines about a run whose clients select, or None if ``disclosed`` is None.
 
     The first states the guarantee against recipients of the model, as far as the report's status
     allows; the second states what is seen in the clear, which no epsilon covers.
@@ -290,41 +290,43 @@ def select_lines(
     Args:
         report: the privacy report; None for a run without noise.
         delta: in (0, 1).
-        seen: what each party sees in the clear.
+        disclosed: what each party sees in the clear.
     """
-    if seen is None:
+    if disclosed is None:
         return None
     holds = report is not None and report.status in ("holds", "conditional")
-    return SelectReport(report.guarantee if report and holds else None, delta, seen).lines()
+    return SelectReport(report.guarantee if report and holds else None, delta, disclosed).lines()
 
 
 def _deviations(
     plan: PrivacyPlan, rows: list[Row], realised: Participation | None, unit: str
 ) -> tuple[str, ...]:
-    found = []
+    deviations = []
     if len(rows) > plan.rounds:
-        found.append(f"{len(rows)} rounds, {plan.rounds} planned")
+        deviations.append(f"{len(rows)} rounds, {plan.rounds} planned")
     if realised is not None:
         limits = plan.participation
         k, b = realised.max_participations, realised.min_separation
         if k > limits.max_participations:
-            found.append(
+            deviations.append(
                 f"{'an' if unit == 'example' else 'a'} {unit} took part {k} times, "
                 f"{limits.max_participations} allowed"
             )
         if k > 1 and b < limits.min_separation:
-            found.append(
+            deviations.append(
                 f"rounds of one {unit} lie {b} apart, {limits.min_separation} is the least"
             )
     if plan.adaptive_clipping is None:
-        found += [
+        deviations += [
             f"round {row.round} was clipped to {row.clip_norm:g}, planned {plan.clip_norm:g}"
             for row in rows
             if row.clip_norm != plan.clip_norm
         ]
     if any(row.counted < plan.minimum_cohort for row in rows):
-        found.append(f"a round had fewer than {plan.minimum_cohort} updates, the plan's minimum")
-    return tuple(found)
+        deviations.append(
+            f"a round had fewer than {plan.minimum_cohort} updates, the plan's minimum"
+        )
+    return tuple(deviations)
 
 
 def _claimed(plan: PrivacyPlan, realised: Participation | None) -> PrivacyPlan:

@@ -73,8 +73,8 @@ class Seen:
             return "another"
         if self.closed and not closed:
             return "closed"
-        there = rounds == self.rounds or chains[self.rounds + 1 :] == [self.coming]
-        return "newest" if there else "newer"
+        noted = rounds == self.rounds or chains[self.rounds + 1 :] == [self.coming]
+        return "newest" if noted else "newer"
 
     @property
     def unspent(self) -> bool:
@@ -89,14 +89,14 @@ def directory() -> Path:
         ConfigError: the variable is not set, and there is no home directory; or the directory would
             be another one wherever a command is called, each with a book and guards of its own.
     """
-    own = os.environ.get(VARIABLE)
-    found = Path(own) if own else _of_the_user() / "privpart"
-    if not found.is_absolute():
+    chosen = os.environ.get(VARIABLE)
+    path = Path(chosen) if chosen else _of_the_user() / "privpart"
+    if not path.is_absolute():
         raise ConfigError(
-            f"the state directory {found}: must be an absolute path, because what was spent and "
-            f"released is kept in it. Set {VARIABLE} to one, such as {found.absolute()}."
+            f"the state directory {path}: must be an absolute path, because what was spent and "
+            f"released is kept in it. Set {VARIABLE} to one, such as {path.absolute()}."
         )
-    return found
+    return path
 
 
 def _of_the_user() -> Path:
