@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import PLAN
 
-from accounting import BinaryTree, ConfigError, Participation
-from privpart import PrivacyPlan, RunFolder
+from accounting import ConfigError
+from privpart import RunFolder
 from privpart.loop import (
     HEALTH_LINES,
     JSON_LINES,
@@ -28,13 +29,6 @@ from privpart.run.report import run_report
 from privpart.run.store import erase_durably, read_state, write_durably
 from privpart.server import RoundCounts
 
-PLAN = PrivacyPlan(
-    mechanism=BinaryTree(4),
-    participation=Participation(4),
-    clip_norm=0.5,
-    noise_multiplier=1.0,
-    report_goal=2,
-)
 START = torch.zeros(3)
 
 
@@ -237,27 +231,29 @@ def test_no_core_is_dumped_of_a_process_with_a_key():
     assert after == "0 0"
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        b"",
-        b"{",
-        b"[" * 3000,
-        b"[]",
-        b'{"rounds": -1, "chain": "x"}',
-        b'{"rounds": true, "chain": "x"}',
-        b'{"rounds": Infinity, "chain": "x"}',
-        b'{"rounds": 0, "chain": 0}',
-        b"\xff",
-        b" " * 5000,
-    ],
-)
-def test_a_damaged_rollback_guard_is_one_sentence(folder, damaged):
-    guard = next(file for file in witness.directory().glob("*.json") if run_id(folder) in file.name)
-    guard.write_bytes(damaged)
-    with pytest.raises(ConfigError, match=r"rollback guard .* cannot be read: .*--adopt") as told:
-        RunFolder.open(folder)
-    assert len(str(told.value)) < 600
+DAMAGED = [
+    b"",
+    b"{",
+    b"[" * 3000,
+    b"[]",
+    b'{"rounds": -1, "chain": "x"}',
+    b'{"rounds": true, "chain": "x"}',
+    b'{"rounds": Infinity, "chain": "x"}',
+    b'{"rounds": 0, "chain": 0}',
+    b"\xff",
+    b" " * 5000,
+]
+
+
+def test_a_damaged_rollback_guard_is_one_sentence(folder):
+    guard = witness.directory() / f"{run_id(folder)}.json"
+    for damaged in DAMAGED:
+        guard.write_bytes(damaged)
+        with pytest.raises(
+            ConfigError, match="rollback guard .* cannot be read: .*--adopt"
+        ) as told:
+            RunFolder.open(folder)
+        assert len(str(told.value)) < 600, damaged
 
 
 def run_id(folder: Path) -> str:

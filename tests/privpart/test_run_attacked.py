@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import PLAN, begun, train
 from safetensors.torch import load_file, save_file
-from test_run_identity import PLAN, hot_journal, train
-from test_run_verify import begun, forged, statuses, wrong
+from test_run_verify import forged, statuses, wrong
 
 from accounting import ConfigError
 from privpart import RunFolder
 from privpart.experiment.export import export
-from privpart.run import budget_book, evidence, store, witness
+from privpart.run import budget_book, evidence, witness
 from privpart.run import verify as verifying
 from privpart.run.identity import SigningKey, tensor_hash
 from privpart.run.report import run_report, vouched
@@ -210,29 +210,6 @@ def test_a_frozen_tensor_that_is_a_trained_one_in_disguise_is_named(tmp_path):
     lines = {c.what: c for c in check_run(tmp_path / "run", model=model)}
     assert lines["model file"].status == "wrong"
     assert "scale" in lines["model file"].says
-
-
-def test_a_journal_that_is_exchanged_before_it_is_copied_deletes_nothing(
-    folder, tmp_path, monkeypatch
-):
-    """Whoever owns the folder waits until its files were looked at."""
-    mine = tmp_path / "mine"
-    mine.write_text("keep")
-
-    usual, journal = store._copy, folder / "ledger.sqlite-journal"
-
-    def exchanged(path: Path, into: Path) -> Path:
-        name = str(mine).encode()
-        ending = (2).to_bytes(4, "big") + name + len(name).to_bytes(4, "big")
-        ending += sum(name).to_bytes(4, "big") + bytes.fromhex("d9d505f920a163d7")
-        journal.write_bytes(journal.read_bytes() + ending)
-        return usual(path, into)
-
-    monkeypatch.setattr(store, "_copy", exchanged)
-    hot_journal(folder)
-    with pytest.raises(ConfigError, match="names another file"):
-        run_report(folder)
-    assert mine.read_text() == "keep"
 
 
 def test_a_sparse_state_of_any_size_is_not_read(folder):

@@ -6,43 +6,26 @@ import shutil
 import sqlite3
 
 import pytest
+import runs
 import torch
+from runs import Clients, add_row, server
 from safetensors import safe_open
 
 from accounting import BinaryTree, ConfigError, Participation, PrivacyReport, guarantee
-from privpart import PrivacyPlan, RunFolder, Server, fit
+from privpart import PrivacyPlan, RunFolder, fit
 from privpart.run.fork import fork
-from privpart.run.identity import SigningKey
-from privpart.run.ledger import Ledger, next_row
 from privpart.run.report import run_report, vouched
-
-DIM = 4
-
-
-def plan(rounds=6, k=2, b=3, **change) -> PrivacyPlan:
-    fields = {
-        "mechanism": BinaryTree(rounds),
-        "participation": Participation(rounds, k, b),
-        "clip_norm": 0.5,
-        "noise_multiplier": 4.0,
-        "report_goal": 2,
-    }
-    return PrivacyPlan(**(fields | change))
-
-
-class Clients:
-    def run(self, task, start):
-        for client in task.clients:
-            yield task.update(client, torch.full_like(start, 0.1))
-
 
 COHORTS = [[0, 1], [2, 3], [4, 5], [0, 1], [6, 7], [8, 9]]
 
 
+def plan(**change) -> PrivacyPlan:
+    limits = Participation(6, 2, 3)
+    return runs.plan(6, **({"participation": limits, "noise_multiplier": 4.0} | change))
+
+
 def train(run: RunFolder, rounds: int) -> None:
-    server = Server(run.plan, torch.zeros(DIM), source=run.source())
-    run.restore(server)
-    fit(server, Clients(), COHORTS[:rounds], commit=run.commit)
+    runs.train(run, rounds, COHORTS)
 
 
 @pytest.fixture
@@ -50,16 +33,6 @@ def folder(tmp_path):
     with RunFolder.create(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run:
         train(run, 5)
     return tmp_path / "run"
-
-
-def add_row(folder, *, clients, **row):
-    """Append what somebody's own server would write and sign, whatever the plan says."""
-    ledger = Ledger(folder / "ledger.sqlite")
-    ledger.signer = SigningKey((folder / "signing-key").read_bytes())
-    head = ledger.rows()[-1].chain
-    own = next_row(head, state="0" * 64, model="0" * 64, received=1, clients=clients, **row)
-    ledger.append(own, clients)
-    ledger.close()
 
 
 def statuses(report: PrivacyReport) -> dict[str, str]:
@@ -110,9 +83,9 @@ def test_it_says_whose_clipping_bounds_the_updates(folder, tmp_path):
 
     assert said(folder) == "the server clips every update again"
     with RunFolder.create(tmp_path / "sums", plan(), facts={"delta": 1e-6}) as run:
-        server = Server(run.plan, torch.zeros(DIM), source=run.source())
+        summed = server(run)
         for rounds in (1, 3, 6):
-            fit(server, Summing(), COHORTS[:rounds], commit=run.commit)
+            fit(summed, Summing(), COHORTS[:rounds], commit=run.commit)
     assert said(tmp_path / "sums").startswith("in 3 of 6 rounds the run's own engine clipped")
     assert run_report(tmp_path / "sums").guarantee.epsilon == plan().guarantee().epsilon(1e-6)
 
@@ -179,10 +152,9 @@ def test_a_fork_goes_on_from_the_model_and_adds_the_cost(folder, tmp_path):
         RunFolder.open(tmp_path / "backup")
     with fork(tmp_path / "backup", tmp_path / "fork", plan(), facts={"delta": 1e-6}) as run:
         assert (run.path / "key").read_bytes() != (tmp_path / "backup" / "key").read_bytes()
-        server = Server(run.plan, torch.zeros(DIM), source=run.source())
-        run.restore(server)
-        assert server.parameters.abs().sum() > 0  # the old model, not the plan's start
-        fit(server, Clients(), COHORTS[:2], commit=run.commit)
+        restored = server(run)
+        assert restored.parameters.abs().sum() > 0  # the old model, not the plan's start
+        fit(restored, Clients(), COHORTS[:2], commit=run.commit)
     with RunFolder.open(tmp_path / "fork") as run:
         train(run, 6)
     both = run_report(tmp_path / "fork").guarantee
@@ -212,9 +184,8 @@ def test_a_fork_never_starts_from_what_was_not_committed(folder, tmp_path):
     (folder / "state-000006.safetensors").write_bytes(b"newer")
     committed = safe_open(folder / "state-000005.safetensors", "pt").get_tensor("parameters")
     with fork(folder, tmp_path / "fork", plan()) as run:
-        server = Server(run.plan, torch.zeros(DIM), source=run.source())
-        run.restore(server)
-        assert torch.equal(server.parameters, committed)
+        restored = server(run)
+        assert torch.equal(restored.parameters, committed)
     (folder / "state-000005.safetensors").write_bytes(b"swapped")
     with pytest.raises(ConfigError, match="not the state that the ledger names"):
         fork(folder, tmp_path / "other", plan())
@@ -245,15 +216,14 @@ def test_the_facts_of_a_fork_are_its_own(folder, tmp_path):
 def test_a_start_that_was_changed_is_refused(folder, tmp_path):
     with fork(folder, tmp_path / "fork", plan()) as run:
         (run.path / "start.safetensors").write_bytes(b"")
-        server = Server(run.plan, torch.zeros(DIM), source=run.source())
         with pytest.raises(ConfigError, match="not the state that the ledger names"):
-            run.restore(server)
+            server(run)
 
 
 def test_who_clipped_cannot_be_changed_afterwards(tmp_path):
     with RunFolder.create(tmp_path / "sums", plan(), facts={"delta": 1e-6}) as run:
-        server = Server(run.plan, torch.zeros(DIM), source=run.source())
-        fit(server, Summing(), COHORTS, commit=run.commit)
+        summed = server(run)
+        fit(summed, Summing(), COHORTS, commit=run.commit)
     with sqlite3.connect(tmp_path / "sums" / "ledger.sqlite") as db:
         db.execute("UPDATE rounds SET summed = 0")
     with pytest.raises(ConfigError, match="changed after the fact"):

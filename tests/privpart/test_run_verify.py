@@ -6,9 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_run_identity import PLAN, RunFolder, changed, train
+from runs import PLAN, STATE, add_row, begun, changed, flip, train
 
 from accounting import ConfigError
+from privpart import RunFolder
 from privpart.experiment.export import export
 from privpart.run import witness
 from privpart.run.evidence import Check
@@ -16,12 +17,6 @@ from privpart.run.identity import SigningKey
 from privpart.run.ledger import Ledger, genesis, next_row
 from privpart.run.report import run_report
 from privpart.run.verify import check_run, left_its_plan
-
-FACTS = {
-    "delta": 1e-6,
-    "parameters": [["weight", [2, 3]], ["bias", [2]]],
-    "frozen": {},
-}
 
 
 @pytest.fixture
@@ -40,12 +35,6 @@ def whole(tmp_path) -> Path:
 def elsewhere(tmp_path, monkeypatch) -> None:
     """From here on, this is another machine."""
     monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
-
-
-def begun(path: Path, rounds: int, **options) -> Path:
-    with RunFolder.create(path, PLAN, facts=FACTS, **options) as run:
-        train(run, rounds)
-    return path
 
 
 def statuses(checks: tuple[Check, ...]) -> dict[str, str]:
@@ -105,13 +94,6 @@ def test_another_key_than_the_readers_is_wrong(whole):
         check_run(whole, public_key="secret")
 
 
-def flip(path: Path, at: int, bit: int = 0) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1 << bit
-    path.write_bytes(bytes(data))
-
-
-STATE = "state-000002.safetensors"
 FAULTS = {
     "a bit of the released model": (lambda f: flip(f / STATE, -1), ["state", "released model"]),
     "no released model": (lambda f: (f / STATE).unlink(), ["state", "released model"]),
@@ -247,21 +229,9 @@ def test_a_model_of_an_earlier_round_is_named(folder, tmp_path, privpart):
 
 
 def test_a_run_that_left_its_plan_has_an_exit_code_of_its_own(folder, privpart):
-    ledger = Ledger(folder / "ledger.sqlite")
-    ledger.signer = SigningKey((folder / "signing-key").read_bytes())
-    last = ledger.rows()[-1]
-    row = next_row(
-        last.chain,
-        round_=2,
-        state=last.state,
-        model=last.model,
-        clip_norm=9.0,
-        received=1,
-        clients=[0],
-    )
-    ledger.append(row, [0])
-    witness.note(ledger.facts["run_id"], witness.Seen(3, row.chain))
-    ledger.close()
+    last = Ledger(folder / "ledger.sqlite", read_only=True).rows()[-1]
+    row = add_row(folder, round_=2, clip_norm=9.0, clients=[0], state=last.state, model=last.model)
+    witness.note(run_report(folder).run_id, witness.Seen(3, row.chain))
     (folder / STATE).rename(folder / "state-000003.safetensors")
     assert left_its_plan(check_run(folder))
     assert privpart("verify", str(folder)).returncode == 6
