@@ -6,10 +6,13 @@ Cells of notebooks run in ``make docs``, which fails with them; here their comma
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))  # for its generator of pages
@@ -127,6 +130,42 @@ def test_commands_in_documents_exist_with_their_options(document, parser):
         options = {o for p in command.params for o in [*p.opts, *p.secondary_opts]} | {"--help"}
         typed = {word.partition("=")[0] for word in rest if word.startswith("--")}
         assert not typed - options, (words, sorted(typed - options))
+
+
+def commands_below(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands_below(inner, (*words, name))
+
+
+def test_help_shows_all_of_its_text(parser):
+    """Rich would take [table] for markup, and print nothing."""
+    from privpart.cli.main import app
+
+    wide = {"COLUMNS": "4000", "TERMINAL_WIDTH": "4000", "TERM": "dumb"}
+    count = 0
+    for words in commands_below(parser):
+        command = parser
+        for word in words:
+            command = command.commands[word]
+        printed = CliRunner().invoke(app, [*words, "--help"], env=wide).output
+        shown = " ".join(re.sub("[│╭╮╰╯─]", " ", printed).split())
+        for text in (command.help, *(parameter.help for parameter in command.params)):
+            count += 1
+            assert " ".join((text or "").split()) in shown, words
+    assert count > 250
+
+
+def test_exit_codes_are_those_of_the_command_line():
+    from privpart.cli import main
+
+    listed = re.findall(
+        r"^\| (\d+) \|", text_of(ROOT / "docs/reference/exit-codes.md"), re.MULTILINE
+    )
+    named = re.findall(r"(?:^|  ) {4}(\d+)  +[a-z]", main.__doc__ or "", re.MULTILINE)
+    assert sorted(map(int, listed)) == sorted(map(int, named))
+    refused = {int(code) for code in re.findall(r"\d+", str(main._REFUSED.values()))}
+    assert refused <= set(map(int, listed))
 
 
 def test_the_readme_is_short_and_each_of_its_commands_is_run_somewhere():

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sqlite3
+import sys
 import tomllib
 from pathlib import Path
 
@@ -285,6 +286,13 @@ def test_an_entry_holds_the_reports_figures_and_the_users_words(registered, page
     assert "4711" not in json.dumps(entry)
     _, same = registered(filled(), file="entry.json")
     assert same == entry
+
+
+def test_an_entry_without_its_package_is_exit_code_7(registered, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    done, entry = registered(filled())
+    assert (done.returncode, done.stdout, entry) == (7, "", None)
+    assert "pip install 'privpart[registry]'" in done.stderr
 
 
 @pytest.mark.parametrize("tier", [1, 2, 3])
