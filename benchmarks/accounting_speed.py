@@ -29,6 +29,7 @@ from dp_accounting.rdp import RdpAccountant
 from machine import machine
 
 from accounting import BinaryTree, Participation, PrivacyReport, guarantee
+from accounting.report import up
 
 RESULT = Path(__file__).parent / "results" / "accounting.json"
 DELTA = 1e-6
@@ -133,7 +134,7 @@ def main() -> None:
     base = rows["exact epsilon of a tree, warm"]["seconds"] or 0.0
     for name, row in rows.items():
         seconds, epsilon = row["seconds"] or 0.0, row["epsilon"]
-        shown = "" if epsilon is None else f"epsilon {epsilon:.5f}"
+        shown = "" if epsilon is None else f"epsilon {up(epsilon, 6)}"
         print(f"{name:40} {1e3 * seconds:10.3f} ms {seconds / base:10.1f} x   {shown}")
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps({"machine": facts, "rows": rows}, indent=2) + "\n")

@@ -10,14 +10,13 @@ from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from scipy.stats import t as student
 
+from accounting.pages import drawing
+
 RESULTS = Path(__file__).parent / "results"
-PICTURE = Path(__file__).parent.parent / "docs" / "study-text.png"
+DOCS = Path(__file__).parent.parent / "docs"
 MAJORITY = 33.5  # share of the test passages in the largest class, %
 GUESS = 33.2  # share of the kind that most training passages are of
 LEVELS = {"none": "no noise", "8": "epsilon 8", "2": "epsilon 2"}
@@ -85,12 +84,13 @@ def differences(name: str, arms: tuple[str, ...]) -> None:
                 print(f"{mechanism:5} {level:5} {pair:24} {middle:+5.1f} ± {half:.1f}{sure}")
 
 
-def draw(name: str) -> None:
+def draw(name: str, path: Path) -> None:
     """Draw accuracy by arm at each level of noise, and against what a client sends."""
     found = by_seed(name)
     arms = list(dict.fromkeys(arm for _, _, arm in found))
     columns = list(dict.fromkeys((mechanism, level) for mechanism, level, _ in found))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     width = 0.8 / len(columns)
     for place, (mechanism, level) in enumerate(columns):
         points = [
@@ -114,21 +114,19 @@ def draw(name: str) -> None:
             if (*key, arm) in found:
                 y = mean(found[*key, arm].values())
                 right.plot([sent[arm]], [y], marker, color=f"C{colour}")
-    right.set_xscale("log")
-    right.set_xlabel("KB that a client sends per round, mean")
-    right.legend(fontsize=7)
+    drawing.log_axis(right.xaxis, "KB that a client sends per round, mean")
+    right.legend(fontsize=7, loc="center")
     right.set_title("means: no noise (blue), epsilon 8 (orange) and 2 (green), BLT", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(PICTURE, dpi=110)
+    drawing.save(figure, path)
 
 
-def main() -> None:
+def main(docs: Path = DOCS) -> None:
     """Print and draw."""
     for name in ("who_speaks_final.csv", "who_speaks_start_final.csv", "who_speaks_iid_final.csv"):
         if rows(name):
             table(name)
             differences(name, (*COMPARED, "head", "full"))
-    draw("who_speaks_final.csv")
+    draw("who_speaks_final.csv", docs / "study-text.png")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from accounting import BinaryTree, Participation
+from accounting.report import up
 from privpart import (
     EmbeddedEngine,
     LocalTraining,
@@ -86,7 +87,7 @@ def main() -> None:
         if record.metric is not None:
             print(f"round {record.round + 1:>2}: test accuracy {record.metric:.1%}")
     report = server.report(DELTA)
-    print(f"\nepsilon {report.epsilon:.3f} at delta {DELTA:g}, the same as for equal devices:")
+    print(f"\nepsilon {up(report.epsilon)} at delta {DELTA:g}, the same as for equal devices:")
     print("zeros do not lengthen an update, and one public constant divides the sum everywhere.")
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from scipy import stats
 
 from accounting import Guarantee
+from accounting.report import up
 from attacks.lower_bounds import bounds
 from attacks.lower_bounds.bounds import Bound, percent
 from attacks.lower_bounds.replay import ASSUMPTION, Replay
@@ -135,7 +136,7 @@ def judged(
     sure = 1 - (1 - SURE) / max(1, len(found))
     said = claimed.epsilon(delta)
     above = [b for b in _bounds(scored, replays, delta, sure) if b.epsilon > said]
-    reasons = [f"{bound}; the accountant says {said:.4g}." for bound in above]
+    reasons = [f"{bound}; the accountant says {up(said)}." for bound in above]
     faults = dict.fromkeys(fault for replay in replays for fault in replay.faults)
     return EpsilonAudit(about, claimed, delta, scored, tuple(replays), found, (*reasons, *faults))
 
