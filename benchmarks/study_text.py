@@ -20,7 +20,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 MAJORITY = 33.5  # share of the test passages in the largest class, %
 GUESS = 33.2  # share of the kind that most training passages are of
 LEVELS = {"none": "no noise", "8": "epsilon 8", "2": "epsilon 2"}
-COMPARED = ("LoRA", "FFA-LoRA", "RoLoRA", "LA-LoRA")
+LORA = ("LoRA", "FFA-LoRA", "RoLoRA", "LA-LoRA")
+PAIRS = (*combinations(LORA, 2), *((arm, "head") for arm in LORA), ("LoRA", "full"))
 Key = tuple[str, str, str]
 
 
@@ -64,24 +65,28 @@ def table(name: str) -> None:
         cells = []
         for mechanism, level in columns:
             values = list(found.get((mechanism, level, arm), {}).values())
-            cells.append("{:.1f} ± {:.1f}".format(*interval(values)) if values else "")
+            cells.append("{:.1f} ± {:.1f}".format(*interval(values)) if values else "not run")
         trained, up = int(sent[arm]["trained"]), float(sent[arm]["bytes_up"]) / 1000
         print(f"| {arm} | {trained:,} | {up:,.0f} | " + " | ".join(cells) + " |")
 
 
-def differences(name: str, arms: tuple[str, ...]) -> None:
-    """Print paired differences between arms, by seed."""
+def differences(name: str) -> None:
+    """Print paired differences between arms, by seed: bold where the interval excludes 0."""
     found = by_seed(name)
     print(f"\n{name}, paired differences")
-    for mechanism, level in dict.fromkeys((m, level) for m, level, _ in found):
-        for first, second in combinations(arms, 2):
+    for first, second in PAIRS:
+        cells = []
+        for mechanism, level in dict.fromkeys((m, level) for m, level, _ in found):
             a, b = (found.get((mechanism, level, arm), {}) for arm in (second, first))
             both = sorted(a.keys() & b.keys())
             if len(both) > 1:
                 middle, half = interval([a[seed] - b[seed] for seed in both])
-                sure = "" if abs(middle) <= half else " *"
-                pair = f"{second} - {first}"
-                print(f"{mechanism:5} {level:5} {pair:24} {middle:+5.1f} ± {half:.1f}{sure}")
+                bold = "" if abs(middle) <= half else "**"
+                cells.append(f" {bold}{middle:+.1f} ± {half:.1f}{bold} |")
+            else:
+                cells.append(" |")
+        if len(set(cells)) > 1 or cells[0] != " |":
+            print(f"| {second} - {first} |" + "".join(cells))
 
 
 def draw(name: str, path: Path) -> None:
@@ -125,7 +130,7 @@ def main(docs: Path = DOCS) -> None:
     for name in ("who_speaks_final.csv", "who_speaks_start_final.csv", "who_speaks_iid_final.csv"):
         if rows(name):
             table(name)
-            differences(name, (*COMPARED, "head", "full"))
+            differences(name)
     draw("who_speaks_final.csv", docs / "study-text.png")
 
 

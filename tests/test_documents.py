@@ -139,6 +139,8 @@ def options_of(command: Any) -> dict[str, Any]:
 
 def checked(parser: Any, words: list[str]) -> set[str]:
     """Return the options of a typed command, which exists and has those that were typed."""
+    import generate
+
     command, rest = parser, list(words)
     while rest and rest[0] in getattr(command, "commands", {}):
         command = command.commands[rest.pop(0)]
@@ -149,8 +151,10 @@ def checked(parser: Any, words: list[str]) -> set[str]:
     typed = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
     assert not set(typed) - options.keys(), (words, sorted(set(typed) - options.keys()))
     for option, value in pairwise(rest):
-        choices = getattr(getattr(options.get(option), "type", None), "choices", None)
-        assert not choices or value in choices or value.isupper(), (words, option, value)
+        parameter = options.get(option) if option.startswith("-") else None
+        if parameter is not None and not parameter.is_flag:
+            *names, last = generate._values(parameter.type_descriptor.annotation).split(", ")
+            assert not names or value in (*names, last) or value.isupper(), (words, option, value)
     return set(options)
 
 
