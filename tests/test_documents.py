@@ -4,10 +4,12 @@ Cells of notebooks run in ``make docs``, which fails with them; here their comma
 """
 
 import ast
+import json
 import os
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -307,6 +309,36 @@ def generated_names() -> frozenset[str]:
     )
 
 
+def test_claims_of_the_papers_page_are_those_of_the_pages_that_it_cites():
+    papers, study, fedpt = (
+        text_of(ROOT / "docs" / name) for name in ("papers.md", "study.md", "fedpt.md")
+    )
+    results = json.loads(text_of(ROOT / "benchmarks/results/partial_training.json"))["rows"]
+    full, *_, frozen = [round(row["peak_bytes"] / 2**20) for row in results]
+    for quoted, page in (
+        ("-0.48 ± 0.61", fedpt),
+        ("2.0", fedpt),
+        ("-2.7", study),
+        ("[-3.2, -2.1]", study),
+        (f"{frozen} MiB at most instead of {full}", fedpt),
+    ):
+        assert quoted in papers, quoted
+        assert quoted in page, quoted
+
+
+@pytest.mark.parametrize("study", ["fedpart", "turns"])
+def test_a_claim_about_local_training_is_not_judged_by_one_step(study):
+    """FedPart mends layers that drift apart over several local steps."""
+    plan = tomllib.loads(text_of(ROOT / f"examples/study_fashion_{study}.toml"))["plan"]
+    (row,) = [
+        x for x in text_of(ROOT / "docs/study.md").splitlines() if "| FedPart, Table 1 |" in x
+    ]
+    assert plan["client"]["steps"] > 1 or "| not tested: " in row
+    assert plan["client"]["steps"] > 1 or "Not tested on Fashion" in text_of(
+        ROOT / "docs/papers.md"
+    )
+
+
 def test_every_page_is_in_the_table_of_contents():
     listed = set(re.findall(r"^([a-z/0-9-]+)$", text_of(ROOT / "docs" / "index.md"), re.MULTILINE))
     pages = {
@@ -327,6 +359,8 @@ def test_pages_are_generated_from_the_code(tmp_path):
     plan = (tmp_path / "plan-file.md").read_text()
     for key in ("[privacy]", "target_epsilon", "[canaries]", "clients_per_round"):
         assert key in plan
+    sweep = (tmp_path / "results.md").read_text()
+    assert "| full | blt | 1.13 | 1.13 | 6.721 |" in sweep  # 6.7203, rounded up
     commands = (tmp_path / "cli.md").read_text()
     assert "`privpart audit epsilon`" in commands
     assert "`--max-epsilon`" in commands
