@@ -65,7 +65,7 @@ def row(audited: EpsilonAudit, began: float) -> dict[str, Any]:
 
 def first(scored: Scored) -> Scored:
     """Return the canaries of the first run alone."""
-    return Scored(scored.scores[:COUNT], scored.present[:COUNT], scored.mu)
+    return replace(scored, scores=scored.scores[:COUNT], present=scored.present[:COUNT])
 
 
 def measured(server: Callable[..., Server], seed: int) -> dict[str, Any]:

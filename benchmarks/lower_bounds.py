@@ -327,7 +327,7 @@ def replay(
 
     joined, alone = sums(joins=True), sums(joins=False)
     known = BENIGN / setting.sizes[0] ** 0.5
-    return paired(joined - alone, alone - known, covariance, delta=DELTA)
+    return paired(joined - alone, alone - known, covariance, noise_multiplier=z, delta=DELTA)
 
 
 def dense(seeds: int) -> dict[str, Any]:

@@ -610,13 +610,24 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.refuse_missing()
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    @staticmethod
+    def refuse_missing() -> None:
+        """Check that TensorBoard is installed, before a run begins.
+
+        Raises:
+            ConfigError: it is not.
+        """
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            import torch.utils.tensorboard  # noqa: F401
         except ImportError:
             raise MissingExtraError(
                 "TensorBoard is not installed: pip install tensorboard, or train without it."
             ) from None
-        self._writer = SummaryWriter(str(folder))
 
     def __call__(self, record: RoundRecord) -> None:
         """Write the round's metric if the round was evaluated."""

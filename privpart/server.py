@@ -73,6 +73,8 @@ class RoundCounts:
         refused_clients: number of clients that were asked, answered this round of this plan, and
             had every such answer refused; each counts once, however often it answered.
         self_clipped: those of ``summed`` whose clients clipped them, for a secure sum.
+        rows_differ: of a step on examples, why nothing shows that their gradients are of the batch,
+            by a name of ``privpart.run.folder.ROWS``; "" if they were compared.
     """
 
     received: int
@@ -84,6 +86,7 @@ class RoundCounts:
     refusals: Mapping[Reason, int] = field(default_factory=dict, hash=False)
     refused_clients: int = 0
     self_clipped: int = 0
+    rows_differ: str = ""
 
     @property
     def admitted(self) -> int:

@@ -22,8 +22,8 @@ def close(
         bool,
         typer.Option(
             "--adopt",
-            help="End a run that this machine has never seen. You vouch that the original will "
-            "never be continued.",
+            help="End a copy of which this machine did not see every round. You vouch that no "
+            "other copy will ever be continued.",
         ),
     ] = False,
 ) -> None:
@@ -68,6 +68,12 @@ def _done(run: "RunFolder") -> list[str]:
         f"{secrets} and the noise state are erased. The keys were overwritten first; a disk of "
         "flash memory, a file system that copies on write, a snapshot or a backup may keep them.",
     ]
+    if not rounds and "adopted_at" in run.facts:
+        return [
+            *said,
+            "This copy released no model. Whether others did is not known here, so the budget book "
+            "charges the whole plan.",
+        ]
     if not rounds:
         return [*said, "No model was released, so nobody has seen anything of this run."]
     return [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from accounting import checks
+from accounting import ConfigError, checks
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
@@ -18,6 +18,7 @@ from privpart.cli.sweep import NOT_PRIVATE, processors
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from collections.abc import Mapping
 
+    from privpart.cli.progress import TrainingsTold
     from privpart.experiment.study.frontier import Reached
     from privpart.experiment.study.stages import ChosenPoint
     from privpart.experiment.study.study_file import Group, Study
@@ -83,8 +84,11 @@ def frontier(
         SweepStore(out / "tune", create=True) as tuned,
         SweepStore(out / "final", create=True) as final,
     ):
-        _train(study, trainer, tuned, final, out, tune_only=tune_only)
-        _show(study, tuned, final, out, form, audit=audit)
+        told = _train(study, trainer, tuned, final, out, tune_only=tune_only)
+        found = _show(study, tuned, final, out, form, audit=audit, tune_only=tune_only)
+    told.refuse_no_result()
+    if not found:
+        _refuse_no_result(told.failures, tune_only=tune_only)
 
 
 def _train(
@@ -95,7 +99,7 @@ def _train(
     out: Path,
     *,
     tune_only: bool,
-) -> None:
+) -> "TrainingsTold":
     from privpart.cli.train import tell_of_code
     from privpart.experiment.study.stages import remaining, run_study
 
@@ -106,6 +110,8 @@ def _train(
     for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
         tell_of_code(plan)
     rounds = remaining(study, tuned, final, tune_only=tune_only)
+    if rounds:
+        trainer.check(cells)
     trials, seeds = study.trials, len(study.file.final.seeds)
     typer.echo(
         f"{len(study.groups)} groups of {trials} trials and {seeds} final seeds; {rounds:,} rounds "
@@ -127,6 +133,24 @@ def _train(
             advanced=told.advanced,
             finished=finished,
         )
+    return told
+
+
+def _refuse_no_result(failures: "list[str]", *, tune_only: bool) -> None:
+    """Raise the error of a study without a result: the chosen values, or the table.
+
+    Raises:
+        ConfigError: no metric was finite, or each training that failed was refused.
+        WorkerError: a training failed otherwise.
+    """
+    from privpart.experiment.sweep import error_of_failures
+
+    said = "no arm has chosen values" if tune_only else "no arm has a result"
+    if failures:
+        raise error_of_failures(
+            failures, f"{said}; {len(failures)} trainings failed, the first with"
+        )
+    raise ConfigError(f"{said}: no metric was finite. Lower the learning rates.")
 
 
 def _show(
@@ -137,7 +161,9 @@ def _show(
     form: Format,
     *,
     audit: bool,
-) -> None:
+    tune_only: bool,
+) -> bool:
+    """Print and write the tables; return whether there is what was asked for."""
     from privpart.experiment.study.frontier import final_rows, rows_of, tuning_rows
     from privpart.experiment.study.stages import chosen_point, trials_of
 
@@ -181,6 +207,7 @@ def _show(
     for store in (tuned, final):
         for labels, seed, error in store.errors():
             typer.echo(f"privpart: failed: {labels}, seed {seed}: {error}", err=True)
+    return bool(chosen if tune_only else rows)
 
 
 def _reached(

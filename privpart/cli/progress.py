@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,12 +32,14 @@ class TrainingsTold:
     Attributes:
         progress: the display.
         bar: counts the rounds.
-        count: trainings that are finished.
+        count: trainings that are finished or failed.
+        failures: errors of those that failed.
     """
 
     progress: "Progress"
     bar: "TaskID"
     count: int = 0
+    failures: list[str] = field(default_factory=list)
 
     def advanced(self, _: "Cell", rounds: int) -> None:
         """Count more rounds of a training."""
@@ -46,6 +48,8 @@ class TrainingsTold:
     def trained(self, cell: "Cell", outcome: "Outcome", what: str) -> None:
         """Count a training that is finished or failed, and tell of it."""
         self.count += 1
+        if isinstance(outcome, str):
+            self.failures.append(outcome)
         self.progress.update(self.bar, description=f"{self.count} {what}")
         if not self.progress.console.is_terminal:
             task = self.progress.tasks[self.bar]
@@ -55,6 +59,20 @@ class TrainingsTold:
                 f"{self.count} {what}, {timedelta(seconds=round(task.elapsed or 0))}: {labels}, "
                 f"seed {cell.seed}: {result}",
                 err=True,
+            )
+
+    def refuse_no_result(self) -> None:
+        """Raise the error of a command whose every training failed.
+
+        Raises:
+            ConfigError: each was refused.
+            WorkerError: another fault is among them.
+        """
+        from privpart.experiment.sweep import error_of_failures
+
+        if self.failures and len(self.failures) == self.count:
+            raise error_of_failures(
+                self.failures, f"all {self.count} trainings failed, the first with"
             )
 
 

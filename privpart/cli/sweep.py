@@ -18,6 +18,7 @@ from privpart.cli.output import as_csv, plain_console
 from privpart.cli.progress import trainings_told
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from privpart.cli.progress import TrainingsTold
     from privpart.experiment.sweep import CellTrainer, Outcome
     from privpart.experiment.sweep_file import Cell, Sweep
     from privpart.experiment.sweep_store import Point, SweepStore
@@ -95,8 +96,9 @@ def run(
     trainer = CellTrainer(jobs, timeout=cell_timeout)
     with SweepStore(out, create=True) as store:
         store.describe(chosen.axes, chosen.noise_axes)
-        _run(chosen, store, trainer, out)
+        told = _run(chosen, store, trainer, out)
         _show(store, out, form, html)
+    told.refuse_no_result()
 
 
 @app.command(cls=Command)
@@ -122,7 +124,9 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run(chosen: "Sweep", store: "SweepStore", trainer: "CellTrainer", out: Path) -> None:
+def _run(
+    chosen: "Sweep", store: "SweepStore", trainer: "CellTrainer", out: Path
+) -> "TrainingsTold":
     from privpart.cli.train import tell_of_code
     from privpart.experiment.sweep import rounds_of
 
@@ -131,6 +135,7 @@ def _run(chosen: "Sweep", store: "SweepStore", trainer: "CellTrainer", out: Path
     plans = [plan for cell in missing for plan in cell.candidates]
     for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
         tell_of_code(plan)
+    trainer.check(missing)
     typer.echo(f"{len(chosen.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
     with trainings_told(sum(map(rounds_of, missing)), out) as told, trainer:
 
@@ -139,6 +144,7 @@ def _run(chosen: "Sweep", store: "SweepStore", trainer: "CellTrainer", out: Path
             told.trained(cell, outcome, f"of {len(missing)} cells")
 
         trainer.train(missing, finished, told.advanced)
+    return told
 
 
 def _show(store: "SweepStore", out: Path, form: Format, html: Path | None) -> None:
@@ -202,7 +208,9 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence
             "" if point.noise_multiplier is None else f"{point.noise_multiplier:.4g}",
             "no guarantee" if point.epsilon is None else up(point.epsilon, 4),
             "" if point.trained is None else f"{point.trained:,}",
-            "" if point.mean is None else f"{factor * point.mean:{form}}{spread}{tuned}",
+            f"{factor * point.mean:{form}}{spread}{tuned}"
+            if point.mean is not None
+            else "not finite" * bool(point.seeds),
             str(len(point.seeds)),
             str(point.failed) if point.failed else "",
         )

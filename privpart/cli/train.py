@@ -38,8 +38,8 @@ def train(
         bool,
         typer.Option(
             "--adopt",
-            help="With --resume: continue a run that this machine has never seen. You vouch that "
-            "the original will never be continued.",
+            help="With --resume: continue a copy of which this machine did not see every round. "
+            "You vouch that no other copy will ever be continued.",
         ),
     ] = False,
     fork_of: Annotated[
@@ -131,6 +131,10 @@ def train(
     Example: privpart train --plan examples/digits.toml --out run
     """
     checks.count("evaluate_every", evaluate_every)
+    if tensorboard:
+        from privpart.loop import TensorBoard
+
+        TensorBoard.refuse_missing()
     engine = EngineOptions(
         workers=workers,
         batching=batching,

@@ -1,10 +1,10 @@
 """Canary engine: an engine whose cohorts also hold canaries, clients that an auditor made up.
 
 A canary's update is a direction of the auditor's choice instead of training. It goes through the
-server as every client's does: the same messages, clip, limits and divisor, one update per client
-also where the real engine hands over sums. Which canaries there are, and which of them take part by
-a secret coin, is up to whoever implements ``CanaryClients``; the audit compares the released models
-of those that took part with those that did not.
+server: its messages, clip, limits and divisor, one update per client. An engine that hands over
+sums clips its clients itself, and canaries do not test that. Which canaries there are, and which of
+them take part by a secret coin, is up to whoever implements ``CanaryClients``; the audit compares
+the released models of those that took part with those that did not.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

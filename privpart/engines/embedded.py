@@ -205,6 +205,15 @@ class EmbeddedEngine:
         within = sum(norm <= self._watched_clip_norm for norm in norms)
         return ClientHealth(losses, norms, len(norms) - within)
 
+    def refuse_unsendable(self, local: LocalTraining) -> None:
+        """Check that the processes of a training, if it has more than one, can be sent all of it.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        if self.workers > 1 and not self._needs_memory(local):
+            refuse_unsendable(self.workers, self.model, self.clients, local)
+
     def own_part(self, client: ClientId) -> Tensor | None:
         """Return the local part that a client kept, shape (l,); None before its first round.
 
@@ -361,8 +370,8 @@ class EmbeddedEngine:
 
     def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalComputation:
         """Return this process's computation; try methods until the fastest one is known."""
-        if self.workers > 1 and self._computation is None:
-            refuse_unsendable(self.workers, self.model, self.clients, local)
+        if self._computation is None:
+            self.refuse_unsendable(local)
         computation = self._computation_of(local)
         if self._choice is None and self.method is None and computation.any_examples(task.clients):
             self._choice = self._new_choice(computation, task)

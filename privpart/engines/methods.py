@@ -632,9 +632,9 @@ def unwritten(model: PartialModel) -> Iterator[None]:
     ``PartialModel.lent`` sees ordinary writes, but not those to ``parameter.data``, by which one
     client's data would reach the updates of others.
     """
-    before = model.frozen_sum()
+    before = model.frozen_checksum()
     yield
-    if model.frozen_sum() != before:
+    if model.frozen_checksum() != before:
         raise ConfigError(
             "a frozen parameter was written to through .data during training: such a change is "
             "neither clipped nor noised. Let it train, or do not write to it; and build the model "

@@ -53,7 +53,7 @@ from privpart.model import PartialModel, refuse_batch_statistics
 from privpart.models import MODELS, Architecture, build_network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
-from privpart.run.budget_book import PUBLIC_DATA, refuse_population
+from privpart.run.budget_book import PUBLIC_DATA, is_public, refuse_population
 from privpart.select.key_spaces import shrunk
 from privpart.select.keys import Counts, KeyChooser
 from privpart.select.layout import Layout
@@ -936,7 +936,7 @@ def _refuse_population(data: "Data") -> None:
         refuse_population(data.population)
     except ConfigError as error:
         raise ConfigError(f"data.{error}") from None
-    if data.population.startswith(PUBLIC_DATA):
+    if is_public(data.population):
         raise ConfigError(
             f"data.population={data.population!r}: {PUBLIC_DATA!r} is for the public data of "
             "built-in tasks, which have such a name without being given one; choose another."

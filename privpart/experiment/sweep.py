@@ -36,6 +36,7 @@ from privpart.experiment.plan_file import PlanFile
 from privpart.experiment.sweep_file import Cell
 from privpart.experiment.sweep_store import CellResult
 from privpart.experiment.task_data import Reader, read_task
+from privpart.experiment.train import check_plans
 from privpart.experiment.training import Training, training
 from privpart.loop import RoundRecord
 from privpart.noise.source import SeededSource
@@ -105,6 +106,17 @@ class CellTrainer:
         self._read = lru_cache(maxsize=1)(read_task)
         self._processes: list[_Process] = []
         self._closed = False
+
+    def check(self, cells: Sequence[Cell]) -> None:
+        """Make the checks of ``privpart train`` on all plans of cells, before any is trained.
+
+        Raises:
+            ConfigError: the first fault, with its cell.
+        """
+        plans = [(_named(cell), plan) for cell in cells for plan in cell.candidates]
+        check_plans(
+            plans, lambda plan: _put_together(plan, self._options, self._read, lambda _: None)
+        )
 
     def train(
         self, cells: Sequence[Cell], finished: Finished, advanced: Advanced = lambda *_: None
@@ -271,38 +283,36 @@ def rounds_of(cell: Cell) -> int:
     return sum(plan.privacy.rounds for plan in cell.candidates)
 
 
-def run_sweep(
-    cells: Sequence[Cell],
-    *,
-    jobs: int,
-    finished: Finished,
-    advanced: Advanced = lambda *_: None,
-    options: EngineOptions | None = None,
-    timeout: float | None = None,
-) -> None:
-    """Train cells by a ``CellTrainer`` of their own; see there."""
-    with CellTrainer(jobs, options=options, timeout=timeout) as trainer:
-        trainer.train(cells, finished, advanced)
-
-
 def train_cells(
     cells: Sequence[Cell], trainer: CellTrainer, advanced: Advanced = lambda *_: None
 ) -> list[CellResult]:
     """Train cells and return their results, in the order of the cells.
 
     Raises:
-        RuntimeError: a cell failed.
-        WorkerError: a process could not start.
+        ConfigError: a cell was refused.
+        WorkerError: a cell failed otherwise, or a process could not start.
     """
     results: dict[str, CellResult] = {}
 
     def finished(cell: Cell, outcome: Outcome) -> None:
         if isinstance(outcome, str):
-            raise RuntimeError(f"{dict(cell.labels)}, seed {cell.seed}: {outcome}")
+            raise error_of_failures([outcome], _named(cell))
         results[cell.key] = outcome
 
     trainer.train(cells, finished, advanced)
     return [results[cell.key] for cell in cells]
+
+
+def _named(cell: Cell) -> str:
+    labels = ", ".join(f"{axis}={name}" for axis, name in cell.labels.items())
+    return f"the cell with {labels or 'no axis'}, seed {cell.seed}"
+
+
+def error_of_failures(failures: Sequence[str], said: str) -> Exception:
+    """Return the error of trainings that failed: a ConfigError if each was refused by one."""
+    refused = all(failure.startswith("ConfigError: ") for failure in failures)
+    kind = ConfigError if refused else WorkerError
+    return kind(f"{said}: {failures[0].removeprefix('ConfigError: ')}")
 
 
 def _training_key(cell: Cell) -> str:
@@ -452,15 +462,21 @@ def _train(
     told: Callable[[RoundRecord], None],
 ) -> _Run:
     said: list[str] = []
-    if plan.references():
-        read = read_task  # one's own network may write to the examples that it is given
-    # no report is made of a cell, which would state whose clipping the server could not check
-    options = replace(options or EngineOptions(explain=plan.select is None), sums=True)
-    setup = training(plan, options=options, report=said.append, read=read)
+    setup = _put_together(plan, options, read, said.append)
     promised = setup.promise()
     server, _ = setup.run(promised, SeededSource(cell.seed), callbacks=[told])
     chooses, measured = _accuracies(setup, server.parameters, cell.held_out)
     return _Run(setup, promised, chooses, measured, said)
+
+
+def _put_together(
+    plan: PlanFile, options: EngineOptions | None, read: Reader, report: Callable[[str], None]
+) -> Training:
+    if plan.references():
+        read = read_task  # one's own network may write to the examples that it is given
+    # no report is made of a cell, which would state whose clipping the server could not check
+    options = replace(options or EngineOptions(explain=plan.select is None), sums=True)
+    return training(plan, options=options, report=report, read=read)
 
 
 def _accuracies(setup: Training, parameters: Tensor, held_out: float) -> tuple[float, float]:

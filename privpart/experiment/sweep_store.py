@@ -8,6 +8,7 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import isfinite
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -67,8 +68,9 @@ class Point:
         labels: axis -> value.
         seeds: of the cells that are done.
         failed: number of cells that failed.
-        mean: accuracy, in [0, 1], or the plan's own metric; None if no cell is done.
-        deviation: standard deviation over seeds; None below two seeds.
+        mean: accuracy, in [0, 1], or the plan's own metric; None if no cell is done, or one
+            diverged: its metric is not finite.
+        deviation: standard deviation over seeds; None below two seeds, or without a mean.
         epsilon: None without noise, or if no cell is done.
         noise_multiplier: None if no cell is done.
         delta: at which epsilon holds; None if no cell is done.
@@ -198,12 +200,13 @@ def _point(labels: dict[str, str], rows: Sequence[sqlite3.Row]) -> Point:
     done = [row for row in rows if row["status"] == "done"]
     first = done[0] if done else None
     accuracies = [row["accuracy"] for row in done]
+    finite = bool(done) and all(own is not None and isfinite(own) for own in accuracies)
     return Point(
         labels=labels,
         seeds=tuple(row["seed"] for row in done),
         failed=len(rows) - len(done),
-        mean=mean(accuracies) if done else None,
-        deviation=stdev(accuracies) if len(done) > 1 else None,
+        mean=mean(accuracies) if finite else None,
+        deviation=stdev(accuracies) if finite and len(done) > 1 else None,
         epsilon=first["epsilon"] if first else None,
         noise_multiplier=first["noise_multiplier"] if first else None,
         delta=first["delta"] if first else None,

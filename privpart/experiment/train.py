@@ -7,8 +7,8 @@
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self, cast
@@ -53,7 +53,7 @@ from privpart.run.canaries import (
     write_canary_key,
 )
 from privpart.run.files import write_durably
-from privpart.run.folder import RunFolder, StorageError, holds_a_run
+from privpart.run.folder import RunFolder, StorageError, create_run, holds_a_run
 from privpart.run.fork import fork
 from privpart.run.identity import tensor_hash
 from privpart.run.ledger import Ledger
@@ -150,7 +150,7 @@ def train(
         MetricsError: a file of metrics could not be written; the round is committed.
     """
     given = Own(module, clients, loss, augment, metric)
-    _refuse_other_types(given, out)
+    _refuse_other_types(given, out, callbacks)
     checks.count("evaluate_every", evaluate_every)
     engine = _engine_options(options)
     chosen = _plan(plan)
@@ -184,7 +184,7 @@ def _refuse_other_seed(run: RunFolder, seed: int | None) -> None:
         raise ConfigError(f"seed={seed}: the noise of {run.path} comes from {said}.")
 
 
-def _refuse_other_types(own: Own, out: object) -> None:
+def _refuse_other_types(own: Own, out: object, callbacks: object) -> None:
     if own.module is not None and not isinstance(own.module, nn.Module):
         raise ConfigError(f"module: is {described(own.module)}; must be a torch.nn.Module.")
     if own.metric is not None and not callable(own.metric):
@@ -193,6 +193,11 @@ def _refuse_other_types(own: Own, out: object) -> None:
         )
     if not isinstance(out, str | os.PathLike):
         raise ConfigError(f"out: is {described(out)}; must be the path of a folder.")
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise ConfigError(
+            f"callbacks: are {described(callbacks)}; must be a list of functions from a record of "
+            "a round."
+        )
 
 
 def _engine_options(options: Mapping[str, Any]) -> EngineOptions:
@@ -266,7 +271,7 @@ def begin(
     if plan.code() != code:
         raise ConfigError("plan: the code that it names changed while it was loaded; begin again.")
     promised = setup.promise(code)
-    _refuse(promised, setup, fork_of)
+    check_promise(promised, setup, fork_of)
     facts = _facts(plan, setup, own, code)
     key = new_canary_key(seed)
     if plan.canaries is not None:
@@ -274,7 +279,7 @@ def begin(
     setup = _planted(setup, promised, canaries, key)
     facts |= {"plan_tables": plan.tables} if text is None else {"plan_file": text}
     if fork_of is None:
-        run = RunFolder.create(out, promised, seed=seed, facts=facts)
+        run = create_run(out, promised, seed=seed, facts=facts)
     else:
         run = fork(fork_of, out, promised, facts=facts)
     if plan.canaries is not None:
@@ -289,11 +294,20 @@ def _write_key(run: RunFolder, key: bytes) -> None:
     try:
         write_canary_key(run.path, key)
     except OSError as error:
+        said = _end_unspent(run)
         run.close()
         raise StorageError(
-            f"{run.path}: the key of the canaries cannot be written: {error}. No round was run: "
-            "remove the folder, and begin again."
+            f"{run.path}: the key of the canaries cannot be written: {error}. {said}"
         ) from None
+
+
+def _end_unspent(run: RunFolder) -> str:
+    """End a new run before its first round, so that it costs nothing; return what is to be done."""
+    try:
+        run.end_early("refused before its first round")
+    except (ConfigError, StorageError):
+        return f"No round was run; end the run by: privpart close {run.path}"
+    return "No round was run, and the run was closed: begin again in another folder."
 
 
 def _write_plan(run: RunFolder, text: str) -> None:
@@ -307,15 +321,54 @@ def _write_plan(run: RunFolder, text: str) -> None:
         ) from None
 
 
-def _refuse(promised: PrivacyPlan, setup: Training, fork_of: Path | None) -> None:
-    """Check that a training can keep its promise to the end."""
+def check_promise(promised: PrivacyPlan, setup: Training, fork_of: Path | None = None) -> None:
+    """Check that a training can keep its promise to the end; sweeps and studies do so as well.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     if promised.sampling is None:
         refuse_short_cohorts(promised, setup.cohorts)
     else:
         refuse_sampled(promised, setup.plan.privacy.delta, fork_of)
     refuse_noise(promised.update_noise_multiplier, setup.start.numel())
+    setup.rehearse(promised)
     if setup.plan.data.task is None and setup.metric is not None:
         setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
+
+
+def check_plans(
+    plans: Iterable[tuple[str, PlanFile]], put_together: Callable[[PlanFile], Training]
+) -> None:
+    """Make the checks of ``begin`` on many plans, before any is trained without a folder.
+
+    What seeds, privacy, the server and the learning rate do not change is put together once.
+
+    Args:
+        plans: each with its name.
+        put_together: see ``training``.
+
+    Raises:
+        ConfigError: the first fault, after the name of its plan.
+    """
+    others: dict[str, Any] = {"privacy": True, "server": True, "client": {"learning_rate"}}
+    others |= {"model": {"seed"}, "data": {"seed"}}
+    alike: dict[str, dict[str, tuple[str, PlanFile]]] = {}
+    for name, plan in plans:
+        parts = plan.model_dump_json(exclude=others)
+        parts += "sampled" * (plan.privacy.sampling is not None)
+        promise = plan.model_dump_json(include={"privacy"})
+        alike.setdefault(parts, {}).setdefault(promise, (name, plan))
+    for same in alike.values():
+        setup = None
+        for name, plan in same.values():
+            try:
+                if plan.canaries is not None:
+                    raise without_canaries()
+                setup = put_together(plan) if setup is None else setup.under(plan)
+                check_promise(setup.promise(), setup)
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from None
 
 
 def refuse_sampled(promised: PrivacyPlan, delta: float, fork_of: Path | None) -> None:
@@ -365,6 +418,7 @@ def _facts(
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
     facts["population_name"] = population_name(plan, setup.clients)
+    facts["population_size"] = len(setup.clients.ids)
     if plan.data.task is None or plan.privacy.sampling is not None:
         facts["population"] = population_hash(setup.clients)
     if code is not None:
@@ -575,7 +629,7 @@ def finish(
             log.append(planted.project(server.parameters))
         run.commit(server, counts)
 
-    with ExitStack() as open_:
+    with ExitStack() as open_, _unspent_if_refused(run):
 
         def restore(server: Server) -> None:
             run.restore(server)
@@ -594,6 +648,17 @@ def finish(
             callbacks=[*watchers, *callbacks],
         )
     return records
+
+
+@contextmanager
+def _unspent_if_refused(run: RunFolder) -> Iterator[None]:
+    """End a new run whose first round is refused."""
+    try:
+        yield
+    except ConfigError as error:
+        if not run.is_new or run.rounds:
+            raise
+        raise ConfigError(f"{error} {_end_unspent(run)}") from error
 
 
 def _passed(own: Own) -> dict[str, str] | None:

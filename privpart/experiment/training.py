@@ -39,7 +39,7 @@ from privpart.loop import Callback, Engine, RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order, may_take_part
 from privpart.model import PartialModel
 from privpart.noise.cohorts import SampledCohorts, distinct_ids, ids_hash
-from privpart.noise.source import NoiseSource
+from privpart.noise.source import NoiseSource, SeededSource
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import PUBLIC_DATA
@@ -168,10 +168,31 @@ class Training:
             return seen_in(self.trainer.rehearse())
         return None
 
+    def under(self, plan: PlanFile) -> "Training":
+        """Return this training under a plan with other privacy and seeds; it has no metric."""
+        return replace(self, plan=plan, cohorts=_cohorts(plan, self.clients), metric=None)
+
     def promise(self, code: dict[str, Any] | None = None) -> PrivacyPlan:
         """Return the plan's privacy plan, bound to ``code`` if that was recorded."""
         sizes = None if self.plan.schedule is None else self.model.group_sizes
         return self.plan.privacy_plan(code=code, sizes=sizes)
+
+    def rehearse(self, promised: PrivacyPlan) -> None:
+        """Try what comes before a client trains in the first round, with noise that is not kept.
+
+        Raises:
+            ConfigError: the server or the cohorts cannot be made, processes cannot be sent the
+                training, or the examples of a client cannot be fetched.
+        """
+        source = SeededSource(0)
+        Server(promised, self.start, source=source, optimizer=self.plan.server)
+        if promised.sampling is not None:
+            SampledCohorts(promised, self.clients.ids, source)
+        if isinstance(self.trainer, EmbeddedEngine):
+            self.trainer.refuse_unsendable(self.trainer.local_of(0))
+            if not isinstance(self.clients, Users):
+                for client in self.cohorts[0] if self.cohorts else ():
+                    fetched(self.clients, client, torch.Generator().manual_seed(0))
 
     def run(
         self,

@@ -29,6 +29,7 @@ from privpart.flower.agreement import (
 )
 from privpart.flower.mail import (
     Look,
+    NoAnswerError,
     RefusedReplyError,
     content_of,
     pushed,
@@ -96,6 +97,11 @@ class _Round:
             return False
         self.came.add(answer.client)
         return True
+
+    def lose(self, to: "_Asked") -> None:
+        """Wait no longer in this attempt for a node that was lost; the next one asks it again."""
+        expected = {client for other in self.asked.values() for client in other.clients}
+        self.waiting.difference_update(set(to.clients) - expected - self.unasked)
 
     def content(self, clients: Sequence[ClientId]) -> Any:  # noqa: ANN401  Flower's RecordDict
         """Return the message that asks for these clients."""
@@ -248,18 +254,31 @@ class FlowerEngine:
                 self._report("an answer to a message that was never sent: refused.")
                 yield RefusedAnswer("not asked")
                 continue
-            to = this.asked.pop(name)
-            try:
-                content = content_of(reply, to.node)
-                if to.clients:
-                    yield from self._updates(content, to, this)
-                else:
-                    self._move(to.node, listed(content))
-            except RefusedReplyError as error:
-                yield self._refused(to, this, error.reason, str(error), to.clients)
-            except Exception as error:  # whatever the objects of a reply raise
-                said = f"sent something that cannot be read ({type(error).__name__})"
-                yield self._refused(to, this, "malformed", said, to.clients)
+            yield from self._read(reply, this.asked.pop(name), this)
+
+    def _read(
+        self,
+        reply: Any,  # noqa: ANN401  Flower's Message, of anybody
+        to: "_Asked",
+        this: "_Round",
+    ) -> Iterator[ClientUpdate | RefusedAnswer]:
+        """Yield what an answer holds, or why it is refused; nothing if none came."""
+        try:
+            content = content_of(reply, to.node)
+            if to.clients:
+                yield from self._updates(content, to, this)
+            else:
+                self._move(to.node, listed(content))
+        except NoAnswerError as error:
+            self._report(f"node {to.node}, round {this.task.round}: {error}.")
+            this.lose(to)
+            if not to.clients:
+                self._met.discard(to.node)
+        except RefusedReplyError as error:
+            yield self._refused(to, this, error.reason, str(error), to.clients)
+        except Exception as error:  # whatever the objects of a reply raise
+            said = f"sent something that cannot be read ({type(error).__name__})"
+            yield self._refused(to, this, "malformed", said, to.clients)
 
     def _refused(
         self, to: "_Asked", this: "_Round", why: Reason, said: str, clients: Iterable[ClientId]

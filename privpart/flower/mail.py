@@ -14,6 +14,19 @@ _LONGEST_LOOK, _SHORTEST_LOOK = 10.0, 0.05
 seconds between two downloads that begin."""
 
 
+SILENCE = {
+    3: "the message expired, or is lost",
+    4: "its answer expired, or is lost",
+    5: "it is not connected",
+    8: "its app stopped responding",
+}
+"""Flower's errors in the place of an answer that never came; all others are the node's own."""
+
+
+class NoAnswerError(Exception):
+    """A reply that Flower made in the place of a node that was lost, or too slow."""
+
+
 class RefusedReplyError(Exception):
     """A reply of which nothing can be used, and why."""
 
@@ -107,11 +120,14 @@ def content_of(reply: Any, node: int) -> Any:  # noqa: ANN401  Flower's Message 
     """Return the records of a reply.
 
     Raises:
-        RefusedReplyError: it is an error, from another node, or the node declines.
+        NoAnswerError: it says that the node is lost, or too slow.
+        RefusedReplyError: it is another error, from another node, or the node declines.
     """
     if reply.has_error():
-        said = f"gave no answer (Flower's error {int(reply.error.code)})"
-        raise RefusedReplyError("declined", said)
+        code = int(reply.error.code)
+        if code in SILENCE:
+            raise NoAnswerError(f"gave no answer: {SILENCE[code]} (Flower's error {code})")
+        raise RefusedReplyError("declined", f"gave no answer (Flower's error {code})")
     if (found := reply.metadata.src_node_id) != node:
         raise RefusedReplyError("not asked", f"node {found} answered in its place")
     content = reply.content

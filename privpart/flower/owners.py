@@ -8,6 +8,7 @@ from accounting.checks import ConfigError
 from privpart.flower.agreement import Report, id_of, to_stderr
 from privpart.flower.mail import (
     Look,
+    NoAnswerError,
     RefusedReplyError,
     content_of,
     pushed,
@@ -52,7 +53,12 @@ def hosted(
         for name, reply in replies(grid, asked, looks):
             answers = isinstance(reply, RefusedReplyError) or replied(reply) == name
             node = asked.pop(name, -1) if answers else -1
-            found = _hosted_by(reply, node, say)
+            try:
+                found = _hosted_by(reply, node, say)
+            except NoAnswerError as error:
+                say(f"node {node}: {error}; it is asked again when it is connected.")
+                met.discard(node)
+                continue
             if found is not None:
                 _enter(owners, node, found)
                 answered.add(node)
@@ -74,11 +80,17 @@ def _wait_for_nodes(answered: int, nodes: int, met: str, end: float, poll: float
 
 
 def _hosted_by(reply: Any, node: int, say: Report) -> list[ClientId] | None:  # noqa: ANN401
-    """Return the ids that a node answered with; None for anything else."""
+    """Return the ids that a node answered with; None for anything else.
+
+    Raises:
+        NoAnswerError: the node was lost, or too slow.
+    """
     try:
         if isinstance(reply, RefusedReplyError):
             raise reply
         return listed(content_of(reply, node))
+    except NoAnswerError:
+        raise
     except RefusedReplyError as error:
         say(f"node {node}: {error}; refused ({error.reason}).")
     except Exception as error:  # whatever the objects of a reply raise

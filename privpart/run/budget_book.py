@@ -8,9 +8,12 @@ rollback guard. All entries of a population compose: mu^2 adds.
 A run is charged when it is created, for its whole plan and alone; what it was forked from is
 an entry of its own. Entry and run come into being in one transaction, so two processes that begin
 at the same time cannot both pass a limit. A run that was closed before its first round costs
-nothing, because nobody saw a model of it. Every other one costs its whole plan, however early it
-ended: less would need a proof for each mechanism. A run whose members are sampled is charged as if
-they were not.
+nothing if the rollback guard shows that nobody saw a model of it: its record is there, of no round
+and of no adopted copy. Every other one costs its whole plan, however early it ended: less would
+need a proof for each mechanism. A run whose members are sampled is charged as if they were not.
+
+Names that differ only in what is not heard when they are read out (case, spaces, hyphens, forms of
+a letter, characters without width) are one population.
 
 A run with noise from a seed, or without noise, has no bound. It is listed and not added, because
 such runs are simulations; but the total of its population is then "not-private", unless the
@@ -36,7 +39,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import reduce
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +88,12 @@ _OF_THE_DISK = (
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CANTOPEN,
 )
+_SILENT = {"Cc", "Cf", "Pc", "Pd", "Zl", "Zp", "Zs"}
+"""Categories of characters that are not heard: controls, connectors, dashes and spaces."""
+_WITHOUT_WIDTH = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\ufe00-\ufe0f\U0001d159\U000e0100-\U000e01ef]"
+)
+"""Characters of other categories that show nothing."""
 _PATIENCE = 60.0
 """Seconds to wait for another process that begins a run."""
 
@@ -135,8 +144,9 @@ class Entry:
 
     @property
     def counts(self) -> bool:
-        """Whether anybody may have seen a model of the run."""
-        return self.closed != 0
+        """Whether anybody may have seen a model of the run, as far as this machine can tell."""
+        seen = self._seen() if self.closed == 0 and not self.opened else None
+        return seen is None or not (seen.closed and seen.unspent)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as plain values, ready for JSON, with how far the run is."""
@@ -144,16 +154,19 @@ class Entry:
         return asdict(self) | {"released": done, "status": self.status(done)}
 
     def released(self) -> int | None:
-        """Return the committed rounds, as this machine's rollback guard knows; None if unknown."""
-        if self.closed is not None:
-            return self.closed
+        """Return the most rounds of the run that this machine knows of; None if that is unknown."""
+        if self.closed == 0 and self.counts:
+            return None
+        seen = self._seen()
+        known = (self.closed, self.opened, None if seen is None else seen.rounds)
+        return max((rounds for rounds in known if rounds is not None), default=None)
+
+    def _seen(self) -> witness.Seen | None:
+        """Return what the rollback guard saw of the run; None if that is lost."""
         try:
-            seen = witness.last_seen(self.run)
+            return witness.last_seen(self.run)
         except ConfigError:  # who continues the run is told
-            seen = None
-        if seen is None:
-            return self.opened
-        return max(seen.rounds, self.opened or 0)
+            return None
 
     def status(self, released: int | None) -> str:
         """Return "closed", "complete", "running" or "unknown"."""
@@ -220,7 +233,7 @@ class Account:
     @property
     def status(self) -> Status:
         """Whether the total bounds what all runs tell about one member of the population."""
-        if self.unbounded and not self.population.startswith(PUBLIC_DATA):
+        if any(not is_public(entry.population) for entry in self.unbounded):
             return "not-private"
         return "nothing released" if self.total() is None else "holds"
 
@@ -339,13 +352,22 @@ def refuse_population(name: object) -> str:
     Raises:
         ConfigError: it is empty, too long, or not one line of printable characters in one form.
     """
-    alike = isinstance(name, str) and name.isprintable() and unicodedata.is_normalized("NFC", name)
-    if not isinstance(name, str) or not alike or not 0 < len(name.strip()) == len(name) <= _LONGEST:
+    if not isinstance(name, str) or not _is_plain(name):
         raise ConfigError(
             f"population={str(name)[:_LONGEST]!r}: must be 1 to {_LONGEST} printable "
-            'characters, without spaces around them, such as "keyboard-de".'
+            'characters with a letter or digit, without spaces around them, such as "keyboard-de".'
         )
     return name
+
+
+def _is_plain(name: str) -> bool:
+    shown = name.isprintable() and unicodedata.is_normalized("NFC", name) and name.strip() == name
+    return shown and len(name) <= _LONGEST and bool(_spoken(name))
+
+
+def is_public(population: str) -> bool:
+    """Return whether a name is that of a built-in task, whose data are public."""
+    return _spoken(population).startswith(PUBLIC_DATA)
 
 
 @contextmanager
@@ -385,7 +407,8 @@ def enter(
     """Enter a run that is opened, unless it is in the book; note where its folder is.
 
     A run comes without an entry from another machine or an earlier version, or from a crash while
-    it was created. If it has released rounds, it is entered whatever the limit says.
+    it was created. Unless the rollback guard shows that it released no round, it is entered
+    whatever the limit says.
 
     Args:
         plan: plan of the run.
@@ -441,14 +464,15 @@ def _enter_late(
             _refuse_beyond_limit(before, new)
         except BudgetExceededError as error:
             exceeded = error if rounds < plan.rounds and entry.closed is None else None
-        if exceeded is None or rounds:
+        seen = entry._seen()
+        if exceeded is None or rounds or seen is None or not seen.unspent:
             _insert(db, new)
     if exceeded is not None:
         raise exceeded
 
 
 def note_closed(run: str, rounds: int) -> None:
-    """Note that a run was closed after ``rounds`` rounds; one without rounds costs nothing.
+    """Note that a run was closed after ``rounds`` rounds; see ``Entry.counts`` for its cost.
 
     Raises:
         ConfigError: the book is lost, damaged, foreign, or busy.
@@ -472,8 +496,12 @@ def accounts() -> list[Account]:
 
 
 def _populations(db: sqlite3.Connection) -> list[str]:
-    named = f"SELECT population FROM {_ENTRIES} UNION SELECT population FROM limits ORDER BY 1"
-    return [name for (name,) in db.execute(named).fetchall()]
+    """Return a name of each population."""
+    named = f"SELECT population FROM {_ENTRIES} UNION SELECT population FROM limits"
+    rows = db.execute(
+        f"SELECT min(population) FROM ({named}) GROUP BY spoken(population) ORDER BY 1"
+    )
+    return [name for (name,) in rows.fetchall()]
 
 
 def _refuse_alike(db: sqlite3.Connection, name: str) -> None:
@@ -488,9 +516,12 @@ def _refuse_alike(db: sqlite3.Connection, name: str) -> None:
         )
 
 
+@lru_cache(4096)
 def _spoken(name: str) -> str:
     """Return a name without what is not heard when it is read out."""
-    return re.sub(r"[\s_-]+", "-", unicodedata.normalize("NFKC", name).casefold())
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    heard = (sign for sign in folded if unicodedata.category(sign) not in _SILENT)
+    return _WITHOUT_WIDTH.sub("", "".join(heard))
 
 
 def account(population: str) -> Account:
@@ -649,7 +680,7 @@ def _insert(db: sqlite3.Connection, entries: list[Entry]) -> None:
 
 
 def _account(db: sqlite3.Connection, population: str) -> Account:
-    order, named = "WHERE population = ? ORDER BY number", (population,)
+    order, named = "WHERE spoken(population) = ? ORDER BY number", (_spoken(population),)
     found = db.execute(f"SELECT {_COLUMNS} FROM {_ENTRIES} {order}", named).fetchall()
     rows = db.execute(f"SELECT since, epsilon, delta FROM limits {order}", named).fetchall()
     try:
@@ -674,6 +705,7 @@ def _reading() -> Iterator[sqlite3.Connection | None]:
     refuse_odd(path)
     with snapshot(path, {SCHEMA: _TABLES}) as (db, _):
         _refuse_foreign(_about(db), path, mark)
+        db.create_function("spoken", 1, _spoken)
         yield db
 
 
@@ -690,6 +722,7 @@ def _writing() -> Iterator[sqlite3.Connection]:
             create_database(path, _TABLES, {"book": [*about.items()]})
         refuse_odd(path)
         db, _ = open_database(path, {SCHEMA: _TABLES})
+        db.create_function("spoken", 1, _spoken)
         with closing(db):
             with _faults(path):
                 db.execute("BEGIN IMMEDIATE")

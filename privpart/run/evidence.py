@@ -7,8 +7,8 @@ nothing confirms is "asserted".
 
 Whose words the ledger holds decides how far a report may go:
 
-    here      the rollback guard of this machine saw these rounds being committed; it did not see
-              those before an adoption, and nothing but a signature shows a round after its record
+    here      the rollback guard of this machine saw these rounds being committed, and no copy of
+              the run was ever adopted here
     signed    the head is signed by a public key that the reader had from elsewhere
     unknown   neither: whoever made the folder may have made all of it
 """
@@ -36,6 +36,14 @@ from privpart.run.ledger import Head, Ledger, Row
 CheckStatus = Literal["verified", "asserted", "wrong"]
 Origin = Literal["here", "signed", "unknown"]
 _MOVING = ("state", "released model", "key", "signing key", "rollback guard")
+_STANDS: Mapping[witness.Standing, str] = {
+    "older": "this folder is an older copy: it stands after {rounds} rounds, while {seen} were "
+    "released on this machine",
+    "another": "this machine saw another chain of the run, of {seen} rounds",
+    "closed": "the run was closed after {seen} rounds on this machine, and this copy was not",
+    "newer": "this machine saw {seen} of the {rounds} rounds; the others were made elsewhere",
+}
+"""What is wrong with a folder that does not stand where this machine saw its run."""
 _LOOKS = 5
 """Times that files are read again because the run advanced while they were read."""
 
@@ -273,24 +281,15 @@ def _guard(ledger: Ledger, rows: list[Row]) -> Check:
         return Check(what, "asserted", str(error))
     if seen is None:
         return Check(what, "asserted", "this machine has no record of the run")
-    if seen.rounds > len(rows):
-        said = (
-            f"this folder is an older copy: it stands after {len(rows)} rounds, while {seen.rounds}"
-            " were released on this machine"
-        )
-        return Check(what, "wrong", said)
     chains = [facts["genesis"], *(row.chain for row in rows)]
-    if chains[seen.rounds] != seen.chain:
-        said = f"this machine saw another chain of the run, of {seen.rounds} rounds"
-        return Check(what, "wrong", said)
-    unnoted = 1 if ledger.signed else 0  # a round that the run signed may have been committed now
-    if seen.rounds < len(rows) - unnoted:
-        said = f"this machine saw {seen.rounds} of the {len(rows)} rounds"
-        return Check(what, "asserted", said)
-    if (adopted := facts.get("adopted_at")) is not None:
+    standing = seen.standing(chains, closed="closed" in facts)
+    if standing != "newest":
+        return Check(what, "wrong", _STANDS[standing].format(rounds=len(rows), seen=seen.rounds))
+    adopted = facts.get("adopted_at") if seen.adopted_at is None else seen.adopted_at
+    if adopted is not None:
         said = f"the run was adopted after {adopted} rounds, which this machine need not have seen"
-        return Check(what, "asserted", said)
-    return Check(what, "verified", f"this machine saw the same {seen.rounds} rounds, and no more")
+        return Check(what, "asserted", f"{said}; nothing shows that its original stopped")
+    return Check(what, "verified", f"this machine saw the same {len(rows)} rounds, and no more")
 
 
 def _one_line(error: BaseException) -> str:

@@ -8,11 +8,11 @@
     signing-key                signs the ledger, until the run ends
     lock                       held while a process works on the run
 
-A commit has four steps: write the new state durably; append the ledger row, which names the hash of
-the state; advance the rollback guard; remove the older state. The ledger row is the
-point of no return. A crash before it leaves the old state, and the round is trained again: nothing
-of it was released, so its noise is still used only once. A crash after it leaves the new state. No
-file is ever unpickled.
+A commit has five steps: write the new state durably; tell the rollback guard which row is coming;
+append the ledger row, which names the hash of the state; advance the rollback guard; remove the
+older state. The ledger row is the point of no return. A crash before it leaves the old state, and
+the round is trained again: nothing of it was released, so its noise is still used only once. A
+crash after it leaves the new state. No file is ever unpickled.
 
 How a run begins, commits, ends and is opened after a crash is one file, because each step relies on
 the order of the others.
@@ -66,11 +66,51 @@ from privpart.run.identity import (
 from privpart.run.ledger import MOST_FACTS, SCHEMA, Ledger, Row, genesis, next_row
 from privpart.server import RoundCounts
 
-_RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked", "self_clipped_since")
+_WORDS = (
+    "canaries",
+    "code",
+    "compares_rows",
+    "earlier_mu",
+    "fork_of",
+    "identity",
+    "inherited",
+    "mode",
+    "owners",
+    "passed",
+    "plan_file",
+    "plan_folder",
+    "plan_tables",
+    "rest",
+    "seen_in_clear",
+    "unit",
+)
+"""Facts that a report, or a command that continues the run, takes for this package's own words."""
+_RESERVED = (
+    "start",
+    "genesis",
+    "adopted_at",
+    "closed",
+    "sampling_checked",
+    "self_clipped_since",
+    "rows_differ",
+)
 ON_GRID = "integers on a public grid"
 """How this version draws noise. Ledgers without it are of runs with floating-point noise."""
 SELF_CLIPPED = "self_clipped_since"
 """Fact of a run with secure sums: the first round in which clients clipped their own updates."""
+ROWS_DIFFER = "rows_differ"
+"""Fact of a run on examples: the first step whose rows may be of others, and a name in ``ROWS``."""
+ROWS = {
+    "unseen": "the loader dealt nothing that could be compared: parts of a batch, as with "
+    "BatchMemoryManager, or objects without a tensor of a row per example",
+    "outside": "layers of the network were called outside of a call of the network",
+    "inputs": "the network was called with something else than the rows that were dealt, such as "
+    "rows that the loop had augmented, embedded, chosen or put into another order",
+    "alike": "what the network was called with does not tell the rows of the batch apart",
+    "backward": "the gradients did not come unchanged from one backward pass through the call, or "
+    "what the network was called with was changed before it",
+}
+"""Why nothing shows that the network got the rows of the examples that were dealt, each once."""
 CHECKED = "sampling_checked"
 """Fact: the rounds whose members were compared with those drawn again from the key."""
 _KEY = "key"
@@ -146,6 +186,7 @@ class RunFolder:
         path: the folder.
         plan: the plan that was fixed when the run was created.
         rounds: number of committed rounds.
+        is_new: whether ``create`` returned it.
     """
 
     def __init__(self, path: Path, ledger: Ledger, lock: FileLock) -> None:
@@ -155,12 +196,14 @@ class RunFolder:
         self._source: NoiseSource | None = None
         self._sampled: SampledCohorts | None = None
         self._process = os.getpid()
+        self.is_new = False
         rows = ledger.rows()
         self.rounds = len(rows)
         self._head = rows[-1].chain if rows else genesis(ledger.facts)
         self._state_hash = rows[-1].state if rows else None
         self._chains = [genesis(ledger.facts), *(row.chain for row in rows)]
         self._private = ledger.facts["seed"] is None
+        self._adopted_at: int | None = ledger.facts.get("adopted_at")
         self.plan = PrivacyPlan.from_dict(ledger.facts["plan"])
         self._plan_hash = (
             self.plan.hash
@@ -184,16 +227,41 @@ class RunFolder:
             plan: plan of the run; it cannot change afterwards.
             seed: seed of the noise, >= 0, for a simulation, which is not private; None draws a
                 secret key from the operating system.
-            facts: further values to keep in the ledger, such as delta, ready for JSON.
+            facts: further values to keep in the ledger, ready for JSON: "delta",
+                "population_name", "population" (see ``ids_hash``), "parameters" and "frozen" (names
+                with shapes, and with hashes), and whatever else has a name of your own.
             start: trainable part to begin with, shape (d,), if it is not the model's own.
 
         Raises:
-            ConfigError: the folder is not empty, or others can write in it; or a fact has a
-                reserved name, or there are too many.
+            ConfigError: the folder is not empty, or others can write in it; or a fact has a name of
+                this package, or names the public data of a built-in task, or there are too many.
             BudgetExceededError: the fact "population_name" names people whose limit the run would
                 pass; nothing was created.
             StorageError: the folder cannot be written.
         """
+        said = facts or {}
+        if taken := sorted(said.keys() & {*_WORDS}):
+            raise ConfigError(
+                f"facts: {', '.join(taken)} are words of this package. Choose others."
+            )
+        name = said.get("population_name")
+        if isinstance(name, str) and budget_book.is_public(name):
+            raise ConfigError(
+                f"facts: population_name={name!r} is for the public data of built-in tasks. Choose "
+                "another."
+            )
+        return cls._create(path, plan, seed=seed, facts=said, start=start)
+
+    @classmethod
+    def _create(
+        cls,
+        path: str | Path,
+        plan: PrivacyPlan,
+        *,
+        seed: int | None,
+        facts: dict[str, Any],
+        start: Tensor | None,
+    ) -> Self:
         folder = Path(path)
         _refuse_used(folder)
         checks.count("seed", seed or 0, minimum=0)
@@ -209,12 +277,12 @@ class RunFolder:
             "public_key": SigningKey(signing).public_key,
             "versions": versions(),
         }
-        if taken := sorted((facts or {}).keys() & {*about, *_RESERVED}):
+        if taken := sorted(facts.keys() & {*about, *_RESERVED}):
             raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
-        about |= facts or {}
+        about |= facts
         if len(about) + len(_RESERVED) > MOST_FACTS:
-            most = MOST_FACTS - len(_RESERVED) - len(about) + len(facts or {})
-            raise ConfigError(f"facts: are {len(facts or {})}; a ledger has room for {most}.")
+            most = MOST_FACTS - len(_RESERVED) - len(about) + len(facts)
+            raise ConfigError(f"facts: are {len(facts)}; a ledger has room for {most}.")
         if plan.sampling is not None and not isinstance(about.get("population"), str):
             raise ConfigError(
                 "facts: population is missing: a run that samples fixes who may be drawn, and in "
@@ -255,6 +323,7 @@ class RunFolder:
                 witness.note(run_id, witness.Seen(0, genesis(about)))
             run = cls(folder, Ledger.create(folder / _LEDGER, about, signer), lock)
             run._load_keys()
+            run.is_new = True
         except BaseException as error:
             _let_go(run or lock)
             if isinstance(error, OSError | sqlite3.Error):
@@ -268,8 +337,8 @@ class RunFolder:
 
         Args:
             path: path of the folder.
-            adopt: resume although this machine has no record of the run, for instance after a
-                move. You vouch that the original will never be continued; the report says so.
+            adopt: resume although this machine did not see all of the run, for instance after a
+                move. You vouch that no other copy will ever be continued; the report says so.
 
         Raises:
             ConfigError: the folder holds no run, or one that is damaged, changed, ended early or in
@@ -478,6 +547,7 @@ class RunFolder:
                 kept = write_state(self.path / closed_name(self.rounds), model, {})
             closed = {"rounds": self.rounds, "state": kept, "reason": reason}
             self._ledger.add_fact("closed", closed)  # the point of no return
+            self._note()
             self._remove_leftovers()
             budget_book.note_closed(self.facts["run_id"], self.rounds)
         except (OSError, sqlite3.Error) as error:
@@ -546,29 +616,24 @@ class RunFolder:
                 "was released; draw the cohorts by RunFolder.sample."
             )
 
-    def _commit_sample(self, values: dict[str, Any], *, last: bool) -> None:
-        """Blind the state, and check the whole ledger before the last round erases the key.
-
-        The chain of the ledger hashes who took part. Its head leaves the server with reports and
-        models, and the state of a complete run can be computed from the model: without a secret in
-        the state, whoever guesses the members could test the guess.
-        """
-        if self._private:
-            values["blind"] = secrets.token_hex(32)
-        if last and self._sampled is not None:
-            self._ledger.rows()  # as they are on the disk
-            self._refuse_unsampled(self._sampled)  # drawn again for this round
-            self._ledger.add_fact(CHECKED, self.plan.rounds)
-
     def _commit(self, server: Committed, counts: RoundCounts) -> None:
         tensors, values = server.state_dict()
-        if self.plan.sampling is not None:
-            self._commit_sample(values, last=server.round == self.plan.rounds)
+        # The chain hashes who took part. Its head leaves the server with reports and models, and
+        # the state of a complete run can be computed from the model: without a secret in the
+        # state, whoever guesses the members could test the guess.
+        if self._private:
+            values["blind"] = secrets.token_hex(32)
+        if self._sampled is not None and server.round == self.plan.rounds:
+            self._ledger.rows()  # as they are on the disk, before the keys are erased
+            self._refuse_unsampled(self._sampled)  # drawn again for this round
+            self._ledger.add_fact(CHECKED, self.plan.rounds)
         with ThreadPoolExecutor(1) as other:  # hashing does not hold Python's lock
             model = other.submit(model_hash, server.parameters)
             state = write_state(self._state_path(server.round), tensors, values)
         if counts.self_clipped and SELF_CLIPPED not in self.facts:
             self._ledger.add_fact(SELF_CLIPPED, self.rounds)
+        if counts.rows_differ and ROWS_DIFFER not in self.facts:
+            self._ledger.add_fact(ROWS_DIFFER, [self.rounds, counts.rows_differ])
         clients = sorted(server.cohort, key=id_order)
         row = next_row(
             self._head,
@@ -580,13 +645,20 @@ class RunFolder:
             clients=clients,
             summed=counts.summed,
         )
+        self._note(coming=row.chain)
         self._ledger.append(row, clients)  # the point of no return
         self.rounds = server.round
         self._head = row.chain
         self._state_hash = state
-        if self._private:
-            witness.note(self.facts["run_id"], witness.Seen(self.rounds, self._head))
+        self._note()
         self._remove_leftovers()
+
+    def _note(self, coming: str = "") -> None:
+        """Record outside the folder where a private run stands."""
+        if self._private:
+            closed = "closed" in self.facts
+            seen = witness.Seen(self.rounds, self._head, coming, self._adopted_at, closed)
+            witness.note(self.facts["run_id"], seen)
 
     def _remove_leftovers(self) -> None:
         """Remove all but the committed state, and the keys of a run that has ended.
@@ -610,23 +682,69 @@ class RunFolder:
             )
 
     def _refuse_older_copy(self, adopt: bool) -> None:
+        """Check that this copy stands where this machine saw the run, or adopt it."""
         if not self._private:
             return
-        known = witness.knows(self.facts["run_id"], self._chains, self.path)
-        if not known:
+        seen = witness.last_seen(self.facts["run_id"])
+        why = self._unknown(seen)
+        if not why:
+            if seen is not None and seen.adopted_at is not None:
+                self._adopted_at = seen.adopted_at
+            self._note()
+            return
+        if not adopt:
             if self._ended:
                 return  # nothing is left that a newer copy could have continued
-            if not adopt:
-                raise ConfigError(
-                    f"{self.path}: this machine has no record of the run, so it cannot tell "
-                    "whether a newer copy exists. If the original will never be continued, open "
-                    "the run with adopt=True (--adopt); otherwise begin a fork."
-                )
+            raise ConfigError(
+                f"{self.path}: {why}. If the original will never be continued, nor another copy, "
+                "open the run with adopt=True (--adopt); otherwise begin a fork."
+            )
+        self._adopted_at = self.rounds
+        self._note()  # before the folder's own mark, which copies made earlier do not have
+        if not self._ended:
             self._ledger.add_fact("adopted_at", self.rounds)
-        witness.note(self.facts["run_id"], witness.Seen(self.rounds, self._head))
+
+    def _unknown(self, seen: witness.Seen | None) -> str:
+        """Return why this machine cannot tell whether this copy is the newest; "" if it is.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if seen is None:
+            return "this machine has no record of the run, so a newer copy may exist"
+        standing = seen.standing(self._chains, closed="closed" in self.facts)
+        if standing in ("older", "another"):
+            raise ConfigError(
+                f"{self.path} is an older copy: it stands after {self.rounds} rounds, while "
+                f"{seen.rounds} were released. Continuing would reuse the noise of released "
+                "rounds, which would then cancel out. Restore the newest copy, or begin a fork: a "
+                "new run with a new key, whose report adds the cost of this one."
+            )
+        if standing == "closed":
+            raise ConfigError(
+                f"{self.path}: the run was closed after {seen.rounds} rounds on this machine, and "
+                "this copy of it is not continued. Begin a new run or a fork."
+            )
+        if standing == "newer":
+            return f"this machine saw {seen.rounds} of its {self.rounds} rounds"
+        if seen.adopted_at is None or self._ended or "adopted_at" in self.facts:
+            return ""
+        return "another copy of the run was adopted on this machine"
 
     def _state_path(self, rounds: int) -> Path:
         return self.path / state_name(rounds)
+
+
+def create_run(
+    path: str | Path,
+    plan: PrivacyPlan,
+    *,
+    seed: int | None = None,
+    facts: dict[str, Any],
+    start: Tensor | None = None,
+) -> RunFolder:
+    """Begin a run as ``RunFolder.create`` does, with facts for which this package answers."""
+    return RunFolder._create(path, plan, seed=seed, facts=facts, start=start)
 
 
 def newest_state(facts: Mapping[str, Any], rounds: int) -> str:

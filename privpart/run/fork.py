@@ -10,7 +10,7 @@ from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
 from privpart.run.files import read_state
-from privpart.run.folder import RunFolder, locked, newest_state, newest_state_hash
+from privpart.run.folder import RunFolder, create_run, locked, newest_state, newest_state_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 from privpart.select.disclosure import merge_seen
@@ -60,7 +60,7 @@ def fork(
         about["population_name"] = population
     seen = merge_seen(was.get("seen_in_clear"), said.get("seen_in_clear"))
     about = {**said, **about, "seen_in_clear": seen}
-    return RunFolder.create(new, plan, facts=about, start=start)
+    return create_run(new, plan, facts=about, start=start)
 
 
 def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:

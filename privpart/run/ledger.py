@@ -39,7 +39,14 @@ from privpart.run.identity import SigningKey, is_signed
 SCHEMA = "privpart/ledger/4"
 UNSIGNED = "privpart/ledger/3"
 INTEGERS_ONLY = "privpart/ledger/2"
-_LATER = ("adopted_at", "closed", "genesis", "sampling_checked", "self_clipped_since")
+_LATER = (
+    "adopted_at",
+    "closed",
+    "genesis",
+    "rows_differ",
+    "sampling_checked",
+    "self_clipped_since",
+)
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _HASH = re.compile("[0-9a-f]{64}")
 _TABLES = """

@@ -25,7 +25,7 @@ from privpart.run.canaries import measured_from_below
 from privpart.run.database import damage_said
 from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.files import opened
-from privpart.run.folder import CHECKED, ON_GRID, SELF_CLIPPED
+from privpart.run.folder import CHECKED, ON_GRID, ROWS, ROWS_DIFFER, SELF_CLIPPED
 from privpart.run.ledger import Row
 from privpart.select.disclosure import SeenByParty, SelectReport
 
@@ -191,6 +191,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         noise_source="os" if facts["seed"] is None else "seeded",
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
         unit=unit,
+        population=facts.get("population_size"),
     )
     report = _with_evidence(report, evidence, deviations)
     report = _with_sampling(report, plan, evidence)
@@ -310,10 +311,10 @@ def _of_examples(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, _Wo
     Ghost clipping sums in float32, inside backward passes, gradients that nobody clips again.
     """
     found: dict[str, _Words] = {
-        "participation": (
-            "verified",
+        "participation": _rows_compared(
             f"ledger of {len(rows)} steps in one chain, by number of the example; the loader dealt "
             "passes of one order",
+            facts,
         ),
         "divisor": ("enforced", "the optimizer divides by the plan's report_goal, the batch size"),
     }
@@ -330,6 +331,25 @@ def _of_examples(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, _Wo
             "rounds the sum to a public grid, and adds exactly rounded Gaussian noise",
         ),
     }
+
+
+def _rows_compared(ledger: str, facts: Mapping[str, Any]) -> _Words:
+    """Return the words for whose gradients came: the ledger names those that were dealt."""
+    if facts.get("compares_rows") is not True:
+        return "asserted", f"{ledger}; nothing compared whose gradients came"
+    if ROWS_DIFFER not in facts:
+        return (
+            "verified",
+            f"{ledger}, and in every step the network was called with the rows that were dealt, "
+            "each once, by a checksum of each row",
+        )
+    step, why = facts[ROWS_DIFFER]
+    return (
+        "asserted",
+        f"{ledger}; whose gradients came is not known since step {int(step)}, in which "
+        f"{ROWS.get(why, 'they were not compared')}. It can be compared if transforms are in the "
+        "data set or its collate function, and the network is called with what the loader deals",
+    )
 
 
 def _clipping(rows: Sequence[Row]) -> str:
@@ -423,10 +443,6 @@ def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
 
 
 def _noise(evidence: Evidence) -> tuple[AssumptionStatus, str]:
-    adopted = evidence.facts.get("adopted_at")
-    if adopted is not None:
-        why = f"the run was adopted after {adopted} rounds; nothing shows that its original stopped"
-        return "asserted", why
     if evidence.head is None:
         return "asserted", "the ledger, of an earlier version, is not signed and names no key"
     for what in ("rollback guard", "state", "key"):
@@ -504,8 +520,13 @@ def vouched(found: RunReport, code: str) -> RunReport:
 
     Raises:
         ConfigError: there is no such assumption, or it is not merely asserted: nobody can vouch for
-            one that was violated.
+            one that was violated, nor for a folder of which a check failed.
     """
+    for check in found.wrong:
+        raise ConfigError(
+            f"vouch={code!r}: nobody can vouch for a folder that evidence contradicts: "
+            f"{check.what}: {check.says}."
+        )
     open_ones = [a.code for a in found.guarantee.assumptions if a.status == "asserted"]
     if code not in open_ones:
         raise ConfigError(f"vouch={code!r}: must be one of {', '.join(open_ones) or 'none'}.")

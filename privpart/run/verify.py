@@ -156,6 +156,9 @@ def _participation(evidence: Evidence, report: RunReport) -> Check:
     if (identity := evidence.facts.get("identity")) not in (None, AUTHENTICATED):
         said = f"{said}, by names that nodes without authentication gave ({str(identity)[:40]})"
         return Check("participation", "asserted", said)
+    shown = next(a for a in report.guarantee.assumptions if a.code == "participation")
+    if report.guarantee.unit == "example" and shown.status == "asserted":
+        return Check("participation", "asserted", f"{said}, as dealt. {shown.evidence}")
     known = evidence.origin != "unknown"
     return Check("participation", "verified" if known else "asserted", f"{said}, as planned")
 

@@ -2,18 +2,23 @@
 
 A folder cannot tell by itself that it was restored from a backup. Continuing from an older copy
 would add the noise of rounds that were already released to other sums, and the difference of two
-such sums has no noise. Every committed round therefore advances a counter in the user's state
-directory before its release, and a folder that is behind its counter is refused.
+such sums has no noise. Every committed round therefore advances a record in the user's state
+directory before its release, and a folder that does not stand where its record stands is refused.
 
-The guard does not notice that folder and counter were restored together, for instance from a
+A round is recorded twice: as coming, before the ledger has it, and as committed, after. So a crash
+between the two is told from a round that was made elsewhere. The record also keeps that a copy was
+adopted, since copies that were made before do not say so, and that the run was ended early.
+
+The guard does not notice that folder and record were restored together, for instance from a
 snapshot of the whole machine.
 """
 
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
@@ -22,15 +27,52 @@ from privpart.run.files import make_private, read_small, refuse_odd, refuse_shar
 
 VARIABLE = "PRIVPART_STATE_DIR"
 _LONGEST = 4096
-"""Bytes of the longest record; ours have about 100."""
+"""Bytes of the longest record; ours have about 300."""
+
+
+Standing = Literal["newest", "newer", "older", "another", "closed"]
+"""How a copy of a run stands beside the record; "closed" if only the record says it was closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The furthest known point of a run: its committed rounds and the head of its chain."""
+    """What this machine saw of a run.
+
+    Attributes:
+        rounds: number of committed rounds.
+        chain: head of the ledger's chain after them.
+        coming: head after the round that is being committed; "" if none is.
+        adopted_at: rounds of the copy that was adopted last; None if all rounds were made here.
+        closed: whether the run was ended early.
+    """
 
     rounds: int
     chain: str
+    coming: str = ""
+    adopted_at: int | None = None
+    closed: bool = False
+
+    def standing(self, chains: Sequence[str], *, closed: bool) -> Standing:
+        """Return how a copy of the run stands beside this record.
+
+        Args:
+            chains: heads of the copy's chain after 0, 1, ... rounds.
+            closed: whether the copy was ended early.
+        """
+        rounds = len(chains) - 1
+        if rounds < self.rounds:
+            return "older"
+        if chains[self.rounds] != self.chain:
+            return "another"
+        if self.closed and not closed:
+            return "closed"
+        there = rounds == self.rounds or chains[self.rounds + 1 :] == [self.coming]
+        return "newest" if there else "newer"
+
+    @property
+    def unspent(self) -> bool:
+        """Whether the record shows that nobody saw a model of the run."""
+        return self.rounds == 0 and self.adopted_at is None
 
 
 def directory() -> Path:
@@ -67,7 +109,7 @@ def last_seen(run_id: str) -> Seen | None:
     try:
         refuse_shared(path.parent)
         refuse_odd(path)
-        return _seen(json.loads(read_small(path, _LONGEST)))
+        return _seen(run_id, json.loads(read_small(path, _LONGEST)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -77,12 +119,17 @@ def last_seen(run_id: str) -> Seen | None:
         ) from None
 
 
-def _seen(values: object) -> Seen:
-    rounds = values.get("rounds") if isinstance(values, dict) else None
-    chain = values.get("chain") if isinstance(values, dict) else None
-    if type(rounds) is not int or rounds < 0 or not isinstance(chain, str):
-        raise ValueError("it is not a record of rounds and chain")
-    return Seen(rounds, chain)
+def _seen(run_id: str, values: object) -> Seen:
+    kinds = {"run": str, "rounds": int, "chain": str, "coming": str, "closed": bool}
+    if not isinstance(values, dict) or values.keys() != {*kinds, "adopted_at"}:
+        raise ValueError("it is not a record of a run")
+    numbers = [values["rounds"], 0 if values["adopted_at"] is None else values["adopted_at"]]
+    typed = all(type(values[name]) is kind for name, kind in kinds.items())
+    if not typed or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("it holds values of other kinds")
+    if values.pop("run") != run_id:
+        raise ValueError("it is the record of another run")
+    return Seen(**values)
 
 
 def hold(run_id: str) -> FileLock:
@@ -105,36 +152,12 @@ def hold(run_id: str) -> FileLock:
     return lock
 
 
-def knows(run_id: str, chains: Sequence[str], folder: Path) -> bool:
-    """Return whether this machine has a record of the run, after checking the copy against it.
-
-    Args:
-        run_id: name of the run.
-        chains: heads of the copy's chain after 0, 1, ... rounds.
-        folder: folder of the copy, for the message.
-
-    Raises:
-        ConfigError: the record is further than this copy, or of another chain.
-    """
-    seen = last_seen(run_id)
-    if seen is None:
-        return False
-    if seen.rounds >= len(chains) or chains[seen.rounds] != seen.chain:
-        raise ConfigError(
-            f"{folder} is an older copy: it stands after {len(chains) - 1} rounds, while "
-            f"{seen.rounds} were released. Continuing would reuse the noise of released rounds, "
-            "which would then cancel out. Restore the newest copy, or begin a fork: a new run with "
-            "a new key, whose report adds the cost of this one."
-        )
-    return True
-
-
 def note(run_id: str, seen: Seen) -> None:
-    """Record durably how far a run has advanced."""
+    """Record durably what this machine saw of a run."""
     path = _path(run_id)
     if not path.parent.is_dir():
         make_private(path.parent)
-    write_durably(path, json.dumps({"rounds": seen.rounds, "chain": seen.chain}).encode())
+    write_durably(path, json.dumps({"run": run_id, **asdict(seen)}).encode())
 
 
 def _path(run_id: str) -> Path:

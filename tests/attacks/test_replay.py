@@ -9,6 +9,7 @@ from attacks import Canaries, paired, round_covariance, worst_view
 from privpart import ClientUpdate, PrivacyPlan, SeededSource, Server
 
 DELTA = 1e-5
+AT = {"delta": DELTA, "noise_multiplier": 1.0}
 TREE = BinaryTree(16)
 COVARIANCE = round_covariance(TREE.decoder())
 ROOT = np.linalg.cholesky(COVARIANCE)
@@ -30,8 +31,8 @@ FIRST = difference(np.eye(16)[0])
 @pytest.mark.parametrize("epsilon", [1.0, 4.0, 10.0])
 def test_sound_noise_gives_the_accountants_epsilon_to_a_percent(epsilon):
     z = np.sqrt(5.0) / gaussian.mu(epsilon, DELTA)  # the tree's squared sensitivity is 5
-    found = paired(FIRST, noise(1, z), COVARIANCE, delta=DELTA)
-    assert found.faults == ()
+    found = paired(FIRST, noise(1, z), COVARIANCE, delta=DELTA, noise_multiplier=z)
+    assert (found.faults, found.off_plan) == ((), "")
     assert found.signal == pytest.approx(np.sqrt(5.0))
     assert found.sigma < found.sigma_high
     assert found.draws == 16 * DIM
@@ -42,18 +43,53 @@ def test_the_bound_of_sound_noise_is_above_the_truth_in_at_most_5_percent():
     rng = np.random.default_rng(2)
     truth = np.sqrt(5.0)
     small = [
-        paired(FIRST[:, :64], ROOT @ rng.standard_normal((16, 64)), COVARIANCE, delta=DELTA)
+        paired(
+            FIRST[:, :64], ROOT @ rng.standard_normal((16, 64)), COVARIANCE, **AT,
+            tensors={"weight": 50, "bias": 10, "shift": 1, "scale": 3},
+        )
         for _ in range(400)
-    ]
+    ]  # fmt: skip
     above = sum(r.bound.mu > truth for r in small)
     assert 2 <= above <= 43  # 400 trials at 5 %: outside once in a million
-    assert not any(r.faults for r in small)
+    assert not any(r.faults or r.off_plan for r in small)
 
 
-def test_two_percent_less_noise_are_seen():
-    found = paired(FIRST, noise(3, 0.98), COVARIANCE, delta=DELTA)
+def test_the_tests_of_noise_alarm_as_often_as_they_say():
+    """At 10 %, half of it for each: 40 alarms in 400 sound replays have probability 1e-4."""
+    rng = np.random.default_rng(3)
+    sizes = {"weight": 27, "bias": 4, "shift": 1}
+    alarms = [
+        paired(
+            FIRST[:, :32], ROOT @ rng.standard_normal((16, 32)), COVARIANCE, **AT,
+            tensors=sizes, false_alarm=0.1,
+        )
+        for _ in range(400)
+    ]  # fmt: skip
+    assert sum(bool(r.faults) for r in alarms) < 40
+    assert sum(bool(r.off_plan) for r in alarms) < 40
+
+
+def test_noise_of_another_deviation_than_the_plans_is_named_and_its_bound_is_kept():
+    found = paired(FIRST, noise(3, 0.98), COVARIANCE, **AT)
     assert found.bound.mu > np.sqrt(5.0)
-    assert found.faults == ()  # less noise everywhere is a bound too high, not a fault
+    assert found.faults == ()
+    assert "0.9776" in found.off_plan
+    assert "the plan says 1" in found.off_plan
+    few = paired(FIRST[:, :750], noise(3, 0.95)[:, :750], COVARIANCE, **AT)  # 12,000 draws
+    assert few.off_plan
+    assert paired(FIRST, noise(3, 1.05), COVARIANCE, **AT).off_plan
+
+
+@pytest.mark.parametrize("t", range(16))
+@pytest.mark.parametrize(("size", "share"), [(3, 0.0), (10, 0.02), (100, 0.45), (1000, 0.75)])
+def test_a_tensor_with_less_noise_in_one_round_is_named(t, size, share):
+    """Also where whitening hides it: under a tree, round 1 without noise looks like round 0."""
+    residual = noise(7)
+    residual[t, 2000 : 2000 + size] *= share
+    sizes = {"before": 2000, "bias": size, "after": DIM - 2000 - size}
+    found = paired(FIRST, residual, COVARIANCE, **AT, tensors=sizes, rounds=range(20, 36))
+    assert any(f"The noise of bias in round {20 + t} has" in fault for fault in found.faults)
+    assert not paired(FIRST, noise(7), COVARIANCE, **AT, tensors=sizes).faults
 
 
 def broken(kind: str) -> np.ndarray:
@@ -88,14 +124,14 @@ def broken(kind: str) -> np.ndarray:
     ],
 )
 def test_noise_that_is_not_the_mechanisms_is_named(kind, says):
-    found = paired(FIRST, broken(kind), COVARIANCE, delta=DELTA)
+    found = paired(FIRST, broken(kind), COVARIANCE, **AT)
     assert any(says in fault for fault in found.faults)
 
 
 def test_parameters_may_be_read_in_parts(monkeypatch):
-    whole = paired(FIRST[:, :70], noise(1)[:, :70], COVARIANCE, delta=DELTA)
+    whole = paired(FIRST[:, :70], noise(1)[:, :70], COVARIANCE, **AT)
     monkeypatch.setattr("attacks.lower_bounds.replay._PART", 16 * 9)
-    parts = paired(torch.from_numpy(FIRST[:, :70]), noise(1)[:, :70], COVARIANCE, delta=DELTA)
+    parts = paired(torch.from_numpy(FIRST[:, :70]), noise(1)[:, :70], COVARIANCE, **AT)
     assert parts.bound.mu == pytest.approx(whole.bound.mu)
     assert parts.correlation == pytest.approx(whole.correlation)
 
@@ -103,13 +139,14 @@ def test_parameters_may_be_read_in_parts(monkeypatch):
 def test_rounding_of_the_releases_adds_nothing_to_the_signal():
     """The two runs round differently at every parameter, by more in all than the client sends."""
     error = np.random.default_rng(5).uniform(-0.03, 0.03, (16, DIM))
+    most = 3 * np.linalg.norm(error, axis=0)
     found = paired(
-        FIRST + error, noise(1), COVARIANCE, delta=DELTA, along=FIRST[:, 7],
-        rounding=3 * np.linalg.norm(error),
+        FIRST + error, noise(1), COVARIANCE, **AT, along=FIRST[:, 7],
+        rounding=most,
     )  # fmt: skip
     assert found.signal == pytest.approx(np.sqrt(5.0))
     other = np.roll(9 * FIRST, 1, axis=1)  # what a fault sends another way still counts
-    found = paired(other, noise(1), COVARIANCE, delta=DELTA, along=other[:, 7], rounding=1.0)
+    found = paired(other, noise(1), COVARIANCE, **AT, along=other[:, 7], rounding=1 / 64)
     assert found.signal == pytest.approx(9 * np.sqrt(5.0) - 1)
 
 
@@ -118,28 +155,30 @@ def test_a_single_round_with_a_draw_of_zero_is_sound():
     residual = np.random.default_rng(6).standard_normal((1, 1000))
     residual[0, 3] = 0.0
     client = np.eye(1000)[:1]
-    assert paired(client, residual, np.eye(1), delta=DELTA).faults == ()
+    assert paired(client, residual, np.eye(1), **AT).faults == ()
 
 
 @pytest.mark.parametrize("confidence", [1e-17, 1 - 2.0**-53])
 def test_any_confidence_gives_a_finite_bound(confidence):
-    found = paired(FIRST[:, :9], noise(1)[:, :9], COVARIANCE, delta=DELTA, confidence=confidence)
+    found = paired(FIRST[:, :9], noise(1)[:, :9], COVARIANCE, **AT, confidence=confidence)
     assert np.isfinite(found.bound.epsilon)
 
 
 def test_what_cannot_be_replayed_is_refused():
     with pytest.raises(ConfigError, match="do not differ"):
-        paired(0 * FIRST, noise(1), COVARIANCE, delta=DELTA)
+        paired(0 * FIRST, noise(1), COVARIANCE, **AT)
     with pytest.raises(ConfigError, match="no noise"):
-        paired(FIRST, 0 * FIRST, COVARIANCE, delta=DELTA)
+        paired(FIRST, 0 * FIRST, COVARIANCE, **AT)
     with pytest.raises(ConfigError, match="not finite"):
-        paired(FIRST, noise(1) * np.nan, COVARIANCE, delta=DELTA)
+        paired(FIRST, noise(1) * np.nan, COVARIANCE, **AT)
     with pytest.raises(ConfigError, match="row for each"):
-        paired(FIRST[:9], noise(1), COVARIANCE, delta=DELTA)
+        paired(FIRST, noise(1)[:9], COVARIANCE, **AT)
     with pytest.raises(ConfigError, match="that of the residual"):
-        paired(FIRST[:, :9], noise(1), COVARIANCE, delta=DELTA)
+        paired(FIRST[:, :9], noise(1), COVARIANCE, **AT)
+    with pytest.raises(ConfigError, match="must have 4096"):
+        paired(FIRST, noise(1), COVARIANCE, **AT, tensors={"bias": 10})
     with pytest.raises(ConfigError, match="positive definite"):
-        paired(FIRST, noise(1), -COVARIANCE, delta=DELTA)
+        paired(FIRST, noise(1), -COVARIANCE, **AT)
 
 
 def rounds_sums(mechanism, z, present, updates, canary):
@@ -178,7 +217,9 @@ def test_the_real_server_shows_what_the_accountant_says(mechanism):
     clipped = torch.stack([sum(u * min(1, 0.5 / float(u.norm())) for u in own) for own in updates])
     canary = Canaries(0, 1, DIM).update(0, 0.5)
     alone, joined = (rounds_sums(mechanism, z, p, updates, canary) for p in (False, True))
-    found = paired(joined - alone, alone - clipped / 0.5, covariance, delta=DELTA)
+    found = paired(
+        joined - alone, alone - clipped / 0.5, covariance, delta=DELTA, noise_multiplier=z
+    )
     truth = guarantee(mechanism, Participation(n), noise_multiplier=z)
     assert found.faults == ()
     assert found.signal == pytest.approx(worst.mu * z, rel=1e-3)

@@ -2,10 +2,12 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+import attacks
 from accounting import Independent, Participation, guarantee
 from privpart.cli.main import main
 
@@ -58,6 +60,21 @@ def test_the_same_command_goes_on_where_it_was(privpart, finished):
     assert all(path.stat().st_mtime_ns == at for path, at in before.items())
     other = privpart(*SWEEP, *NOISES, "--out", str(out), "--seed", "1")
     assert (other.returncode, "holds another audit" in other.stderr) == (2, True)
+
+
+def test_a_sweep_in_which_every_attack_failed_says_that_nothing_follows(
+    privpart, finished, monkeypatch
+):
+    out, first = finished
+    assert "nothing follows" not in first.stderr
+    swept = attacks.defences
+
+    def fails(*arguments, **options):
+        return [replace(p, verdict="attack failed") for p in swept(*arguments, **options)]
+
+    monkeypatch.setattr(attacks, "defences", fails)
+    told = privpart(*SWEEP, *NOISES, "--out", str(out))
+    assert "the attack failed at every clip and noise: nothing follows" in told.stderr
 
 
 @pytest.mark.parametrize(

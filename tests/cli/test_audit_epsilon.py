@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import re
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,10 +20,13 @@ from accounting import (
     Participation,
 )
 from attacks.lower_bounds import bounds
-from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer
+from privpart import PrivacyPlan, Server, ServerOptimizer
 from privpart.cli.audit.replica import Replica, canary_scores, paired_replay
 from privpart.cli.audit.verdict import judged
-from privpart.run.canaries import canary_key_hash, measured_from_below, write_canary_key
+from privpart.cli.pages.lower_bounds import lower_bounds_page
+from privpart.run.canaries import _MEASURED, canary_key_hash, measured_from_below, write_canary_key
+from privpart.run.folder import create_run
+from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 
 PLAN = """
@@ -66,9 +71,9 @@ def plan(mechanism=RESTARTED, participation=LIMITS, z=2.0) -> PrivacyPlan:
     )
 
 
-def replayed(promised, dim, server=Server, seed=4):
+def replayed(promised, dim, server=Server, seed=4, tensors=()):
     found = paired_replay(
-        Replica(promised, dim, SGD, server), seed=seed, delta=1e-5, confidence=0.95
+        Replica(promised, dim, SGD, server, tensors), seed=seed, delta=1e-5, confidence=0.95
     )
     return judged({}, promised.guarantee(), delta=1e-5, confidence=0.95, replays=found)
 
@@ -83,6 +88,75 @@ def scored(promised, *, dim=4800, count=600, server=Server, seed=3, runs=1, **op
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_replay_finds_every_fault(name):
     assert replayed(plan(), 20_000, FAULTY[name]).verdict == "VIOLATION"
+
+
+class Scaled(Server):
+    """The noise of some parameters is another in some rounds."""
+
+    def __init__(self, *arguments, factor, rounds=range(8), part=slice(None), **options):
+        super().__init__(*arguments, **options)
+        self.fault = factor, rounds, part
+
+    def _draw(self):
+        noise = super()._draw()
+        factor, rounds, part = self.fault
+        if self.round in rounds:
+            noise[part] = (noise[part].double() * factor).round()
+        return noise
+
+
+TURNS = plan(
+    Grouped(
+        ((0, 1), (0,), (1,), (0, 1), (0,), (1,), (0, 1), (0,)),
+        (BinaryTree(6), BinaryTree(5)),
+        (7000, 5000),
+    ),
+    Participation(8, 4, 2),
+)
+TENSORS = [("conv.weight", 6990), ("conv.bias", 10), ("dense.weight", 4990), ("dense.bias", 10)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"factor": 0.7}, "clip norms; the plan says 2."),
+        ({"factor": 0.95}, "clip norms; the plan says 2."),
+        ({"factor": 0, "rounds": [2], "part": slice(4990, 5000)}, "noise of dense.bias in round 2"),
+        ({"factor": 0, "rounds": [7], "part": slice(6990, 7000)}, "noise of conv.bias in round 7"),
+        ({"factor": 0.8, "rounds": [4]}, "noise of .* in round 4 has 0.8"),
+    ],
+)
+def test_a_replay_compares_the_noise_with_the_plans_by_tensor_round_and_group(fault, said):
+    """No bound finds these: a group's client shows a part of what all groups cost together."""
+    audit = replayed(TURNS, 12_000, partial(Scaled, **fault), tensors=TENSORS)
+    assert any(re.search(said, reason) for reason in audit.reasons), audit.reasons
+    assert not any(bound.epsilon > audit.epsilon for bound in audit.bounds)
+    assert replayed(TURNS, 12_000, tensors=TENSORS).verdict == "consistent"
+
+
+@pytest.mark.parametrize("observer", ["all", "last"])
+def test_canaries_of_a_replica_compare_the_noise_with_the_plans(observer):
+    found = scored(TURNS, dim=12_000, server=partial(Scaled, factor=0.7), observer=observer)
+    (reason,) = found.reasons
+    assert "absent canaries has 0." in reason
+    assert scored(TURNS, dim=12_000, observer=observer).verdict == "consistent"
+
+
+def test_a_bound_above_the_accountants_is_named_with_how_often_that_is_expected():
+    promised = plan(Independent(1), Participation(1), z=1.0)
+    audits = [scored(promised, dim=40, count=40, seed=seed) for seed in range(60)]
+    above = [audit for audit in audits if "guesses" in [bound.method for bound in audit.above]]
+    assert 0 < len(above) < 12  # 60 trials at 5 %: outside in 5 % and once in 10^5
+    audit = above[0]
+    often = "in at most 5 % of audits of a correct server"
+    assert audit.verdict == "consistent"
+    assert re.search(r"at 95 %, \d of 5 are above the accountant's 4\.37\d+:", audit.comparison())
+    assert f"For each this happens {often}; a VIOLATION needs 99.99 % over" in audit.comparison()
+    assert audit.measured().endswith(f"; above the accountant's, as happens {often}")
+    assert _MEASURED.fullmatch(audit.measured())
+    assert "of 5 are above" in lower_bounds_page(audit).html()
+    below = next(audit for audit in audits if not audit.above)
+    assert "none of 5 bounds at 95 % is above" in below.comparison()
 
 
 SEEN_BY_CANARIES = (
@@ -220,7 +294,9 @@ def plans(tmp_path_factory):
     return folder
 
 
-def test_a_run_with_canaries_is_audited_and_its_report_says_so(privpart, plans, tmp_path):
+def test_a_run_with_canaries_is_audited_and_its_report_says_so(
+    privpart, plans, tmp_path, monkeypatch
+):
     run = tmp_path / "run"
     line = ["train", "--plan", str(plans / "with.toml"), "--out", str(run)]
     done = privpart(*line, "--batching", "loop")
@@ -228,6 +304,12 @@ def test_a_run_with_canaries_is_audited_and_its_report_says_so(privpart, plans, 
     told = privpart("audit", "epsilon", str(run), "--fail-on", "violation")
     assert told.returncode == 0, told.stderr
     assert "consistent" in told.stdout
+    assert "by the server, of canaries and other clients alike" in told.stdout
+    with monkeypatch.context() as patch:
+        rows = Ledger.rows
+        patch.setattr(Ledger, "rows", lambda own: [replace(row, summed=2) for row in rows(own)])
+        summed = privpart("audit", "epsilon", str(run), "--out", str(tmp_path / "summed"))
+    assert "in 4 of 4 rounds the run's engine clipped the other clients" in summed.stdout
     report = json.loads((run / "audit" / "report.json").read_text())
     assert report["schema"] == "privpart/audit-epsilon/1"
     assert report["verdict"] == "consistent"
@@ -260,7 +342,7 @@ def test_a_run_with_canaries_is_audited_and_its_report_says_so(privpart, plans, 
 def test_a_run_that_was_closed_is_refused_in_a_sentence_that_is_true(privpart, tmp_path):
     run, key = tmp_path / "run", bytes(32)
     facts = {"delta": 1e-5, "canaries": {"count": 60, "key": canary_key_hash(key)}}
-    with RunFolder.create(run, plan(), facts=facts) as opened:
+    with create_run(run, plan(), facts=facts) as opened:
         write_canary_key(run, key)
         opened.end_early()
     told = privpart("audit", "epsilon", str(run))
@@ -302,6 +384,16 @@ def test_a_violation_can_fail_a_job(privpart, plans, tmp_path, monkeypatch):
     assert row["verdict"] == "VIOLATION"
     assert row["epsilon_of_accountant"]
     assert row["method"] in {"", "paired replay"}
+
+    def without_bias(server):
+        noise = draw(server)
+        noise[-10:] *= server.round != 1
+        return noise
+
+    monkeypatch.setattr(Server, "_draw", without_bias)
+    told = privpart(*line, str(tmp_path), "--fail-on", "violation")
+    assert told.returncode == 4
+    assert "The noise of dense2.bias in round 1 has" in told.stdout
 
 
 def test_wrong_use_is_one_sentence(privpart, plans, tmp_path):

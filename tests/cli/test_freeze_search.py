@@ -5,9 +5,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from accounting import ConfigError
 from privpart.cli import freeze_search
 from privpart.cli.demo import sweep_file
 from privpart.cli.main import app
+from privpart.engines.workers import WorkerError
+from privpart.experiment import sweep
 
 
 @pytest.fixture
@@ -51,6 +54,18 @@ def test_the_table_says_what_is_not_covered_and_what_to_type(search):
     assert "--train 'conv1.*' --train 'norm.*'" in done.stdout
     assert "no epsilon of the later training covers" in " ".join(done.stdout.split())
     assert "±" in done.stdout
+
+
+@pytest.mark.parametrize(("raised", "ends"), [(ConfigError, ConfigError), (OSError, WorkerError)])
+def test_a_training_that_fails_ends_the_search_in_one_sentence(search, monkeypatch, raised, ends):
+    def fails(*_, **__):
+        raise raised("no training ends")
+
+    monkeypatch.setattr(sweep, "run_cell", fails)
+    done = search()
+    assert type(done.exception) is ends
+    assert "seed 0: " in str(done.exception)
+    assert "no training ends" in str(done.exception)
 
 
 def test_csv(search):

@@ -3,15 +3,19 @@
 import csv
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from small_study import changed
 from typer.testing import CliRunner
 
+from accounting import ConfigError
 from privpart.cli import frontier_leakage
 from privpart.cli.main import app
-from privpart.experiment import own_code
+from privpart.engines.workers import WorkerError
+from privpart.experiment import own_code, sweep
+from privpart.experiment.sweep_store import SweepStore
 
 TASK = """
 import torch
@@ -122,6 +126,55 @@ def test_a_fault_is_one_sentence(folder):
     told = frontier(folder)
     assert told.exit_code != 0
     assert "trails" in str(told.exception)
+
+
+def test_what_train_refuses_is_refused_before_any_trial(folder, monkeypatch):
+    """15 of 20 clients train, 4 in each round: nobody is left for round 3."""
+    monkeypatch.setattr(sweep, "run_cell", None)
+    text = changed(("rounds = 2", "rounds = 4"), text=STUDY)
+    (folder / "study.toml").write_text(text)
+    told = frontier(folder)
+    assert isinstance(told.exception, ConfigError)
+    assert "from round 3 on, the limits on participation leave 0" in str(told.exception)
+    assert SweepStore(folder / "out" / "tune").errors() == []
+
+
+@pytest.mark.parametrize("gives", ["an error", "nan"])
+def test_a_study_without_a_result_says_so_and_each_trial_that_fails_is_tried_once(
+    folder, monkeypatch, gives
+):
+    train, tried = sweep.run_cell, []
+
+    def fails(cell, *options, **more):
+        tried.append(cell.key)
+        if gives == "an error":
+            raise ValueError("no training ends")
+        return replace(train(cell, *options, **more), accuracy=float("nan"))
+
+    monkeypatch.setattr(sweep, "run_cell", fails)
+    told = frontier(folder)
+    assert len(tried) == len(set(tried)) == 8
+    if gives == "nan":
+        assert isinstance(told.exception, ConfigError)
+        assert "no arm has a result: no metric was finite" in str(told.exception)
+    else:
+        assert isinstance(told.exception, WorkerError)
+        assert "all 8 trainings failed, the first with: ValueError" in str(told.exception)
+    assert isinstance(frontier(folder, "--tune-only").exception, type(told.exception))
+
+
+def test_a_study_in_which_some_trial_of_every_group_failed_has_no_result(folder, monkeypatch):
+    train = sweep.run_cell
+
+    def fails(cell, *options, **more):
+        if cell.labels["trial"] == "1":
+            raise ConfigError("no such training")
+        return train(cell, *options, **more)
+
+    monkeypatch.setattr(sweep, "run_cell", fails)
+    told = frontier(folder)
+    assert isinstance(told.exception, ConfigError)
+    assert "no arm has a result; 4 trainings failed, the first with: no such" in str(told.exception)
 
 
 def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):

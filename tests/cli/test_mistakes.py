@@ -296,20 +296,20 @@ CALLS = [
             code="\ndef metric(module):\n    return torch.ones(2)\n"),
     Mistake("metric of two", ("data.metric", r"\(module, x\)", "missing"),
             code="\ndef metric(module, x):\n    return 0.5\n"),
+    Mistake("examples are nothing", ("client 7", "None"),
+            code="\ndef say(client, x, y):\n    return None if client == 7 else (x, y)\n"
+            "\n\ndef clients(each):\n    return Own(say=say)\n"),
 ]  # fmt: skip
 LATE = [
     Mistake("loss fails later", ("loss", "ValueError: the ninth"),
             code="\ncalls = 0\n\n\ndef loss(module, batch):\n    global calls\n    calls += 1\n"
             "    if calls > 11:\n        raise ValueError('the ninth')\n"
             "    return module(batch[0]).sum()\n"),
-    Mistake("examples raise", ("client 7", "OSError: disk", r"py:\d+|line \d+"),
-            code="\ndef say(client, x, y):\n    if client == 7:\n        raise OSError('disk')\n"
+    Mistake("examples raise", ("client 3", "OSError: disk", r"py:\d+|line \d+"),
+            code="\ndef say(client, x, y):\n    if client == 3:\n        raise OSError('disk')\n"
             "    return x, y\n\n\ndef clients(each):\n    return Own(say=say)\n"),
     Mistake("examples of another shape", ("client 7", "loss", r"\(3, 2\)"),
             code="\ndef say(client, x, y):\n    return (x[:, :2] if client == 7 else x), y\n"
-            "\n\ndef clients(each):\n    return Own(say=say)\n"),
-    Mistake("examples are nothing", ("client 7", "None"),
-            code="\ndef say(client, x, y):\n    return None if client == 7 else (x, y)\n"
             "\n\ndef clients(each):\n    return Own(say=say)\n"),
 ]  # fmt: skip
 

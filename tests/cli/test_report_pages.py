@@ -27,6 +27,7 @@ from privpart.cli.pages.run import without_places
 from privpart.cli.plots import sweep_figures
 from privpart.cli.registry import template
 from privpart.experiment.sweep_store import Point
+from privpart.run.folder import create_run
 
 ROUNDS = 6
 CLIENTS = [[f"jane-{i}-4711", f"joe-{i}-4711"] for i in range(ROUNDS)]
@@ -222,7 +223,7 @@ def test_hostile_words_of_a_ledger_are_text(privpart, tmp_path):
     )
     old = {"code": bad, "text": bad, "status": "verified", "consequence": bad,
            "severity": "critical", "evidence": bad}  # fmt: skip
-    with RunFolder.create(tmp_path / "r", plan, facts={"delta": 1e-6, "inherited": [old]}):
+    with create_run(tmp_path / "r", plan, facts={"delta": 1e-6, "inherited": [old]}):
         pass
     done = privpart("report", str(tmp_path / "r"), "--html", str(tmp_path / "p.html"))
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import sqlite3
 from collections import Counter
@@ -18,8 +19,9 @@ from typer.testing import CliRunner
 from accounting import ConfigError
 from privpart.cli.main import app
 from privpart.engines.options import EngineOptions
+from privpart.engines.workers import WorkerError
 from privpart.experiment import sweep as module
-from privpart.experiment.sweep import run_cell, run_sweep
+from privpart.experiment.sweep import run_cell
 from privpart.experiment.sweep_file import read_sweep
 from privpart.experiment.sweep_store import CellResult, SweepStore
 
@@ -166,13 +168,8 @@ def test_cells_of_one_process_share_nothing_but_what_no_result_depends_on(folder
     def advanced(cell, count):
         rounds[cell.key] += count
 
-    run_sweep(
-        cells,
-        jobs=1,
-        options=LOOP,
-        finished=lambda cell, outcome: found.setdefault(cell.key, outcome),
-        advanced=advanced,
-    )
+    with module.CellTrainer(1, options=LOOP) as trainer:
+        trainer.train(cells, lambda own, outcome: found.setdefault(own.key, outcome), advanced)
     assert set(rounds.values()) == {2}
     assert len(trained) == len({own for _, own in trained}) == 6  # of 8 cells
     assert [json.loads(found[c.key].plan) for c in cells] == [
@@ -230,13 +227,12 @@ def test_a_cell_that_hangs_or_kills_its_process_fails_alone(folder, monkeypatch)
 
     monkeypatch.setattr(module.CellTrainer, "_new_process", new)
     found, rounds = {}, Counter()
-    run_sweep(
-        cells,
-        jobs=2,
-        timeout=0.3,
-        finished=lambda cell, outcome: found.setdefault(cell.seed, outcome),
-        advanced=lambda cell, count: rounds.update({cell.seed: count}),
-    )
+    with module.CellTrainer(2, timeout=0.3) as trainer:
+        trainer.train(
+            cells,
+            lambda cell, outcome: found.setdefault(cell.seed, outcome),
+            lambda cell, count: rounds.update({cell.seed: count}),
+        )
     assert found.keys() == {0, 1, 2, 3}
     assert found[0] == found[3] == "ends"
     assert "was ended by SIGKILL" in found[1]
@@ -280,18 +276,93 @@ def test_a_stopped_process_fails_its_cell_and_another_takes_its_place(folder):
     assert set(hung) <= set(stopped)
 
 
-def test_failures_are_recorded_not_fatal_and_tried_again(folder):
-    sizes = "{ fits = { SIZE = 8, REST }, not = { SIZE = 12, REST } }"
-    sizes = sizes.replace("SIZE", "image_size").replace("REST", "channels = [2, 4], hidden = 8")
-    old = '"model.train" = { full = ["*"], last = ["dense2.*"] }'
-    assert old in SWEEP
-    text = SWEEP.replace(old, f'"model.sizes" = {sizes}').replace("[0, 1]", "[0]")
-    (folder / "sweep.toml").write_text(text)
+def test_failures_are_recorded_not_fatal_and_tried_again(folder, monkeypatch):
+    (folder / "sweep.toml").write_text(SWEEP.replace("[0, 1]", "[0]"))
+    train = module.run_cell
+
+    def fails(cell, *options, **more):
+        if cell.labels["noise"] == "some":
+            raise ValueError("from the network")
+        return train(cell, *options, **more)
+
+    monkeypatch.setattr(module, "run_cell", fails)
     told = sweep(folder)
     assert told.exit_code == 0
-    assert "does not take the examples" in told.stderr
+    assert "from the network" in told.stderr
     assert [status for _, _, status, *_ in rows_of(folder / "out")].count("failed") == 2
-    assert "4 cells, 2 to train" in sweep(folder).stderr
+    told = sweep(folder)  # what was trained before is there, and this command trained nothing
+    assert "4 cells, 2 to train" in told.stderr
+    assert isinstance(told.exception, WorkerError)
+
+
+@pytest.mark.parametrize("error", [ConfigError, ValueError])
+def test_a_sweep_whose_every_training_failed_says_so_and_exits_with_its_code(
+    folder, monkeypatch, error
+):
+    def fails(*_, **__):
+        raise error("no training ends")
+
+    monkeypatch.setattr(module, "run_cell", fails)
+    told = sweep(folder)
+    assert isinstance(told.exception, ConfigError if error is ConfigError else WorkerError)
+    assert "all 8 trainings failed, the first with: " in str(told.exception)
+    assert "no training ends" in str(told.exception)
+    assert len(errors_of(folder / "out")) == 8
+
+
+@pytest.mark.parametrize("metric", [float("nan"), float("inf")])
+def test_a_cell_that_diverged_has_no_mean(folder, monkeypatch, metric):
+    (folder / "sweep.toml").write_text(SWEEP.replace("[0, 1]", "[0]"))
+    train = module.run_cell
+    monkeypatch.setattr(
+        module, "run_cell", lambda *a, **b: replace(train(*a, **b), accuracy=metric)
+    )
+    told = sweep(folder)
+    assert (told.exit_code, told.stdout.count("not finite")) == (0, 4), told.exception
+    told = call("sweep", "show", folder / "out", "--format", "json")
+    assert {row["mean_accuracy"] for row in json.loads(told.stdout)["rows"]} == {None}
+
+
+OWN = """
+import torch
+from privpart.data.users import Users
+
+def clients():
+    x = torch.arange(64.0).reshape(16, 1, 2, 2).repeat(1, 1, 4, 4) / 64
+    return Users(x, torch.arange(16) % 10, {i: [i] for i in range(16)})
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rounds = 2": "rounds = 5"}, "from round 4 on, the limits on participation leave 0"),
+        ({'noise_multiplier" = 2.0': 'noise_multiplier" = 1e9'}, "noise_multiplier=1e+09"),
+        ({"[client]": "[canaries]\ncount = 20\n[client]"}, "nothing here makes them"),
+        ({"hidden = 8, image_size = 8": "hidden = 8, image_size = 12"}, "does not take the exam"),
+    ],
+)
+def test_what_train_refuses_is_refused_before_any_cell_is_trained(
+    folder, monkeypatch, changes, says
+):
+    code = "own_" + re.sub(r"\W", "", says)  # a process takes one module of a name
+    (folder / f"{code}.py").write_text(OWN)
+    own = {
+        'task = "digits"\nusers = 1437': f'clients = "./{code}.py:clients"',
+        "round = 6": "round = 4",
+    }
+    plan, text = PLAN, SWEEP.replace('none"]', 'little"]').replace("0.0", "1.0")
+    for old, new in {**own, **changes}.items():
+        assert old in plan + text
+        plan, text = plan.replace(old, new), text.replace(old, new)
+    (folder / "plan.toml").write_text(plan)
+    (folder / "sweep.toml").write_text(text)
+    monkeypatch.setattr(module, "run_cell", None)
+    told = sweep(folder)
+    assert isinstance(told.exception, ConfigError)
+    assert re.match(r"the cell with model.train=full, noise=\w+, seed 0: ", str(told.exception))
+    assert says in str(told.exception)
+    assert rows_of(folder / "out") == []
 
 
 def test_a_cell_that_is_no_plan_is_refused_before_any_is_trained(folder):

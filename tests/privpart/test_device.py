@@ -23,6 +23,7 @@ from privpart.engines.device import float32_products, namespace
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.options import EngineOptions
 from privpart.models import mcmahan_2nn, small_cnn
+from privpart.start_values import checksum, same_bits
 
 HERE = Path(__file__).parent
 SIZES = (8, 3, 5, 0, 8)
@@ -281,6 +282,18 @@ def test_the_copy_follows_the_frozen_part(accelerator):
     after = torch.stack([u.update for u in engine.run(TASK, start)])
     assert (after - updates(plain)).norm(dim=1).max() < 1e-5 * TASK.clip_norm
     assert (after - before).norm() > 1e-3
+
+
+def test_a_checksum_sees_every_kind_of_rewriting_on_the_device(accelerator, rewrite):
+    one, other = torch.randn(2, 64, 3, generator=torch.Generator().manual_seed(0))
+    one[0] = 0.0  # whose sign is a bit as well
+    one, other = one.to(accelerator), other.to(accelerator)
+    before, copy = checksum([one, other]), one.clone()
+    assert before == checksum([copy, other])
+    assert same_bits(one, copy)
+    rewrite(one, other, 0.5)
+    assert before != checksum([one, other])
+    assert not same_bits(one, copy)
 
 
 def test_bfloat16_is_asked_of_the_device(accelerator):

@@ -1,7 +1,9 @@
 """What forgers, careless owners and two processes at once do to runs, reports and the book."""
 
 import shutil
+import sys
 import tracemalloc
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from privpart.run import budget_book, database, evidence, witness
 from privpart.run import verify as verifying
 from privpart.run.identity import SigningKey, tensor_hash
 from privpart.run.ledger import Ledger, next_row
-from privpart.run.report import run_report
+from privpart.run.report import run_report, vouched
 from privpart.run.verify import check_run
 
 NAMED = {"delta": 1e-6, "population_name": "keyboard-de"}
@@ -48,6 +50,113 @@ def test_a_stranger_gets_no_stronger_word_by_being_adopted(folder, tmp_path, mon
     found = statuses(check_run(folder))
     assert found["rollback guard"] == found["participation"] == found["guarantee"] == "asserted"
     assert not {a.status for a in run_report(folder).guarantee.assumptions} - {"asserted"}
+
+
+def record(folder: Path) -> Path:
+    return witness.directory() / f"{run_report(folder).run_id}.json"
+
+
+def words(folder: Path) -> set[str]:
+    """Return the strongest words that a report of a folder says or may be brought to say."""
+    found = run_report(folder)
+    if found.wrong:
+        with pytest.raises(ConfigError, match="nobody can vouch"):
+            vouched(found, "choices")
+        assert "enforced" not in {a.status for a in found.guarantee.assumptions}
+        return {"wrong"}
+    words = {a.status for a in found.guarantee.assumptions if a.code != "choices"}
+    return words & {"enforced", "verified"} or words
+
+
+@pytest.mark.parametrize("forge", [False, True])
+def test_adopting_one_copy_vouches_for_no_other(folder, tmp_path, monkeypatch, privpart, forge):
+    if forge:  # by somebody whose server added no noise
+        forged(folder, SigningKey(bytes(range(32))), 2)
+        (folder / "signing-key").write_bytes(bytes(range(32)))
+    else:
+        assert words(folder) == {"enforced", "verified"}
+    for name in ("copy", "third"):
+        shutil.copytree(folder, tmp_path / name)
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "victim"))
+    RunFolder.open(tmp_path / "copy", adopt=True).close()
+    for other in (folder, tmp_path / "third"):
+        assert words(other) == {"asserted"}
+        with pytest.raises(ConfigError, match="another copy of the run was adopted"):
+            RunFolder.open(other)
+    assert privpart("close", str(tmp_path / "copy"), "--yes").returncode == 0
+    assert words(tmp_path / "copy") == {"asserted"}
+    for other in (folder, tmp_path / "third"):
+        assert words(other) == {"wrong"}
+        for adopt in (False, True):
+            with pytest.raises(ConfigError, match="was closed after 2 rounds on this machine"):
+                RunFolder.open(other, adopt=adopt)
+
+
+def test_rounds_that_this_machine_did_not_see_are_never_called_its_own(
+    folder, tmp_path, monkeypatch
+):
+    """A copy was continued elsewhere by a round and brought back, or the record is an older one."""
+    older = record(folder).read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
+        shutil.copytree(folder, tmp_path / "back")
+        with RunFolder.open(tmp_path / "back", adopt=True) as run:
+            train(run, 3)
+    with RunFolder.open(folder) as run:
+        train(run, 3)
+    record(folder).write_bytes(older)
+    for copy in (folder, tmp_path / "back"):
+        assert words(copy) == {"wrong"}
+        with pytest.raises(ConfigError, match="this machine saw 2 of its 3 rounds"):
+            RunFolder.open(copy)
+    RunFolder.open(folder, adopt=True).close()
+    assert (words(folder), words(tmp_path / "back")) == ({"asserted"}, {"wrong"})
+    with pytest.raises(ConfigError, match="older copy"):
+        RunFolder.open(tmp_path / "back", adopt=True)
+
+
+def test_a_complete_run_that_the_record_does_not_name_stays_adopted(folder):
+    older = record(folder).read_bytes()
+    with RunFolder.open(folder) as run:
+        train(run, 4)
+    record(folder).write_bytes(older)
+    for adopt, word in ((False, "wrong"), (True, "asserted"), (False, "asserted")):
+        RunFolder.open(folder, adopt=adopt).close()
+        assert words(folder) == {word}
+
+
+def test_a_record_that_is_lost_or_of_another_run_shows_nothing(folder, tmp_path):
+    other, kept = begun(tmp_path / "other", 2), record(folder).read_bytes()
+    shutil.copy(record(other), record(folder))
+    assert words(folder) == {"asserted"}
+    with pytest.raises(ConfigError, match="it is the record of another run"):
+        RunFolder.open(folder, adopt=True)
+    record(folder).unlink()
+    assert words(folder) == {"asserted"}
+    shutil.copytree(folder, tmp_path / "copy")
+    RunFolder.open(tmp_path / "copy", adopt=True).close()
+    assert words(folder) == words(tmp_path / "copy") == {"asserted"}
+    record(folder).write_bytes(kept)
+    assert words(folder) == {"enforced", "verified"}
+
+
+def test_a_crash_before_a_committed_round_is_noted_needs_no_adoption(folder, monkeypatch):
+    usual, notes = witness.note, []
+
+    def killed(run_id: str, seen: witness.Seen) -> None:
+        notes.append(seen)
+        if len(notes) == 2:  # the first is of the round that is coming
+            raise KeyboardInterrupt
+        usual(run_id, seen)
+
+    with monkeypatch.context() as patched, RunFolder.open(folder) as run:
+        patched.setattr(witness, "note", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, 3)
+    assert words(folder) == {"enforced", "verified"}
+    with RunFolder.open(folder) as run:
+        assert run.rounds == 3
+    assert words(folder) == {"enforced", "verified"}
 
 
 def test_a_run_that_began_while_another_process_was_beginning_is_not_overwritten(
@@ -157,7 +266,7 @@ def test_a_round_added_to_an_unsigned_ledger_is_nobodys(tmp_path, monkeypatch):
     ledger.append(next_row(last.chain, **added, clients=[5]), [5])
     ledger.close()
     found = statuses(check_run(folder))
-    assert found["rollback guard"] == found["participation"] == "asserted"
+    assert (found["rollback guard"], found["participation"]) == ("wrong", "asserted")
 
 
 def test_a_strangers_run_gives_no_orders_to_the_terminal(folder, privpart):
@@ -188,27 +297,111 @@ def test_a_state_directory_that_moves_with_the_caller_is_refused(folder, tmp_pat
     assert not (tmp_path / "other").exists()
 
 
-def test_a_name_that_differs_only_in_case_or_spaces_meets_the_limit_of_the_other(tmp_path):
-    budget_book.set_limit("keyboard-de", budget_book.Limit(0.5, 1e-6))
-    for name in ("Keyboard-DE", "keyboard de", "KEYBOARD_de"):
-        with pytest.raises(ConfigError, match="the budget book has 'keyboard-de'"):
-            RunFolder.create(tmp_path / "run", PLAN, facts=NAMED | {"population_name": name})
-        with pytest.raises(ConfigError, match="the budget book has 'keyboard-de'"):
-            budget_book.set_limit(name, budget_book.Limit(9, 1e-6))
-    RunFolder.create(tmp_path / "run", PLAN, facts=NAMED | {"population_name": "keyboard"}).close()
+SPELLINGS = [
+    "Keyboard-DE",
+    "keyboard de",
+    "KEYBOARD_de",
+    "keyboardde",
+    "key board  de",
+    "\uff4beyboard-de",
+    "keyboard\u2014de",
+    "keyboard\u3164de",
+    "key\u034fboard-de",
+    "keyboard-de\ufe0f",
+]
 
 
-def test_an_older_copy_is_not_ended_to_get_its_charge_back(tmp_path):
-    """The guard was lost, and its message says to adopt; the budget book remembers."""
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_another_spelling_of_a_name_is_the_same_population(tmp_path, monkeypatch, name):
+    """Also of a run that comes from a machine whose book has only the other spelling."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
+        RunFolder.create(tmp_path / "come", PLAN, facts=NAMED | {"population_name": name}).close()
+    RunFolder.create(tmp_path / "run", PLAN, facts=NAMED).close()
+    spent = budget_book.account("keyboard-de").total()
+    budget_book.set_limit("keyboard-de", budget_book.Limit(spent.epsilon(1e-6), 1e-6))
+    for begin in (
+        lambda: RunFolder.create(tmp_path / "no", PLAN, facts=NAMED | {"population_name": name}),
+        lambda: budget_book.set_limit(name, budget_book.Limit(99, 1e-6)),
+    ):
+        with pytest.raises(ConfigError, match="the budget book has 'keyboard-de'"):
+            begin()
+    with pytest.raises(budget_book.BudgetExceededError):
+        RunFolder.open(tmp_path / "come", adopt=True)
+    (own,) = budget_book.accounts()
+    assert len(own.entries) == 2
+    assert own.passed
+    assert budget_book.account(name).entries == own.entries
+    other = NAMED | {"population_name": "keyboard"}
+    RunFolder.create(tmp_path / "other", PLAN, facts=other).close()
+
+
+def test_no_character_tells_two_spellings_apart():
+    """Of each character: its other cases and compatibility forms, and itself where it is silent."""
+    for sign in filter(str.isprintable, map(chr, range(sys.maxunicode))):
+        forms = {unicodedata.normalize(form, sign) for form in ("NFC", "NFD", "NFKC", "NFKD")}
+        forms |= {
+            case for case in (sign.lower(), sign.upper()) if case.casefold() == sign.casefold()
+        }
+        assert len({budget_book._spoken(f"a{form}b") for form in forms}) == 1, hex(ord(sign))
+    for (
+        silent
+    ) in " \t_-\u00a0\u2010\u2014\u3000\u200b\u200d\u2060\ufeff\u00ad\u034f\u115f\u2800\ufe0f":
+        assert budget_book._spoken(f"a{silent}b") == "ab", hex(ord(silent))
+
+
+def test_an_older_copy_is_not_ended_to_get_its_charge_back(tmp_path, privpart):
+    """The guard was lost, and its message says to adopt; what may have been released is charged."""
+    RunFolder.create(tmp_path / "run", PLAN, facts=NAMED).close()
+    for name in ("older", "oldest"):
+        shutil.copytree(tmp_path / "run", tmp_path / name)
+    with RunFolder.open(tmp_path / "run") as run:
+        train(run, 2)
+    record(tmp_path / "run").unlink()
+    spent = budget_book.account("keyboard-de").total()
+    told = privpart("close", str(tmp_path / "older"), "--yes", "--adopt")
+    assert "charges the whole plan" in " ".join(told.stdout.split())
+    own = budget_book.account("keyboard-de")
+    assert (own.total(), own.status) == (spent, "holds")
+    assert own.to_dict()["runs"][0]["released"] is None
+    with pytest.raises(ConfigError, match="was closed after 0 rounds"):
+        RunFolder.open(tmp_path / "oldest", adopt=True)
+
+
+def test_the_book_remembers_an_opening_when_the_guard_is_lost(tmp_path):
     RunFolder.create(tmp_path / "run", PLAN, facts=NAMED).close()
     shutil.copytree(tmp_path / "run", tmp_path / "older")
     with RunFolder.open(tmp_path / "run") as run:
         train(run, 2)
     RunFolder.open(tmp_path / "run").close()
-    (witness.directory() / f"{run.facts['run_id']}.json").unlink()
+    record(tmp_path / "run").unlink()
     with pytest.raises(ConfigError, match="the budget book has seen 2"):
         RunFolder.open(tmp_path / "older", adopt=True).end_early()
     assert budget_book.account("keyboard-de").total() is not None
+
+
+EVASIONS = {
+    "lost": lambda one, _: one.unlink(),
+    "damaged": lambda one, _: one.write_bytes(b"{"),
+    "of another run": lambda one, other: shutil.copy(other, one),
+    "of an adopted copy": lambda one, _: one.write_text(
+        one.read_text().replace('"adopted_at": null', '"adopted_at": 0')
+    ),
+    "of a run that continues": lambda one, _: one.write_text(
+        one.read_text().replace('"closed": true', '"closed": false')
+    ),
+}
+
+
+@pytest.mark.parametrize("evasion", EVASIONS)
+def test_a_run_is_unspent_only_while_the_guard_shows_it(tmp_path, evasion):
+    for name in ("run", "other"):
+        people = NAMED | {"population_name": name}
+        RunFolder.create(tmp_path / name, PLAN, facts=people).end_early()
+        assert budget_book.account(name).status == "nothing released"
+    EVASIONS[evasion](record(tmp_path / "run"), record(tmp_path / "other"))
+    assert budget_book.account("run").status == "holds"
+    assert budget_book.account("run").total().mu == PLAN.guarantee().mu
 
 
 def test_facts_that_could_not_be_read_back_begin_no_run(tmp_path):

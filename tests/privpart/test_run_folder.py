@@ -23,7 +23,8 @@ from privpart import (
     ServerOptimizer,
     fit,
 )
-from privpart.run import witness
+from privpart.run import canaries, witness
+from privpart.run import folder as folder_module
 from privpart.run.files import decode_state
 from privpart.run.folder import StorageError
 from privpart.run.identity import SigningKey
@@ -185,10 +186,37 @@ def test_a_copy_that_went_another_way_is_refused(folder, tmp_path):
         RunFolder.open(tmp_path / "twin")
 
 
-@pytest.mark.parametrize("name", ["plan", "seed", "run_id", "start", "adopted_at", "genesis"])
-def test_facts_never_replace_the_runs_own(tmp_path, name):
-    with pytest.raises(ConfigError, match=f"facts: {name} are the run's own"):
-        RunFolder.create(tmp_path / "run", plan(), facts={name: None})
+READ = [  # ways in which the package reads a fact by name
+    r'facts\[f?"(\w+)"\]',
+    r'facts\.get\(\s*"(\w+)"',
+    r'"(\w+)" (?:not )?in [\w.]*facts\b',
+    r'add_fact\("(\w+)"',
+]
+
+
+def test_facts_never_set_what_the_package_reads(tmp_path):
+    """Whoever calls ``create`` sets what is the caller's to say, and no word of a report."""
+    source = "".join(
+        path.read_text() for path in Path(folder_module.__file__).parents[1].rglob("*.py")
+    )
+    names = {name for pattern in READ for name in re.findall(pattern, source)}
+    names |= {folder_module.SELF_CLIPPED, folder_module.CHECKED, canaries.FACT}
+    callers = {"delta", "population", "population_name", "population_size", "parameters", "frozen"}
+    assert {
+        "unit",
+        "mode",
+        "identity",
+        "inherited",
+        "earlier_mu",
+        "code",
+        "plan",
+    } | callers <= names
+    for name in names - callers:
+        with pytest.raises(ConfigError, match=f"facts: {name} are"):
+            RunFolder.create(tmp_path / "run", plan(), facts={name: None})
+    with pytest.raises(ConfigError, match="is for the public data of built-in tasks"):
+        RunFolder.create(tmp_path / "run", plan(), facts={"population_name": "Task: digits"})
+    assert not (tmp_path / "run").exists()
 
 
 def test_facts_with_odd_keys_are_read_back_as_they_are_kept(tmp_path):

@@ -10,6 +10,7 @@ from test_run_identity import PLAN, RunFolder, changed, train
 
 from accounting import ConfigError
 from privpart.experiment.export import export
+from privpart.run import witness
 from privpart.run.evidence import Check
 from privpart.run.identity import SigningKey
 from privpart.run.ledger import Ledger, genesis, next_row
@@ -273,6 +274,7 @@ def test_a_run_that_left_its_plan_has_an_exit_code_of_its_own(folder, privpart):
         clients=[0],
     )
     ledger.append(row, [0])
+    witness.note(ledger.facts["run_id"], witness.Seen(3, row.chain))
     ledger.close()
     (folder / STATE).rename(folder / "state-000003.safetensors")
     assert left_its_plan(check_run(folder))

@@ -414,15 +414,20 @@ def test_a_report_says_nothing_of_who_or_how_many_took_part(tmp_path):
     assert said[0] == said[1]
 
 
-def test_the_chain_does_not_let_anybody_test_a_guess_of_who_took_part(tmp_path):
-    with RunFolder.create(tmp_path / "run", plan(), facts=FACTS) as run:
-        train(run)
+@pytest.mark.parametrize("own", [plan(), PLAIN], ids=["sampled", "not sampled"])
+def test_the_chain_does_not_let_anybody_test_a_guess_of_who_took_part(tmp_path, own):
+    """Reports print the head before and after the last round, and its model is released."""
+    with RunFolder.create(tmp_path / "run", own, facts=FACTS) as run:
+        if own.sampling is not None:
+            train(run)
+        else:
+            server = Server(own, torch.zeros(3), source=run.source())
+            fit(server, Clients(), [PEOPLE[2 * r :][:2] for r in range(6)], commit=run.commit)
     ledger = Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True)
     *_, before, last = ledger.rows()
     file = next((tmp_path / "run").glob("*.safetensors"))
     tensors, values = decode_state(file)
-    blind = values.pop("blind")
-    assert len(blind) == 64
+    unblinded = {name: value for name, value in values.items() if name != "blind"}
 
     def guess(state_values):
         state = hashlib.sha256(encode_state(tensors, state_values)).hexdigest()
@@ -432,8 +437,9 @@ def test_the_chain_does_not_let_anybody_test_a_guess_of_who_took_part(tmp_path):
             received=len(taken), clients=taken,
         ).chain  # fmt: skip
 
-    assert guess({**values, "blind": blind}) == last.chain  # all else is known to the adversary
-    assert guess(values) != last.chain
+    assert guess(values) == last.chain  # all but the blind is known to the adversary
+    assert guess(unblinded) != last.chain
+    assert len(values["blind"]) == 64
 
 
 def test_another_population_or_order_is_refused(tmp_path):

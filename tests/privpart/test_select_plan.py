@@ -19,6 +19,7 @@ from privpart.experiment import task_data
 from privpart.experiment.plan_file import PlanFile, validated
 from privpart.experiment.training import training
 from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
+from privpart.run.folder import create_run
 from privpart.run.fork import fork
 from privpart.run.report import run_report
 from privpart.select.disclosure import seen_in
@@ -85,7 +86,7 @@ def run_of(chosen, folder, rounds=None, seed=3):
         run = RunFolder.open(folder)
     else:
         facts = {"delta": 1e-5, "seen_in_clear": setup.seen(), "rest": setup.model_hash}
-        run = RunFolder.create(folder, promised, seed=seed, facts=facts)
+        run = create_run(folder, promised, seed=seed, facts=facts)
     with run:
         server = server_of(chosen, setup, run.source())
         run.restore(server)

@@ -108,4 +108,10 @@ def _write(
             f"{', '.join(points[0].missing)} is missing.",
             err=True,
         )
+    if all(point.verdict == "attack failed" for point in points):
+        typer.echo(
+            "privpart: warning: the attack failed at every clip and noise: nothing follows about "
+            "privacy; try --effort long.",
+            err=True,
+        )
     typer.echo(f"privpart: written: {out / 'defences.json'}, {out / 'defences.png'}", err=True)

@@ -146,10 +146,10 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
 
     ledger = Ledger(folder / "ledger.sqlite", read_only=True)
     try:
-        rounds, histories = len(ledger.rows()), ledger.rounds_by_client()
+        rows, histories = ledger.rows(), ledger.rounds_by_client()
     finally:
         ledger.close()
-    facts = ledger.facts
+    facts, rounds = ledger.facts, len(rows)
     key = read_canary_key(folder, facts)
     promised = PrivacyPlan.from_dict(facts["plan"])
     if "closed" in facts:
@@ -195,6 +195,7 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
         "plan": promised.hash,
         "observer": table.observer,
         "other_clients": "unknown to the auditor: what they add widens the scores",
+        "clipping": _clipping_tested(sum(row.summed > 0 for row in rows), rounds),
         "noise": "secret" if facts["seed"] is None else "seeded: a simulation",
     }
     return judged(
@@ -203,6 +204,16 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
         delta=facts["delta"],
         confidence=confidence,
         scored=Scored(seen.scores, planted.present, float(seen.mu.mean())),
+    )
+
+
+def _clipping_tested(summed: int, rounds: int) -> str:
+    """Say which updates of a run the server clipped, and an engine that sums in its place."""
+    if not summed:
+        return "by the server, of canaries and other clients alike"
+    return (
+        f"by the server, of canaries; in {summed} of {rounds} rounds the run's engine clipped the "
+        "other clients, which is not tested"
     )
 
 
@@ -277,6 +288,7 @@ def _of_plan(
         "runs": runs,
         "observer": observer.value,
         "other_clients": "simulated: known to the auditor and subtracted",
+        "clipping": "by the server; what an engine that hands over sums clips is not tested",
         "seed": seed,
         "server_optimizer": table.server.kind,
         "server_optimizer_of_replica": replica.optimizer.kind,
@@ -313,7 +325,8 @@ def _replica(plan: "PlanFile", path: Path, replay: bool) -> "tuple[Replica, int]
     most = (MOST_KEPT if replay else _MOST_VALUES) // promised.rounds
     if promised.mechanism.groups is not None:
         most = dim
-    return Replica(promised, min(dim, most), plan.server), dim
+    tensors = [(name, view.numel()) for name, view in model.views(model.flat).items()]
+    return Replica(promised, min(dim, most), plan.server, tensors=tensors), dim
 
 
 @contextmanager
@@ -385,12 +398,14 @@ def _show(found: "EpsilonAudit") -> None:
         )
         lines.append(("visible", f"mu {up(scored.mu, 5)}, {found.visible:.0%} of the accountant's"))
         lines.append(("others", about["other_clients"]))
+    if "clipping" in about:
+        lines.append(("clipping", about["clipping"]))
     for replay in found.replays:
         lines.append(
             (
                 "replay",
-                f"signal {replay.signal:.5f} clip norms, noise {replay.sigma:.5f} "
-                f"({replay.draws:,} draws)",
+                f"signal {replay.signal:.5f} clip norms, noise {replay.sigma:.5f}, of the plan "
+                f"{replay.planned:g} ({replay.draws:,} draws)",
             )
         )
     if about.get("parameters_of_replica", 0) < about.get("parameters", 0):
@@ -403,6 +418,7 @@ def _show(found: "EpsilonAudit") -> None:
     if about.get("server_optimizer") != (used := about.get("server_optimizer_of_replica")):
         lines.append(("optimiser", f"{used} in place of {about['server_optimizer']}"))
     lines += [("bound", str(bound)) for bound in found.bounds]
+    lines.append(("compared", found.comparison()))
     lines.append(("measured", found.measured()))
     for name, value in lines:
         typer.echo(f"  {name:<11} {value}")

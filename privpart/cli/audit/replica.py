@@ -9,7 +9,7 @@ part canaries (``canary_scores``), or one client more in one of two runs with th
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 from accounting.checks import ConfigError
 from attacks.lower_bounds.canaries import Observer, round_covariance
 from attacks.lower_bounds.planted import PlantedCanaries, SeenCanaries, sums_of_releases
-from attacks.lower_bounds.replay import Replay, paired
+from attacks.lower_bounds.replay import FALSE_ALARM, Replay, paired
 from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
 from privpart.loop import fit
 from privpart.messages import ClientId, ClientUpdate, RoundTask
@@ -48,12 +48,15 @@ class Replica:
         optimizer: of the server; another kind than SGD is replaced by plain averaging, because
             what it makes of the noised sums costs nothing and cannot be undone.
         server: makes the server; another class than ``Server`` is a fault put in on purpose.
+        tensors: names and sizes of the parameters' tensors, in order, as far as ``dim`` goes; a
+            replay tests the noise of each. Empty: a group is tested as a whole.
     """
 
     plan: PrivacyPlan
     dim: int
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     server: Callable[..., Server] = Server
+    tensors: Sequence[tuple[str, int]] = ()
 
     def __post_init__(self) -> None:
         if self.plan.noise_multiplier == 0:
@@ -66,6 +69,15 @@ class Replica:
         if self.optimizer.kind != "sgd":
             object.__setattr__(self, "optimizer", ServerOptimizer())
         object.__setattr__(self, "plan", replace(self.plan, minimum_cohort=1))
+
+    def tensors_in(self, part: slice, otherwise: str) -> Mapping[str, int]:
+        """Return how many parameters of each tensor are in a part; ``otherwise`` names the rest."""
+        found = {}
+        end = 0
+        for name, size in self.tensors:
+            start, end = end, end + size
+            found[name] = max(0, min(end, part.stop) - max(start, part.start))
+        return found | {otherwise: part.stop - part.start - sum(found.values())}
 
     def seen(self, planted: PlantedCanaries, releases: Array, known: Array | None) -> SeenCanaries:
         """Return what the products of this replica's models say about its canaries."""
@@ -151,11 +163,14 @@ class Scored:
         scores: N(0, 1) for who was absent, N(mu, 1) for who took part; (m,).
         present: who took part, (m,).
         mu: what the observer sees of the accountant's mu, on average over the canaries.
+        others_known: whether all other clients' updates were subtracted, so that the score of an
+            absent canary is noise alone.
     """
 
     scores: Array
     present: NDArray[np.bool_]
     mu: float
+    others_known: bool = False
 
 
 def canary_scores(
@@ -195,7 +210,7 @@ def canary_scores(
         present.append(planted.present)
     mu = float(np.mean([seen.mu for seen in found]))
     scores = np.concatenate([seen.scores for seen in found])
-    return Scored(scores, np.concatenate(present), mu)
+    return Scored(scores, np.concatenate(present), mu, others_known=True)
 
 
 def paired_replay(
@@ -209,7 +224,7 @@ def paired_replay(
     """Run a replica without and with one client, under the same noise; one ``Replay`` per group.
 
     Without groups there is one. Each group's client has its direction inside the group, and the
-    error is shared among the groups.
+    error and false alarms are shared among the groups.
 
     Raises:
         ConfigError: more rounds times parameters than are kept.
@@ -243,17 +258,23 @@ def paired_replay(
                 difference,
                 sums[1] - known[g].numpy(),
                 covariance,
+                noise_multiplier=plan.update_noise_multiplier,
                 delta=delta,
                 confidence=1 - (1 - confidence) / len(sizes),
                 along=difference @ sent,
-                rounding=sum(_rounding(replica, models, covariance) for models in both),
+                rounding=np.sum(
+                    [_rounding(replica, models, covariance) for models in both], axis=0
+                ),
+                tensors=replica.tensors_in(here, f"group {g}" if groups else "all parameters"),
+                rounds=active[g],
+                false_alarm=FALSE_ALARM / len(sizes),
             )
         )
     return found
 
 
-def _rounding(replica: Replica, models: Array, covariance: Array) -> float:
-    """Return the norm, at most, of what float32 adds to the whitened sums of a run.
+def _rounding(replica: Replica, models: Array, covariance: Array) -> Array:
+    """Return the norm, at most, of what float32 adds to a parameter's whitened sums, shape (d,).
 
     A model has an error of 2^-24 of itself, and so have a few products and sums of a step; a sum
     depends on three models.
@@ -261,8 +282,8 @@ def _rounding(replica: Replica, models: Array, covariance: Array) -> float:
     own = replica.optimizer
     scale = replica.plan.report_goal / (replica.plan.clip_norm * own.learning_rate)
     least = float(np.linalg.eigvalsh(covariance)[0])
-    size = math.sqrt(sum(float(np.square(model, dtype=np.float64).sum()) for model in models))
-    return 2.0**-20 * size * scale / math.sqrt(least)
+    sizes = np.sqrt(sum(np.square(model, dtype=np.float64) for model in models))
+    return np.asarray(2.0**-20 * sizes * scale / math.sqrt(least))
 
 
 def _models(replica: Replica, present: NDArray[np.bool_], seed: int, step: Step) -> Array:

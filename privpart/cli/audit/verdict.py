@@ -13,10 +13,10 @@ from typing import Any, Literal
 from scipy import stats
 
 from accounting import Guarantee
-from accounting.report import up
+from accounting.report import down, up
 from attacks.lower_bounds import bounds
 from attacks.lower_bounds.bounds import Bound, percent
-from attacks.lower_bounds.replay import ASSUMPTION, Replay
+from attacks.lower_bounds.replay import ASSUMPTION, FALSE_ALARM, Replay
 from privpart.cli.audit.replica import Scored
 from privpart.run.canaries import AUDIT_SCHEMA
 
@@ -45,7 +45,7 @@ class EpsilonAudit:
         replays: paired replays, one per group of parameters.
         bounds: each at the audit's confidence on its own. A replay whose noise fails a test has
             none: its bound would assume what is known to be wrong.
-        reasons: what contradicts the accountant or the mechanism, a sentence each.
+        reasons: what contradicts the accountant, the mechanism or the plan, a sentence each.
     """
 
     about: dict[str, Any]
@@ -62,6 +62,28 @@ class EpsilonAudit:
         return self.claimed.epsilon(self.delta)
 
     @property
+    def above(self) -> tuple[Bound, ...]:
+        """The bounds that are above the accountant's epsilon at their own confidence."""
+        return tuple(bound for bound in self.bounds if bound.epsilon > self.epsilon)
+
+    def comparison(self) -> str:
+        """Say which bounds are above the accountant's epsilon, and how often that is expected."""
+        if not self.bounds:
+            return "there is no bound: the noise is not the mechanism's"
+        each = percent(self.bounds[0].confidence)
+        if not self.above:
+            return (
+                f"none of {len(self.bounds)} bounds at {each} is above the accountant's epsilon, "
+                "which does not show that the run is private"
+            )
+        listed = ", ".join(f"{bound.method} {down(bound.epsilon, 5)}" for bound in self.above)
+        return (
+            f"at {each}, {len(self.above)} of {len(self.bounds)} are above the accountant's "
+            f"{up(self.epsilon, 5)}: {listed}. For each this happens "
+            f"{_chance(self.bounds[0])}; a VIOLATION needs {percent(SURE)} over all bounds together"
+        )
+
+    @property
     def verdict(self) -> Verdict:
         """Whether a bound passes the accountant's epsilon, or the noise is not the mechanism's."""
         return "VIOLATION" if self.reasons else "consistent"
@@ -75,13 +97,15 @@ class EpsilonAudit:
         """Return the sentence for a run's report."""
         found = {bound.method: bound for bound in self.bounds}
         chosen = found.get(_REPLAY, found.get(_HEADLINE))
-        violated = "; VIOLATION" * bool(self.reasons)
+        note = "; VIOLATION" * bool(self.reasons)
         if chosen is None:
-            return f"nothing: the noise is not the mechanism's{violated}"
+            return f"nothing: the noise is not the mechanism's{note}"
+        if chosen in self.above and not self.reasons:
+            note = f"; above the accountant's, as happens {_chance(chosen)}"
         least = math.floor(chosen.epsilon * 1000) / 1000
         return (
             f"epsilon at least {least:.3f} ({chosen.method}, {percent(chosen.confidence)}; "
-            f"assumes {chosen.assumption}){violated}"
+            f"assumes {chosen.assumption}){note}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,6 +120,7 @@ class EpsilonAudit:
             "reasons": list(self.reasons),
             "measured": self.measured(),
             "bounds": [asdict(bound) for bound in self.bounds],
+            "bounds_above_accountant": [bound.method for bound in self.above],
             "replays": [asdict(replay) for replay in self.replays],
         }
         if self.scored is None:
@@ -137,8 +162,31 @@ def judged(
     said = claimed.epsilon(delta)
     above = [b for b in _bounds(scored, replays, delta, sure) if b.epsilon > said]
     reasons = [f"{bound}; the accountant says {up(said)}." for bound in above]
-    faults = dict.fromkeys(fault for replay in replays for fault in replay.faults)
-    return EpsilonAudit(about, claimed, delta, scored, tuple(replays), found, (*reasons, *faults))
+    for replay in replays:
+        reasons += [*replay.faults, *([replay.off_plan] if replay.off_plan else [])]
+    if scored is not None and scored.others_known:
+        reasons += _off_plan(scored)
+    unique = tuple(dict.fromkeys(reasons))
+    return EpsilonAudit(about, claimed, delta, scored, tuple(replays), found, unique)
+
+
+def _chance(bound: Bound) -> str:
+    """Say how often a bound of a correct server is above the truth."""
+    error = 100 * (1 - bound.confidence)
+    return f"in at most {error:.3g} % of audits of a correct server"
+
+
+def _off_plan(scored: Scored) -> list[str]:
+    """Say that canaries which were absent show another noise than the plan's, as 1 in 10^6 may."""
+    alone = scored.scores[~scored.present]
+    squares = float((alone**2).sum())
+    tails = stats.chi2.cdf(squares, len(alone)), stats.chi2.sf(squares, len(alone))
+    if not len(alone) or min(tails) >= FALSE_ALARM / 2:
+        return []
+    return [
+        f"The noise along {len(alone)} absent canaries has {math.sqrt(squares / len(alone)):.3g} "
+        "times the plan's standard deviation."
+    ]
 
 
 def _bounds(

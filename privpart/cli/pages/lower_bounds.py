@@ -2,6 +2,7 @@
 
 from accounting.pages.page import Facts, Page, Picture, Points, Section, table_of
 from accounting.report import down, up
+from attacks.lower_bounds.bounds import percent
 from privpart.cli.audit.verdict import SURE, EpsilonAudit
 from privpart.cli.plots import scores_figure
 
@@ -13,7 +14,7 @@ def lower_bounds_page(found: EpsilonAudit) -> Page:
     violated = found.verdict == "VIOLATION"
     verdict = "VIOLATION: the accountant, the mechanism or the server is wrong"
     if not violated:
-        verdict = "Consistent: no bound contradicts the accountant"
+        verdict = f"Consistent: at {percent(SURE)} nothing contradicts the accountant"
     figures = [
         ("accountant: epsilon, at most", up(found.epsilon, 5)),
         ("delta", f"{found.delta:g}"),
@@ -21,19 +22,14 @@ def lower_bounds_page(found: EpsilonAudit) -> Page:
     ]
     if found.visible is not None:
         figures.append(("share of mu that canaries show", f"{found.visible:.1%}"))
-    rows = [
-        (b.method, down(b.epsilon), f"{100 * b.confidence:g} %", b.assumption) for b in found.bounds
-    ]
+    rows = [(b.method, down(b.epsilon), percent(b.confidence), b.assumption) for b in found.bounds]
     about = tuple((name.replace("_", " "), str(v)) for name, v in found.about.items()
                   if name not in _LEFT_OUT)  # fmt: skip
     return Page(
         "Audit of epsilon: lower bounds",
         "bad" if violated else "plain",
         verdict,
-        (
-            "A lower bound of one kind of attack. That none passes the accountant's epsilon does "
-            "not show that the run is private.",
-        ),
+        (f"Lower bounds of one kind of attack: {found.comparison()}.",),
         (
             Section("At a glance", (Facts(tuple(figures), large=True),)),
             Section("What contradicts it", (Points(found.reasons),) if found.reasons else ()),
@@ -46,7 +42,7 @@ def lower_bounds_page(found: EpsilonAudit) -> Page:
                         rows,
                         prose=(3,),
                     ),
-                    Points((f"A violation is held to {100 * SURE:g} % over all bounds together.",)),
+                    Points((f"A violation is held to {percent(SURE)} over all bounds together.",)),
                 ),
             ),
             Section("Scores of the canaries", _scores(found)),

@@ -145,12 +145,13 @@ def run_study(
     for store, axes in ((tuned, (*AXES, "trial")), (final, AXES)):
         store.describe(axes, ())
     for _, groups in groupby(study.groups, key=lambda group: group.mechanism):
-        part = list(groups)
+        part, tried = list(groups), set[str]()
         for _ in ("the whole space", "near the best"):
             done = tuned.results()
             trials = [trial for group in part for trial in trials_of(study, group, done)]
             cells = [cell for trial in trials for cell in trial.cells]
-            _train(cells, trainer, tuned, advanced, finished)
+            _train([c for c in cells if c.key not in tried], trainer, tuned, advanced, finished)
+            tried |= {cell.key for cell in cells}  # those that failed would fail again
         if tune_only:
             continue
         results = tuned.results()
