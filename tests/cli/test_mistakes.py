@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -338,6 +339,16 @@ def refuse(mistake: Mistake, folder: Path, privpart, *options: str) -> None:
 )
 def test_a_mistake_is_one_sentence_and_no_run(mistake, tmp_path, privpart):
     refuse(mistake, tmp_path, privpart)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_package_that_an_adapter_needs_is_exit_code_7(tmp_path, privpart, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    code = "\n\ndef clients(each):\n    return from_frame('x.csv', user='u', x=['x'], y='y')\n"
+    plan = Mistake("a missing package", (), code=code).write(tmp_path)
+    done = privpart("train", "--plan", str(plan), "--out", str(tmp_path / "run"))
+    assert (done.returncode, done.stdout) == (7, ""), done.stderr
+    assert "pip install 'privpart[frames]'" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
