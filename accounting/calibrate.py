@@ -17,6 +17,7 @@ from accounting.mechanisms import Mechanism
 from accounting.monte_carlo import BMinSep, EstimatedGuarantee
 from accounting.participation import Participation
 from accounting.random_allocation import BallsInBins, TooFineError
+from accounting.report import up
 from accounting.subsampled import SampledMethod
 
 
@@ -154,7 +155,7 @@ def estimated_noise(
     if (found := final.epsilon(delta)) > target:
         raise ConfigError(
             f"target_epsilon={target:g}: the one estimate, with noise_multiplier={noise:g}, came "
-            f"out at {found:.5g}. Another estimate would be another answer, wrong with its own "
+            f"out at {up(found, 5)}. Another estimate would be another answer, wrong with its own "
             "probability: allow for that, or use more draws."
         )
     return final

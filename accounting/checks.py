@@ -15,6 +15,10 @@ class ConfigError(ValueError):
     """Invalid argument; the message says what was passed, what is allowed and what to do."""
 
 
+class MissingExtraError(ConfigError):
+    """An optional package is not installed; the message says how to install it."""
+
+
 _GOOGOL = 10**100
 """As a float, this number and its square are finite. Python refuses to print very long integers."""
 _ROUNDED = 1 + 1e-12

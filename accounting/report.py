@@ -312,7 +312,7 @@ class PrivacyReport:
             objections.append(large)
         if self.epsilon > 10:
             objections.append(
-                f"epsilon={self.epsilon:.4g} is above 10: by itself it promises little."
+                f"epsilon={up(self.epsilon)} is above 10: by itself it promises little."
             )
         if self.noise_source == "seeded":
             objections.append("the noise is seeded: whoever knows the seed can subtract it.")
@@ -720,7 +720,9 @@ def up(value: float, digits: int = 4) -> str:
     >>> up(1.74298), up(1e-6), up(0.12345), up(0.0)
     ('1.743', '1e-06', '0.1235', '0')
     """
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(value)))
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(
+        Decimal(repr(float(value)))
+    )
     return f"{float(rounded):.{digits}g}"
 
 
@@ -730,7 +732,7 @@ def down(value: float, digits: int = 4) -> str:
     >>> down(1.74298), down(0.12345)
     ('1.742', '0.1234')
     """
-    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
+    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(float(value))))
     return f"{float(rounded):.{digits}g}"
 
 

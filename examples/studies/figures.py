@@ -1,6 +1,7 @@
-"""Figures of docs/study.md, from the tables that ``privpart frontier`` wrote.
+"""Figures of docs/study.md and docs/fedpt.md, from tables of ``privpart frontier`` and ``sweep``.
 
-Run: ``python examples/studies/figures.py``; reads benchmarks/results/study/*/frontier.csv.
+Run: ``python examples/studies/figures.py``; reads benchmarks/results/study/*/frontier.csv and
+benchmarks/results/fedpt_sweep.csv.
 """
 
 import csv
@@ -8,10 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from accounting.pages import drawing
 from privpart.cli.frontier_plots import draw_frontier
+from privpart.cli.plots import sweep_figures
+from privpart.experiment.sweep_store import Point
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "study"
+RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
 NUMBERS = {"epsilon", "metric", "low", "high", "difference_low", "difference_high", "difference"}
 FIGURES = {  # file in docs -> file that ``privpart frontier`` draws, tables shown together, title
@@ -38,10 +42,37 @@ FIGURES = {  # file in docs -> file that ``privpart frontier`` draws, tables sho
 }
 
 
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table, as text."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def draw_sweep(path: Path) -> None:
+    """Draw the sweep of FedPT's Table 5 against epsilon."""
+    axes = ("model.train", "privacy.mechanism", "noise")
+    points = [
+        Point(
+            labels={axis: row[axis] for axis in axes},
+            seeds=tuple(range(int(row["seeds"]))),
+            failed=int(row["failed"]),
+            mean=float(row["mean_accuracy"]),
+            deviation=float(row["standard_deviation"]),
+            epsilon=float(row["epsilon"]) if row["epsilon"] else None,
+            noise_multiplier=float(row["noise_multiplier"]),
+            delta=float(row["delta"]),
+            trained=int(row["trained"]),
+            tuned=int(row["tuned_candidates"]),
+            own_metric=False,
+        )
+        for row in read(RESULTS / "fedpt_sweep.csv")
+    ]
+    drawing.save(sweep_figures(points, axes, ("noise",))["epsilon"], path)
+
+
 def rows_of(table: str) -> list[dict[str, Any]]:
     """Return the rows of a frontier, with numbers where the figures need them."""
-    with (RESULTS / table / "frontier.csv").open(newline="", encoding="utf-8") as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    rows: list[dict[str, Any]] = read(RESULTS / "study" / table / "frontier.csv")
     for row in rows:
         for column in NUMBERS:
             row[column] = float(row[column]) if row[column] else None
@@ -49,13 +80,14 @@ def rows_of(table: str) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main(docs: Path = DOCS) -> None:
     """Draw each figure."""
+    draw_sweep(docs / "fedpt-sweep.png")
     for name, (drawn, tables, title) in FIGURES.items():
         rows = [row for table in tables for row in rows_of(table)]
         with tempfile.TemporaryDirectory() as folder:
             draw_frontier(rows, title, Path(folder))
-            (DOCS / f"{name}.png").write_bytes((Path(folder) / f"{drawn}.png").read_bytes())
+            (docs / f"{name}.png").write_bytes((Path(folder) / f"{drawn}.png").read_bytes())
 
 
 if __name__ == "__main__":

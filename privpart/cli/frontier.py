@@ -11,7 +11,7 @@ from accounting import ConfigError, checks
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
+from privpart.cli.output import as_csv, plain_console
 from privpart.cli.progress import trainings_told
 from privpart.cli.sweep import NOT_PRIVATE, delta_warnings, processors
 
@@ -285,10 +285,9 @@ def _machine() -> str:
 
 def _print_table(rows: list[dict[str, Any]], warnings: list[str]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=_WIDTH, highlight=False)
+    console = plain_console(_WIDTH)
     table = Table(box=SIMPLE_HEAD)
     for column in ("mechanism", "arm"):
         table.add_column(column)

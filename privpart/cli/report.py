@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from accounting import ConfigError, PrivacyReport, checks
+from accounting.checks import MissingExtraError
 from accounting.report import printable, up
 from privpart.cli import options
 from privpart.cli.options import Format
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 _EXCEEDED = 3
 _UNSOUND = 5
 _LEFT_ITS_PLAN = 6
-_MISSING = 7
 _WIDTH = 96
 _REGISTRY = "An entry of OpenDP's registry of deployments"
 
@@ -160,10 +160,9 @@ def _register(
 
         write_entry(result, path, about, schema)
     except ModuleNotFoundError as error:
-        typer.echo(
-            f"privpart: --registry needs {error.name}: pip install 'privpart[registry]'.", err=True
-        )
-        raise typer.Exit(_MISSING) from None
+        raise MissingExtraError(
+            f"--registry needs {error.name}: pip install 'privpart[registry]'."
+        ) from None
     if schema is None:
         typer.echo(
             "privpart: warning: the entry was not checked: pass the registry's JSON schema "

@@ -14,7 +14,7 @@ from accounting.report import up
 from privpart.cli import options
 from privpart.cli.idle import Command
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
+from privpart.cli.output import as_csv, plain_console
 from privpart.cli.progress import trainings_told
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -197,7 +197,6 @@ def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
 
 def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence[str]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD)
@@ -221,7 +220,7 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence
             str(len(point.seeds)),
             str(point.failed) if point.failed else "",
         )
-    Console(width=120, highlight=False).print(table)
+    plain_console(120).print(table)
     deltas = sorted({point.delta for point in points if point.epsilon and point.delta})
     if deltas:
         typer.echo(

@@ -673,7 +673,7 @@ def _refuse_beyond_limit(before: Account, new: list[Entry]) -> None:
 
 
 def _epsilon(cost: Guarantee | None, delta: float) -> str:
-    return "0" if cost is None else f"{cost.epsilon(delta):.4g}"
+    return "0" if cost is None else up(cost.epsilon(delta))
 
 
 def _insert(db: sqlite3.Connection, entries: list[Entry]) -> None:
