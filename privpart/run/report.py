@@ -72,7 +72,7 @@ class Simulated:
     metric: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """The privacy cost of a run, and the evidence for it.
 
@@ -107,15 +107,15 @@ class RunReport:
     realised: Participation | None
     deviations: tuple[str, ...]
     guarantee: PrivacyReport
+    all_runs: AllRuns | None = None
     closed: bool
     public_key: str
     head: str
     checks: tuple[Check, ...]
-    select: tuple[str, str] | None = None
-    all_runs: AllRuns | None = None
-    measured: str | None = None
     cost: RunCost | None = None
     simulated: Simulated | None = None
+    select: tuple[str, str] | None = None
+    measured: str | None = None
 
     @property
     def wrong(self) -> tuple[Check, ...]:
