@@ -142,7 +142,8 @@ class Entry:
         if not _RUN_ID.fullmatch(self.run) or (self.mu is None) != (self.kind != "private"):
             raise ConfigError(f"run {self.run[:40]!r}: has an odd name, or an odd cost.")
         if self.mu is not None:
-            Guarantee(self.mu)  # which refuses what is out of range
+            # Which refuses what is out of range.
+            Guarantee(self.mu)
         if self.delta is not None:
             checks.probability("delta", self.delta)
 
@@ -441,7 +442,8 @@ def enter(
             "of it. A closed run is not continued. Begin a new run."
         )
     now = (_shown(folder), rounds, closed)
-    if rounds < (entry.opened or 0):  # the rollback guard may be lost, and this book kept
+    # The rollback guard may be lost, and this book kept.
+    if rounds < (entry.opened or 0):
         raise ConfigError(
             f"{folder} is an older copy: it stands after {rounds} rounds, and the budget book has "
             f"seen {entry.opened}. Continuing would reuse the noise of released rounds, and ending "
@@ -603,7 +605,8 @@ def _entry_of(plan: PrivacyPlan, facts: Mapping[str, Any], name: str, folder: Pa
     elif plan.noise_multiplier == 0:
         kind = "no noise"
     mu = None
-    if kind == "private":  # not plan.guarantee(), which may count on members being sampled
+    # Not plan.guarantee(), which may count on members being sampled.
+    if kind == "private":
         z = plan.noise_multiplier
         mu = guarantee(plan.mechanism, plan.participation, noise_multiplier=z).mu
     return Entry(

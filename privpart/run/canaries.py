@@ -91,6 +91,7 @@ class ReleaseLog:
         Raises:
             ConfigError: rows of committed rounds are missing.
         """
+        # A crash between this file and the ledger leaves a row too many.
         count = self._cut(rounds + 1)
         if count < rounds:
             raise ConfigError(
@@ -144,6 +145,7 @@ def read_releases(folder: Path, width: int, rounds: int) -> NDArray[np.float64]:
             f"{folder / _RELEASES} has another size; {rounds} rounds of {width} directions "
             f"need {size} bytes. It is damaged or of another run. Restore it."
         )
+    # Little endian, whatever the machine is.
     rows = np.frombuffer(data, "<f8").reshape(rounds + 1, width).astype(np.float64)
     if not (np.abs(rows) < _MOST).all():
         raise ConfigError(f"{folder / _RELEASES} holds values that no model has. Restore it.")

@@ -133,6 +133,7 @@ def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
     ended = len(rows) >= ledger.planned_rounds or "closed" in ledger.facts
     keys = (_noise_key(path, ledger, ended=ended), _signing_key(path, ledger, ended=ended))
     checks = (chain, signature, state, model, *keys, _guard(ledger, rows))
+    # A guard or a key that matches says nothing about rows that are not in one chain.
     sound = chain.status != "wrong" and signature.status != "wrong"
     origin: Origin = "unknown"
     if sound and checks[-1].status == "verified":
@@ -184,6 +185,7 @@ def _state_and_model(path: Path, facts: Mapping[str, Any], rows: list[Row]) -> t
         reason = f"{file.name} cannot be read: {one_line(error)}"
         return Check("state", "wrong", reason), Check(what, "wrong", reason)
     state = Check("state", "verified", f"{file.name} has the hash in the ledger, {digest[:12]}")
+    # Noise of another key than the one whose hash the ledger signed is of another run.
     if sources - {facts["key"]}:
         state = Check("state", "wrong", f"{file.name} is of noise from another key")
     if (model := model_hash(parameters)) != row.model:
@@ -257,11 +259,13 @@ def _guard(ledger: Ledger, rows: list[Row]) -> Check:
         return Check(what, "asserted", str(error))
     if record is None:
         return Check(what, "asserted", "this machine has no record of the run")
+    # The guard may be behind by the round that is being committed.
     chains = [facts["genesis"], *(row.chain for row in rows)]
     standing = record.standing(chains, closed="closed" in facts)
     if standing != "newest":
         return Check(what, "wrong", _STANDS[standing].format(rounds=len(rows), seen=record.rounds))
     adopted = facts.get("adopted_at") if record.adopted_at is None else record.adopted_at
+    # This machine's record begins with a copy that somebody vouched for.
     if adopted is not None:
         return Check(
             what,

@@ -177,6 +177,7 @@ class RunFolder:
         self._process = os.getpid()
         self.is_new = False
         rows = ledger.rows()
+        # Heads after 0, 1, ... rounds: a copy is compared with the guard at the guard's round.
         self.rounds = len(rows)
         self._chains = [genesis(ledger.facts), *(row.chain for row in rows)]
         self._state_hash = rows[-1].state if rows else None
@@ -188,16 +189,15 @@ class RunFolder:
         if self._private:
             self._locks.append(witness.hold(ledger.facts["run_id"]))
 
-    @classmethod
+    @staticmethod
     def create(
-        cls,
         path: str | Path,
         plan: PrivacyPlan,
         *,
         seed: int | None = None,
         facts: dict[str, Any] | None = None,
         start: Tensor | None = None,
-    ) -> Self:
+    ) -> "RunFolder":
         """Begin a run in a folder that does not exist yet or is empty.
 
         Args:
@@ -228,52 +228,7 @@ class RunFolder:
                 f"facts: population_name={name!r} is for the public data of built-in tasks. Choose "
                 "another."
             )
-        return cls._create(path, plan, seed=seed, facts=chosen, start=start)
-
-    @classmethod
-    def _create(
-        cls,
-        path: str | Path,
-        plan: PrivacyPlan,
-        *,
-        seed: int | None,
-        facts: dict[str, Any],
-        start: Tensor | None,
-    ) -> Self:
-        folder = Path(path)
-        _refuse_used(folder)
-        checks.count("seed", seed or 0, minimum=0)
-        key, signing = new_secret(), new_secret()
-        about = {
-            "schema": SCHEMA,
-            "run_id": secrets.token_hex(16),
-            "plan": plan.to_dict(),
-            "seed": seed,
-            "key": source_of(key, seed).identity,
-            "public_key": SigningKey(signing).public_key,
-            "versions": versions(),
-        }
-        if taken := sorted(facts.keys() & {*about, *_RESERVED}):
-            raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
-        room = MOST_FACTS - len(_RESERVED) - len(about)
-        if len(facts) > room:
-            raise ConfigError(f"facts: are {len(facts)}; a ledger has room for {room}.")
-        about |= facts
-        if plan.sampling is not None and not isinstance(about.get("population"), str):
-            raise ConfigError(
-                "facts: population is missing: a run that samples fixes who may be drawn, and in "
-                "which order, before it begins. Give ids_hash(ids)."
-            )
-        start_file = b"" if start is None else encode_state({"parameters": start}, {})
-        if start is not None:
-            about["start"] = hashlib.sha256(start_file).hexdigest()
-        about = json.loads(json.dumps(about, allow_nan=False))  # as it will be read back
-        with ExitStack() as undo, _on_disk(f"{folder} cannot be begun"):
-            with budget_book.charged(plan, about, folder):
-                run = cls._begin(folder, about, start=start_file, key=key, signing=signing)
-                undo.callback(run.close)
-            undo.pop_all()
-        return run
+        return create_run(path, plan, seed=seed, facts=chosen, start=start)
 
     @classmethod
     def _begin(
@@ -284,7 +239,8 @@ class RunFolder:
             make_private(folder)
             folder_lock = locked(folder)
             undo.callback(folder_lock.release)
-            _refuse_used(folder)  # by a process that began a run in it in the meantime
+            # By a process that began a run in it in the meantime.
+            _refuse_used(folder)
             if start:
                 write_durably(folder / _START, start)
             write_durably(folder / _SIGNING_KEY, signing)
@@ -406,7 +362,8 @@ class RunFolder:
                 f"{self.path}: the clients' ids are not those that the run was begun with. Pass "
                 "the same clients, in the same order."
             )
-        if self.rounds < self.plan.rounds:  # the key of a complete run is erased
+        # The key of a complete run is erased.
+        if self.rounds < self.plan.rounds:
             self._refuse_unsampled(drawn)
         self._sampled = drawn
         return drawn
@@ -502,7 +459,8 @@ class RunFolder:
                     model = {"parameters": state["parameters"]}
                     model_file = write_state(self.path / closed_name(self.rounds), model, {})
                 closed = {"rounds": self.rounds, "state": model_file, "reason": reason}
-                self._ledger.add_fact("closed", closed)  # the point of no return
+                # The point of no return.
+                self._ledger.add_fact("closed", closed)
                 self._note()
                 self._remove_leftovers()
                 budget_book.note_closed(self.facts["run_id"], self.rounds)
@@ -541,6 +499,7 @@ class RunFolder:
                 "server of this plan that is one round ahead. Open the run again and restore the "
                 "server."
             )
+        # A server with another source would not add the noise that the ledger names.
         if server.source is not self._source:
             raise ConfigError("the server's noise is not the run's: use RunFolder.source().")
         if self.plan.sampling is not None:
@@ -577,10 +536,13 @@ class RunFolder:
         if self._private:
             values["blind"] = secrets.token_hex(32)
         if self._sampled is not None and server.round == self.plan.rounds:
-            self._ledger.rows()  # as they are on the disk, before the keys are erased
-            self._refuse_unsampled(self._sampled)  # drawn again for this round
+            # As they are on the disk, before the keys are erased.
+            self._ledger.rows()
+            # Drawn again for this round.
+            self._refuse_unsampled(self._sampled)
             self._ledger.add_fact(CHECKED, self.plan.rounds)
-        with ThreadPoolExecutor(1) as thread:  # hashing does not hold Python's lock
+        # Hashing does not hold Python's lock.
+        with ThreadPoolExecutor(1) as thread:
             model = thread.submit(model_hash, server.parameters)
             state = write_state(self.path / state_name(server.round), tensors, values)
         if counts.self_clipped and SELF_CLIPPED not in self.facts:
@@ -598,8 +560,10 @@ class RunFolder:
             clients=clients,
             summed=counts.summed,
         )
+        # So that a crash behind the next line is not taken for a round made elsewhere.
         self._note(coming=row.chain)
-        self._ledger.append(row, clients)  # the point of no return
+        # The point of no return.
+        self._ledger.append(row, clients)
         self.rounds = server.round
         self._chains.append(row.chain)
         self._state_hash = state
@@ -618,6 +582,7 @@ class RunFolder:
 
         Whoever had the noise key and the released models could compute what the noise hides.
         """
+        # A state of a round that was not committed holds noise that is drawn again.
         keep = newest_state(self.facts, self.rounds)
         for file in self.path.iterdir():
             if is_scratch(file.name) or (_STATE.fullmatch(file.name) and file.name != keep):
@@ -628,6 +593,7 @@ class RunFolder:
 
     def _refuse_older_copy(self, adopt: bool) -> None:
         """Check that this copy stands where this machine saw the run, or adopt it."""
+        # A seeded run may be repeated by anybody, so an older copy does no harm.
         if not self._private:
             return
         record = witness.last_seen(self.facts["run_id"])
@@ -639,13 +605,15 @@ class RunFolder:
             return
         if not adopt:
             if self._ended:
-                return  # nothing is left that a newer copy could have continued
+                # Nothing is left that a newer copy could have continued.
+                return
             raise ConfigError(
                 f"{self.path}: {why}. If the original will never be continued, nor another copy, "
                 "open the run with adopt=True (--adopt); otherwise begin a fork."
             )
         self._adopted_at = self.rounds
-        self._note()  # before the folder's own mark, which copies made earlier do not have
+        # Before the folder's own mark, which copies made earlier do not have.
+        self._note()
         if not self._ended:
             self._ledger.add_fact("adopted_at", self.rounds)
 
@@ -686,7 +654,41 @@ def create_run(
     start: Tensor | None = None,
 ) -> RunFolder:
     """Begin a run as ``RunFolder.create`` does, with facts for which this package answers."""
-    return RunFolder._create(path, plan, seed=seed, facts=facts, start=start)
+    folder = Path(path)
+    _refuse_used(folder)
+    checks.count("seed", seed or 0, minimum=0)
+    key, signing = new_secret(), new_secret()
+    about = {
+        "schema": SCHEMA,
+        "run_id": secrets.token_hex(16),
+        "plan": plan.to_dict(),
+        "seed": seed,
+        "key": source_of(key, seed).identity,
+        "public_key": SigningKey(signing).public_key,
+        "versions": versions(),
+    }
+    if taken := sorted(facts.keys() & {*about, *_RESERVED}):
+        raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
+    room = MOST_FACTS - len(_RESERVED) - len(about)
+    if len(facts) > room:
+        raise ConfigError(f"facts: are {len(facts)}; a ledger has room for {room}.")
+    about |= facts
+    if plan.sampling is not None and not isinstance(about.get("population"), str):
+        raise ConfigError(
+            "facts: population is missing: a run that samples fixes who may be drawn, and in "
+            "which order, before it begins. Give ids_hash(ids)."
+        )
+    start_file = b"" if start is None else encode_state({"parameters": start}, {})
+    if start is not None:
+        about["start"] = hashlib.sha256(start_file).hexdigest()
+    # As it will be read back.
+    about = json.loads(json.dumps(about, allow_nan=False))
+    with ExitStack() as undo, _on_disk(f"{folder} cannot be begun"):
+        with budget_book.charged(plan, about, folder):
+            run = RunFolder._begin(folder, about, start=start_file, key=key, signing=signing)
+            undo.callback(run.close)
+        undo.pop_all()
+    return run
 
 
 def newest_state(facts: Mapping[str, Any], rounds: int) -> str:

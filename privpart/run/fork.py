@@ -49,6 +49,7 @@ def fork(
     given = facts or {}
     if taken := sorted(given.keys() & about.keys()):
         raise ConfigError(f"facts: {', '.join(taken)} are the fork's own names. Choose others.")
+    # The fact "rest" is the hash of the frozen part and of the order of slices.
     if given.get("rest") != was.get("rest"):
         raise ConfigError(
             f"{old} is of another model: its trained parameters do not fit this plan's frozen part "
@@ -65,9 +66,11 @@ def fork(
 
 def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:
     """Return report, facts and released parameters of the run to start from."""
+    # While its state is read, nobody may commit another round of it.
     lock = locked(old)
     try:
-        before = run_report(old, delta=0.5).guarantee  # for mu, which does not depend on delta
+        # For mu, which does not depend on delta.
+        before = run_report(old, delta=0.5).guarantee
         if before.unit != "client":
             raise ConfigError(
                 f"{old} is a run on examples, whose cost is that of one example; a fork adds costs "

@@ -77,6 +77,7 @@ def source_of(secret: bytes | None, seed: int | None) -> NoiseSource:
 
 def model_hash(parameters: Tensor) -> str:
     """Return the SHA-256, in hex, of released parameters: float32, little endian, in flat order."""
+    # The same bytes on every device and machine.
     flat = parameters.detach().to("cpu", torch.float32).contiguous().view(-1).numpy()
     return hashlib.sha256(flat.astype("<f4", copy=False).data).hexdigest()
 

@@ -159,6 +159,7 @@ class Ledger:
 
     def _load(self, db: sqlite3.Connection) -> None:
         """Read everything; the values may be of any kind."""
+        # Bounded, because whoever made the file decides how many there are.
         texts = db.execute("SELECT name, value FROM run LIMIT ?", (MOST_FACTS,)).fetchall()
         self.facts: dict[str, Any] = {name: _parsed(value) for name, value in texts}
         # Facts may hold a matrix; a row of a round holds hashes and numbers only.
@@ -309,6 +310,7 @@ class Ledger:
         if self._db is None:
             raise ConfigError(f"{self._path} was opened to be read only.")
         before = self.head
+        # Immediate: a second writer fails here, not in the middle.
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield self._db
@@ -351,6 +353,7 @@ def next_row(
 
     ``clients`` must be in the order of ``id_order``.
     """
+    # The chain value hashes all other fields, so it is added last.
     row = Row(round_, state, model, clip_norm, received, len(clients), summed, "")
     return replace(row, chain=_link(before, row, clients))
 
@@ -364,7 +367,8 @@ def _signed(
 
 def _parsed(text: str) -> Any:  # noqa: ANN401  any JSON
     value = checks.parsed_json(text)
-    json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be printed
+    # Half a character cannot be printed.
+    json.dumps(value, ensure_ascii=False).encode()
     return value
 
 
@@ -397,7 +401,8 @@ def _clients_by_round(db: sqlite3.Connection) -> dict[int, list[ClientId]]:
     for round_, group in groupby(rows, itemgetter(0)):
         columns = [column for _, column in group]
         clients: list[ClientId] = columns
-        if set(map(type, columns)) != {int}:  # SQLite's order of integers is that of id_order
+        # SQLite's order of integers is that of id_order.
+        if set(map(type, columns)) != {int}:
             clients = sorted(map(_from_column, columns), key=id_order)
         if type(round_) is not int or round_ in by_round or len(set(clients)) != len(clients):
             raise ValueError(f"round {round_!r} names a client twice")
@@ -418,6 +423,7 @@ def _from_column(column: object) -> ClientId:
         ValueError: the ledger writes no id like this; each has one form only, or one client could
             have two histories.
     """
+    # The column's own kind is compared below: 1.0 is not 1.
     client = column
     if isinstance(column, str) and _LARGER_NUMBER.fullmatch(column):
         client = int(column)

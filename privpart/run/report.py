@@ -215,6 +215,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
     chosen = facts.get("delta") if delta is None else delta
     if chosen is None:
         raise ConfigError("delta is missing: this run was planned without one. Pass it (--delta).")
+    # A ledger may hold more rounds than planned, which is a deviation.
     length = max(plan.rounds, len(rows))
     histories = evidence.histories
     realised = Participation.from_log(length, histories) if histories else None
@@ -335,6 +336,7 @@ def _claimed(plan: PrivacyPlan, realised: Participation | None) -> PrivacyPlan:
         return plan
     limits = plan.participation
     k = max(realised.max_participations, limits.max_participations)
+    # A client that came once has no separation of its own.
     b = realised.min_separation if realised.max_participations > 1 else limits.min_separation
     widest = min(b, limits.min_separation)
     return replace(plan, participation=Participation(plan.rounds, k, widest))
@@ -351,11 +353,14 @@ def _with_evidence(
     """
     facts = evidence.facts
     words = _of_examples(evidence) if facts.get("unit") == "example" else _of_clients(evidence)
+    # Of a seeded run, nothing can be said about secrecy.
     if facts["seed"] is None:
         words["noise"] = _noise(evidence)
     if plan.sampling is not None:
         words |= _of_sampling(plan, report, evidence)
+    # One place weakens all words, so that none can be forgotten.
     words = {code: _as_strong_as(evidence, code, *word) for code, word in words.items()}
+    # After the weakening: what was not checked of the parent is not checked of its fork.
     for old in facts.get("inherited", ()):
         if old["code"] not in {a.code for a in report.assumptions}:
             report = replace(report, assumptions=(*report.assumptions, Assumption(**old)))

@@ -98,15 +98,19 @@ def make_private(folder: Path) -> None:
         ConfigError: see ``refuse_shared``.
         OSError: it cannot be created.
     """
+    # Before mkdir: these names have to be flushed, too.
     missing = [above for above in folder.parents if not above.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # Another process may create it at the same time; then it is checked below.
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-        folder.chmod(0o700)  # whatever the umask is
+        # Whatever the umask is.
+        folder.chmod(0o700)
     refuse_shared(folder)
     oldest = missing[-1].parent if missing else folder.parent
     for new in (folder, *missing, oldest):
-        with suppress(PermissionError):  # a folder that may not be listed cannot be flushed
+        # A folder that may not be listed cannot be flushed.
+        with suppress(PermissionError):
             flush_directory(new.parent)
 
 
@@ -214,10 +218,12 @@ def write_durably(path: Path, data: bytes) -> None:
 @contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
     refuse_shared(path.parent)
+    # A name that nobody can guess, so that nobody can plant a link there.
     scratch = path.with_name(f".privpart-{secrets.token_hex(16)}.part")
     try:
         with os.fdopen(os.open(scratch, _CREATE, 0o600), "wb") as file:
-            os.fchmod(file.fileno(), 0o600)  # whatever the umask is
+            # Whatever the umask is.
+            os.fchmod(file.fileno(), 0o600)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -225,6 +231,7 @@ def _replaced(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+    # The rename is on the disk only when the directory is.
     flush_directory(path.parent)
 
 
@@ -267,6 +274,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
         OSError: it cannot be read, is not a regular file (a link is not), or is larger than this
             machine's memory, as a sparse file of no size on the disk can be.
     """
+    # Looked at before it is opened: a device may react to being opened.
     mode = path.lstat().st_mode
     if not stat.S_ISREG(mode):
         raise OSError(f"it is {_kind(mode)}, not a file")
@@ -309,6 +317,7 @@ def erase_durably(path: Path) -> None:
 
 
 def _overwrite(path: Path) -> None:
+    # Not truncated first: the blocks of the old bytes would be freed, not overwritten.
     handle = os.open(path, _OVERWRITE)
     try:
         remaining = os.fstat(handle).st_size
@@ -380,6 +389,7 @@ def _parts(tensors: dict[str, Tensor], values: dict[str, Any]) -> Iterator[memor
             "data_offsets": [begin, end],
         }
     text = json.dumps(header).encode()
+    # Tensors are read in place, so the first one has to be aligned.
     text += b" " * (-len(text) % 8)
     yield memoryview(len(text).to_bytes(8, "little") + text)
     for name in names:
@@ -430,6 +440,7 @@ def create_database(
     Raises:
         OSError: the disk refused.
     """
+    # Built in memory, so that a crash never leaves a database with half of its tables.
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         db.executescript(tables)
         for table, rows in contents.items():
@@ -457,6 +468,7 @@ def snapshot(path: Path, tables: str) -> Iterator[sqlite3.Connection]:
                 db = _opened_to_read(path, tables, stack)
             stack.enter_context(closing(db))
             stack.enter_context(reading(db, path))
+            # Nothing in the file, such as a view, can make a reader write.
             db.execute("PRAGMA query_only = ON")
             yield db
     except (OSError, sqlite3.Error) as error:
@@ -520,6 +532,7 @@ def _refuse_odd_database(path: Path) -> None:
             raise ConfigError(f"{file}: has more than {_LARGEST_DATABASE:,} bytes.")
     with path.open("rb") as database:
         head = database.read(100)
+    # Bytes 18 and 19 are 1 for a journal; a write-ahead log would lie in files of its own.
     if not head.startswith(_MAGIC) or head[18:20] != b"\x01\x01":
         raise ConfigError(
             f"{path} is damaged, or not from privpart: its first bytes are not those of one."
@@ -552,7 +565,8 @@ def _opened_to_read(path: Path, tables: str, stack: ExitStack) -> sqlite3.Connec
     # A crash left a journal. Rolling it back writes, so a copy is rolled back.
     scratch = stack.enter_context(TemporaryDirectory(prefix="privpart-"))
     copy = _copy(path, Path(scratch))
-    _refuse_odd_database(copy)  # whoever can write in the folder may have changed it since
+    # Whoever can write in the folder may have changed it since.
+    _refuse_odd_database(copy)
     return _connected(copy, tables, "rw")
 
 
@@ -567,9 +581,11 @@ def _connected(path: Path, tables: str, mode: str) -> sqlite3.Connection:
     db = sqlite3.connect(address, timeout=_PATIENCE, uri=True, isolation_level=None)
     try:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+        # Triggers and views may not call functions with effects outside of the database.
         db.execute("PRAGMA trusted_schema = OFF")
         db.execute("PRAGMA cell_size_check = ON")
-        db.execute("PRAGMA synchronous = EXTRA")  # also flushes the directory after a commit
+        # Also flushes the directory after a commit.
+        db.execute("PRAGMA synchronous = EXTRA")
         with _bounded(db, path.stat().st_size):
             present = _schema(db)
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as model:

@@ -108,9 +108,11 @@ def _code(evidence: Evidence) -> Check:
     if record is None:
         return Check("code", "verified", "the plan names no code of its own")
     files = {str(name): str(digest) for name, digest in record["files"].items()}
-    if evidence.origin != "here":  # paths in a stranger's ledger are not followed
+    # Paths in a stranger's ledger are not followed.
+    if evidence.origin != "here":
         reason = f"the ledger names {len(files)} files by hash"
         return Check("code", "asserted", f"{reason}; compared only where the run was made")
+    # The run was made here, so its plan's folder is this user's own.
     root = Path(str(evidence.facts["plan_folder"]))
     present = {name for name in files if (root / name).is_file()}
     if changed := sorted(name for name in present if file_hash(root / name) != files[name]):
@@ -174,6 +176,7 @@ def _identity(evidence: Evidence) -> Check:
     owned = [name for names in facts["owners"].values() for name in names]
     if len(set(owned)) < len(owned):
         return Check(what, "wrong", "the ledger names two nodes of one client")
+    # Ids are compared as the ledger writes them: 1 and "1" are two clients.
     strangers = [client for client in evidence.histories if json.dumps(client) not in owned]
     if strangers:
         return Check(what, "wrong", f"client {strangers[0]!r} took part, and no node has it")
@@ -216,7 +219,8 @@ def _book(evidence: Evidence) -> Check:
     account = all_runs(evidence.facts, _ANY_DELTA)
     if account is None:
         return Check(what, "asserted", "none: the run does not name the people that it is about")
-    if account.status == "unknown":  # a crash may come between a run and its entry, not later
+    # A crash may come between a run and its entry, not later.
+    if account.status == "unknown":
         return Check(what, "wrong" if evidence.rows else "asserted", account.says)
     cost = "no bound" if account.mu is None else f"mu {up(account.mu)}"
     runs = f"{counted(account.runs, 'run')} about {account.population!r}"
@@ -225,7 +229,8 @@ def _book(evidence: Evidence) -> Check:
 
 def _model_file(model: Path, path: Path, evidence: Evidence) -> Iterator[Check]:
     try:
-        file_hash(model)  # an ordinary file that can be read
+        # An ordinary file that can be read.
+        file_hash(model)
         with safe_open(model, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = dict(file.metadata() or {})
@@ -289,6 +294,7 @@ def _metadata(metadata: Mapping[str, str], path: Path, evidence: Evidence) -> Ch
         return Check(what, "wrong", f"privpart.part is {part[:20]!r}: must be full or trained")
     if missing := sorted(derived.keys() - metadata.keys()):
         return Check(what, "asserted", f"it does not name {', '.join(missing)}")
+    # An export speaks of where it was made, which need not be this machine.
     stated = [metadata[name] for name in _WORDS]
     if stated in ([other[name] for name in _WORDS] for other in _by_origin(path, part, evidence)):
         reason = "its figures and statement are those derived from the ledger"

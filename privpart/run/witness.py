@@ -67,10 +67,12 @@ class Seen:
             closed: whether the copy was ended early.
         """
         rounds = len(chains) - 1
+        # The record is written before a release, so it is never behind what was released.
         if rounds < self.rounds:
             return "older"
         if chains[self.rounds] != self.chain:
             return "another"
+        # Copies that were made before the closing still have the key.
         if self.closed and not closed:
             return "closed"
         noted = rounds == self.rounds or chains[self.rounds + 1 :] == [self.coming]

@@ -30,12 +30,12 @@ def test_no_fault_at_any_call_loses_or_repeats_anything():
     One process does them all, because it takes longer to begin than each of them.
     """
     found = swept(
-        "seeded:power=8",
-        "secret:power=2:twice=7:errors=40",
-        "closed:power=2:every=2",
-        "released first:power=0:every=3",
-        "one salt:power=0:every=3",
-        "unsynced:power=2:every=2",
+        "seeded:power=4",
+        "secret:power=2:twice=4:errors=60",
+        "closed:power=2:every=3",
+        "released first:power=0:every=6",
+        "one salt:power=0:every=6",
+        "unsynced:power=2:every=5",
     )
     faults = {name: str(result["faults"]) for name, result in found.items()}
     assert [faults[name] for name in ("seeded", "secret", "closed")] == ["{}"] * 3
