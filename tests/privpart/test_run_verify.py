@@ -13,9 +13,10 @@ from privpart import RunFolder
 from privpart.experiment.export import export
 from privpart.run import witness
 from privpart.run.evidence import Check
-from privpart.run.identity import SigningKey
+from privpart.run.identity import SigningKey, model_hash
 from privpart.run.ledger import Ledger, genesis, next_row
 from privpart.run.report import run_report
+from privpart.run.store import decode_state, write_state
 from privpart.run.verify import check_run, left_its_plan
 
 
@@ -119,6 +120,17 @@ def test_a_report_never_says_enforced_beside_a_key_that_is_wrong(folder):
     noise = next(a for a in run_report(folder).guarantee.assumptions if a.code == "noise")
     assert noise.status == "asserted"
     assert "it was changed or replaced" in noise.evidence
+
+
+def test_a_state_with_noise_of_another_key_is_named(folder):
+    tensors, values = decode_state(folder / STATE)
+    key = Ledger(folder / "ledger.sqlite", read_only=True).facts["key"]
+    other = json.loads(json.dumps(values).replace(key, f"secret:{'0' * 64}"))
+    assert other != values
+    state = write_state(folder / "state-000003.safetensors", tensors, other)
+    add_row(folder, round_=2, state=state, model=model_hash(tensors["parameters"]), clients=[])
+    line = next(check for check in check_run(folder) if check.what == "state")
+    assert (line.status, "noise from another key" in line.says) == ("wrong", True)
 
 
 def test_an_older_copy_is_named_by_report_and_verify(folder, tmp_path):
