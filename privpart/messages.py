@@ -3,6 +3,7 @@
 What admits an answer returns the reason of a refusal for anything else, and raises nothing.
 """
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypeGuard
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from accounting import Participation
 from accounting.checks import ConfigError
+from privpart.clip import is_clipped
 from privpart.grid import Grid, centred, is_modulus
 
 ClientId = int | str
@@ -95,9 +97,21 @@ class RoundTask:
         """Return the answer of one client to this task."""
         return ClientUpdate(client, update, self.round, self.plan)
 
-    def sum_of(self, clients: Sequence[ClientId], total: Tensor, unclipped: int) -> "CohortSum":
-        """Return the joint answer of several simulated clients to this task."""
-        return CohortSum(tuple(clients), total, unclipped, self.clip_norm, self.round, self.plan)
+    def sum_of(
+        self, clients: Sequence[ClientId], total: Tensor, norms: Sequence[float]
+    ) -> "CohortSum":
+        """Return the joint answer of several simulated clients to this task.
+
+        Args:
+            clients: their ids.
+            total: see ``CohortSum``.
+            norms: of their updates, before or after clipping; NaN of one that is not finite.
+        """
+        unclipped = sum(not is_clipped(norm, self.clip_norm) for norm in norms)
+        not_finite = sum(map(math.isnan, norms))
+        return CohortSum(
+            tuple(clients), total, unclipped, not_finite, self.clip_norm, self.round, self.plan
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,8 @@ class ClientUpdate:
 
     Attributes:
         client: id of the client; it must come from an authenticated channel.
-        update: parameters after local training minus those before, shape (c,).
+        update: parameters after local training minus those before, shape (c,); all NaN if the
+            training did not stay finite, which counts as zeros.
         round: round of the task; the server refuses an answer to an earlier round.
         plan: hash of the plan under which the client trained; the server refuses another plan's.
     """
@@ -128,7 +143,8 @@ class CohortSum:
     Attributes:
         clients: ids of the clients in the sum, each once, including those whose update is zero.
         total: sum of the updates, clipped to the task's ``sum_clip_norm``; shape (c,), float64.
-        unclipped: number of clients whose update, perhaps zero, was no longer than the clip norm.
+        unclipped: number of clients whose update, perhaps zero, ``is_clipped`` says was not.
+        not_finite: number of those whose update was not finite, and is zero.
         clip_norm: clip norm of the task.
         round: round of the task.
         plan: hash of the plan.
@@ -137,6 +153,7 @@ class CohortSum:
     clients: tuple[ClientId, ...]
     total: Tensor
     unclipped: int
+    not_finite: int
     clip_norm: float
     round: int
     plan: str
