@@ -40,7 +40,6 @@ from privpart.messages import (
     CohortSum,
     ModularSum,
     Reason,
-    RefusedAnswer,
     RoundTask,
     admitted,
     admitted_modular,
@@ -48,6 +47,8 @@ from privpart.messages import (
     id_order,
     is_client_id,
     limit_reached,
+    named_clients,
+    refusal,
     sender,
 )
 from privpart.noise.source import NoiseSource
@@ -66,6 +67,7 @@ class RoundCounts:
         refused: updates that were malformed, replayed, of another plan, from a client already
             counted in the round, or beyond the participation limits.
         summed: counted updates that were clipped and summed in the server's place.
+        summed_by: engine of this package that did so; "" for any other code.
         released: False if too few updates were admitted, or most were refused; the server has then
             not changed.
         asked: number of clients that were asked, as ``run_round`` was told; 0 if it was not.
@@ -87,6 +89,7 @@ class RoundCounts:
     refused_clients: int = 0
     self_clipped: int = 0
     not_finite: int = 0
+    summed_by: str = ""
 
     @property
     def admitted(self) -> int:
@@ -234,6 +237,7 @@ class Server:
         updates: Iterable[ClientUpdate],
         *,
         sums: Iterable[CohortSum] = (),
+        summed_by: str = "",
         secure: Iterable[ModularSum] = (),
         asked: Collection[ClientId] = (),
     ) -> RoundCounts:
@@ -243,6 +247,8 @@ class Server:
             updates: objects of any kind, from any sender.
             sums: sums of updates that the operator's own code clipped; their clipping is trusted.
                 A plan that samples takes none.
+            summed_by: what ``own_engine`` says of the engine that made ``sums``; if nothing, the
+                report asserts the clipping.
             secure: sums of clients that clipped and rounded their updates themselves, which a
                 protocol of secure aggregation made; the report then asserts the clipping. A plan
                 that samples, adapts its clip norm or adds no noise takes none.
@@ -289,11 +295,12 @@ class Server:
         finally:
             self._adding_up = False
         came = found.came
-        counts = found.counts(asked)
+        counts = replace(found.counts(asked), summed_by=summed_by if found.summed else "")
         too_few = len(came) < self.plan.minimum_cohort or counts.mostly_refused
         if too_few and not sampled:
-            nothing = {"counted": 0, "summed": 0, "self_clipped": 0, "not_finite": 0}
-            return replace(counts, **nothing, released=False)
+            return replace(
+                counts, counted=0, summed=0, self_clipped=0, not_finite=0, released=False
+            )
         # From here on the round's noise is drawn. If anything fails before the end, a second try
         # would add the same noise to another sum, so the server stays halted.
         self.halt("a round was interrupted after its noise was drawn")
@@ -557,11 +564,10 @@ class RoundSum:
 
     def add(self, update: object) -> None:
         """Clip and add an update from any sender, or refuse it."""
-        if type(update) is RefusedAnswer:
-            self.received += 1
-            self._refuse(update.reason, update.clients)
-            return
         self.received += 1
+        if why := refusal(update):
+            self._refuse(why, named_clients(update) or ())
+            return
         task = self._task
         found = admitted(update, task.round, task.plan, self.total.shape)
         if not isinstance(found, ClientUpdate):
@@ -576,10 +582,10 @@ class RoundSum:
         self.not_finite += math.isnan(norm)
         self.came.add(found.client)
 
-    def _refuse(self, why: Reason, clients: Sequence[ClientId], size: int = 1) -> None:
+    def _refuse(self, why: Reason, clients: Sequence[object], size: int = 1) -> None:
         self.refusals[why] += size
         if why not in _STALE:
-            self.refused.update(clients)
+            self.refused.update(filter(is_client_id, clients))
 
     def _reason(self, clients: Sequence[ClientId]) -> Reason | None:
         """Return why one of these clients may not be added to the sum."""
@@ -600,12 +606,12 @@ class RoundSum:
 
     def add_sum(self, part: object) -> None:
         """Add a sum of a trusted engine, or refuse all of it."""
-        size = len(part.clients) if isinstance(part, CohortSum) else 1
+        named = named_clients(part)
+        size = 1 if named is None else len(named)
         self.received += size
         found = admitted_sum(part, self._task, self.total.shape)
         if not isinstance(found, CohortSum):
-            named = part.clients if isinstance(part, CohortSum) else ()
-            self._refuse(found, [client for client in named if is_client_id(client)], size)
+            self._refuse(found, named or (), size)
             return
         if why := self._reason(found.clients):
             self._refuse(why, found.clients, size)
@@ -621,7 +627,7 @@ class RoundSum:
 
     def add_modular(self, part: object) -> None:
         """Add a sum of clients that clipped themselves, or refuse all of it."""
-        named = [*filter(is_client_id, part.clients)] if type(part) is ModularSum else []
+        named = [*filter(is_client_id, named_clients(part) or ())]
         self.received += max(1, len(named))
         found = admitted_modular(part, self._task, self.total.shape)
         if not isinstance(found, tuple):

@@ -29,13 +29,14 @@ from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.methods import fetched
 from privpart.engines.options import EngineOptions
+from privpart.engines.protocol import Engine
 from privpart.experiment import own_code
 from privpart.experiment.isolation import refuse_carriers
 from privpart.experiment.metric import Accuracy, Metric, measured
 from privpart.experiment.plan_file import Model, PlanFile, short_cohort
 from privpart.experiment.select_table import SelectChoice
 from privpart.experiment.task_data import Reader, held_out_of, plan_data, read_task
-from privpart.loop import Callback, Engine, RoundRecord, fit
+from privpart.loop import Callback, RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order, may_take_part
 from privpart.model import PartialModel
 from privpart.noise.cohorts import SampledCohorts, distinct_ids, ids_hash

@@ -579,6 +579,7 @@ class RunFolder:
             received=counts.received,
             clients=clients,
             summed=counts.summed,
+            summed_by=counts.summed_by,
         )
         self._ledger.append(row, clients)  # the point of no return
         self.rounds = server.round

@@ -266,7 +266,7 @@ def test_a_run_of_the_version_before_is_read_resumed_and_forked(old_run, tmp_pat
     found = run_report(old_run)
     assert (found.rounds, found.deviations, found.realised.max_participations) == (4, (), 2)
     with fork(old_run, tmp_path / "new", plan(), facts={"delta": 1e-6}) as run:
-        assert run.facts["schema"] == "privpart/ledger/4"
+        assert run.facts["schema"] == "privpart/ledger/5"
         assert train(run, [["ada", 2**64]])[0].counts.counted == 2
 
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from privpart.engines import methods as local_work
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.ghost_sum import GhostSum, layer_updates
 from privpart.engines.methods import LocalComputation, Method, client_generator
-from privpart.messages import CohortSum
+from privpart.messages import ClientUpdate, CohortSum, ModularSum, Reason, RefusedAnswer
 from privpart.models import mcmahan_2nn, small_cnn
 
 SIZES = (8, 3, 5, 0, 8, 2, 8, 1)
@@ -610,7 +611,8 @@ def test_a_run_with_sums_is_the_run_without():
     (loop, norm, counts), (sums, other_norm, other_counts) = found
     assert (sums - loop).norm() < 1e-4 * (loop - one.model.flat).norm()
     assert norm == other_norm != 0.2  # the bits were the same, and moved the clip norm
-    assert [replace(c, summed=c.counted) for c in counts] == other_counts
+    own = {"summed": len(SIZES), "summed_by": "EmbeddedEngine"}
+    assert [replace(c, **own) for c in counts] == other_counts
     assert (counts[0].summed, counts[0].counted) == (0, len(SIZES))
 
 
@@ -652,6 +654,11 @@ def test_a_sum_counts_for_each_client_in_it():
         {"clients": (1, 2, 7)},  # 7 has sent an update of its own
         {"unclipped": 4},
         {"unclipped": -1},
+        {"not_finite": 3},  # more than were not clipped
+        {"not_finite": -1},
+        {"not_finite": None},
+        {"plan": None},
+        {"clip_norm": torch.ones(2)},
         {"unclipped": 1.5},
         {"round": False},
         {"clients": (1, 2, "")},
@@ -678,6 +685,20 @@ def test_a_sum_that_cannot_be_is_refused_whole(change):
     assert sum(counts.refusals.values()) == 3
     assert not one.parameters.any()
     assert one.cohort == (7,)
+
+
+def test_no_content_of_an_answer_raises_an_error():
+    """Half-made objects too: what an engine of somebody's own hands over is anything."""
+    kinds = {CohortSum: 7, ModularSum: 6, RefusedAnswer: 2, ClientUpdate: 4}
+    odd = [None, 7, [], {}, "malformed", (1, [2]), torch.ones(2), torch.tensor(torch.nan)]
+    sent = [*odd, *(kind.__new__(kind) for kind in kinds)]
+    sent += [kind(*[value] * count) for kind, count in kinds.items() for value in odd]
+    for server in (a_server(), a_server(noise_multiplier=0.5)):
+        own = server.task(()).update(7, torch.zeros(DIM))
+        secure = sent if server.plan.noise_multiplier else ()
+        counts = server.run_round([own, *sent], sums=sent, secure=secure)
+        assert (counts.received - counts.refused, counts.counted) == (1, 1)
+        assert counts.refusals.keys() <= set(get_args(Reason))
 
 
 def test_a_sum_is_no_update():
