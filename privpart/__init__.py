@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from privpart.loop import (
         CohortRefusedError,
         CohortTooSmallError,
+        DivergedError,
         RoundRecord,
         fit,
     )
@@ -41,6 +42,7 @@ _HOME = {
     "CohortRefusedError": "loop",
     "CohortTooSmallError": "loop",
     "Constant": "start_values",
+    "DivergedError": "loop",
     "EmbeddedEngine": "engines.embedded",
     "Engine": "engines.protocol",
     "FTRLEngine": "example_level",
@@ -80,6 +82,7 @@ __all__ = [
     "CohortRefusedError",
     "CohortTooSmallError",
     "Constant",
+    "DivergedError",
     "EmbeddedEngine",
     "Engine",
     "FTRLEngine",

@@ -134,6 +134,15 @@ class CohortRefusedError(CohortTooSmallError):
     """
 
 
+class DivergedError(RuntimeError):
+    """Most updates of a round were not finite, and counted as zeros.
+
+    The round is committed and stays accounted; no later one was run. That a run stops here, and
+    when, follows from clients' data without noise: no guarantee covers it. What was released keeps
+    its guarantee.
+    """
+
+
 class MetricsError(RuntimeError):
     """What is shown of a round could not be written. The round itself is committed."""
 
@@ -192,6 +201,7 @@ def fit(
     evaluate_every: int | None = None,
     callbacks: Sequence[Callable[[RoundRecord], None]] = (),
     health: bool = False,
+    stop_if_diverged: bool = True,
 ) -> list[RoundRecord]:
     """Run the rounds from ``server.round`` to the last cohort and return a record of each.
 
@@ -210,6 +220,9 @@ def fit(
         callbacks: called after each committed round, in order.
         health: whether to measure ``RoundRecord.health``; losses and norms need an engine that
             does so too, such as ``EmbeddedEngine(health=True)``. Not for release.
+        stop_if_diverged: whether to end after a round in which most updates were not finite, so
+            that no more privacy is spent on noise alone. Whoever sees that a run stopped learns
+            something that no guarantee covers.
 
     Raises:
         ConfigError: more cohorts than planned rounds, a cohort with something that is not an id or
@@ -218,13 +231,9 @@ def fit(
             ``evaluate_every`` is not a count.
         CohortTooSmallError: a round had too few well-formed updates.
         CohortRefusedError: most of a cohort was refused.
+        DivergedError: after a round was committed, if most of its updates were not finite.
     """
-    if evaluate_every is not None:
-        checks.count("evaluate_every", evaluate_every)
-        if evaluate is None:
-            raise ConfigError(
-                f"evaluate_every={evaluate_every}: there is no evaluate to call; leave it out."
-            )
+    _refuse_interval(evaluate_every, evaluates=evaluate is not None)
     if len(cohorts) > server.plan.rounds:
         raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
     _refuse_other_cohorts(server, cohorts)
@@ -245,7 +254,18 @@ def fit(
         records.append(record)
         for callback in callbacks:
             callback(record)
+        if stop_if_diverged and 2 * counts.not_finite > counts.counted:
+            raise _diverged(server, record)
     return records
+
+
+def _refuse_interval(evaluate_every: int | None, *, evaluates: bool) -> None:
+    if evaluate_every is not None:
+        checks.count("evaluate_every", evaluate_every)
+        if not evaluates:
+            raise ConfigError(
+                f"evaluate_every={evaluate_every}: there is no evaluate to call; leave it out."
+            )
 
 
 def _refuse_other_cohorts(server: Server, cohorts: Sequence[Sequence[ClientId]]) -> None:
@@ -380,6 +400,22 @@ def _not_released(
     return CohortTooSmallError(
         f"round {server.round}: fewer than {server.plan.minimum_cohort} well-formed updates among "
         f"the {counts.received} received: {missing}. Nothing was released; try again later."
+    )
+
+
+def _diverged(server: Server, record: RoundRecord) -> DivergedError:
+    """Return the error of a round of which most updates were not finite.
+
+    Where clients are sampled, it has no number: how many took part is secret.
+    """
+    counts = record.counts
+    how_many = f"{counts.not_finite} of the {counts.counted}"
+    return DivergedError(
+        f"round {record.round}: {'most' if server.plan.sampling else how_many} updates were not "
+        "finite (NaN or infinity) and counted as zeros. The round is committed, and stays "
+        "accounted; no later one was run. Look at the learning rate, the clients' input data, and "
+        "half precision; then begin a new run. This sentence, and that the run stops, are not "
+        "covered by the guarantee: not for release."
     )
 
 

@@ -153,6 +153,7 @@ _EXPECTED_FAULTS = (
     "MetricsError",
     "CohortTooSmallError",
     "CohortRefusedError",
+    "DivergedError",
     "WorkerError",
 )
 _FAULT = 70

@@ -184,6 +184,7 @@ class Training:
         commit: Callable[[Server, RoundCounts], None] | None = None,
         evaluate_every: int | None = None,
         callbacks: Sequence[Callback] = (),
+        stop_if_diverged: bool = True,
     ) -> tuple[Server, list[RoundRecord]]:
         """Train on one thread; return the server after the last round, and a record per round.
 
@@ -196,10 +197,11 @@ class Training:
             commit: see ``fit``.
             evaluate_every: rounds between evaluations by the metric; None leaves them out.
             callbacks: see ``fit``.
+            stop_if_diverged: see ``fit``.
 
         Raises:
-            ConfigError, CohortTooSmallError, WorkerError: see ``fit`` and the engine; a plan with a
-                table [canaries] has none to train with.
+            ConfigError, CohortTooSmallError, DivergedError, WorkerError: see ``fit`` and the
+                engine; a plan with a table [canaries] has none to train with.
         """
         engine, cohorts = self._with_canaries()
         torch.set_num_threads(1)  # small models lose time to more threads
@@ -221,6 +223,7 @@ class Training:
                 evaluate_every=evaluate_every if measures else None,
                 callbacks=callbacks,
                 health=health,
+                stop_if_diverged=stop_if_diverged,
             )
         return server, records
 

@@ -11,6 +11,7 @@ from torch import nn
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import (
     AdaptiveClipping,
+    DivergedError,
     EmbeddedEngine,
     LocalTraining,
     PartialModel,
@@ -614,6 +615,18 @@ def test_a_run_with_sums_is_the_run_without():
     own = {"summed": len(SIZES), "summed_by": "EmbeddedEngine"}
     assert [replace(c, **own) for c in counts] == other_counts
     assert (counts[0].summed, counts[0].counted) == (0, len(SIZES))
+
+
+@pytest.mark.parametrize("options", [{}, {"batching": "vmap"}, {"sums": False}], ids=str)
+def test_training_that_diverges_stops_in_every_way_to_compute_clients(options):
+    data = users()
+    data.x[:] = torch.inf
+    with engine(data=data, **options) as one:
+        one.method, one._use_ghost_sum = one.method or Method(), not options
+        server = Server(plan(), one.model.flat.clone(), source=SeededSource(0))
+        with pytest.raises(DivergedError, match="round 0: 7 of the 8 updates"):
+            fit(server, one, [list(TASK.clients)] * 6)
+    assert server.round == 1
 
 
 DIM = 6
