@@ -3,7 +3,6 @@
 import json
 import secrets
 import sqlite3
-import time
 import tracemalloc
 from contextlib import closing
 
@@ -206,9 +205,7 @@ def test_a_huge_id_is_refused_without_being_read(tmp_path):
         db.execute("INSERT INTO participations VALUES (?, 0)", ('"' + "x" * 2**26 + '"',))
     db.close()
     tracemalloc.start()
-    began = time.monotonic()
     assert "too big" in read_error(path)
-    assert time.monotonic() - began < 5
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -479,9 +478,7 @@ print(sorted(name for name in set(sys.modules) - before if name not in sys.stdli
 )
 def test_files_that_cannot_be_read_as_python(content, words, write):
     folder = write({"task.py": content})
-    began = time.monotonic()
     assert words in sentence(record, {"a": "./task.py:f"}, folder)
-    assert time.monotonic() - began < 20
     write({"task.py": "import helpers\nf = 1\n", "helpers.py": content})
     assert words.replace("task", "helpers") in sentence(record, {"a": "./task.py:f"}, folder)
 
@@ -510,9 +507,7 @@ def test_a_folder_that_contains_itself(write):
         {"task.py": "import pkg.mod as f\n", "pkg/__init__.py": "", "pkg/mod.py": source}
     )
     (folder / "pkg" / "loop").symlink_to(".")
-    began = time.monotonic()
     found = record({"a": "./task.py:f"}, folder)
-    assert time.monotonic() - began < 10
     assert len(found["files"]) < 200
     assert {"pkg/mod.py", "pkg/loop/mod.py"} < found["files"].keys()
 
@@ -529,9 +524,7 @@ def test_too_many_files_names_and_bytes(write, monkeypatch):
             smaller.setattr(own_code, limit, value)
             assert words in sentence(record, {"a": "./task.py:f"}, folder)
     write({"many.py": "f = 1\n" + "".join(f"import n{i}\n" for i in range(21_000))})
-    began = time.monotonic()
     assert "more than 20,000 names" in sentence(record, {"a": "./many.py:f"}, folder)
-    assert time.monotonic() - began < 30
 
 
 # Modules of the same name
