@@ -19,7 +19,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -383,7 +383,8 @@ def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
         sums = engine.sums(task, server.parameters)
         if sums is not None:
             beside = engine.beside(task) if isinstance(engine, AccompaniedEngine) else ()
-            return server.run_round(beside, sums=sums, summed_by=whose, asked=asked)
+            counts = server.run_round(beside, sums=sums, asked=asked)
+            return replace(counts, summed_by=whose) if counts.summed else counts
     return server.run_round(engine.run(task, server.parameters), asked=asked)
 
 

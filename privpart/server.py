@@ -67,7 +67,7 @@ class RoundCounts:
         refused: updates that were malformed, replayed, of another plan, from a client already
             counted in the round, or beyond the participation limits.
         summed: counted updates that were clipped and summed in the server's place.
-        summed_by: engine of this package that did so; "" for any other code.
+        summed_by: engine of this package that did so for ``fit``; "" for any other code.
         released: False if too few updates were admitted, or most were refused; the server has then
             not changed.
         asked: number of clients that were asked, as ``run_round`` was told; 0 if it was not.
@@ -237,7 +237,6 @@ class Server:
         updates: Iterable[ClientUpdate],
         *,
         sums: Iterable[CohortSum] = (),
-        summed_by: str = "",
         secure: Iterable[ModularSum] = (),
         asked: Collection[ClientId] = (),
     ) -> RoundCounts:
@@ -247,8 +246,6 @@ class Server:
             updates: objects of any kind, from any sender.
             sums: sums of updates that the operator's own code clipped; their clipping is trusted.
                 A plan that samples takes none.
-            summed_by: what ``own_engine`` says of the engine that made ``sums``; if nothing, the
-                report asserts the clipping.
             secure: sums of clients that clipped and rounded their updates themselves, which a
                 protocol of secure aggregation made; the report then asserts the clipping. A plan
                 that samples, adapts its clip norm or adds no noise takes none.
@@ -295,7 +292,7 @@ class Server:
         finally:
             self._adding_up = False
         came = found.came
-        counts = replace(found.counts(asked), summed_by=summed_by if found.summed else "")
+        counts = found.counts(asked)
         too_few = len(came) < self.plan.minimum_cohort or counts.mostly_refused
         if too_few and not sampled:
             return replace(
