@@ -50,7 +50,7 @@ def run_of(folder: Path, rounds: int) -> str:
             clients = sorted((at * CLIENTS + i) % POPULATION for i in range(CLIENTS))
             row = next_row(chain, round_=at, state=state, model=model, clients=clients, **counts)
             chain = row.chain
-            db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
+            db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
             db.executemany("INSERT INTO participations VALUES (?, ?)", [(at, c) for c in clients])
         ledger._sign(db, ledger.facts, rounds, chain, ledger._facts_hash)
     ledger.close()

@@ -559,6 +559,7 @@ class RunFolder:
             received=counts.received,
             clients=clients,
             summed=counts.summed,
+            summed_by=counts.summed_by,
         )
         # So that a crash behind the next line is not taken for a round made elsewhere.
         self._note(coming=row.chain)

@@ -34,7 +34,7 @@ from privpart.messages import ClientId, id_order, is_client_id
 from privpart.run.identity import SigningKey, is_signed
 from privpart.run.store import create_database, damage_named, open_database, reading, snapshot
 
-SCHEMA = "privpart/ledger/4"
+SCHEMA = "privpart/ledger/5"
 LATER_FACTS = (
     "adopted_at",
     "closed",
@@ -56,7 +56,7 @@ CREATE TABLE head (
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, state TEXT NOT NULL, model TEXT NOT NULL, clip_norm REAL NOT NULL,
     received INTEGER NOT NULL, counted INTEGER NOT NULL, summed INTEGER NOT NULL,
-    chain TEXT NOT NULL
+    summed_by TEXT NOT NULL, chain TEXT NOT NULL
 ) STRICT;
 CREATE TABLE participations (
     round INTEGER, client ANY, PRIMARY KEY (round, client)
@@ -78,7 +78,8 @@ class Row:
         clip_norm: clip norm of the round.
         received: number of updates received.
         counted: number of updates that entered the sum.
-        summed: number of counted updates that the run's own engine clipped in the server's place.
+        summed: number of counted updates that an engine clipped in the server's place.
+        summed_by: that engine, if it is this package's, or else "".
         chain: hash of this row and all before it.
     """
 
@@ -89,6 +90,7 @@ class Row:
     received: int
     counted: int
     summed: int
+    summed_by: str
     chain: str
 
 
@@ -348,13 +350,14 @@ def next_row(
     received: int,
     clients: Sequence[ClientId],
     summed: int = 0,
+    summed_by: str = "",
 ) -> Row:
     """Return the next row of a chain whose head is ``before``.
 
     ``clients`` must be in the order of ``id_order``.
     """
     # The chain value hashes all other fields, so it is added last.
-    row = Row(round_, state, model, clip_norm, received, len(clients), summed, "")
+    row = Row(round_, state, model, clip_norm, received, len(clients), summed, summed_by, "")
     return replace(row, chain=_link(before, row, clients))
 
 
@@ -373,8 +376,8 @@ def _parsed(text: str) -> Any:  # noqa: ANN401  any JSON
 
 
 def _read_rows(db: sqlite3.Connection) -> list[Row]:
-    columns = "round, state, model, clip_norm, received, counted, summed, chain"
-    kinds = [int, str, str, float, int, int, int, str]
+    columns = "round, state, model, clip_norm, received, counted, summed, summed_by, chain"
+    kinds = [int, str, str, float, int, int, int, str, str]
     rows = []
     for values in db.execute(
         f"SELECT {columns} FROM rounds ORDER BY round LIMIT ?", (2 * checks.MOST_ROUNDS,)

@@ -15,6 +15,7 @@ from accounting import Participation, PrivacyReport, checks, footprint
 from accounting.checks import ConfigError, parsed_json
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus, up
+from privpart.engines.protocol import OWN_ENGINES
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
@@ -400,17 +401,13 @@ def _of_clients(evidence: Evidence) -> dict[str, _Words]:
             "clipping": ("asserted", f"{why} only: one that does not can move them at will"),
             "floating-point": ("asserted", f"{why} of integers, modulo a power of 2"),
         }
-    if summed := sum(row.summed > 0 for row in rows):
-        engine = f"in {summed} of {len(rows)} rounds the run's own engine"
+    if summed := [row for row in rows if row.summed]:
         return words | {
-            "clipping": (
-                "enforced",
-                f"{engine} clipped clients of one step and handed over their sum, which the server "
-                "cannot clip again; it clips every other update again",
-            ),
+            "clipping": _clipping_of_sums(summed, len(rows)),
             "floating-point": (
                 "asserted",
-                f"{engine} summed updates in floating point before the server rounded them",
+                f"in {len(summed)} of {len(rows)} rounds an engine summed updates in floating "
+                "point before the server rounded them",
             ),
         }
     return words | {
@@ -422,6 +419,20 @@ def _of_clients(evidence: Evidence) -> dict[str, _Words]:
             "filter is taken from the clip norm",
         ),
     }
+
+
+def _clipping_of_sums(summed: Sequence[Row], rounds: int) -> _Words:
+    what = "sums, which the server cannot clip again; it clips every other update again"
+    if foreign := sum(row.summed_by not in OWN_ENGINES for row in summed):
+        return "asserted", (
+            f"in {foreign} of {rounds} rounds an engine that is not this package's, or was "
+            f"changed, says that it clipped each update, and handed over {what}"
+        )
+    engines = ", ".join(sorted({row.summed_by for row in summed}))
+    return "enforced", (
+        f"in {len(summed)} of {rounds} rounds this package's {engines} clipped each update and "
+        f"handed over {what}"
+    )
 
 
 def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:

@@ -3,7 +3,6 @@
 import json
 import secrets
 import sqlite3
-import time
 import tracemalloc
 from contextlib import closing
 
@@ -18,13 +17,13 @@ from privpart.cli.budget.epsilon import histories_of
 from privpart.engines.methods import client_generator
 from privpart.messages import id_order
 from privpart.run.identity import SigningKey
-from privpart.run.ledger import Ledger, genesis, next_row
+from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
 from privpart.run.report import run_report
 
 ROUNDS, DIM = 6, 4
 SIGNER = SigningKey(bytes(32))
 FACTS = {
-    "schema": "privpart/ledger/4",
+    "schema": SCHEMA,
     "run_id": "0" * 32,
     "seed": 1,
     "plan": {},
@@ -221,9 +220,7 @@ def test_a_huge_id_is_refused_without_being_read(tmp_path):
         )
     db.close()
     tracemalloc.start()
-    began = time.monotonic()
     assert "too big" in read_error(path)
-    assert time.monotonic() - began < 5
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
 
