@@ -656,7 +656,7 @@ def test_tensorboard_is_missed_before_a_run_exists(tmp_path, privpart, monkeypat
     command = ["train", "--plan", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "run")]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     told = privpart(*command, "--tensorboard")
-    assert (told.returncode, told.stdout) == (2, "")
+    assert (told.returncode, told.stdout) == (7, "")
     assert "pip install tensorboard" in told.stderr
     assert not (tmp_path / "run").exists()
     assert book.accounts() == []
