@@ -40,7 +40,7 @@ SHARED_NAMES = {"delta", "epsilon", "log_delta", "record"}
 """The same question to accountants that share no file, and own_code.record; used with the module's
 name."""
 
-UPDATES = ("client", "clip", "messages", "server", "wire")
+UPDATES = ("client", "clip", "messages", "server")
 """Files of privpart in which a delta would be an update: the word is DP's alone."""
 
 

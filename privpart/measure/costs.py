@@ -1,9 +1,8 @@
 """Costs: bytes, seconds, FLOPs and memory that a round or a whole run takes from one client.
 
-All values are measured on encoded messages and on a local step that is run; none is estimated from
-parameter counts. FLOPs are those of convolutions and matrix products, two per multiply-add. The
-backward pass is counted as it runs, so a frozen layer above a trained one costs its input gradient
-only.
+Bytes are those of encoded messages; FLOPs and memory those of a local step that is run. FLOPs are
+those of convolutions and matrix products, two per multiply-add. The backward pass is counted as it
+runs, so a frozen layer above a trained one costs its input gradient only.
 
 FedPart (Wang et al. 2024) has formulas for partial rounds: ``uplink_share`` (Eq. 5) and
 ``computation_share`` (Eq. 6). Eq. 6 lets every layer from the output down to the trained one
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -27,7 +27,8 @@ from privpart.client import LocalTraining, batch_loss
 from privpart.data.batches import Batch, count_rows, take
 from privpart.model import PartialModel
 from privpart.plan import Rounds
-from privpart.wire import encode_model, encode_update
+
+_HEADER = 64  # layout, direction, seed, hashes of plan and model, and the round
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,22 @@ class ClientCosts:
         )
 
 
+def message_bytes(model: PartialModel, active: Sequence[int] | None = None) -> int:
+    """Size of a message with the active parameters, in either direction: 4 d + 64 + about 80 bytes.
+
+    The server sends trainable parameters and a seed, a client returns their change (FedPT,
+    Algorithm 1, lines 3 and 10): a header and one float32 vector as safetensors. Neither holds
+    weights that come from the seed or were shipped before, or local parts. Flower adds fields of
+    its own.
+
+    >>> from torch import nn
+    >>> message_bytes(PartialModel(lambda: nn.Linear(9, 1), seed=7))
+    176
+    """
+    vector = torch.cat([model.flat[span] for span in model.spans(active)])
+    return _HEADER + len(save({"trainable": vector}))
+
+
 def client_costs(
     model: PartialModel,
     batch: Batch,
@@ -123,16 +140,15 @@ def client_costs(
             trainable part in either case.
     """
     model.train_only(active)
-    update = torch.cat([model.flat[span] for span in model.spans(active)])
     seen = _examples_seen(local, checks.count("examples", examples))
     rows = min(examples, count_rows(batch))
     batch = take(batch, torch.arange(rows))
     forward, backward = _flops(model, batch, local)
     costs = ClientCosts(
-        trained=len(update),
+        trained=model.active_dim(active),
         numbers=model.parameter_count,
-        bytes_down=len(encode_model(model)),
-        bytes_up=len(encode_update(model, update, active=active)),
+        bytes_down=message_bytes(model),
+        bytes_up=message_bytes(model, active),
         forward_flops=forward * seen // rows,
         backward_flops=backward * seen // rows,
         memory=_memory(model, batch, local, active),
@@ -283,7 +299,7 @@ def run_costs(
         for active in dict.fromkeys(rounds[t] for t in own)
     }
     missing = [changed_groups(rounds, t - every if t else None, t) for t in own]
-    sizes = {groups: len(encode_model(model, active=groups)) for groups in dict.fromkeys(missing)}
+    sizes = {groups: message_bytes(model, groups) for groups in dict.fromkeys(missing)}
     costs = [kinds[rounds[t]] for t in own]
     return RunCosts(
         rounds=len(own),
