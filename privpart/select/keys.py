@@ -2,7 +2,7 @@
 
 Structured keys are computed from a client's data and reveal something about it, so they are
 ``DeviceOnly``. Random keys contain no client data. Shared keys are the same for all clients of a
-round and follow from a public seed, so they are ``Released``; FEDSELECT is then a broadcast of a
+round and follow from a public seed, so they are public; FEDSELECT is then a broadcast of a
 smaller model (Charles et al. 2022, section 4.1.2).
 
 Keys are returned in ascending order, so the position of a slice in the client's model does not
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.select.disclosure import DeviceOnly, Released
+from privpart.select.disclosure import DeviceOnly
 from privpart.select.primitive import Keys
 
 Counts = NDArray[np.int64]
@@ -143,7 +143,7 @@ class SharedKeys:
             raise ConfigError(f"m={self.m}: must be at most K={self.size}.")
         checks.count("seed", self.seed, minimum=0)
 
-    def __call__(self, round_: int, client: int) -> Released[Keys]:
+    def __call__(self, round_: int, client: int) -> Keys:
         """Return the keys of a round; they are equal for all clients, machines and versions."""
         coins = f"privpart keys|{self.seed}|{checks.count('round', round_, minimum=0)}|"
 
@@ -151,13 +151,13 @@ class SharedKeys:
             return hashlib.sha256(f"{coins}{key}".encode()).digest()
 
         drawn = sorted(range(self.size), key=coin)[: self.m]
-        return Released(tuple(sorted(drawn)), "drawn from public coins")
+        return tuple(sorted(drawn))
 
     def rounds_of_keys(self, rounds: int) -> list[list[int]]:
         """Return, per key, the rounds that draw it, ascending; the accountant needs these."""
         found: list[list[int]] = [[] for _ in range(self.size)]
         for number in range(checks.count("rounds", rounds)):
-            for key in self(number, 0).value:
+            for key in self(number, 0):
                 found[key].append(number)
         return found
 
