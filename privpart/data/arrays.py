@@ -16,13 +16,11 @@ from privpart.data.batches import (
     as_tensors,
     leaves_of,
     map_leaves,
-    not_finite,
     take,
-    tensors_of,
 )
 from privpart.data.clients import IndexedClients
 from privpart.data.index import Index
-from privpart.data.users import Users
+from privpart.data.users import Users, refuse_not_finite
 
 _OF_USERS = {torch.float32, torch.int64}
 _ZIP = b"PK"
@@ -98,7 +96,7 @@ def clients_of(
         return IndexedClients(index, partial(_rows_of, stored))
     tensors = [as_tensors(part, name) for name, part in parts]
     for (name, _), part in zip(parts, tensors, strict=True):
-        _refuse_not_finite(name, part, index)
+        refuse_not_finite(name, part, index)
     if not pair:
         return IndexedClients(index, partial(take, tensors[0]))
     x, y = tensors
@@ -164,17 +162,6 @@ def _refuse_objects(name: str, leaf: np.ndarray[Any, Any], index: Index) -> None
         f"{type(leaf[row]).__name__}; must be a number. An array of objects becomes one of numbers "
         "with .astype('float32')."
     )
-
-
-def _refuse_not_finite(name: str, part: Batch, index: Index) -> None:
-    for leaf_name, tensor in tensors_of(part, name):
-        if (bad := not_finite(tensor)) is not None:
-            row = int(bad[0])
-            raise ConfigError(
-                f"{leaf_name}, row {row} (client {index.owner(row)!r}): holds NaN, infinity or a "
-                "number too large for float32; must be finite numbers. Remove the row or fill the "
-                "gap."
-            )
 
 
 def _member(file: Any, name: str, path: Path) -> Any:  # noqa: ANN401  NumPy's

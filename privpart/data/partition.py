@@ -1,11 +1,11 @@
 """Partition: which user holds which examples, and which users form the cohort of a round.
 
-Users are alike (``iid_users``), differ in their mix of labels (``dirichlet_users``,
-``pathological_users``) or are the authors of their examples (``natural_users``).
+Users are alike (``iid_users``) or differ in their mix of labels (``dirichlet_users``,
+``pathological_users``). ``Index.of_owners`` deals examples to their authors.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, overload
+from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.data.index import Index
-from privpart.data.users import Users
 from privpart.messages import ClientId
 
 
@@ -172,58 +171,6 @@ def pathological_users(y: Tensor, *, users: int, classes_each: int, data_seed: i
     shards = torch.split(order[: size * users * classes_each], size)
     dealt = torch.randperm(len(shards), generator=generator).view(users, classes_each).tolist()
     return [torch.cat([shards[shard] for shard in own]) for own in dealt]
-
-
-def natural_users(owners: Sequence[str | int]) -> dict[str | int, Tensor]:
-    """Assign each example to its author.
-
-    Args:
-        owners: per example, the name or number of its author.
-
-    Returns:
-        Author -> rows of their examples, in order of first appearance.
-    """
-    found: dict[str | int, list[int]] = {}
-    for row, owner in enumerate(owners):
-        found.setdefault(owner, []).append(row)
-    return {owner: torch.tensor(rows) for owner, rows in found.items()}
-
-
-class Partitions(Protocol):
-    """Users by number: the interface of flwr-datasets' partitioners."""
-
-    @property
-    def num_partitions(self) -> int:
-        """Number of users."""
-        ...
-
-    def load_partition(self, partition_id: int) -> object:
-        """Return the examples of one user."""
-        ...
-
-
-def users_of(partitions: Partitions, examples: Callable[[object], tuple[Tensor, Tensor]]) -> Users:
-    """Return the users of an object with ``num_partitions`` and ``load_partition(i)``.
-
-    A user may hold no example.
-
-    Args:
-        partitions: source of the users.
-        examples: converts the value of ``load_partition`` to (x, y), shapes (n, ...) and (n,).
-
-    Raises:
-        ConfigError: there is no user, or x and y differ in length.
-    """
-    if not partitions.num_partitions >= 1:
-        raise ConfigError("partitions: must contain at least one user.")
-    parts = [examples(partitions.load_partition(user)) for user in range(partitions.num_partitions)]
-    for user, (x, y) in enumerate(parts):
-        if len(x) != len(y):
-            raise ConfigError(f"user {user} has {len(x)} examples but {len(y)} labels.")
-    lengths = [len(y) for _, y in parts]
-    rows = torch.split(torch.arange(sum(lengths)), lengths)
-    x, y = (torch.cat(joined) for joined in zip(*parts, strict=True))
-    return Users(x, y, rows, allow_empty=True)
 
 
 def _share(examples: int, parts: int) -> int:

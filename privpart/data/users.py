@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.data.batches import not_finite
+from privpart.data.batches import Batch, not_finite, tensors_of
 from privpart.data.clients import refuse_empty
 from privpart.data.index import Index
 from privpart.messages import ClientId
@@ -61,7 +61,7 @@ class Users:
         if not allow_empty:
             refuse_empty(index)
         for name, tensor in (("x", x), ("y", y)):
-            _refuse_not_finite(name, tensor, index)
+            refuse_not_finite(name, tensor, index)
         self.x = x
         self.y = y
         self.indices = index
@@ -116,12 +116,17 @@ def _refuse_types(x: Tensor, y: Tensor) -> None:
         raise ConfigError(f"x has {len(x)} rows, y has {len(y)}: each example needs one label.")
 
 
-def _refuse_not_finite(name: str, tensor: Tensor, index: Index) -> None:
-    """Raise if a row that somebody holds contains NaN or infinity."""
-    bad = not_finite(tensor)
-    held = [] if bad is None else index.held(bad.cpu())[:1].tolist()
-    for row in held:
-        raise ConfigError(
-            f"{name}, row {row} (client {index.owner(row)!r}): holds NaN or infinity; must be "
-            "finite numbers. Remove the row or fill the gap."
-        )
+def refuse_not_finite(name: str, batch: Batch, index: Index) -> None:
+    """Check that rows that a client holds contain neither NaN nor infinity.
+
+    Raises:
+        ConfigError: by tensor, row and client.
+    """
+    for leaf, tensor in tensors_of(batch, name):
+        bad = not_finite(tensor)
+        rows = [] if bad is None else index.held(bad.cpu())[:1].tolist()
+        for row in rows:
+            raise ConfigError(
+                f"{leaf}, row {row} (client {index.owner(row)!r}): holds NaN, infinity or a number "
+                "too large for float32; must be finite numbers. Remove the row or fill the gap."
+            )
