@@ -514,7 +514,7 @@ def test_an_interrupt_while_gradients_are_added_up_ends_the_run(monkeypatch):
 
     batch = next(iter(loader))
     with monkeypatch.context() as patched:
-        patched.setattr("privpart.example_level._sum", interrupt)
+        patched.setattr("privpart.example_level.optimizer.weighted_sum", interrupt)
         with pytest.raises(KeyboardInterrupt):
             step(module, optimizer, batch)
     with pytest.raises(ConfigError, match="a step was interrupted"):
