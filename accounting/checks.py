@@ -4,14 +4,19 @@ Every test is written positively (``if not x > 0``): each comparison with NaN is
 written the other way round accepts NaN, which then becomes a plausible epsilon.
 """
 
+import json
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import SupportsFloat, SupportsIndex
+from typing import Any, NoReturn, SupportsFloat, SupportsIndex
 
 
 class ConfigError(ValueError):
     """Invalid argument; the message says what was passed, what is allowed and what to do."""
+
+
+class MissingExtraError(ConfigError):
+    """An optional package is not installed; the message says how to install it."""
 
 
 _GOOGOL = 10**100
@@ -98,7 +103,7 @@ def delta_warning(
     is sound for 1,000 units.
 
     >>> print(delta_warning(1e-5, 50_000))
-    delta=1e-05: is 0.5 / 50,000; for 50,000 clients it should be below 0.1 / 50,000 = 2e-06.
+    delta=1e-05: is 0.5 / 50,000; for 50,000 clients it should be below 0.1 / 50,000.
     >>> delta_warning(1e-6, 50_000)
     ''
     """
@@ -117,8 +122,7 @@ def delta_warning(
     share = number * population * _ROUNDED
     if share < 0.1:
         return ""
-    sound = f"for {population:,} {unit}s it should be below 0.1 / {population:,} = "
-    sound += f"{0.1 / population:.2g}."
+    sound = f"for {population:,} {unit}s it should be below 0.1 / {population:,}."
     if large:
         return f"delta={number:g}: is 1 / {population:,} or more: {random_one}; {sound}"
     return f"delta={number:g}: is {share:.2g} / {population:,}; {sound}"
@@ -173,6 +177,29 @@ def choice(name: str, value: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise ConfigError(f"{name}={value!r}: must be one of {', '.join(allowed)}.")
     return value
+
+
+def parsed_json(text: str | bytes) -> Any:  # noqa: ANN401  any JSON
+    """Return what a JSON text says.
+
+    Raises:
+        ValueError: it is not JSON, names a key twice, of which other readers take the other value,
+            or holds NaN or an infinity.
+        RecursionError: it is nested too deeply.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"the key {key[:80]!a} is there twice")
+            found[key] = value
+        return found
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no number")
+
+    return json.loads(text, object_pairs_hook=once, parse_constant=refuse)
 
 
 def _shown(number: int) -> str:

@@ -246,7 +246,7 @@ class PrivacyReport:
             assumptions=(
                 *_assumptions(mechanism, participation, unit),
                 *(() if sampled is None else sampled.assumptions),
-                *_large_delta(delta, population, unit),
+                *large_delta(delta, population, unit),
             ),
             tpr_at_fpr=tuple((fpr, run.tpr_at_fpr(fpr)) for fpr in _FALSE_POSITIVE_RATES),
             cross_check=run.cross_check(delta, cross_check),
@@ -316,7 +316,7 @@ class PrivacyReport:
         if large := checks.delta_warning(self.delta, self.population, unit=self.unit):
             found.append(large)
         if self.epsilon > 10:
-            found.append(f"epsilon={self.epsilon:.4g} is above 10: by itself it promises little.")
+            found.append(f"epsilon={up(self.epsilon)} is above 10: by itself it promises little.")
         if self.noise_source == "seeded":
             found.append("the noise is seeded: whoever knows the seed can subtract it.")
         return tuple(found)
@@ -381,7 +381,7 @@ class PrivacyReport:
     def from_json(cls, text: str) -> "PrivacyReport":
         """Return the report that ``to_json`` wrote; errors as for ``from_dict``."""
         try:
-            values = json.loads(text)
+            values = checks.parsed_json(text)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"not JSON: {error}") from None
         if not isinstance(values, dict):
@@ -482,7 +482,7 @@ def _assumptions(
     return (*own, *_ASSUMPTIONS_OF_EXAMPLES)
 
 
-def _large_delta(delta: float, population: int | None, unit: str) -> tuple[Assumption, ...]:
+def large_delta(delta: float, population: int | None, unit: str) -> tuple[Assumption, ...]:
     """Return a condition that is not met, so that no status of a large delta is "holds"."""
     if not checks.is_large_delta(delta, population):
         return ()
@@ -492,8 +492,8 @@ def _large_delta(delta: float, population: int | None, unit: str) -> tuple[Assum
             "delta",
             f"delta is far below 1 / number of {unit}s",
             "violated",
-            f"publishing the data of one {unit}, chosen at random, has such a delta; only epsilon "
-            "at a smaller delta says anything",
+            f"publishing the data of one {unit}, chosen at random, has such a delta; read "
+            "epsilon at a smaller one",
             "theoretical",
             f"delta {delta:g} for {of} {unit}s",
         ),
@@ -718,7 +718,9 @@ def up(value: float, digits: int = 4) -> str:
     >>> up(1.74298), up(1e-6), up(0.12345), up(0.0)
     ('1.743', '1e-06', '0.1235', '0')
     """
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(value)))
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(
+        Decimal(repr(float(value)))
+    )
     return f"{float(rounded):.{digits}g}"
 
 
@@ -728,7 +730,7 @@ def down(value: float, digits: int = 4) -> str:
     >>> down(1.74298), down(0.12345)
     ('1.742', '0.1234')
     """
-    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
+    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(float(value))))
     return f"{float(rounded):.{digits}g}"
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from accounting import BinaryTree, Participation, checks
 from accounting.checks import ConfigError
+from accounting.report import up
 from privpart import (
     EmbeddedEngine,
     LocalTraining,
@@ -214,7 +215,7 @@ def main() -> None:
         if record.metric is not None:
             print(f"round {record.round + 1:>2}: test accuracy {record.metric:.1%}")
     report = server.report(DELTA)
-    print(f"\nepsilon {report.epsilon:.3f} at delta {DELTA:g}, the same as for equal devices:")
+    print(f"\nepsilon {up(report.epsilon)} at delta {DELTA:g}, the same as for equal devices:")
     print("zeros do not lengthen an update, and one public constant divides the sum everywhere.")
 
 

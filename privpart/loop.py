@@ -36,7 +36,7 @@ from rich.progress import (
 from torch import Tensor
 
 from accounting import checks
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, MissingExtraError
 from privpart.messages import (
     ClientHealth,
     ClientId,
@@ -606,7 +606,7 @@ class TensorBoard:
         folder: where the event file is written.
 
     Raises:
-        ConfigError: TensorBoard is not installed.
+        MissingExtraError: TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -625,7 +625,7 @@ class TensorBoard:
         try:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError:
-            raise ConfigError(
+            raise MissingExtraError(
                 "TensorBoard is not installed: pip install tensorboard, or train without it."
             ) from None
 

@@ -164,6 +164,69 @@ def test_delta_is_never_an_update():
     assert not found
 
 
+WROTE_IT = {
+    "accounting/checks.py",  # parsed_json
+    "accounting/fit_cache.py",  # a tuple as a list
+    "privpart/example_level.py",
+    "privpart/experiment/sweep_file.py",  # TOML, which has no key twice
+    "privpart/experiment/sweep_store.py",
+    "privpart/experiment/train.py",  # ids, of which no reader takes an object
+    "privpart/flower/agreement.py",
+    "privpart/measure/step.py",
+    "privpart/noise/stream.py",
+    "privpart/run/folder.py",
+    "privpart/run/ledger.py",
+}
+"""Modules that read JSON that they wrote themselves, or that holds no object."""
+
+
+def test_json_from_others_is_read_by_the_one_reader_that_refuses_a_key_twice():
+    found = {path for path in SOURCES if re.search(r"\bjson\.loads?\(", path.read_text())}
+    assert {str(path.relative_to(ROOT)) for path in found} <= WROTE_IT
+
+
+def digits_left_out(path: Path) -> list[str]:
+    """Return the f-strings that show an epsilon, mu or rho to the nearest of so many digits."""
+    return [
+        f"{path.name}:{node.lineno}: {ast.unparse(node.value)}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FormattedValue)
+        if node.format_spec is not None and "." in ast.unparse(node.format_spec)
+        if re.search(r"\b(epsilon|mu|rho)\b", ast.unparse(node.value))
+    ]
+
+
+def test_an_epsilon_is_rounded_up():
+    """``up`` of accounting.report writes it, wherever it is shown; a lower bound is ``down``."""
+    shown_elsewhere = [p for folder in ("docs", "examples") for p in (ROOT / folder).rglob("*.py")]
+    assert not [one for path in (*SOURCES, *shown_elsewhere) for one in digits_left_out(path)]
+
+
+def test_tables_show_names_as_they_are():
+    """One function makes the consoles of results: rich drops [name] and draws :name:."""
+    callers = {
+        path.name
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and ast.unparse(node).startswith("Console(")
+        if "stderr=True" not in ast.unparse(node)
+    }
+    assert callers == {"output.py"}
+
+
+def test_a_missing_package_has_its_own_error_and_exit_code():
+    """What tells people to install one of our extras is MissingExtraError: exit code 7."""
+    raised = [
+        (path.name, ast.unparse(node.exc.func))
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+        if re.search(r"pip install (?!-e)", ast.unparse(node.exc))
+    ]
+    assert len(raised) >= 5
+    assert {error for _, error in raised} == {"MissingExtraError"}, raised
+
+
 def test_a_public_function_or_class_has_its_name_to_itself():
     homes: dict[str, set[str]] = {}
     for path in SOURCES:
@@ -178,7 +241,7 @@ def test_a_public_function_or_class_has_its_name_to_itself():
 
 def test_a_round_opens_at_most_20_files():
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "traced_round.py"], capture_output=True, text=True
+        [sys.executable, ROOT / "tests" / "traced_round.py"], capture_output=True, text=True
     )
     last = re.search(r"lines in (\d+) files", done.stdout)
     assert last, done.stderr

@@ -7,12 +7,12 @@ from textwrap import fill
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from accounting import PrivacyReport
 from accounting.report import up
 from attacks import LeakageReport
+from privpart.cli.output import plain_console
 from privpart.experiment.plan_file import PlanFile
 
 
@@ -52,7 +52,7 @@ def show(
     audits: Mapping[str, LeakageReport],
 ) -> None:
     """Print everything to standard output."""
-    console = Console(width=100, highlight=False)
+    console = plain_console(100)
     budget_note, accuracy_note, leakage_note, limits = notes(plan)
     console.print(_budget_table(plan, budgets))
     console.print(fill(budget_note, 96), end="\n\n")

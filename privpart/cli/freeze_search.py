@@ -13,7 +13,7 @@ from accounting import checks
 from privpart.cli import options
 from privpart.cli.demo import ENGINE, DataName, sweep_file
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
+from privpart.cli.output import as_csv, plain_console
 from privpart.cli.sweep import processors
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -144,7 +144,6 @@ def _print_table(
     tolerance: float,
 ) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(
@@ -166,7 +165,7 @@ def _print_table(
             + ("" if spread is None else f" ± {100 * spread:.1f}"),
             "kept" if row["kept"] else "no",
         )
-    console = Console(width=100, highlight=False)
+    console = plain_console(100)
     console.print(table)
     typer.echo("Train " + " ".join(f"--train '{pattern}'" for pattern in train))
     note = "Differences below their standard deviation over seeds mean nothing. " + NOT_COVERED

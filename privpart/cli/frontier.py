@@ -11,9 +11,9 @@ from accounting import ConfigError, checks
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
+from privpart.cli.output import as_csv, plain_console
 from privpart.cli.progress import trainings_told
-from privpart.cli.sweep import NOT_PRIVATE, processors
+from privpart.cli.sweep import NOT_PRIVATE, delta_warnings, processors
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from collections.abc import Mapping
@@ -193,7 +193,7 @@ def _show(
         "schema": "privpart/frontier/1",
         "study": study.hash,
         "rows": rows,
-        "notes": [NOT_PRIVATE, TUNED],
+        "notes": [NOT_PRIVATE, TUNED, *delta_warnings(final)],
     }
     (out / "study.json").write_text(
         json.dumps(document, indent=2, allow_nan=False), encoding="utf-8"
@@ -203,7 +203,7 @@ def _show(
     elif form is Format.CSV:
         typer.echo(as_csv(rows) if rows else "", nl=False)
     else:
-        _print_table(rows)
+        _print_table(rows, delta_warnings(final))
     for store in (tuned, final):
         for labels, seed, error in store.errors():
             typer.echo(f"privpart: failed: {labels}, seed {seed}: {error}", err=True)
@@ -283,12 +283,11 @@ def _machine() -> str:
     return f"{names[0] if names else platform.machine()}, Python {platform.python_version()}"
 
 
-def _print_table(rows: list[dict[str, Any]]) -> None:
+def _print_table(rows: list[dict[str, Any]], warnings: list[str]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=_WIDTH, highlight=False)
+    console = plain_console(_WIDTH)
     table = Table(box=SIMPLE_HEAD)
     for column in ("mechanism", "arm"):
         table.add_column(column)
@@ -319,6 +318,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             table.add_row(arm, row["leakage"], *told, rank, row["inputs_read"])
         console.print(table)
     typer.echo(f"Intervals are Student's t at 95 % over seeds. {TUNED} {NOT_PRIVATE}")
+    for warning in warnings:
+        typer.echo(f"Warning: {warning}")
 
 
 def _interval(centre: float, low: float | None, high: float | None) -> str:

@@ -14,7 +14,7 @@ from accounting.report import up
 from privpart.cli import options
 from privpart.cli.idle import Command
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
+from privpart.cli.output import as_csv, plain_console
 from privpart.cli.progress import trainings_told
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -156,6 +156,7 @@ def _show(store: "SweepStore", out: Path, form: Format, html: Path | None) -> No
         (out / "sweep.csv").write_text(as_csv(rows), encoding="utf-8")
         plots.draw_sweep(points, axes, store.noise_axes, out)
     notes = [NOT_PRIVATE, *([UNCHARGED] if any(point.tuned > 1 for point in points) else [])]
+    notes += delta_warnings(store)
     failed = [f"failed: {labels}, seed {seed}: {error}" for labels, seed, error in store.errors()]
     if html is not None:
         from privpart.cli.pages.sweep import sweep_page
@@ -171,6 +172,11 @@ def _show(store: "SweepStore", out: Path, form: Format, html: Path | None) -> No
         _print_table(points, axes, notes)
     for line in failed:
         typer.echo(f"privpart: {line}", err=True)
+
+
+def delta_warnings(store: "SweepStore") -> list[str]:
+    """Return the warnings about delta of all cells that are done, each once."""
+    return sorted({result.delta_warning for result in store.results().values()} - {""})
 
 
 def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
@@ -191,7 +197,6 @@ def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
 
 def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence[str]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD)
@@ -215,7 +220,7 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence
             str(len(point.seeds)),
             str(point.failed) if point.failed else "",
         )
-    Console(width=120, highlight=False).print(table)
+    plain_console(120).print(table)
     deltas = sorted({point.delta for point in points if point.epsilon and point.delta})
     if deltas:
         typer.echo(
@@ -225,4 +230,4 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence
     name = "Metric" if own else "Accuracy"
     typer.echo(f"{name}: mean and standard deviation over seeds. {notes[0]}")
     for note in notes[1:]:
-        typer.echo("* " + note)
+        typer.echo(f"* {note}" if note is UNCHARGED else f"Warning: {note}")

@@ -41,7 +41,7 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, MissingExtraError
 
 _SCHEMA = "privpart/own-code/2"
 _MOST_FILES = 2_000
@@ -450,6 +450,7 @@ def call(
 
     Raises:
         ConfigError: it does not take these arguments, or it raises.
+        MissingExtraError: it needs a package that is not installed, and an adapter said so.
     """
     _refuse_other_options(function, f"{key}: {reference}", arguments, options)
     try:
@@ -457,7 +458,8 @@ def call(
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{key}: {reference} failed: {_told(error)}") from error
+        kind = MissingExtraError if isinstance(error, MissingExtraError) else ConfigError
+        raise kind(f"{key}: {reference} failed: {_told(error)}") from error
 
 
 def _refuse_other_options(

@@ -7,6 +7,7 @@
 import difflib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -270,6 +271,8 @@ def begin(
     setup = training(plan, own=own, options=replace(options, deterministic=seed is not None))
     if plan.code() != code:
         raise ConfigError("plan: the code that it names changed while it was loaded; begin again.")
+    if said := plan.accept_delta(len(setup.clients.ids)):
+        sys.stderr.write(f"privpart: warning: {said}\n")
     promised = setup.promise(code)
     check_promise(promised, setup, fork_of)
     facts = _facts(plan, setup, own, code)

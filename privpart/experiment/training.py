@@ -185,7 +185,7 @@ class Training:
                 training, or the examples of a client cannot be fetched.
         """
         source = SeededSource(0)
-        Server(promised, self.start, source=source, optimizer=self.plan.server)
+        self.server(promised, source)
         if promised.sampling is not None:
             SampledCohorts(promised, self.clients.ids, source)
         if isinstance(self.trainer, EmbeddedEngine):
@@ -193,6 +193,14 @@ class Training:
             if not isinstance(self.clients, Users):
                 for client in self.cohorts[0] if self.cohorts else ():
                     fetched(self.clients, client, torch.Generator().manual_seed(0))
+
+    def server(self, promised: PrivacyPlan, source: NoiseSource) -> Server:
+        """Return the server of round 0.
+
+        Raises:
+            ConfigError: noise for which there is no grid, or that no stream can draw.
+        """
+        return Server(promised, self.start, source=source, optimizer=self.plan.server)
 
     def run(
         self,
@@ -223,7 +231,7 @@ class Training:
         """
         engine, cohorts = self._with_canaries()
         torch.set_num_threads(1)  # small models lose time to more threads
-        server = Server(promised, self.start, source=source, optimizer=self.plan.server)
+        server = self.server(promised, source)
         if restore is not None:
             restore(server)
         if promised.sampling is not None:
@@ -549,6 +557,7 @@ def _each_alone(options: EngineOptions) -> EngineOptions:
 
 def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
     ids = distinct_ids(clients.ids)
+    plan.accept_delta(len(ids))
     size = plan.data.clients_per_round
     if size is None:
         if len(ids) != (stated := plan.population()):

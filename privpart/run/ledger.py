@@ -415,10 +415,7 @@ def _need(signer: SigningKey | None, path: Path) -> SigningKey:
 
 
 def _parsed(text: str) -> Any:  # noqa: ANN401  any JSON
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} among its facts")
-
-    value = json.loads(text, parse_constant=refuse)
+    value = checks.parsed_json(text)
     json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be printed
     return value
 

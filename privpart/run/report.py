@@ -8,7 +8,6 @@ The report and the words for its evidence are one file: whoever changes what is 
 what it rests on.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accounting import Participation, PrivacyReport, footprint
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus
 from privpart.plan import PrivacyPlan
@@ -237,7 +236,7 @@ def _recorded(file: Path, rounds: int) -> tuple[tuple[int, float], ...]:
         with opened(file) as lines:
             text = lines.read(_LONGEST_METRICS).decode()
         for line in text.splitlines():
-            entry = json.loads(line)
+            entry = parsed_json(line)
             number, value = entry["round"], entry["metric"]
             if type(number) is int and 0 <= number < rounds and type(value) in (int, float):
                 found[number] = float(value)

@@ -125,6 +125,8 @@ def test_a_fault_is_one_sentence(folder):
     told = frontier(folder)
     assert told.exit_code != 0
     assert "trails" in str(told.exception)
+    (folder / "study.toml").write_text(changed(("delta = 1e-5", "delta = 0.2"), text=STUDY))
+    assert "is too large for any number of clients" in str(frontier(folder).exception)
 
 
 def test_what_train_refuses_is_refused_before_any_trial(folder, monkeypatch):
