@@ -56,11 +56,11 @@ from privpart.example_level.optimizer import (
     refuse_hooks,
 )
 from privpart.example_level.state import StepState
-from privpart.grid import Grid, noise_bits, refuse_noise
+from privpart.grid import refuse_noise
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
-from privpart.noise.stream import NoiseStream
 from privpart.plan import PrivacyPlan
 from privpart.run.folder import RunFolder, create_run, holds_a_run
+from privpart.server import noise_and_grid
 
 GradSampleMode = Literal["hooks", "ghost"]
 
@@ -200,7 +200,7 @@ class FTRLEngine:
             clips = None if criterion is None else GhostCriterion(wrapped, trained, criterion)
             source = self._source(plan, out, facts, resume=resume)
             private = _private(optimizer, wrapped, passes, plan, source)
-            private.begin(self._folder, StepState(plan, private, steps), steps)
+            private.begin(self._folder, StepState(plan, source, private, steps), steps)
         except BaseException:
             wrapped.cleanup()
             self.close()
@@ -447,11 +447,7 @@ def _private(
     dim = sum(
         p.numel() for group in optimizer.param_groups for p in group["params"] if p.requires_grad
     )
-    z, own = plan.noise_multiplier, plan.mechanism
-    bits = noise_bits(z, dim)
-    stream = NoiseStream(own, dim=dim, stddev=2.0**bits, source=source)
-    charge = (dim * own.rounds) ** 0.5 * stream.filter_error(passes.epochs * 2.0**bits / z)
-    grid = Grid.of(bits, z, dim, filter_charge=charge)
+    noise, grid = noise_and_grid(plan, dim, plan.noise_multiplier, source, 0)
     kind, wrapped.rows = FTRLOptimizer, passes.rows
     if isinstance(wrapped, GhostModule):
         kind, wrapped.max_grad_norm = GhostOptimizer, grid.sum_clip_norm(plan.clip_norm)
@@ -459,7 +455,7 @@ def _private(
         optimizer,
         wrapped,
         passes,
-        stream,
+        noise,
         grid,
         max_grad_norm=plan.clip_norm,
         batch_size=plan.report_goal,
@@ -480,6 +476,8 @@ def _context(module: nn.Module, trained: Sequence[nn.Parameter], *about: object)
 
 def _mechanism(chosen: str | MechanismChoice | Mechanism, order: Participation) -> Mechanism:
     if isinstance(chosen, Mechanism):
+        if chosen.groups is not None:
+            raise ConfigError("mechanism: has groups; every step trains all parameters.")
         if chosen.rounds != order.rounds:
             raise ConfigError(
                 f"mechanism: is for {chosen.rounds} rounds; these epochs have {order.rounds} steps."

@@ -14,7 +14,7 @@ from accounting.checks import ConfigError
 from privpart.example_level.loader import FixedPasses, gradient_parts
 from privpart.grid import Grid
 from privpart.model import state_of
-from privpart.noise.stream import NoiseStream
+from privpart.noise.stream import GroupedNoise, NoiseStream
 from privpart.run.folder import Committed, RunFolder
 from privpart.server import RoundCounts
 from privpart.start_values import same_bits
@@ -78,7 +78,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         optimizer: torch.optim.Optimizer,
         module: nn.Module,
         passes: FixedPasses,
-        noise: NoiseStream,
+        noise: NoiseStream | GroupedNoise,
         grid: Grid,
         *,
         max_grad_norm: float,
@@ -98,8 +98,9 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._grid = grid
         self._promised = (float(max_grad_norm), float(grid.noise_multiplier), batch_size)
         self.trained = list(self.params)
-        self._total = torch.zeros(noise.dim, dtype=torch.float64)
-        self._drawn = torch.empty(noise.dim, dtype=noise.dtype)
+        dim = sum(p.numel() for p in self.trained)
+        self._total = torch.zeros(dim, dtype=torch.float64)
+        self._drawn = torch.empty(dim, dtype=noise.dtype)
         self._halted = ""
         self._stepping = False
         self._folder: RunFolder | None = None

@@ -18,10 +18,16 @@ _SCHEMA = "privpart/example-level/1"
 class StepState:
     """What a run folder keeps after each step; see ``Committed``."""
 
-    def __init__(self, plan: PrivacyPlan, optimizer: FTRLOptimizer, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        source: NoiseSource,
+        optimizer: FTRLOptimizer,
+        scheduler: Scheduler,
+    ) -> None:
         self.plan_hash = plan.hash
         self.last_clip_norm = plan.clip_norm
-        self._plan = plan
+        self.source = source
         self._optimizer = optimizer
         self._scheduler = scheduler
 
@@ -29,11 +35,6 @@ class StepState:
     def round(self) -> int:
         """Steps done."""
         return self._optimizer.passes.done
-
-    @property
-    def source(self) -> NoiseSource:
-        """Source of the noise."""
-        return self._optimizer.noise.source
 
     @property
     def _device(self) -> torch.device:

@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
-from accounting import BinaryTree, ConfigError, Independent, Participation, guarantee
+from accounting import BinaryTree, ConfigError, Grouped, Independent, Participation, guarantee
 from privpart import SeededSource
 from privpart.cli.main import app
 from privpart.example_level import FTRLEngine
@@ -690,6 +690,8 @@ def test_what_cannot_be_private_is_refused_before_anything_is_drawn():
         private(mechanism="oak")
     with pytest.raises(ConfigError, match="is for 5 rounds"):
         private(mechanism=BinaryTree(5))
+    with pytest.raises(ConfigError, match="has groups"):
+        private(mechanism=Grouped([[0]], [BinaryTree(1)], [1]))
 
 
 def in_folder(folder, *, resume=False, seed=7, **options):
