@@ -130,15 +130,15 @@ def default_initializers(module: nn.Module) -> dict[str, Initializer]:
     LoRA adapters, by name: 0 for B, so that they leave a pretrained network as it is; A is as
     ``peft`` has it, uniform to 1/sqrt(fan_in), or Gaussian of scale 1 for embeddings.
     """
-    found: dict[str, Initializer] = {}
+    initializers: dict[str, Initializer] = {}
     for prefix, layer in module.named_modules():
         for name, parameter in layer.named_parameters(prefix, recurse=False):
             initializer = _of_adapter(name, parameter.shape)
             if initializer is None:
                 initializer = _of_layer(layer, name.rpartition(".")[2])
             if initializer is not None:
-                found[name] = initializer
-    return found
+                initializers[name] = initializer
+    return initializers
 
 
 def _of_adapter(name: str, shape: torch.Size) -> Initializer | None:
@@ -229,10 +229,10 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()[:32]
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
+def same_bits(first: Tensor, other: Tensor) -> bool:
     """Whether two dense tensors agree in shape, dtype, device and every bit, also of NaN or -0."""
-    kinds = {(tensor.shape, tensor.dtype, tensor.device) for tensor in (one, other)}
-    return len(kinds) == 1 and torch.equal(_words(one), _words(other))
+    kinds = {(tensor.shape, tensor.dtype, tensor.device) for tensor in (first, other)}
+    return len(kinds) == 1 and torch.equal(_words(first), _words(other))
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
@@ -240,16 +240,16 @@ def checksum(tensors: Iterable[Tensor]) -> int:
 
     Unlike ``tensors_fingerprint`` it is fast, and no match for somebody who chooses the bits.
     """
-    found, elsewhere = 0, []
+    total, elsewhere = 0, []
     for tensor in tensors:
         words = _words(tensor)
         if tensor.is_cpu:
-            found = zlib.crc32(words.numpy().data, found)
+            total = zlib.crc32(words.numpy().data, total)
         else:
             elsewhere.append(_weighted(words))
     if elsewhere:  # read at once, because each reading waits for an accelerator
-        found = zlib.crc32(torch.stack(elsewhere).cpu().numpy().data, found)
-    return found
+        total = zlib.crc32(torch.stack(elsewhere).cpu().numpy().data, total)
+    return total
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -295,9 +295,9 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> t
             inside = set(file.keys())
             if lost := [w.names[0] for w in wanted if w.required and not inside & set(w.names)]:
                 raise ConfigError(_not_inside(path, lost, inside))
-            for each in wanted:
-                found = {n: file.get_tensor(n) for n in each.names if n in inside}
-                values.append(_checked(path, found, each.tensor) if found else None)
+            for target in wanted:
+                stored = {n: file.get_tensor(n) for n in target.names if n in inside}
+                values.append(_checked(path, stored, target.tensor) if stored else None)
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file.") from None
     except (OSError, SafetensorError) as error:
@@ -307,10 +307,10 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> t
             ".bin and .pt, are not opened: save them by safetensors.torch.save_file."
         ) from None
     with torch.no_grad():
-        for each, value in zip(wanted, values, strict=True):
+        for target, value in zip(wanted, values, strict=True):
             if value is not None:
-                each.tensor.copy_(value)
-    return tuple(sorted(inside - {name for each in wanted for name in each.names}))
+                target.tensor.copy_(value)
+    return tuple(sorted(inside - {name for target in wanted for name in target.names}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,17 +330,23 @@ def _wanted(module: nn.Module, names: Iterable[str]) -> list[_Wanted]:
     if unknown := [name for name in names if name not in parameters]:
         raise ConfigError(f"names: {unknown[0]!r} is not a parameter of the module.")
     chosen = {id(parameters[name]): parameters[name] for name in names}
-    found = [_Wanted(p, tuple(aliases[key]), True) for key, p in chosen.items()]
+    targets = [_Wanted(p, tuple(aliases[key]), True) for key, p in chosen.items()]
     for prefix, layer in module.named_modules():
-        own = list(layer.parameters(recurse=False))
-        if own and not any(id(parameter) in chosen for parameter in own):
+        parameters_of_layer = list(layer.parameters(recurse=False))
+        if parameters_of_layer and not any(
+            id(parameter) in chosen for parameter in parameters_of_layer
+        ):
             continue
         for name, buffer in layer.named_buffers(prefix, recurse=False):
             kind = name.rpartition(".")[2]
             if kind not in layer._non_persistent_buffers_set:
                 # files from before torch 0.4.1 do not have the number of batches
-                found.append(_Wanted(buffer, (name,), bool(own) and kind != "num_batches_tracked"))
-    return found
+                targets.append(
+                    _Wanted(
+                        buffer, (name,), bool(parameters_of_layer) and kind != "num_batches_tracked"
+                    )
+                )
+    return targets
 
 
 def _not_inside(path: str | Path, lost: list[str], inside: set[str]) -> str:
@@ -352,11 +358,11 @@ def _not_inside(path: str | Path, lost: list[str], inside: set[str]) -> str:
     )
 
 
-def _checked(path: str | Path, found: Mapping[str, Tensor], expected: Tensor) -> Tensor:
+def _checked(path: str | Path, stored: Mapping[str, Tensor], expected: Tensor) -> Tensor:
     """Return the value of one tensor, by whatever names the file has it."""
     floating = expected.is_floating_point()
     accepted = _FLOATS if floating else (expected.dtype,)
-    for name, value in found.items():
+    for name, value in stored.items():
         if value.dtype not in accepted:
             kind = "floating point" if floating else expected.dtype
             raise ConfigError(f"{path}: {name!r} is {value.dtype}; must be {kind}.")
@@ -367,9 +373,9 @@ def _checked(path: str | Path, found: Mapping[str, Tensor], expected: Tensor) ->
             )
         if floating and not value.to(expected.dtype).isfinite().all():
             raise ConfigError(f"{path}: {name!r} holds NaN or infinity in float32: must be finite.")
-    first, *others = found.values()
-    if any(not torch.equal(first, other) for other in others):
-        names = " and ".join(map(repr, sorted(found)))
+    first, *duplicates = stored.values()
+    if any(not torch.equal(first, other) for other in duplicates):
+        names = " and ".join(map(repr, sorted(stored)))
         raise ConfigError(
             f"{path}: {names} are one parameter of the module and differ in the file. Remove one."
         )

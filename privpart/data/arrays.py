@@ -119,9 +119,9 @@ class _OnDisk:
         return leaf
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = cast("np.memmap[Any, Any]", self.array)
-        order = "F" if own.flags.f_contiguous and not own.flags.c_contiguous else "C"
-        return _opened, (own.filename, own.dtype, own.offset, own.shape, order)
+        array = cast("np.memmap[Any, Any]", self.array)
+        order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+        return _opened, (array.filename, array.dtype, array.offset, array.shape, order)
 
 
 def _opened(filename: Any, dtype: Any, offset: int, shape: Any, order: Any) -> _OnDisk:  # noqa: ANN401

@@ -43,7 +43,7 @@ def tensors_of(batch: Batch, name: str = "examples") -> Iterator[tuple[str, Tens
 def map_leaves(function: Callable[[Any, str], Any], nest: Any, name: str = "examples") -> Any:  # noqa: ANN401
     """Return the nest with ``function`` applied to each leaf and its name."""
     if isinstance(nest, Mapping):
-        return {key: map_leaves(function, own, f"{name}[{key!r}]") for key, own in nest.items()}
+        return {key: map_leaves(function, value, f"{name}[{key!r}]") for key, value in nest.items()}
     if isinstance(nest, tuple | list):
         return _like(nest, [map_leaves(function, v, f"{name}[{k}]") for k, v in enumerate(nest)])
     return function(nest, name)
@@ -131,9 +131,9 @@ def stack(items: Sequence[Any], name: str = "examples") -> Batch:
     tensors = [i if isinstance(i, Tensor) else torch.from_numpy(_numbers(i, name)) for i in items]
     kinds = {(tensor.dtype, tensor.shape) for tensor in tensors}
     if len(kinds) > 1:
-        found = " and ".join(sorted(f"{kind} {tuple(shape)}" for kind, shape in kinds)[:2])
+        differing = " and ".join(sorted(f"{kind} {tuple(shape)}" for kind, shape in kinds)[:2])
         raise ConfigError(
-            f"{name}: examples of one client are {found}; all must have one type and shape: "
+            f"{name}: examples of one client are {differing}; all must have one type and shape: "
             "crop, resize or pad them."
         )
     return _converted(torch.stack(tensors), name)

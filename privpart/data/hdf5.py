@@ -72,12 +72,12 @@ def federated_hdf5(path: Path, *, x: str = "pixels", y: str = "label") -> tuple[
 def _dataset(groups: Any, user: str, name: str, h5py: Any) -> Any:  # noqa: ANN401  h5py's
     """Return one data set of a user, not yet read; refuse data that another file holds."""
     group = groups[user]
-    found = group.get(name) if isinstance(group, h5py.Group) else None
-    if not isinstance(found, h5py.Dataset):
+    dataset = group.get(name) if isinstance(group, h5py.Group) else None
+    if not isinstance(dataset, h5py.Dataset):
         raise ValueError(f"user {user} has no data set {name}")
-    if found.file.filename != groups.file.filename or found.external or found.is_virtual:
+    if dataset.file.filename != groups.file.filename or dataset.external or dataset.is_virtual:
         raise ValueError(f"{name} of user {user} points to another file")
-    return found
+    return dataset
 
 
 def _part(user: str, inputs: _Array, labels: _Array) -> tuple[_Array, _Array]:

@@ -63,9 +63,9 @@ class ClientIds(Sequence[ClientId]):
                 )
         numbers: list[Any] = ordered[: len(of_numbers)]
         strings: list[Any] = ordered[len(of_numbers) :]
-        own, unsigned = _compact(numbers)
-        found = cls(own, *_joined(strings), unsigned=unsigned)
-        return found, np.array(places, dtype=np.int64)
+        compact, unsigned = _compact(numbers)
+        client_ids = cls(compact, *_joined(strings), unsigned=unsigned)
+        return client_ids, np.array(places, dtype=np.int64)
 
     @classmethod
     def of_array(cls, numbers: _Array) -> "ClientIds":
@@ -82,7 +82,7 @@ class ClientIds(Sequence[ClientId]):
     def __getitem__(self, place: slice) -> list[ClientId]: ...
     def __getitem__(self, place: int | slice) -> ClientId | list[ClientId]:
         if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
+            return [self[position] for position in range(*place.indices(len(self)))]
         place = range(len(self))[place]  # negative places, and IndexError
         if place >= len(self._numbers):
             return self._encoded()(place - len(self._numbers)).decode()
@@ -125,8 +125,9 @@ class ClientIds(Sequence[ClientId]):
     @property
     def nbytes(self) -> int:
         """Memory in bytes."""
-        own = self._numbers
-        size = sum(number.__sizeof__() + 8 for number in own) if isinstance(own, list) else 0
+        numbers = self._numbers
+        large = numbers if isinstance(numbers, list) else []
+        size = sum(number.__sizeof__() + 8 for number in large)
         return sum(t.nbytes for t in self._tensors()) + size
 
     def shared(self) -> "ClientIds":
@@ -190,21 +191,22 @@ class Index:
             if ids is not None:
                 raise ConfigError(f"ids: {name} is a dict, which already contains them.")
             ids, indices = indices.keys(), indices.values()
-        held = [_as_rows(rows, f"{name}[{place}]") for place, rows in enumerate(indices)]
-        if not held:
+        rows_of_clients = [_as_rows(rows, f"{name}[{place}]") for place, rows in enumerate(indices)]
+        if not rows_of_clients:
             raise ConfigError(f"{name}: is empty; must hold the rows of at least one client.")
-        order: Iterable[int] = range(len(held))
-        found: Sequence[ClientId] = range(len(held))
+        order: Iterable[int] = range(len(rows_of_clients))
+        client_ids: Sequence[ClientId] = range(len(rows_of_clients))
         if ids is not None:
-            found, places = ClientIds.of(ids)
-            if len(found) != len(held):
+            client_ids, places = ClientIds.of(ids)
+            if len(client_ids) != len(rows_of_clients):
                 raise ConfigError(
-                    f"ids: {len(found)} ids for {len(held)} clients' rows; each client needs both."
+                    f"ids: {len(client_ids)} ids for {len(rows_of_clients)} clients' rows; each "
+                    "client needs both."
                 )
             order = places.tolist()
-        parts = [held[place] for place in order]
+        parts = [rows_of_clients[place] for place in order]
         ends = torch.from_numpy(np.fromiter(map(len, parts), np.int64, len(parts)).cumsum())
-        return cls(found, _narrow(ends), _narrow_rows(torch.cat(parts)))
+        return cls(client_ids, _narrow(ends), _narrow_rows(torch.cat(parts)))
 
     @classmethod
     def of_owners(cls, owners: object, name: str = "user") -> "Index":
@@ -241,9 +243,9 @@ class Index:
 
         Rows that remain belong to nobody.
         """
-        each = len(rows) // clients
-        ends = torch.arange(each, clients * each + 1, each) if each else torch.zeros(clients)
-        return cls(range(clients), _narrow(ends.long()), _narrow_rows(rows[: clients * each]))
+        size = len(rows) // clients
+        ends = torch.arange(size, clients * size + 1, size) if size else torch.zeros(clients)
+        return cls(range(clients), _narrow(ends.long()), _narrow_rows(rows[: clients * size]))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -323,11 +325,11 @@ class Index:
 
     def _places(self, clients: Sequence[ClientId]) -> _Array:
         numbers = self.ids.as_array() if isinstance(self.ids, ClientIds) else None
-        whole = [client for client in clients if type(client) is int]
-        if whole and len(whole) == len(clients) and not isinstance(numbers, list):
+        integers = [client for client in clients if type(client) is int]
+        if integers and len(integers) == len(clients) and not isinstance(numbers, list):
             limits = np.iinfo(np.int64 if numbers is None else numbers.dtype)
-            if limits.min <= min(whole) and max(whole) <= limits.max:
-                asked = np.array(whole, dtype=limits.dtype)
+            if limits.min <= min(integers) and max(integers) <= limits.max:
+                asked = np.array(integers, dtype=limits.dtype)
                 places = asked if numbers is None else numbers.searchsorted(asked)
                 inside = (places >= 0) & (places < len(self if numbers is None else numbers))
                 if inside.all() and (numbers is None or (numbers[places] == asked).all()):

@@ -24,8 +24,8 @@ def iid_users(examples: int, *, users: int, data_seed: int) -> Index:
         Per user, the rows of their examples, in a few bytes per user.
     """
     users = checks.count("users", users)
-    each = examples // users
-    if each == 0:
+    size = examples // users
+    if size == 0:
         raise ConfigError(f"users={users}: there are only {examples} examples: use fewer users.")
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(data_seed))
     return Index.of_equal_parts(order, users)
@@ -132,25 +132,25 @@ def dirichlet_users(y: Tensor, *, users: int, alpha: float, data_seed: int) -> l
     """
     users = checks.count("users", users)
     alpha = checks.positive("alpha", alpha)
-    each = _share(len(y), users)
+    size = _share(len(y), users)
     generator = np.random.default_rng(data_seed)
     labels = y.numpy()
-    left = [generator.permutation(np.flatnonzero(labels == c)).tolist() for c in np.unique(labels)]
-    frequency = np.array([len(rows) for rows in left]) / len(labels)
-    found = []
+    pools = [generator.permutation(np.flatnonzero(labels == c)).tolist() for c in np.unique(labels)]
+    frequency = np.array([len(rows) for rows in pools]) / len(labels)
+    users_rows = []
     for _ in range(users):
         logs = _log_gamma_draws(alpha * frequency, generator)
-        own: list[int] = []
-        while len(own) < each:
-            open_ = np.array([bool(rows) for rows in left])
+        user_rows: list[int] = []
+        while len(user_rows) < size:
+            open_ = np.array([bool(rows) for rows in pools])
             # in logarithms: at a small alpha the share of every remaining label may round to zero
             weights = np.exp(np.where(open_, logs - logs[open_].max(), -np.inf))
-            wanted = generator.multinomial(each - len(own), weights / weights.sum())
-            for rows, count in zip(left, wanted, strict=True):
+            wanted = generator.multinomial(size - len(user_rows), weights / weights.sum())
+            for rows, count in zip(pools, wanted, strict=True):
                 taken = min(int(count), len(rows))
-                own += [rows.pop() for _ in range(taken)]
-        found.append(torch.tensor(own))
-    return found
+                user_rows += [rows.pop() for _ in range(taken)]
+        users_rows.append(torch.tensor(user_rows))
+    return users_rows
 
 
 def pathological_users(y: Tensor, *, users: int, classes_each: int, data_seed: int) -> list[Tensor]:
@@ -170,7 +170,7 @@ def pathological_users(y: Tensor, *, users: int, classes_each: int, data_seed: i
     order = order[torch.sort(y[order], stable=True).indices]
     shards = torch.split(order[: size * users * classes_each], size)
     dealt = torch.randperm(len(shards), generator=generator).view(users, classes_each).tolist()
-    return [torch.cat([shards[shard] for shard in own]) for own in dealt]
+    return [torch.cat([shards[shard] for shard in numbers]) for numbers in dealt]
 
 
 def _share(examples: int, parts: int) -> int:

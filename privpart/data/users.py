@@ -91,9 +91,9 @@ class Users:
     @classmethod
     def _of(cls, x: Tensor, y: Tensor, indices: Index) -> "Users":
         """Return users of parts that were checked before."""
-        made = cls.__new__(cls)
-        made.x, made.y, made.indices = x, y, indices
-        return made
+        users = cls.__new__(cls)
+        users.x, users.y, users.indices = x, y, indices
+        return users
 
 
 def _refuse_types(x: Tensor, y: Tensor) -> None:

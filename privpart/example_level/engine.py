@@ -171,13 +171,13 @@ class FTRLEngine:
             )
         examples, self._allows_large = len(passes.order), allow_large_delta
         _accept_delta(delta, examples, allow_large_delta)
-        own = _mechanism(mechanism, passes.participation)
-        z = _noise(own, passes.participation, noise_multiplier, target_epsilon, delta)
+        chosen = _mechanism(mechanism, passes.participation)
+        z = _noise(chosen, passes.participation, noise_multiplier, target_epsilon, delta)
         trained = _trained(module, optimizer)
         refuse_noise(z, sum(p.numel() for p in trained))
         about = examples, order_seed, grad_sample_mode, loss_reduction
         plan = PrivacyPlan(
-            mechanism=own,
+            mechanism=chosen,
             participation=passes.participation,
             clip_norm=float(max_grad_norm),
             noise_multiplier=z,
@@ -205,9 +205,9 @@ class FTRLEngine:
             wrapped.cleanup()
             self.close()
             raise
-        made = wrapped, private, dealt
+        result = wrapped, private, dealt
         self._plan, self._passes = plan, passes
-        return made if clips is None else (*made, clips)
+        return result if clips is None else (*result, clips)
 
     def make_private_with_epsilon(
         self,
@@ -334,12 +334,12 @@ class Comparison:
 
 
 def _refuse_folder_options(
-    out: str | Path | None, scheduler: LRScheduler | None, every: str, of_folder: bool
+    out: str | Path | None, scheduler: LRScheduler | None, scheduler_every: str, of_folder: bool
 ) -> None:
     if out is None and of_folder:
         raise ConfigError("resume, population: are about a run in a folder; pass out.")
-    checks.choice("scheduler_every", every, ("step", "epoch"))
-    if scheduler is None and every != "step":
+    checks.choice("scheduler_every", scheduler_every, ("step", "epoch"))
+    if scheduler is None and scheduler_every != "step":
         raise ConfigError("scheduler_every: is about a scheduler; pass one, or leave it out.")
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(
@@ -352,9 +352,9 @@ def _accept_delta(delta: float | None, examples: int, allow_large: bool) -> None
     """Refuse a large delta, and warn of one that is not far below 1 / examples."""
     if delta is None:
         return
-    said = checks.accept_delta(delta, examples, allow_large=allow_large, unit="example")
-    if said:
-        sys.stderr.write(f"privpart: warning: {said}\n")
+    warning = checks.accept_delta(delta, examples, allow_large=allow_large, unit="example")
+    if warning:
+        sys.stderr.write(f"privpart: warning: {warning}\n")
 
 
 def _refuse_loss_options(mode: str, loss_reduction: str, criterion: nn.Module | None) -> None:
@@ -402,8 +402,9 @@ def _data(
         )
     if given.drop_last:
         raise ConfigError("data_loader: drop_last=True leaves examples out; make it without.")
-    own = {name: getattr(given, name) for name in _OF_LOADER}
-    return given.dataset, given.batch_size, {n: v for n, v in own.items() if v is not None}
+    values = {name: getattr(given, name) for name in _OF_LOADER}
+    options = {name: value for name, value in values.items() if value is not None}
+    return given.dataset, given.batch_size, options
 
 
 def _length(dataset: Dataset[Any], loader: dict[str, Any]) -> int:
@@ -429,9 +430,9 @@ def _wrapped(
             return GhostModule(module, clip_norm=plan.clip_norm, **options)
         return HooksModule(module, **options)
     except (NotImplementedError, ValueError) as error:
-        said = " ".join(str(error).split())[:300]
+        why = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"module: Opacus does not take it: {said}. A module that was made private before is "
+            f"module: Opacus does not take it: {why}. A module that was made private before is "
             "not made private again; see opacus.validators.ModuleValidator.fix for layers."
         ) from None
 
@@ -509,9 +510,9 @@ def _trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Par
     """Return the parameters that train, in the optimizer's order, after checking both."""
     _refuse_unsupported(module, optimizer)
     named = {n: p for n, p in _of_layers(module) if p.requires_grad}
-    seen: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     for name, p in named.items():
-        if (other := seen.setdefault(id(p), name)) != name:
+        if (other := first_names.setdefault(id(p), name)) != name:
             raise ConfigError(
                 f"{other} and {name} are one tensor: per-example gradients of tied parameters are "
                 "wrong in Opacus. Freeze it, or untie the two."
@@ -521,9 +522,11 @@ def _trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Par
                 f"{name}: is {p.dtype}; train in float32 (module.float()), whose rounding the clip "
                 "norm allows for. torch.autocast may still compute in less."
             )
-    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    if held != set(seen):
-        extra, missing = len(held - set(seen)), [seen[i] for i in seen if i not in held]
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    optimized = {id(p) for p in trained}
+    if optimized != set(first_names):
+        extra = len(optimized - set(first_names))
+        missing = [name for i, name in first_names.items() if i not in optimized]
         raise ConfigError(
             f"optimizer: lacks {', '.join(missing) or 'nothing'} of the module's parameters that "
             f"train, and has {extra} of no such parameter. Give it exactly those with "
@@ -533,7 +536,7 @@ def _trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Par
         raise ConfigError("module: no parameter trains (requires_grad).")
     if len({p.device for p in named.values()}) > 1:
         raise ConfigError("module: its parameters are on several devices; use one.")
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    return trained
 
 
 def _of_layers(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -112,13 +112,13 @@ class _GhostLoss:
     Opacus's can be added to other terms, whose gradients nothing would clip.
     """
 
-    def __init__(self, module: GhostModule, parameters: list[nn.Parameter], each: Tensor) -> None:
-        self._module, self._parameters, self._each = module, parameters, each
+    def __init__(self, module: GhostModule, parameters: list[nn.Parameter], losses: Tensor) -> None:
+        self._module, self._parameters, self._losses = module, parameters, losses
 
     def detach(self) -> Tensor:
         """Return the loss without its graph."""
-        found = self._each.detach()
-        return found.mean() if self._module.loss_reduction == "mean" else found.sum()
+        losses = self._losses.detach()
+        return losses.mean() if self._module.loss_reduction == "mean" else losses.sum()
 
     def item(self) -> float:
         """Return the loss."""
@@ -130,7 +130,7 @@ class _GhostLoss:
         Raises:
             ConfigError: called before in this step, or the losses are not one for each example.
         """
-        module, each = self._module, self._each
+        module, losses = self._module, self._losses
         if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters):
             raise ConfigError(
                 "backward(): a parameter has a hook, which could change the clipped sum. Remove "
@@ -141,21 +141,21 @@ class _GhostLoss:
                 "backward(): was called before in this step. With ghost clipping call it once per "
                 "optimizer.step(); BatchMemoryManager trains on parts of a batch."
             )
-        whole = each.mean() if module.loss_reduction == "mean" else each.sum()
-        torch.autograd.backward(whole, retain_graph=True)
+        total = losses.mean() if module.loss_reduction == "mean" else losses.sum()
+        torch.autograd.backward(total, retain_graph=True)
         for p in self._parameters:
             p.grad = None
         factors = module.get_clipping_coef()
         if not module.compared:
             self._compare(module.per_sample_gradient_norms)
-        if factors.shape != each.shape:
+        if factors.shape != losses.shape:
             raise ConfigError(
-                f"criterion: gave {len(each)} losses for {len(factors)} examples. Its "
+                f"criterion: gave {len(losses)} losses for {len(factors)} examples. Its "
                 "reduction='none' must give a row for each example."
             )
         module.disable_hooks()
         try:
-            torch.autograd.backward((factors.to(each.device) * each).sum())
+            torch.autograd.backward((factors.to(losses.device) * losses).sum())
         finally:
             module.enable_hooks()
         module.examples, module.unclipped = len(factors), False
@@ -168,11 +168,11 @@ class _GhostLoss:
         module = self._module
         module.disable_hooks()
         try:
-            for i in {0, len(self._each) - 1} if len(norms) == len(self._each) else ():
-                own = torch.autograd.grad(
-                    self._each[i], self._parameters, retain_graph=True, allow_unused=True
+            for i in {0, len(self._losses) - 1} if len(norms) == len(self._losses) else ():
+                gradients = torch.autograd.grad(
+                    self._losses[i], self._parameters, retain_graph=True, allow_unused=True
                 )
-                norm = torch.stack([g.norm() for g in own if g is not None]).norm()
+                norm = torch.stack([g.norm() for g in gradients if g is not None]).norm()
                 if not bool((norm - norms[i]).abs() <= 1e-2 * norms.max() + 1e-6):
                     raise ConfigError(
                         f"backward(): the gradient of an example has norm {float(norm):g} alone "
@@ -187,24 +187,24 @@ class _GhostLoss:
 class GhostCriterion:
     """The user's loss module, which gives losses that clip."""
 
-    def __init__(self, module: GhostModule, parameters: list[nn.Parameter], own: Any) -> None:  # noqa: ANN401
-        if getattr(own, "reduction", None) != module.loss_reduction:
+    def __init__(self, module: GhostModule, parameters: list[nn.Parameter], criterion: Any) -> None:  # noqa: ANN401
+        if getattr(criterion, "reduction", None) != module.loss_reduction:
             raise ConfigError(
                 f"criterion: needs reduction={module.loss_reduction!r}, as loss_reduction says, "
                 "and must give a loss for each example with reduction='none'."
             )
-        self._module, self._parameters, self._own = module, parameters, own
+        self._module, self._parameters, self._criterion = module, parameters, criterion
 
     def __call__(self, *arguments: Any, **options: Any) -> _GhostLoss:  # noqa: ANN401
         """Return the loss of a batch, whose ``backward`` clips."""
-        before, self._own.reduction = self._own.reduction, "none"
+        before, self._criterion.reduction = self._criterion.reduction, "none"
         try:
-            found = self._own(*arguments, **options)
+            output = self._criterion(*arguments, **options)
         finally:
-            self._own.reduction = before
-        rows = found.reshape(len(found), -1)
-        each = rows.mean(1) if before == "mean" else rows.sum(1)
-        return _GhostLoss(self._module, self._parameters, each)
+            self._criterion.reduction = before
+        rows = output.reshape(len(output), -1)
+        losses = rows.mean(1) if before == "mean" else rows.sum(1)
+        return _GhostLoss(self._module, self._parameters, losses)
 
 
 class GhostOptimizer(FTRLOptimizer):
@@ -221,8 +221,8 @@ class GhostOptimizer(FTRLOptimizer):
         start = 0
         for p, summed in zip(self.trained, module.summed, strict=True):
             if summed is not None:
-                own = summed.to_dense() if summed.is_sparse else summed
-                self._total[start : start + p.numel()] += own.reshape(-1).double().cpu()
+                dense = summed.to_dense() if summed.is_sparse else summed
+                self._total[start : start + p.numel()] += dense.reshape(-1).double().cpu()
             start += p.numel()
         if not bool(torch.isfinite(self._total).all()):
             raise ConfigError("optimizer.step(): the sum of the gradients is not finite.")

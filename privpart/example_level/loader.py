@@ -87,7 +87,7 @@ class Rows:
             faults.add("unseen")
         # of each input, the rows of all calls: each may be with a part of the batch
         parts = zip_longest(*(call.rows for call in calls), fillvalue=())
-        inputs = [list(chain(*each)) for each in parts]
+        inputs = [list(chain(*calls_rows)) for calls_rows in parts]
         if any(rows not in dealt for rows in inputs):
             faults.add("inputs")
         # most, not all: a single example should not decide about a word of the report
@@ -166,8 +166,8 @@ class FixedPasses(Sampler[list[int]]):
         Raises:
             ConfigError: all passes are done, or a batch that was dealt did not become a step.
         """
-        left = self._batches[self.done % self.batches :]
-        return iter(left) if self._reads_ahead else self.deal(iter(left))
+        remaining = self._batches[self.done % self.batches :]
+        return iter(remaining) if self._reads_ahead else self.deal(iter(remaining))
 
     def read_ahead(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Deal what a loader yields, which may ask for its batches before they are due."""
@@ -194,9 +194,9 @@ class FixedPasses(Sampler[list[int]]):
         self._pass += 1
         return self._dealing(batches, self._pass)
 
-    def _dealing(self, batches: Iterator[Any], own: int) -> Iterator[Any]:
+    def _dealing(self, batches: Iterator[Any], number: int) -> Iterator[Any]:
         for batch in batches:
-            if self._pass != own:
+            if self._pass != number:
                 raise ConfigError(
                     "the loader: another pass over it was begun meanwhile. Iterate over it in one "
                     "place at a time."
@@ -283,7 +283,7 @@ def _row_checksums(tensor: Tensor) -> list[int]:
 
 def gradient_parts(parameter: nn.Parameter) -> list[Tensor]:
     """Return a parameter's per-example gradients of each backward pass."""
-    found = getattr(parameter, "grad_sample", None)
-    if found is None:
+    parts = getattr(parameter, "grad_sample", None)
+    if parts is None:
         return []
-    return list(found) if isinstance(found, list) else [found]
+    return list(parts) if isinstance(parts, list) else [parts]

@@ -26,9 +26,9 @@ class Scheduler:
     Stepped by the loop it would be one step behind in a run that was killed after a commit.
     """
 
-    def __init__(self, scheduler: LRScheduler | None, every: int) -> None:
-        self._own = scheduler
-        self._every = every
+    def __init__(self, scheduler: LRScheduler | None, interval: int) -> None:
+        self._scheduler = scheduler
+        self._interval = interval
 
     def step(self, done: int) -> None:
         """Step it, if ``done`` steps of the optimizer are when it is due.
@@ -36,19 +36,19 @@ class Scheduler:
         Raises:
             ConfigError: somebody else stepped it as well.
         """
-        if self._own is None:
+        if self._scheduler is None:
             return
-        if self._own.last_epoch != (done - 1) // self._every:
+        if self._scheduler.last_epoch != (done - 1) // self._interval:
             raise ConfigError(
                 "scheduler: was stepped by the loop as well; the optimizer steps it. Leave out "
                 "scheduler.step()."
             )
-        if done % self._every == 0:
-            self._own.step()
+        if done % self._interval == 0:
+            self._scheduler.step()
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state of torch's scheduler; None if there is none."""
-        return None if self._own is None else self._own.state_dict()
+        return None if self._scheduler is None else self._scheduler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Restore what ``state_dict`` returned.
@@ -56,10 +56,10 @@ class Scheduler:
         Raises:
             ConfigError: one of the two has no scheduler.
         """
-        if (self._own is None) != (state is None):
+        if (self._scheduler is None) != (state is None):
             raise ConfigError("scheduler: the run was begun with one; pass it again, or none.")
-        if self._own is not None and state is not None:
-            self._own.load_state_dict(state)
+        if self._scheduler is not None and state is not None:
+            self._scheduler.load_state_dict(state)
 
 
 class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
@@ -149,17 +149,17 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             return None
         self._halted = f"step {done} was not committed."
         try:
-            found = self._take()
+            result = self._take()
         except BaseException:
             self._take_back()
             raise
         self._halted = ""
-        return found
+        return result
 
     def _take(self) -> Any:  # noqa: ANN401  what the user's optimiser returns
         self._stepping = True
         try:
-            found = self.original_optimizer.step()
+            result = self.original_optimizer.step()
         finally:
             self._stepping = False
         if self._scheduler is not None:
@@ -169,15 +169,15 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             counts = RoundCounts(examples, examples, 0, rows_differ=self._rows_differ)
             self._folder.commit(self._steps, counts)
         with torch.no_grad():
-            for kept, p in zip(self._released, self.trained, strict=True):
-                kept.copy_(p)
-        return found
+            for released, p in zip(self._released, self.trained, strict=True):
+                released.copy_(p)
+        return result
 
     def _take_back(self) -> None:
         """Return to the last parameters that were released: a resumed run takes the step again."""
         with torch.no_grad():
-            for kept, p in zip(self._released, self.trained, strict=True):
-                p.copy_(kept)
+            for released, p in zip(self._released, self.trained, strict=True):
+                p.copy_(released)
                 p.grad = None
 
     def _refuse_other_steps(self, *_: object) -> None:
@@ -237,9 +237,9 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         if self.step_hook is not None:
             self.attach_step_hook()
         refuse_hooks(self.original_optimizer, self._guard)
-        own = self.params
-        if len(own) != len(self.trained) or any(
-            p is not q for p, q in zip(own, self.trained, strict=True)
+        parameters = self.params
+        if len(parameters) != len(self.trained) or any(
+            p is not q for p, q in zip(parameters, self.trained, strict=True)
         ):
             raise ConfigError(
                 "optimizer: has other parameters than make_private was given. Add or freeze "
@@ -250,15 +250,15 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
 
     def _refuse_changed_model(self) -> None:
         """Check that nothing but this optimizer changed what leaves with the model."""
-        for kept, p in zip(self._released, self.trained, strict=True):
-            if not same_bits(kept, p):
+        for released, p in zip(self._released, self.trained, strict=True):
+            if not same_bits(released, p):
                 self._refuse_changed(next(n for n, q in _named(self._module) if q is p))
         fixed = dict(fixed_tensors(self._module, self.trained))
         for name in sorted(fixed.keys() | self._fixed.keys()):
-            before, found = self._fixed.get(name), fixed.get(name)
-            if before is None or found is None or state_of([found]) != before[1]:
+            before, current = self._fixed.get(name), fixed.get(name)
+            if before is None or current is None or state_of([current]) != before[1]:
                 self._refuse_changed(name)
-            elif found.requires_grad:
+            elif current.requires_grad:
                 raise ConfigError(
                     f"{name}: requires a gradient now, and no noise covers it. Set requires_grad "
                     "before make_private."
@@ -305,12 +305,12 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 continue
             if not first or p.grad is None or not len(sample):
                 continue
-            found = p.grad.to_dense() if p.grad.is_sparse else p.grad
+            gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
             mean = torch.zeros_like(sample[0])
-            for part in torch.split(sample, [len(some) for some in gradient_parts(p)]):
+            for part in torch.split(sample, [len(passed) for passed in gradient_parts(p)]):
                 mean += part.sum(0) / (len(part) if self.loss_reduction == "mean" else 1)
             longest = torch.linalg.vector_norm(sample, dim=1).max()
-            if bool((found.reshape(-1) - mean).norm() > 1e-2 * longest + 1e-6):
+            if bool((gradient.reshape(-1) - mean).norm() > 1e-2 * longest + 1e-6):
                 name = next(n for n, q in _named(self._module) if q is p)
                 raise ConfigError(
                     f"{name}: its gradient is not the mean of its per-example gradients. It was "
@@ -334,8 +334,8 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                     samples[i] = torch.where(finite[:, None], sample, 0.0)
             squares = torch.where(finite, squares, 0.0)
         norms = squares.sqrt() * (1 + _ROUNDING * _COLUMNS)
-        most = self._grid.sum_clip_norm(self.max_grad_norm) * (1 - _FLOAT_SUM)
-        return torch.where(norms > most, most / norms, 1.0)
+        limit = self._grid.sum_clip_norm(self.max_grad_norm) * (1 - _FLOAT_SUM)
+        return torch.where(norms > limit, limit / norms, 1.0)
 
     def _release(self, noise: Tensor) -> None:
         """Put the noised mean into the parameters' gradients."""
@@ -365,13 +365,13 @@ _HOOKS = (
 )
 
 
-def refuse_hooks(optimizer: torch.optim.Optimizer, own: int | None = None) -> None:
-    """Refuse code in an optimizer beside its own step; ``own`` is the hook that watches it."""
+def refuse_hooks(optimizer: torch.optim.Optimizer, watching: int | None = None) -> None:
+    """Refuse code in an optimizer beside its own step, but for the hook ``watching``."""
     hooks = [v for name, v in vars(optimizer).items() if name.endswith("_hooks")]
     hooks += [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
     step = vars(optimizer).get("step")
     replaced = step is not None and not hasattr(step, "_wrapped_by_lr_sched")
-    if replaced or any(number != own for each in hooks for number in each):
+    if replaced or any(number != watching for registered in hooks for number in registered):
         raise ConfigError(_HOOKS.format(f"{type(optimizer).__name__}, or on all optimizers"))
 
 
@@ -383,13 +383,13 @@ def _per_example(parameter: nn.Parameter) -> Tensor | None:
     parts = gradient_parts(parameter)
     if not parts:
         return None
-    found = torch.cat(parts) if len(parts) > 1 else parts[0]
-    if found.shape[1:] != parameter.shape:
+    joined = torch.cat(parts) if len(parts) > 1 else parts[0]
+    if joined.shape[1:] != parameter.shape:
         raise ConfigError(
-            f"backward(): per-example gradients of shape {list(found.shape[1:])} for a parameter "
+            f"backward(): per-example gradients of shape {list(joined.shape[1:])} for a parameter "
             f"of shape {list(parameter.shape)}."
         )
-    return found.detach().reshape(len(found), parameter.numel()).to(parameter.dtype)
+    return joined.detach().reshape(len(joined), parameter.numel()).to(parameter.dtype)
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -401,8 +401,8 @@ def fixed_tensors(
     module: nn.Module, trained: Sequence[nn.Parameter]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield what does not train: the other parameters, and all buffers."""
-    own = {id(p) for p in trained}
-    yield from ((name, p) for name, p in _named(module) if id(p) not in own)
+    trained_ids = {id(p) for p in trained}
+    yield from ((name, p) for name, p in _named(module) if id(p) not in trained_ids)
     yield from ((name.removeprefix("_module."), b) for name, b in module.named_buffers())
 
 
@@ -453,10 +453,10 @@ def _squared_norms(flat: Tensor) -> Tensor:
     Of columns in blocks, in float32: float64 takes ten times as long. Squares that underflow change
     a norm by 2^-63 sqrt(d) at most, which is nothing beside ``MIN_CLIP_NORM`` and the error above.
     """
-    whole = flat.shape[1] // _COLUMNS * _COLUMNS
-    blocks = flat[:, :whole].reshape(len(flat), whole // _COLUMNS, _COLUMNS)
-    rest = torch.linalg.vector_norm(flat[:, whole:], dim=1, keepdim=True)
-    parts = [torch.linalg.vector_norm(blocks, dim=2), rest]
+    blocked = flat.shape[1] // _COLUMNS * _COLUMNS
+    blocks = flat[:, :blocked].reshape(len(flat), blocked // _COLUMNS, _COLUMNS)
+    remainder = torch.linalg.vector_norm(flat[:, blocked:], dim=1, keepdim=True)
+    parts = [torch.linalg.vector_norm(blocks, dim=2), remainder]
     return torch.cat(parts, dim=1).double().square().sum(1)
 
 
@@ -469,9 +469,9 @@ def weighted_sum(flat: Tensor, factors: Tensor) -> Tensor:
     total = torch.zeros(flat.shape[1], dtype=torch.float64, device=flat.device)
     factors = factors.to(flat.dtype)
     for start in range(0, len(flat), _ROWS):
-        some, own = flat[start : start + _ROWS], factors[start : start + _ROWS]
+        rows, weights = flat[start : start + _ROWS], factors[start : start + _ROWS]
         if flat.is_cpu:
-            total += torch.from_numpy(own.numpy() @ some.numpy())
+            total += torch.from_numpy(weights.numpy() @ rows.numpy())
         else:
-            total += (own[:, None] * some).sum(0)
+            total += (weights[:, None] * rows).sum(0)
     return total

@@ -91,14 +91,14 @@ class StepState:
         """
         if values.get("schema") != _SCHEMA or values.get("plan") != self.plan_hash:
             raise ConfigError("the state is of another run, or not of one of examples.")
-        own = dict(tensors)
-        parameters, random = own.pop("parameters"), own.pop("random")
+        unread = dict(tensors)
+        parameters, random = unread.pop("parameters"), unread.pop("random")
         if parameters.shape != self.parameters.shape:
             raise ConfigError("the state is of another module.")
-        if (coins := own.pop("random_device", None)) is not None and self._device.type == "cuda":
+        if (coins := unread.pop("random_device", None)) is not None and self._device.type == "cuda":
             torch.cuda.set_rng_state(coins.to(torch.uint8), self._device)
         noise = dict(values["noise"])
-        if (state := own.pop("noise", None)) is not None:
+        if (state := unread.pop("noise", None)) is not None:
             noise["state"] = state
         self._optimizer.noise.load_state_dict(noise)
         start = 0
@@ -108,7 +108,7 @@ class StepState:
                 start += p.numel()
         original = self._optimizer.original_optimizer
         _load_optimizer_tensors(
-            original, {name.removeprefix("optimizer."): tensor for name, tensor in own.items()}
+            original, {name.removeprefix("optimizer."): tensor for name, tensor in unread.items()}
         )
         for group, settings in zip(original.param_groups, values["groups"], strict=True):
             group.update(settings)
@@ -129,12 +129,12 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 def _load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Restore the state that ``_optimizer_tensors`` returned."""
-    whole = optimizer.state_dict()
-    whole["state"] = {}
+    restored = optimizer.state_dict()
+    restored["state"] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")
-        whole["state"].setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict(whole)
+        restored["state"].setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict(restored)
 
 
 def _refuse_unkept(optimizer: torch.optim.Optimizer) -> None:

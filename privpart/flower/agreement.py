@@ -54,10 +54,10 @@ def id_of(name: object) -> ClientId | None:
     if type(name) is not str or len(name) > _LONGEST_NAME:
         return None
     try:
-        found = json.loads(name)
+        client = json.loads(name)
     except (ValueError, RecursionError):
         return None
-    return found if is_client_id(found) and id_text(found) == name else None
+    return client if is_client_id(client) and id_text(client) == name else None
 
 
 def plain_text(text: object) -> str:
@@ -79,11 +79,11 @@ def agreement(
     }
 
 
-def difference(found: Mapping[str, object], own: Mapping[str, str]) -> str | None:
+def difference(fields: Mapping[str, object], expected: Mapping[str, str]) -> str | None:
     """Return in which field another side's agreement differs from one's own; None if in none."""
-    for name, value in own.items():
-        if found.get(name) != value:
-            return f"{name} is {plain_text(found.get(name))!r}, here it is {value!r}"
+    for name, value in expected.items():
+        if fields.get(name) != value:
+            return f"{name} is {plain_text(fields.get(name))!r}, here it is {value!r}"
     return None
 
 

@@ -63,8 +63,8 @@ def client_app(
         share = _share(context.node_config)
         key = (context.node_id, share)
         if key not in nodes:
-            own = None if clients is None else clients(context)
-            nodes[key] = Node.of(Path(plan), share, own, settings)
+            population = None if clients is None else clients(context)
+            nodes[key] = Node.of(Path(plan), share, population, settings)
         return nodes[key]
 
     def train(message: Any, context: Any) -> Any:  # noqa: ANN401  Flower's Message and Context
@@ -150,8 +150,8 @@ class Node:
         chosen = read(plan, in_python=clients is not None)
         refuse_over_network(chosen)
         code = chosen.code()
-        own = Own(clients=clients)
-        setup = training(chosen, own=own, options=options, report=to_stderr, part=True)
+        objects = Own(clients=clients)
+        setup = training(chosen, own=objects, options=options, report=to_stderr, part=True)
         promised = setup.promise(code)
         ids = sorted(setup.clients.ids, key=id_order)
         if share is not None:
@@ -179,18 +179,18 @@ class Node:
         flwr, fields = flower(), content["task"]
         task, start = self._task(fields), self._start(content["model"]["trainable"])
         arrays = {
-            id_text(found.client): flwr.Array(found.update.detach().numpy())
-            for found in self.setup.engine.run(task, start)
+            id_text(answer.client): flwr.Array(answer.update.detach().numpy())
+            for answer in self.setup.engine.run(task, start)
         }
-        said = {**agreement(self.setup.model, self.plan, task.active), "round": task.round}
+        reply = {**agreement(self.setup.model, self.plan, task.active), "round": task.round}
         return flwr.RecordDict(
-            {"updates": flwr.ArrayRecord(arrays), "task": flwr.ConfigRecord(said)}
+            {"updates": flwr.ArrayRecord(arrays), "task": flwr.ConfigRecord(reply)}
         )
 
     def _refuse(self, fields: Mapping[str, Any], active: Sequence[int] | None) -> None:
-        own = agreement(self.setup.model, self.plan, active)
-        if (said := difference(fields, own)) is not None:
-            raise DeclinedError(f"the server's {said}")
+        expected = agreement(self.setup.model, self.plan, active)
+        if (why := difference(fields, expected)) is not None:
+            raise DeclinedError(f"the server's {why}")
 
     def _task(self, fields: Mapping[str, Any]) -> RoundTask:
         round_, clip_norm = fields.get("round"), fields.get("clip_norm")
@@ -214,7 +214,7 @@ class Node:
         )
 
     def _start(self, array: Any) -> Tensor:  # noqa: ANN401  Flower's Array
-        found = float_vector(array, self.setup.model.dim)
-        if found is None or not found.isfinite().all():
+        vector = float_vector(array, self.setup.model.dim)
+        if vector is None or not vector.isfinite().all():
             raise DeclinedError("the server sent no finite vector of the model's parameters")
-        return found
+        return vector

@@ -140,7 +140,7 @@ def client_costs(
             trainable part in either case.
     """
     model.train_only(active)
-    seen = _examples_seen(local, checks.count("examples", examples))
+    passed = _examples_seen(local, checks.count("examples", examples))
     rows = min(examples, count_rows(batch))
     batch = take(batch, torch.arange(rows))
     forward, backward = _flops(model, batch, local)
@@ -149,8 +149,8 @@ def client_costs(
         numbers=model.parameter_count,
         bytes_down=message_bytes(model),
         bytes_up=message_bytes(model, active),
-        forward_flops=forward * seen // rows,
-        backward_flops=backward * seen // rows,
+        forward_flops=forward * passed // rows,
+        backward_flops=backward * passed // rows,
         memory=_memory(model, batch, local, active),
     )
     model.train_only()
@@ -183,18 +183,18 @@ def _flops(model: PartialModel, batch: Batch, local: LocalTraining) -> tuple[int
 def _memory(
     model: PartialModel, batch: Batch, local: LocalTraining, active: Sequence[int] | None
 ) -> StepMemory:
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     tensors = [*model.module.parameters(), *model.module.buffers()]
     resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = batch_loss(model.module, batch, local.loss)
-    activations = sum(size for place, size in kept.items() if place not in resident)
+    activations = sum(size for place, size in sizes.items() if place not in resident)
     del loss
     trained = sum(model.flat[span].nbytes for span in model.spans(active))
     return StepMemory(
@@ -270,8 +270,8 @@ def changed_groups(rounds: Rounds, since: int | None, now: int) -> tuple[int, ..
     The client holds the model as sent in ``since``, so groups that trained in ``since`` or later
     have changed. ``since`` is None in the client's first round, which needs all groups.
     """
-    every = rounds if since is None else rounds[since:now]
-    return tuple(sorted({group for active in every for group in active}))
+    past = rounds if since is None else rounds[since:now]
+    return tuple(sorted({group for active in past for group in active}))
 
 
 def run_costs(
@@ -293,16 +293,16 @@ def run_costs(
         examples: number of examples that the client holds, >= 1.
         every: distance between the client's rounds, >= 1; the first is round 0.
     """
-    own = range(0, len(rounds), checks.count("every", every))
+    numbers = range(0, len(rounds), checks.count("every", every))
     kinds = {
         active: client_costs(model, batch, local=local, examples=examples, active=active)
-        for active in dict.fromkeys(rounds[t] for t in own)
+        for active in dict.fromkeys(rounds[t] for t in numbers)
     }
-    missing = [changed_groups(rounds, t - every if t else None, t) for t in own]
+    missing = [changed_groups(rounds, t - every if t else None, t) for t in numbers]
     sizes = {groups: message_bytes(model, groups) for groups in dict.fromkeys(missing)}
-    costs = [kinds[rounds[t]] for t in own]
+    costs = [kinds[rounds[t]] for t in numbers]
     return RunCosts(
-        rounds=len(own),
+        rounds=len(numbers),
         bytes_up=sum(c.bytes_up for c in costs),
         bytes_down_whole=sum(c.bytes_down for c in costs),
         bytes_down_changed=sum(sizes[groups] for groups in missing),

@@ -101,12 +101,12 @@ def _run(job: str) -> dict[str, Any]:
             lambda: example_network(name), train=train, seed=0, initializers=start_values
         )
         start, batch = model.flat.clone(), example_batch(name, batch_size)
-        own = replace(local, loss=MODELS[name].loss)
+        training = replace(local, loss=MODELS[name].loss)
 
         def step() -> float:
             began = process_time()
             client_update(
-                model, start, batch, local=own, clip_norm=1.0, generator=torch.Generator()
+                model, start, batch, local=training, clip_norm=1.0, generator=torch.Generator()
             )
             return process_time() - began
 

@@ -118,8 +118,8 @@ class SelectEngine:
 
         An update has shape (d,); with ``turns``, it has the length of the round's active groups.
         """
-        whole = start if self.turns is None else self.turns.whole(self._first, start)
-        matrices = [whole[table] for table in self.layout.tables]
+        model = start if self.turns is None else self.turns.whole(self._first, start)
+        matrices = [model[table] for table in self.layout.tables]
         fetches = [self.delivery(x, self.ledger) for x in matrices]
         for client in task.clients:
             if not isinstance(client, int) or client < 0:
@@ -127,7 +127,7 @@ class SelectEngine:
                     f"client {client!r}: clients that select have whole numbers from 0 as ids, "
                     "from which their random keys are drawn."
                 )
-            update = self._train(task, client, whole, matrices, fetches)
+            update = self._train(task, client, model, matrices, fetches)
             if self.turns is not None:
                 update = self.turns.active_part(update, task.round, task.active)
             yield task.update(client, update)
@@ -138,7 +138,7 @@ class SelectEngine:
         Every client reveals the same kinds of data in every round, so a report can state them
         before the run begins.
         """
-        kept = self.ledger
+        ledger = self.ledger
         self.ledger = SelectLedger()
         active = None if self.turns is None else self.turns.schedule[0]
         start = self._first if self.turns is None else self._first[self.turns.order]
@@ -146,7 +146,7 @@ class SelectEngine:
             list(self.run(RoundTask(0, (0,), 1.0, "", active), start))
             return self.ledger
         finally:
-            self.ledger = kept
+            self.ledger = ledger
 
     def _train(
         self,
@@ -239,8 +239,8 @@ def localize_tokens(unknown: int = 0) -> Localize:
             )
         unknown_position = keys[0].index(unknown)
         labels = positions(keys[0], y, missing=-100)
-        known = (labels >= 0).any(dim=1)
-        return positions(keys[0], x[known], missing=unknown_position), labels[known]
+        has_label = (labels >= 0).any(dim=1)
+        return positions(keys[0], x[has_label], missing=unknown_position), labels[has_label]
 
     return localize
 

@@ -94,14 +94,14 @@ def shrunk(network: nn.Module, spaces: Sequence[KeySpace], counts: Sequence[int]
     for space, count in zip(spaces, counts, strict=True):
         for part in space.parts:
             owner, _, name = part.parameter.rpartition(".")
-            layer, whole = network.get_submodule(owner), network.get_parameter(part.parameter)
+            layer, parameter = network.get_submodule(owner), network.get_parameter(part.parameter)
             if isinstance(layer, nn.GroupNorm) and count % layer.num_groups:
                 raise ConfigError(
                     f"{count} {space.name}: must be a multiple of the {layer.num_groups} groups "
                     f"of {owner!r}. Use another number, or a network without it."
                 )
-            kept = whole.detach().narrow(part.dim, 0, count * part.block).clone()
-            setattr(layer, name, nn.Parameter(kept))
+            values = parameter.detach().narrow(part.dim, 0, count * part.block).clone()
+            setattr(layer, name, nn.Parameter(values))
     return network
 
 

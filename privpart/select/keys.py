@@ -59,8 +59,8 @@ def pad(keys: Keys, m: int, size: int, generator: np.random.Generator) -> Keys:
     """
     if not len(keys) <= checks.count("m", m) <= size:
         raise ConfigError(f"m={m}: must be at least the {len(keys)} keys and at most K={size}.")
-    others = np.setdiff1d(np.arange(size), keys)
-    decoys = generator.choice(others, m - len(keys), replace=False)
+    unused = np.setdiff1d(np.arange(size), keys)
+    decoys = generator.choice(unused, m - len(keys), replace=False)
     return tuple(sorted([*keys, *decoys.tolist()]))
 
 
@@ -85,17 +85,17 @@ class StructuredKeys:
     def __call__(self, round_: int, client: int) -> DeviceOnly[Keys]:
         """Return the keys of ``client`` in a round."""
         m = self.m if isinstance(self.m, int) else self.m(client)
-        own = DeviceOnly(self.counts(client))
-        return own.on_device(lambda counts: self._choose(counts, m, round_, client))
+        private = DeviceOnly(self.counts(client))
+        return private.on_device(lambda counts: self._choose(counts, m, round_, client))
 
     def _choose(self, counts: Counts, m: int, round_: int, client: int) -> Keys:
         if not len(self.always) <= m <= len(counts):
             raise ConfigError(f"m={m}: must be from {len(self.always)} to K={len(counts)}.")
-        left = counts.copy()
-        left[list(self.always)] = 0
+        remaining = counts.copy()
+        remaining[list(self.always)] = 0
         room = m - len(self.always)
         generator = np.random.default_rng((self.data_seed, client, round_))
-        chosen = self.strategy(left, room, generator) if room else ()
+        chosen = self.strategy(remaining, room, generator) if room else ()
         # the decoys stay the same: an observer could tell changing ones from the client's own keys
         decoys = np.random.default_rng((self.data_seed, client))
         return pad(tuple(sorted((*self.always, *chosen))), m, len(counts), decoys)
@@ -155,11 +155,11 @@ class SharedKeys:
 
     def rounds_of_keys(self, rounds: int) -> list[list[int]]:
         """Return, per key, the rounds that draw it, ascending; the accountant needs these."""
-        found: list[list[int]] = [[] for _ in range(self.size)]
+        rounds_by_key: list[list[int]] = [[] for _ in range(self.size)]
         for number in range(checks.count("rounds", rounds)):
             for key in self(number, 0):
-                found[key].append(number)
-        return found
+                rounds_by_key[key].append(number)
+        return rounds_by_key
 
 
 KeyChooser = StructuredKeys | IndependentKeys | SharedKeys

@@ -32,7 +32,7 @@ def fed_select(x: X, keys: Sequence[Keys], select: Callable[[X, int], Y]) -> lis
     >>> fed_select("abc", [(2, 0), (1,)], lambda x, k: x[k])
     [['c', 'a'], ['b']]
     """
-    return [[select(x, key) for key in own] for own in keys]
+    return [[select(x, key) for key in client_keys] for client_keys in keys]
 
 
 def aggregate_mean(

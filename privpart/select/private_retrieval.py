@@ -104,8 +104,8 @@ def most_keys(size: int, record_bytes: int) -> int:
     >>> most_keys(10_000, 384), most_keys(64, 103_556)
     (1175, 31)
     """
-    whole = checks.count("size", size) * checks.count("record_bytes", record_bytes)
-    return (whole - 1) // (query_bytes(size) + 2 * record_bytes)
+    broadcast_bytes = checks.count("size", size) * checks.count("record_bytes", record_bytes)
+    return (broadcast_bytes - 1) // (query_bytes(size) + 2 * record_bytes)
 
 
 def _as_words(records: Bits) -> NDArray[np.uint64]:
