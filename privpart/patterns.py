@@ -50,6 +50,7 @@ def matching_parameters(
         raise ConfigError(
             f"the module, a {type(module).__name__}, has no parameters: nothing can train."
         )
+    # exclusions alone mean all the other parameters
     positive = [p for p in patterns if not p.startswith("!")] or ["*"]
     wanted = {name for p in positive for name in _matches(module, p, own_names, option)}
     excluded = [p[1:] for p in patterns if p.startswith("!")]
@@ -88,7 +89,8 @@ def freeze_ladder(module: nn.Module, blocks: Sequence[str] = ()) -> dict[str, tu
     still: set[str] = set()
     for block in largest:
         if names[block] <= still:
-            continue  # part of a larger block that is frozen already
+            # part of a larger block that is frozen already
+            continue
         still |= names[block]
         frozen.append(block)
         patterns = [
@@ -126,7 +128,8 @@ def _layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
         pattern = f"{prefix}.*"
         if prefix and matching_parameters(module, [pattern]) == tuple(names):
             patterns[pattern] = (pattern,)
-        else:  # the layer holds other layers, or a tied parameter that belongs to another layer
+        else:
+            # the layer holds other layers, or a tied parameter that belongs to another layer
             patterns[prefix or ", ".join(names)] = tuple(names)
     return patterns
 

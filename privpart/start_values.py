@@ -176,7 +176,8 @@ def _of_layer(layer: nn.Module, kind: str) -> Initializer | None:
 GENERATOR = 2
 """Version of the generated bits, sent in every message. Version 1 drew words from SHAKE-128."""
 
-_CHUNK = 1 << 16  # words per step, so that words, indices and table stay in the cache
+# words per step, so that words, indices and table stay in the cache
+_CHUNK = 1 << 16
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MIX = 0x9E3779B97F4A7C15 - 2**64
@@ -224,7 +225,8 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        bits = real.view(_INTEGERS[real.itemsize]).numpy()  # NumPy has no bfloat16
+        # NumPy has no bfloat16
+        bits = real.view(_INTEGERS[real.itemsize]).numpy()
         digest.update(bits.astype(bits.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()[:32]
 
@@ -247,7 +249,8 @@ def checksum(tensors: Iterable[Tensor]) -> int:
             total = zlib.crc32(words.numpy().data, total)
         else:
             elsewhere.append(_weighted(words))
-    if elsewhere:  # read at once, because each reading waits for an accelerator
+    # read at once, because each reading waits for an accelerator
+    if elsewhere:
         total = zlib.crc32(torch.stack(elsewhere).cpu().numpy().data, total)
     return total
 
@@ -261,7 +264,8 @@ def _words(tensor: Tensor) -> Tensor:
 def _weighted(words: Tensor) -> Tensor:
     """Return the sum of words modulo 2^64, each times an odd number that depends on its place."""
     total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for part in torch.split(words, 2**22):  # each takes several vectors of 64-bit integers
+    # each takes several vectors of 64-bit integers
+    for part in torch.split(words, 2**22):
         weights = torch.arange(1, len(part) + 1, device=part.device) * _MIX
         for shift in (30, 27, 31):  # as in SplitMix64
             weights = (weights ^ (weights >> shift)) * _MIX
@@ -384,15 +388,18 @@ def _checked(path: str | Path, stored: Mapping[str, Tensor], expected: Tensor) -
 
 def _gather(table: NDArray[np.float32], key: bytes, out: NDArray[np.float32]) -> None:
     """Fill ``out``, shape (n,), with the table entries that the key's words index."""
+    # AES in counter mode: a stream that any machine computes alike
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
     zeros = bytes(2 * _CHUNK)
-    words = np.empty(_CHUNK + 8, "<u2")  # update_into wants room for one more block of 8 words
+    # update_into wants room for one more block of 8 words
+    words = np.empty(_CHUNK + 8, "<u2")
     index = np.empty(_CHUNK, np.intp)
     for start in range(0, len(out), _CHUNK):
         part = out[start : start + _CHUNK]
         stream.update_into(zeros[: 2 * len(part)], words.data.cast("B"))
         index[: len(part)] = words[: len(part)]
-        np.take(table, index[: len(part)], out=part, mode="clip")  # mode "clip" avoids a copy
+        # mode "clip" avoids a copy
+        np.take(table, index[: len(part)], out=part, mode="clip")
 
 
 def _table(drawn: Normal | Uniform) -> NDArray[np.float32]:
@@ -407,6 +414,7 @@ def _quantiles() -> NDArray[np.float32]:
     """Return the medians of 65,536 equally likely slices of N(0, 1), in multiples of 2^-20."""
     normal = NormalDist()
     upper = [round(normal.inv_cdf(0.5 + (i + 0.5) / 65536) * 2**20) for i in range(32768)]
+    # symmetric by construction, whatever the maths library rounds
     half = np.array(upper, "<i4")
     table = np.concatenate([-half[::-1], half])
     if hashlib.sha256(table.tobytes()).hexdigest() != _TABLE_SHA256:

@@ -65,6 +65,7 @@ def from_npz(
     path = Path(path)
     try:
         with path.open("rb") as raw:
+            # np.load would read an .npy file, too
             if raw.read(len(_ZIP)) != _ZIP:
                 raise ConfigError(f"{path}: is not an npz file, which np.savez writes.")
             raw.seek(0)
@@ -74,7 +75,8 @@ def from_npz(
         raise ConfigError(f"{path}: there is no such file.") from None
     except ConfigError:
         raise
-    except (Exception, MemoryError) as error:  # the bytes are not trusted
+    except (Exception, MemoryError) as error:
+        # the bytes are not trusted
         why = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"{path}: cannot be read as an npz file ({type(error).__name__}: {why})."
@@ -143,7 +145,8 @@ def _refuse_shapes(name: str, part: Batch, index: Index) -> None:
     for leaf_name, leaf in leaves_of(part, name):
         shape = getattr(leaf, "shape", None)
         if shape is None:
-            as_tensor(leaf, leaf_name)  # says that it is not an array
+            # raises the error that it is not an array
+            as_tensor(leaf, leaf_name)
         if not shape or shape[0] != index.rows:
             raise ConfigError(
                 f"{leaf_name} has {f'{shape[0]} rows' if shape else 'no rows'}, and {index.rows} "

@@ -119,7 +119,8 @@ class IndexedClients:
             count = count_rows(batch)
         except ConfigError as error:
             raise ConfigError(f"client {client!r}: {error}") from error.__cause__
-        except Exception as error:  # code of the user's, or of a library that reads files
+        except Exception as error:
+            # code of the user's, or of a library that reads files
             why = " ".join(str(error).split())
             raise ConfigError(
                 f"client {client!r}: its examples ({shown_rows(rows)}) could not be made: "
@@ -150,6 +151,7 @@ def check_clients(clients: Clients, *, limit: int | None = None, classes: int | 
     maximum = None if limit is None else checks.count("limit", limit)
     kinds: Kinds = {}
     distinct: set[ClientId] = set()
+    # ids of all clients, also beyond the limit: reading them asks nobody
     for listed in clients.ids:
         client = client_id(listed)
         if client in distinct:
@@ -218,6 +220,7 @@ def refuse_other_kinds(client: ClientId, actual: Kinds, first: ClientId, expecte
             raise ConfigError(
                 f"client {client!r}: {name} has type {kind}; that of client {first!r} has {wanted}."
             )
+        # token ids are padded to the longest text of a client, images are not
         free = not kind.is_floating_point and len(shape) == len(like)
         if shape != like and not free:
             raise ConfigError(

@@ -72,7 +72,8 @@ class _ItemRows:
     def _item(self, row: int) -> Any:  # noqa: ANN401
         try:
             return self.dataset[row]
-        except Exception as error:  # the user's code
+        except Exception as error:
+            # the user's code
             why = " ".join(str(error).split())[:500]
             raise ConfigError(f"dataset[{row}] raised {type(error).__name__}: {why}") from error
 
@@ -103,7 +104,8 @@ class _HuggingFaceRows:
 
 
 def _is_hugging_face(dataset: object) -> bool:
-    library = sys.modules.get("datasets")  # whoever has such a dataset has imported it
+    # whoever has such a dataset has imported it
+    library = sys.modules.get("datasets")
     kind = getattr(library, "Dataset", None)
     return isinstance(kind, type) and isinstance(dataset, kind)
 
@@ -133,6 +135,7 @@ def _index_of_column(dataset: Any, user: str, *, hugging_face: bool) -> Index:  
         raise ConfigError(
             f"user={user!r}: the dataset has no such column, but {', '.join(dataset.column_names)}."
         )
+    # Arrow reads whole numbers without Python objects, but makes floats of a column with gaps
     column = dataset.select_columns([user]).with_format("arrow")[:].column(user)
     values = column.to_pylist() if column.null_count else column.to_numpy()
     return Index.of_owners(values, f"column {user!r}")

@@ -21,7 +21,8 @@ from privpart.messages import ClientId, client_id, is_client_id
 
 _Array = np.ndarray[Any, Any]
 
-_SLICE = 4096  # ids that are made into Python objects at a time
+# ids that are made into Python objects at a time
+_SLICE = 4096
 
 
 class ClientIds(Sequence[ClientId]):
@@ -36,8 +37,10 @@ class ClientIds(Sequence[ClientId]):
     def __init__(
         self, numbers: Tensor | list[int], text: Tensor, ends: Tensor, *, unsigned: bool
     ) -> None:
-        self._numbers = numbers  # int64, the bits of uint64, or a list of larger ones
-        self._unsigned = unsigned  # torch 2.13 cannot unpickle a tensor of uint64
+        # int64, the bits of uint64, or a list of larger ones
+        self._numbers = numbers
+        # torch 2.13 cannot unpickle a tensor of uint64
+        self._unsigned = unsigned
         self._text = text
         self._ends = ends
 
@@ -83,7 +86,8 @@ class ClientIds(Sequence[ClientId]):
     def __getitem__(self, place: int | slice) -> ClientId | list[ClientId]:
         if isinstance(place, slice):
             return [self[position] for position in range(*place.indices(len(self)))]
-        place = range(len(self))[place]  # negative places, and IndexError
+        # negative places, and IndexError
+        place = range(len(self))[place]
         if place >= len(self._numbers):
             return self._encoded()(place - len(self._numbers)).decode()
         if isinstance(self._numbers, list):
@@ -226,6 +230,7 @@ class Index:
             ids = ClientIds.of_array(distinct)
         else:
             distinct_ids = list(dict.fromkeys(values))
+            # sort distinct ids only: there are far fewer of them than examples
             ids, order = ClientIds.of(distinct_ids, name)
             rank = np.empty(len(order), dtype=np.int64)
             rank[order] = np.arange(len(order))
@@ -260,6 +265,7 @@ class Index:
         last = ends[places].astype(np.int64)
         first = np.where(places > 0, ends[places - 1], 0).astype(np.int64)
         lengths = last - first
+        # all ranges at once, without a loop in Python:
         # row k of a client is k places behind its first one
         before = np.repeat(first - (lengths.cumsum() - lengths), lengths)
         rows = torch.from_numpy(before + np.arange(len(before)))
@@ -310,6 +316,7 @@ class Index:
             return None
         if self._rows is None:
             return self.rows - 1 if self.rows > rows else None
+        # the extremes tell whether any row is out of range
         extremes = (int(self._rows.min()), int(self._rows.max()))
         return next((row for row in extremes if not 0 <= row < rows), None)
 
@@ -319,7 +326,8 @@ class Index:
         return Index(ids, _share(self._ends), None if self._rows is None else _share(self._rows))
 
     def _at(self, place: int) -> Tensor:
-        ends: Any = self._ends.numpy()  # whose elements are read in a fifth of a tensor's time
+        # NumPy reads an element in a fifth of a tensor's time
+        ends: Any = self._ends.numpy()
         start, end = int(ends[place - 1]) if place else 0, int(ends[place])
         return torch.arange(start, end) if self._rows is None else self._rows[start:end].long()
 
@@ -454,7 +462,8 @@ def _as_rows(rows: object, name: str) -> Tensor:
         except (TypeError, ValueError, RuntimeError):
             raise ConfigError(f"{name}: must be a list of rows, whole numbers.") from None
         if rows.shape == (0,):
-            rows = rows.long()  # torch makes floats of an empty list
+            # torch makes floats of an empty list
+            rows = rows.long()
     if rows.dtype is torch.bool:
         raise ConfigError(
             f"{name}: holds truth values; must be rows: use torch.nonzero(it).flatten()."

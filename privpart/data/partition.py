@@ -95,7 +95,8 @@ def cohorts_in_turn(
     if turns == 0:
         raise ConfigError(f"size={size}: must be at most users={len(population)}.")
     once = cohorts_once_each(ids=population, rounds=turns, data_seed=data_seed)
-    cohorts = [cohort[:size] for cohort in once]  # cycles share these lists
+    # cycles share these lists
+    cohorts = [cohort[:size] for cohort in once]
     return [cohorts[r % turns] for r in range(checks.rounds(rounds))]
 
 
@@ -145,6 +146,7 @@ def dirichlet_users(y: Tensor, *, users: int, alpha: float, data_seed: int) -> l
             open_ = np.array([bool(rows) for rows in pools])
             # in logarithms: at a small alpha the share of every remaining label may round to zero
             weights = np.exp(np.where(open_, logs - logs[open_].max(), -np.inf))
+            # a label may run out within a draw; the loop draws what is missing from the others
             wanted = generator.multinomial(size - len(user_rows), weights / weights.sum())
             for rows, count in zip(pools, wanted, strict=True):
                 taken = min(int(count), len(rows))
@@ -167,6 +169,7 @@ def pathological_users(y: Tensor, *, users: int, classes_each: int, data_seed: i
     size = _share(len(y), users * classes_each)
     generator = torch.Generator().manual_seed(checks.count("data_seed", data_seed, minimum=0))
     order = torch.randperm(len(y), generator=generator)
+    # stable, so that examples of one label stay shuffled
     order = order[torch.sort(y[order], stable=True).indices]
     shards = torch.split(order[: size * users * classes_each], size)
     dealt = torch.randperm(len(shards), generator=generator).view(users, classes_each).tolist()

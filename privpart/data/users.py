@@ -12,7 +12,8 @@ from privpart.data.clients import refuse_empty
 from privpart.data.index import Index
 from privpart.messages import ClientId
 
-_X = (torch.float32, torch.int64, torch.int32)  # whole numbers: those that an embedding accepts
+# whole numbers: those that an embedding accepts
+_X = (torch.float32, torch.int64, torch.int32)
 _Y = (torch.int64, torch.float32)
 
 
@@ -53,6 +54,7 @@ class Users:
         if isinstance(indices, Index) and ids is not None:
             raise ConfigError("ids: the index already contains them.")
         index = indices if isinstance(indices, Index) else Index.of_rows(indices, ids)
+        # torch would take a negative row from the end
         if (row := index.outside(len(x))) is not None:
             raise ConfigError(
                 f"row {row} of {len(x)}, which client {index.owner(row)!r} holds: rows must be "

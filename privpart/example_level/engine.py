@@ -174,6 +174,7 @@ class FTRLEngine:
         chosen = _mechanism(mechanism, passes.participation)
         z = _noise(chosen, passes.participation, noise_multiplier, target_epsilon, delta)
         trained = _trained(module, optimizer)
+        # before a folder exists and is charged
         refuse_noise(z, sum(p.numel() for p in trained))
         about = examples, order_seed, grad_sample_mode, loss_reduction
         plan = PrivacyPlan(
@@ -202,6 +203,7 @@ class FTRLEngine:
             private = _private(optimizer, wrapped, passes, plan, source)
             private.begin(self._folder, StepState(plan, source, private, steps), steps)
         except BaseException:
+            # hooks must not stay on the user's module
             wrapped.cleanup()
             self.close()
             raise

@@ -102,7 +102,8 @@ class GhostModule(_Watched, GradSampleModuleFastGradientClipping):  # type: igno
                 "leave it out. Use grad_sample_mode='hooks', which counts it as zeros."
             )
         for p in self.trainable_parameters:
-            p._norm_sample = None  # of this batch alone: it must not clip another
+            # norms of this batch must not clip another one
+            p._norm_sample = None
         return torch.clamp(self.max_grad_norm / (norms * (1 + 1e-4) + 1e-30), max=1.0)
 
 
@@ -142,9 +143,11 @@ class _GhostLoss:
                 "optimizer.step(); BatchMemoryManager trains on parts of a batch."
             )
         total = losses.mean() if module.loss_reduction == "mean" else losses.sum()
+        # first pass: norms only; its gradients are dropped
         torch.autograd.backward(total, retain_graph=True)
         for p in self._parameters:
             p.grad = None
+        # second pass: the gradient of the weighted losses is the clipped sum
         factors = module.get_clipping_coef()
         if not module.compared:
             self._compare(module.per_sample_gradient_norms)
@@ -197,6 +200,7 @@ class GhostCriterion:
 
     def __call__(self, *arguments: Any, **options: Any) -> _GhostLoss:  # noqa: ANN401
         """Return the loss of a batch, whose ``backward`` clips."""
+        # one loss per example, by the user's own module
         before, self._criterion.reduction = self._criterion.reduction, "none"
         try:
             output = self._criterion(*arguments, **options)

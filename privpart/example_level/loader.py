@@ -60,6 +60,7 @@ class Rows:
     def use(self, call: "Call") -> None:
         """Note that a backward pass through a call of the network begins."""
         call.uses += 1
+        # inputs may be changed in place between forward and backward
         if call.checksums() != call.rows:
             self._faults.add("backward")
 
@@ -191,6 +192,7 @@ class FixedPasses(Sampler[list[int]]):
                 "step before another pass over the loader. This run cannot continue."
             )
         self._dealt = self.done
+        # iterators of earlier passes see this and refuse to continue
         self._pass += 1
         return self._dealing(batches, self._pass)
 
@@ -201,6 +203,7 @@ class FixedPasses(Sampler[list[int]]):
                     "the loader: another pass over it was begun meanwhile. Iterate over it in one "
                     "place at a time."
                 )
+            # the batch before must have become a step
             if self._dealt != self.done:
                 raise ConfigError(
                     f"batch {self.done} was dealt, but no optimizer.step() followed: every example "

@@ -162,6 +162,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             result = self.original_optimizer.step()
         finally:
             self._stepping = False
+        # before the commit, so that the rate of the next step is kept with this one
         if self._scheduler is not None:
             self._scheduler.step(self.passes.done)
         if self._folder is not None and self._steps is not None:
@@ -195,6 +196,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         """
         if self._halted:
             raise ConfigError(f"this run has stopped: {self._halted} Begin it again.")
+        # an exception below must not leave a half-summed batch to the next step
         self._halted = "a step was interrupted."
         try:
             self._refuse_changes()
@@ -204,6 +206,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 self._is_last_step_skipped = True
                 self._halted = ""
                 return False
+            # before the batch counts as done and noise is drawn
             self._refuse_not_finite()
             self.passes.finish()
             self._rows_differ = self.passes.rows.compare()
@@ -333,6 +336,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 if sample is not None:
                     samples[i] = torch.where(finite[:, None], sample, 0.0)
             squares = torch.where(finite, squares, 0.0)
+        # at least the true norm, whatever float32 lost
         norms = squares.sqrt() * (1 + _ROUNDING * _COLUMNS)
         limit = self._grid.sum_clip_norm(self.max_grad_norm) * (1 - _FLOAT_SUM)
         return torch.where(norms > limit, limit / norms, 1.0)
@@ -340,6 +344,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
     def _release(self, noise: Tensor) -> None:
         """Put the noised mean into the parameters' gradients."""
         scale = self._grid.step(self.max_grad_norm)
+        # to whole numbers before noise is added: rounding after it could reveal low-order bits
         self._total.mul_(1 / scale).round_()
         if self.loss_reduction == "mean":
             scale /= cast("int", self.expected_batch_size)

@@ -130,6 +130,7 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def _load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Restore the state that ``_optimizer_tensors`` returned."""
     restored = optimizer.state_dict()
+    # optimizers of torch have no state before their first step
     restored["state"] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")

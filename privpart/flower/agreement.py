@@ -75,7 +75,8 @@ def agreement(
         "plan": plan,
         "layout": layout,
         "fingerprint": model.fingerprint,
-        "seed": "" if model.seed is None else str(model.seed),  # has 128 bits, a field only 64
+        # a seed has 128 bits, a field of Flower only 64
+        "seed": "" if model.seed is None else str(model.seed),
     }
 
 
@@ -102,6 +103,7 @@ def float_vector(array: Any, dim: int) -> Tensor | None:  # noqa: ANN401  of any
     ``Array.numpy`` would reserve as much memory as the bytes of a stranger claim to need.
     """
     data = array.data
+    # the length is checked before any of it is parsed
     if type(data) is not bytes or len(data) > 4 * dim + _LONGEST_HEADER:
         return None
     file = io.BytesIO(data)
@@ -109,7 +111,8 @@ def float_vector(array: Any, dim: int) -> Tensor | None:  # noqa: ANN401  of any
         if np.lib.format.read_magic(file) != (1, 0):
             return None
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    except Exception:  # NumPy's parser raises types of its own
+    except Exception:
+        # NumPy's parser raises types of its own
         return None
     if shape != (dim,) or dtype != np.dtype("<f4") or len(data) - file.tell() != 4 * dim:
         return None

@@ -93,6 +93,7 @@ class _Round:
             self.waiting.difference_update(answer.clients)
             return True
         self.waiting.discard(answer.client)
+        # a slow node may answer both attempts
         if answer.client in self.came:
             return False
         self.came.add(answer.client)
@@ -182,9 +183,12 @@ class FlowerEngine:
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield the answers to a task as they arrive, and what was refused."""
         answers = self._answers(task, start)
-        if task.sum_clip_norm is not None:  # integers, which sum to the same in any order
-            yield from cast("Iterator[ClientUpdate]", answers)  # the server counts the refusals
+        # a sum of integers is the same in any order
+        if task.sum_clip_norm is not None:
+            # the server counts the refusals
+            yield from cast("Iterator[ClientUpdate]", answers)
             return
+        # floats sum differently in another order, so the cohort's order is restored
         place = {client: number for number, client in enumerate(task.clients)}
         updates = []
         for answer in answers:
@@ -231,6 +235,7 @@ class FlowerEngine:
             for few in (clients[at : at + limit] for at in range(0, len(clients), limit)):
                 if self._push("train", this.content(few), _Asked(node, tuple(few)), this):
                     this.unasked.difference_update(few)
+        # without authentication a client may come back under a new node
         for node in sorted(connected - self._met) if not self.authenticated else ():
             if self._push("query", question(this.agreed), _Asked(node), this):
                 self._met.add(node)
@@ -276,7 +281,8 @@ class FlowerEngine:
                 self._met.discard(to.node)
         except RefusedReplyError as error:
             yield self._refused(to, this, error.reason, str(error), to.clients)
-        except Exception as error:  # whatever the objects of a reply raise
+        except Exception as error:
+            # whatever the objects of a reply raise
             sentence = f"sent something that cannot be read ({type(error).__name__})"
             yield self._refused(to, this, "malformed", sentence, to.clients)
 
@@ -306,6 +312,7 @@ class FlowerEngine:
                 sentence = f"answered for client {plain_text(name)}, whom it was not asked for"
                 yield self._refused(to, this, "not asked", sentence, ())
                 continue
+            # a client counts once, whatever a node repeats
             missing.discard(client)
             vector = float_vector(array, dim)
             if vector is None:
@@ -326,6 +333,7 @@ class FlowerEngine:
         for client in claimed:
             if client not in self.owners or self.owners[client] == node:
                 continue
+            # whoever is connected keeps its clients: a claim must not take them over
             if self.owners[client] in connected:
                 self._report(
                     f"node {node}: says that it has client {client!r}, which is one of node "

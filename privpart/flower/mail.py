@@ -78,7 +78,8 @@ class Look(threading.Thread):
         """Download the answer; keep the error that it raises."""
         try:
             self.found = list(self._grid.pull_messages([self._name]))
-        except Exception as error:  # of the network, or of parsing what a stranger sent
+        except Exception as error:
+            # of the network, or of parsing what a stranger sent
             self.error = error
 
 
@@ -100,6 +101,7 @@ def replies(
             look.start()
             look.join(max(_SHORTEST_LOOK, end - time.monotonic()))
         if look.is_alive():
+            # the download continues; the next call looks again
             looks[name] = look
             continue
         if look.error is not None:

@@ -61,6 +61,7 @@ def client_app(
     def node(context: Any) -> Node:  # noqa: ANN401  Flower's Context
         """Return the node of this process; simulations have several in one."""
         share = _share(context.node_config)
+        # a simulation runs several nodes in one process
         key = (context.node_id, share)
         if key not in nodes:
             population = None if clients is None else clients(context)
@@ -90,7 +91,8 @@ def _answered(message: Any, act: Callable[[], Any]) -> Any:  # noqa: ANN401  Flo
     except DeclinedError as error:
         to_stderr(f"declined a task: {error}")
         content = _decline(str(error))
-    except (Exception, SystemExit) as error:  # Flower would send its text to the server, or nothing
+    except (Exception, SystemExit) as error:
+        # Flower would send its text to the server, or nothing
         to_stderr(f"failed at a task ({type(error).__name__}):")
         traceback.print_exc()
         content = _decline("an error; see the log of the node")
@@ -153,6 +155,7 @@ class Node:
         objects = Own(clients=clients)
         setup = training(chosen, own=objects, options=options, report=to_stderr, part=True)
         promised = setup.promise(code)
+        # a fixed order, so that shares of all nodes are disjoint
         ids = sorted(setup.clients.ids, key=id_order)
         if share is not None:
             ids = ids[share[0] :: share[1]]
@@ -196,6 +199,7 @@ class Node:
         round_, clip_norm = fields.get("round"), fields.get("clip_norm")
         if type(round_) is not int or not 0 <= round_ < self.promised.rounds:
             raise DeclinedError(f"the server's round is {plain_text(round_)}; the plan has others")
+        # by the node's own plan; the server's word must agree with it below
         active = self.promised.active(round_)
         self._refuse(fields, active)
         own_active = round_fields(RoundTask(round_, (), 1.0, "", active))["active"]

@@ -93,7 +93,8 @@ def _hosted_by(reply: Any, node: int, say: Report) -> list[ClientId] | None:  # 
         raise
     except RefusedReplyError as error:
         say(f"node {node}: {error}; refused ({error.reason}).")
-    except Exception as error:  # whatever the objects of a reply raise
+    except Exception as error:
+        # whatever the objects of a reply raise
         say(f"node {node}: sent something that cannot be read ({type(error).__name__}); refused.")
     return None
 

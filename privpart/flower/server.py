@@ -74,7 +74,8 @@ def server_app(
         try:
             settings = Settings.of(given, context.run_config)
             serve(grid, Path(plan), settings, callbacks=callbacks)
-        except ConfigError as error:  # Flower logs a trace, which says nothing of a wrong setting
+        except ConfigError as error:
+            # Flower logs a trace, which says nothing of a wrong setting
             to_stderr(f"the run has stopped: {error}")
             raise error.with_traceback(None) from None
         except Exception as error:
@@ -123,7 +124,8 @@ class Settings:
         Raises:
             ConfigError: one was given in both, or is missing, or a name is almost that of one.
         """
-        for name in sorted(config.keys() - given.keys()):  # others may be for clients of one's own
+        # others may be for clients of one's own
+        for name in sorted(config.keys() - given.keys()):
             if near := difflib.get_close_matches(name.replace("-", "_"), given, 1, 0.8):
                 raise ConfigError(f"{name}: is not a setting; write {near[0]}, or rename yours.")
         values = {name: value for name, value in given.items() if value is not None}
@@ -220,6 +222,7 @@ def _recorded_owners(out: Path, settings: Settings, plan: PlanFile) -> dict[Clie
     Raises:
         ConfigError: the run is of one machine, of another plan, or was made with other settings.
     """
+    # facts only: the run is not opened before its settings are known to agree
     ledger = Ledger(out / "ledger.sqlite", read_only=True)
     ledger.close()
     facts = ledger.facts

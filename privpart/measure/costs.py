@@ -28,7 +28,8 @@ from privpart.data.batches import Batch, count_rows, take
 from privpart.model import PartialModel
 from privpart.plan import Rounds
 
-_HEADER = 64  # layout, direction, seed, hashes of plan and model, and the round
+# layout, direction, seed, hashes of plan and model, and the round
+_HEADER = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ def _memory(
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
+        # by storage, since several operations may save one tensor
         storage = tensor.untyped_storage()
         sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
@@ -298,6 +300,7 @@ def run_costs(
         active: client_costs(model, batch, local=local, examples=examples, active=active)
         for active in dict.fromkeys(rounds[t] for t in numbers)
     }
+    # what a client lacks depends on its last round
     missing = [changed_groups(rounds, t - every if t else None, t) for t in numbers]
     sizes = {groups: message_bytes(model, groups) for groups in dict.fromkeys(missing)}
     costs = [kinds[rounds[t]] for t in numbers]

@@ -56,6 +56,7 @@ def verify_gradients(module: nn.Module, loss: LossOfBatch, batch: Batch) -> list
     """
     rows = checks.count("rows of the batch", count_rows(batch), minimum=2)
     network = copy.deepcopy(module)
+    # both ways must compute the same function
     for layer in network.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.eval()

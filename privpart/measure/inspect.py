@@ -118,6 +118,7 @@ def mask_ratio(
         batch_loss(model.module, example, loss).backward()  # type: ignore[no-untyped-call]
         row.copy_(model.gradient)
     model.gradient.zero_()
+    # squares are summed per mask below
     deviation.sub_(deviation.mean(dim=0)).square_()
 
     def length(columns: Tensor | slice) -> float:
@@ -160,6 +161,7 @@ def maximal_activation(
                 raise ConfigError(f"channel={channel}: {layer} has {outputs[0].shape[1]} channels.")
             (image.grad,) = torch.autograd.grad(-outputs[0][0, channel].mean(), image)
             optimizer.step()
+            # an image outside of the range would compare saturation, not features
             image.data.clamp_(0, 1)
     finally:
         handle.remove()

@@ -66,8 +66,10 @@ def measured_step(
     """
     if not _RESET_PEAK.exists():
         raise ConfigError("measure=True: needs Linux, to reset a process's peak memory.")
-    named = replace(local, loss="cross_entropy", augment=None)  # JSON holds no functions
+    # JSON holds no functions
+    named = replace(local, loss="cross_entropy", augment=None)
     job = json.dumps([name, list(train), asdict(named), repeats])
+    # two processes, because returning freed blocks takes time
     time = _child(job, os.environ)
     memory = _child(job, os.environ | _RETURN_FREED_BLOCKS)
     return MeasuredStep(tuple(time["seconds"]), int(memory["peak_bytes"]))
@@ -112,7 +114,8 @@ def _run(job: str) -> dict[str, Any]:
 
         return step
 
-    build("small_cnn", ["*"], 2)()  # loads the libraries, which are not memory of the model
+    # loads the libraries, which are not memory of the model
+    build("small_cnn", ["*"], 2)()
     empty = _resident("VmRSS")
     step = build(name, train, local.batch_size)
     step()

@@ -90,6 +90,7 @@ def _in_the_clear(x: Tensor, ledger: SelectLedger, party: Party) -> Fetch:
 
 def private(x: Tensor, ledger: SelectLedger) -> Fetch:
     """Serve requests from two stores; neither learns the keys unless the two collude."""
+    # stores see bytes, of whatever type
     records = x.contiguous().view(torch.uint8).numpy()
 
     def fetch(request: Request) -> Tensor:

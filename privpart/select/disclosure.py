@@ -65,6 +65,7 @@ class DeviceOnly(Generic[_T]):
 
     def show(self, ledger: SelectLedger, party: Party, what: str) -> _T:
         """Send the value to ``party`` in the clear and record that in the ledger."""
+        # a party that no report names must not see anything
         checks.choice("party", party, get_args(Party))
         ledger.sightings.add((party, what))
         return self._value

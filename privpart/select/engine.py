@@ -32,7 +32,8 @@ from privpart.select.turns import Turns
 Localize = Callable[[Tensor, Tensor, Sequence[Keys]], tuple[Tensor, Tensor]]
 """Translate (x, y) to a client's smaller network, given the client's keys per key space."""
 
-_CACHED_NETWORKS = 8  # one per combination of numbers of keys
+# one per combination of numbers of keys
+_CACHED_NETWORKS = 8
 
 
 class SelectEngine:
@@ -91,7 +92,8 @@ class SelectEngine:
         self.ledger = SelectLedger() if ledger is None else ledger
         self.turns = turns
         self._first = server_model.flat.clone()
-        self._names = [  # names in the ledger: random keys say nothing about anyone's data
+        # names in the ledger: random keys say nothing about anyone's data
+        self._names = [
             f"random {name}" if isinstance(choose, IndependentKeys) else name
             for name, choose in zip(self.layout.names, choosers, strict=True)
         ]
@@ -120,6 +122,7 @@ class SelectEngine:
         """
         model = start if self.turns is None else self.turns.whole(self._first, start)
         matrices = [model[table] for table in self.layout.tables]
+        # one preparation per round and key space, for all clients
         fetches = [self.delivery(x, self.ledger) for x in matrices]
         for client in task.clients:
             if not isinstance(client, int) or client < 0:
@@ -169,6 +172,7 @@ class SelectEngine:
         x, y = self.users.x[rows], self.users.y[rows]
         if self.localize is not None:
             x, y = self.localize(x, y, selected)
+        # clipped before it is deselected, which preserves its norm
         update = client_update(
             model,
             assemble(layout, shared, slices),

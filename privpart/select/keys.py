@@ -92,6 +92,7 @@ class StructuredKeys:
         if not len(self.always) <= m <= len(counts):
             raise ConfigError(f"m={m}: must be from {len(self.always)} to K={len(counts)}.")
         remaining = counts.copy()
+        # keys that everybody selects are not chosen again
         remaining[list(self.always)] = 0
         room = m - len(self.always)
         generator = np.random.default_rng((self.data_seed, client, round_))
@@ -150,6 +151,7 @@ class SharedKeys:
         def coin(key: int) -> bytes:
             return hashlib.sha256(f"{coins}{key}".encode()).digest()
 
+        # by SHA-256, since generators of libraries change between versions
         drawn = sorted(range(self.size), key=coin)[: self.m]
         return tuple(sorted(drawn))
 

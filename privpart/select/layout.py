@@ -77,6 +77,7 @@ class Layout:
             if len(sizes := {len(c) for c in columns}) != 1:
                 raise ConfigError(f"key space {space.name!r}: parts have {sorted(sizes)} slices.")
             tables.append(torch.cat(columns, dim=1))
+        # mark positions that no slice has taken; what stays free is shared
         free = torch.ones(model.dim, dtype=torch.bool)
         for space, table in zip(spaces, tables, strict=True):
             uses = torch.bincount(table.flatten(), minlength=model.dim)
@@ -198,6 +199,7 @@ def _part(spans: dict[str, Tensor], part: Part) -> Tensor:
     """Return the positions of the slices of one part, shape (K, width)."""
     if "{key}" in part.parameter:
         members: list[Tensor] = []
+        # members of a module list are numbered without gaps
         while (name := part.parameter.format(key=len(members))) in spans:
             members.append(spans[name].flatten())
         if not members:

@@ -54,6 +54,7 @@ class Turns:
                 if numbers:
                     groups.append(table[key])
                     members.append(numbers)
+        # shared parameters train in every round, as group 0
         if len(first := torch.cat(always).sort().values):
             groups.insert(0, first)
             members.insert(0, list(range(rounds)))

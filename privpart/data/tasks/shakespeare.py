@@ -168,7 +168,8 @@ def next_word(
             x[row, 0] = BEGIN
             x[row, 1 : len(tokens)] = tokens[:-1]
             y[row, : len(tokens)] = tokens.where(tokens != UNKNOWN, -100)
-        has_label = (y >= 0).any(dim=1)  # the mean loss of a batch without labels is NaN
+        # the mean loss of a batch without labels is NaN
+        has_label = (y >= 0).any(dim=1)
         return x[has_label], y[has_label]
 
     return _dealt({name: examples(parts) for name, parts in sentences.items()}, words, test_every)
@@ -198,7 +199,8 @@ def which_play(
     def examples(name: str) -> tuple[Tensor, Tensor]:
         bags = [{number[w] for s in speech for w in s if w in number} for speech in speeches[name]]
         rows = [torch.tensor(sorted(bag)[:length], dtype=torch.int64) for bag in bags]
-        full = torch.full((length,), -1)  # pads the bags of all users to one length
+        # pads the bags of all users to one length
+        full = torch.full((length,), -1)
         x = pad_sequence([full, *rows], batch_first=True, padding_value=-1)[1:]
         return x, torch.full((len(x),), plays.index(name.partition("/")[0]))
 
@@ -228,6 +230,7 @@ def _dealt(
     checks.count("test_every", test_every, minimum=2)
     x, y = (torch.cat(tensors) for tensors in zip(*parts.values(), strict=True))
     lengths = [len(inputs) for inputs, _ in parts.values()]
+    # the last of every ``test_every`` examples, so that each user keeps some to train on
     held_out = torch.cat([torch.arange(n) % test_every == test_every - 1 for n in lengths])
     training = [n - n // test_every for n in lengths]
     users = Users(x[~held_out], y[~held_out], torch.split(torch.arange(sum(training)), training))
