@@ -4,10 +4,9 @@ Bytes are those of encoded messages; FLOPs and memory those of a local step that
 those of convolutions and matrix products, two per multiply-add. The backward pass is counted as it
 runs, so a frozen layer above a trained one costs its input gradient only.
 
-FedPart (Wang et al. 2024) has formulas for partial rounds: ``uplink_share`` (Eq. 5) and
-``computation_share`` (Eq. 6). Eq. 6 lets every layer from the output down to the trained one
-compute both gradients. Frozen layers need no weight gradient, so a real client computes less: see
-``run_costs``.
+FedPart's formula for partial rounds, ``computation_share`` (Wang et al. 2024, Eq. 6), lets every
+layer from the output down to the trained one compute both gradients. Frozen layers need no weight
+gradient, so a real client computes less: see ``run_costs``.
 """
 
 import math
@@ -245,11 +244,6 @@ def parameters_sent(rounds: Rounds, sizes: Sequence[int]) -> int:
     30
     """
     return sum(sizes[group] for active in rounds for group in active)
-
-
-def uplink_share(groups: int) -> float:
-    """Return a partial round's mean share of a full round's uplink, 1/M (FedPart, Eq. 5)."""
-    return 1 / checks.count("groups", groups)
 
 
 def computation_share(active: Sequence[int], groups: int) -> float:
