@@ -52,11 +52,11 @@ from privpart.example_level.optimizer import (
     FTRLOptimizer,
     Scheduler,
     fixed_tensors,
-    refuse_batch_statistics,
     refuse_hooks,
 )
 from privpart.example_level.state import StepState
 from privpart.grid import refuse_noise
+from privpart.model import refuse_batch_statistics
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.run.folder import RunFolder, create_run, holds_a_run

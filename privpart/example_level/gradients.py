@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from accounting.checks import ConfigError
-from privpart.example_level.loader import Call, Rows, is_dense, leaves_of
+from privpart.example_level.loader import Call, Rows, batch_leaves, is_strided
 from privpart.example_level.optimizer import FTRLOptimizer
 
 
@@ -23,7 +23,9 @@ class _Watched:
         """Call the user's network."""
         with self.rows.calling((arguments, options)) as call:
             output = super().forward(*arguments, **options)  # type: ignore[misc]
-        if used := [leaf for leaf in leaves_of(output) if is_dense(leaf) and leaf.requires_grad]:
+        if used := [
+            leaf for leaf in batch_leaves(output) if is_strided(leaf) and leaf.requires_grad
+        ]:
             register_multi_grad_hook(used, lambda _: self._use(call), mode="any")
         return output
 

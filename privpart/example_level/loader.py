@@ -38,7 +38,7 @@ class Rows:
 
     def deal(self, batch: object, size: int) -> None:
         """Note the rows of a batch of ``size`` examples."""
-        tensors = (leaf for leaf in leaves_of(batch) if is_dense(leaf) and leaf.dim())
+        tensors = (leaf for leaf in batch_leaves(batch) if is_strided(leaf) and leaf.dim())
         self._dealt = [_row_checksums(tensor) for tensor in tensors if len(tensor) == size]
 
     @contextmanager
@@ -102,13 +102,13 @@ class Call:
     """A call of the network: what entered it, and how many backward passes used it."""
 
     def __init__(self, inputs: object) -> None:
-        self._inputs = list(leaves_of(inputs))
+        self._inputs = list(batch_leaves(inputs))
         self.rows = self.checksums() if torch.is_grad_enabled() else []
         self.uses = 0
 
     def checksums(self) -> list[list[int]]:
         """Return the checksum of each row of each input; of one that cannot be read, no rows."""
-        return [_row_checksums(leaf) if is_dense(leaf) else [] for leaf in self._inputs]
+        return [_row_checksums(leaf) if is_strided(leaf) else [] for leaf in self._inputs]
 
 
 class FixedPasses(Sampler[list[int]]):
@@ -261,18 +261,18 @@ class Loader(DataLoader[Any]):
         return passes.read_ahead(super().__iter__)
 
 
-def leaves_of(value: object) -> Iterator[object]:
+def batch_leaves(value: object) -> Iterator[object]:
     """Yield what a nest of mappings, lists and tuples holds; None and truth values hold no data."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
-            yield from leaves_of(item)
+            yield from batch_leaves(item)
     elif value is not None and not isinstance(value, bool):
         yield value
 
 
-def is_dense(leaf: object) -> TypeGuard[Tensor]:
+def is_strided(leaf: object) -> TypeGuard[Tensor]:
     """Whether a leaf is a tensor whose rows can be read."""
     return isinstance(leaf, Tensor) and leaf.layout is torch.strided
 

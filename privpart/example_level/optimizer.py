@@ -6,14 +6,13 @@ from typing import Any, NoReturn, cast
 import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from accounting.checks import ConfigError
 from privpart.example_level.loader import FixedPasses, gradient_parts
 from privpart.grid import Grid
-from privpart.model import state_of
+from privpart.model import refuse_batch_statistics, state_of
 from privpart.noise.stream import GroupedNoise, NoiseStream
 from privpart.run.folder import Committed, RunFolder
 from privpart.server import RoundCounts
@@ -248,7 +247,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 "optimizer: has other parameters than make_private was given. Add or freeze "
                 "parameters before it."
             )
-        refuse_batch_statistics(self._module)
+        refuse_batch_statistics(self._module.get_submodule("_module"))
         self._refuse_changed_model()
 
     def _refuse_changed_model(self) -> None:
@@ -409,18 +408,6 @@ def fixed_tensors(
     trained_ids = {id(p) for p in trained}
     yield from ((name, p) for name, p in _named(module) if id(p) not in trained_ids)
     yield from ((name.removeprefix("_module."), b) for name, b in module.named_buffers())
-
-
-def refuse_batch_statistics(module: nn.Module) -> None:
-    """Refuse BatchNorm that mixes the examples of a batch."""
-    for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-            raise ConfigError(
-                f"layer {name.removeprefix('_module.')!r} is a {type(layer).__name__} in training "
-                "mode, or without running statistics, which mixes the examples of a batch. Call "
-                ".eval() on it after module.train(), or replace it: "
-                "privpart.models.replace_batch_norm(module)."
-            )
 
 
 _ROUNDING = 2.0**-24
