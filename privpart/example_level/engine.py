@@ -163,6 +163,7 @@ class FTRLEngine:
         _refuse_folder_options(out, scheduler, scheduler_every, resume or population is not None)
         _refuse_loss_options(grad_sample_mode, loss_reduction, criterion)
         dataset, size, loader = _data(data_loader, dataset, batch_size, loader)
+        # the order is public and fixed before anything is drawn
         passes = FixedPasses(_length(dataset, loader), size, epochs, order_seed)
         if not MIN_CLIP_NORM <= checks.positive("max_grad_norm", max_grad_norm) <= MAX_CLIP_NORM:
             raise ConfigError(
@@ -469,6 +470,7 @@ def _private(
 def _context(module: nn.Module, trained: Sequence[nn.Parameter], *about: object) -> str:
     """Return a hash of all that was fixed beforehand: frozen part, order and the loss's form."""
     digest = hashlib.sha256(json.dumps(["privpart examples", *about]).encode())
+    # a resumed run must continue with the same frozen part
     for name, tensor in fixed_tensors(module, trained):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

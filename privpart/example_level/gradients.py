@@ -134,6 +134,7 @@ class _GhostLoss:
             ConfigError: called before in this step, or the losses are not one for each example.
         """
         module, losses = self._module, self._losses
+        # autograd would apply it to the clipped sum
         if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters):
             raise ConfigError(
                 "backward(): a parameter has a hook, which could change the clipped sum. Remove "
@@ -173,6 +174,7 @@ class _GhostLoss:
         module = self._module
         module.disable_hooks()
         try:
+            # two of a batch: each takes a backward pass of its own
             for i in {0, len(self._losses) - 1} if len(norms) == len(self._losses) else ():
                 gradients = torch.autograd.grad(
                     self._losses[i], self._parameters, retain_graph=True, allow_unused=True

@@ -52,6 +52,7 @@ class Rows:
 
     def capture(self) -> None:
         """Note that a layer kept its input, from which gradients will be computed."""
+        # a layer that is called on its own bypasses the rows that were compared
         if self._running is None:
             self._faults.add("outside")
         elif self._running not in self._calls:
@@ -167,6 +168,7 @@ class FixedPasses(Sampler[list[int]]):
         Raises:
             ConfigError: all passes are done, or a batch that was dealt did not become a step.
         """
+        # from the batch that has not become a step, also after a resumption
         remaining = self._batches[self.done % self.batches :]
         return iter(remaining) if self._reads_ahead else self.deal(iter(remaining))
 
@@ -242,6 +244,7 @@ class FixedPasses(Sampler[list[int]]):
             ConfigError: another number of examples than the batch has were added up.
         """
         expected = len(self._batches[self.done % self.batches])
+        # fewer or more examples than were dealt: the clip would bound other units
         if self._summed != expected:
             raise ConfigError(
                 f"optimizer.step(): the per-example gradients are of {self._summed} examples, and "

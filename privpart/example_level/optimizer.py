@@ -120,6 +120,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         if folder is not None:
             folder.restore(steps)
         self._folder, self._steps, self._scheduler = folder, steps, scheduler
+        # the user still holds the optimizer that was passed, whose steps would have no noise
         self._guard = self.original_optimizer.register_step_pre_hook(self._refuse_other_steps).id
         self._released = [p.detach().clone() for p in self.trained]
         self._fixed = {
@@ -156,6 +157,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         return result
 
     def _take(self) -> Any:  # noqa: ANN401  what the user's optimiser returns
+        # our own call is the only one that the hook of ``begin`` lets through
         self._stepping = True
         try:
             result = self.original_optimizer.step()
@@ -169,6 +171,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             counts = RoundCounts(examples, examples, 0, rows_differ=self._rows_differ)
             self._folder.commit(self._steps, counts)
         with torch.no_grad():
+            # these are what a failed step returns to, and what nothing else may change
             for released, p in zip(self._released, self.trained, strict=True):
                 released.copy_(p)
         return result
@@ -312,6 +315,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             for part in torch.split(sample, [len(passed) for passed in gradient_parts(p)]):
                 mean += part.sum(0) / (len(part) if self.loss_reduction == "mean" else 1)
             longest = torch.linalg.vector_norm(sample, dim=1).max()
+            # wide enough for another order of summation, too narrow for a second use of a weight
             if bool((gradient.reshape(-1) - mean).norm() > 1e-2 * longest + 1e-6):
                 name = next(n for n, q in _named(self._module) if q is p)
                 raise ConfigError(
@@ -375,6 +379,7 @@ def refuse_hooks(optimizer: torch.optim.Optimizer, watching: int | None = None) 
     hooks += [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
     step = vars(optimizer).get("step")
     replaced = step is not None and not hasattr(step, "_wrapped_by_lr_sched")
+    # schedulers of torch wrap step() by themselves
     if replaced or any(number != watching for registered in hooks for number in registered):
         raise ConfigError(_HOOKS.format(f"{type(optimizer).__name__}, or on all optimizers"))
 

@@ -64,6 +64,7 @@ class StepState:
         if self._device.type == "cuda":
             tensors["random_device"] = torch.cuda.get_rng_state(self._device).to(torch.int32)
         tensors |= {f"optimizer.{k}": t.cpu() for k, t in _optimizer_tensors(original).items()}
+        # absent where the draws can be made again
         if "state" in noise:
             tensors["noise"] = noise.pop("state")
         groups = [
@@ -113,6 +114,7 @@ class StepState:
         for group, settings in zip(original.param_groups, values["groups"], strict=True):
             group.update(settings)
         self._scheduler.load_state_dict(values["scheduler"])
+        # last, since loading may draw
         torch.set_rng_state(random.to(torch.uint8))
         self._optimizer.passes.resume(values["round"])
 
