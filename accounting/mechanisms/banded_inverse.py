@@ -18,20 +18,18 @@ The noise is rounded at the output: a round's sum of real draws, not each draw, 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting import checks, fit_cache
+from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.buffered_toeplitz import blt_coefficients
-from accounting.mechanisms.mechanism import record
 from accounting.mechanisms.program import OUT, SCRATCH, NoiseProgram, Op
 from accounting.mechanisms.toeplitz import (
     Array,
+    Filter,
     Objective,
-    ObjectiveName,
     column_norms,
     convolve,
     forward_substitution,
@@ -47,7 +45,7 @@ _MOST_ROUNDS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
-class BandedInverse:
+class BandedInverse(Filter):
     """The mechanism whose noise matrix C^-1 is Toeplitz with the given bands.
 
     Args:
@@ -64,39 +62,38 @@ class BandedInverse:
     Footprint(state_vectors=0, draws_per_round=1.875)
     """
 
-    rounds: int
-    coefficients: tuple[float, ...]
-    normalize_columns: bool = False
-
     name = "banded-inverse"
-    groups = None
-    restart_every = None
-    prefix_only = False
-    fitted = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", checks.rounds(self.rounds))
-        first, *later = checks.reals("coefficients", self.coefficients)
-        checks.positive("coefficients[0]", first)
-        for index, value in enumerate(later, start=1):
+    def _check_later(self, coefficients: tuple[float, ...]) -> None:
+        for index, value in enumerate(coefficients[1:], start=1):
             if not value <= 0:
                 raise ConfigError(
                     f"coefficients[{index}]={value:g}: must be 0 or negative; the sensitivity of "
                     "other noise filters is not known here."
                 )
-        if first + sum(later) < -1e-12 * first:
+        total = coefficients[0] + sum(coefficients[1:])
+        if total < -1e-12 * coefficients[0]:
             raise ConfigError(
-                f"coefficients: sum to {first + sum(later):g}; a negative sum makes the encoder "
-                "grow without bound. Use smaller ones after the first."
+                f"coefficients: sum to {total:g}; a negative sum makes the encoder grow without "
+                "bound. Use smaller ones after the first."
             )
-        if len(later) >= self.rounds:
-            raise ConfigError(
-                f"coefficients: {1 + len(later)} of them, but rounds={self.rounds}; the noise has "
-                "one per round at most."
-            )
-        if not isinstance(self.normalize_columns, bool):
-            raise ConfigError(f"normalize_columns={self.normalize_columns!r}: True or False.")
-        object.__setattr__(self, "coefficients", (first, *later))
+
+    @staticmethod
+    def _check_bands(bands: int | None, rounds: int) -> None:
+        if bands is None:
+            raise ConfigError("bands is missing: a banded inverse needs bands, or coefficients.")
+        checks.count("bands", bands, maximum=rounds, hint=f"There are {rounds} rounds.")
+
+    @staticmethod
+    def _root(bands: int) -> tuple[float, ...]:
+        """Return the first coefficients of (1 - x)^(1/2)."""
+        return (1.0, *np.cumprod(1 - 1.5 / np.arange(1, bands)))
+
+    @classmethod
+    def _fit(
+        cls, participation: Participation, bands: int | None, objective: Objective
+    ) -> "BandedInverse":
+        return fit_banded_inverse(participation, bands, objective)
 
     @classmethod
     def square_root(
@@ -108,57 +105,7 @@ class BandedInverse:
         (1.0, -0.5, -0.125)
         """
         most = min(checks.rounds(rounds), checks.count("bands", bands))
-        ratios = 1 - 1.5 / np.arange(1, most)
-        return cls(rounds, (1.0, *np.cumprod(ratios)), normalize_columns)
-
-    @classmethod
-    def from_options(
-        cls,
-        participation: Participation,
-        *,
-        bands: int | None = None,
-        coefficients: tuple[float, ...] | None = None,
-        normalize_columns: bool = False,
-        fit: bool = False,
-        objective: ObjectiveName | None = None,
-    ) -> "BandedInverse":
-        """Return BISR with so many bands, a fitted filter, or one by its coefficients.
-
-        Columns are normalised after a fit, if there is one.
-
-        Raises:
-            ConfigError: neither bands nor coefficients, options that contradict each other, or a
-                value out of range.
-        """
-        n = participation.rounds
-        if objective is not None and not fit:
-            raise ConfigError(f"objective={objective}: is for a fit; say fit as well.")
-        if coefficients is not None:
-            if bands is not None:
-                raise ConfigError(f"bands={bands}: the coefficients already say how many.")
-            if fit:
-                raise ConfigError("fit=True: the coefficients are given; leave one of both out.")
-            return cls(n, coefficients, normalize_columns)
-        if bands is None:
-            raise ConfigError("bands is missing: a banded inverse needs bands, or coefficients.")
-        checks.count("bands", bands, maximum=n, hint=f"There are {n} rounds.")
-        if not fit:
-            return cls.square_root(n, bands, normalize_columns=normalize_columns)
-        least: Objective = "rmse" if objective is None else objective.value
-        settings = {"bands": bands, "objective": least}
-        fitted = fit_cache.kept(
-            cls, participation, settings, lambda: fit_banded_inverse(participation, bands, least)
-        )
-        return cls(n, fitted.coefficients, normalize_columns)
-
-    @property
-    def bands(self) -> int:
-        """Number of diagonals of C^-1 up to the last one that is not zero."""
-        return next(p for p in range(len(self.coefficients), 0, -1) if self.coefficients[p - 1])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field, for JSON; see ``mechanism_from_dict``."""
-        return record(self)
+        return cls(rounds, cls._root(most), normalize_columns)
 
     def encoder(self) -> NDArray[np.float64]:
         """C, shape (n, n), lower triangular without negative entries."""
@@ -245,11 +192,6 @@ class BandedInverse:
     def _norms(self) -> Array:
         return column_norms(_encoder_column(self._column()))
 
-    def _column(self) -> Array:
-        column = np.zeros(self.rounds)
-        column[: len(self.coefficients)] = self.coefficients
-        return column
-
 
 def _encoder_column(column: Array) -> Array:
     """Return the first column of C: the coefficients of 1 / r(x)."""
@@ -300,7 +242,7 @@ def _by_pairs(column: Array, participation: Participation) -> Sensitivity:
 
 
 def fit_banded_inverse(
-    participation: Participation, bands: int, objective: Objective
+    participation: Participation, bands: int | None, objective: Objective
 ) -> BandedInverse:
     """Return the best filter r with r_0 = 1 and ``bands`` bands; with two, the best lambda.
 
@@ -316,6 +258,8 @@ def fit_banded_inverse(
         ConfigError: a value is out of range.
     """
     n = participation.rounds
+    if bands is None:
+        raise ConfigError("bands is missing: a banded inverse needs the draws per round.")
     if checks.count("bands", bands) > 2:
         checks.count(
             "rounds",
