@@ -36,17 +36,21 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee, mu_upper
 from accounting.mechanisms import Mechanism
-from accounting.random_allocation import AllocatedGuarantee, BallsInBins, bin_modes, magnitudes
+from accounting.random_allocation import (
+    AllocatedGuarantee,
+    BallsInBins,
+    bin_modes,
+    lowest,
+    magnitudes,
+)
 from accounting.report import Assumption
-from accounting.sensitivity import rounded_up
-
-Array = NDArray[np.float64]
+from accounting.sensitivity import Array, rounded_up
+from accounting.subsampled import sampling_assumptions
 
 _FAILURE = 0.01
 """Part of delta that is the probability of an epsilon that is too low."""
@@ -196,7 +200,6 @@ class EstimatedGuarantee:
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """The conditions of the amplification, besides clipping and secret noise."""
-        lost = "no amplification: account for the unsampled mechanism instead"
         if isinstance(self.sampling, BallsInBins):
             how = (
                 f"every member is put into one of {self.sampling.bins} bins on its own, uniformly, "
@@ -210,19 +213,7 @@ class EstimatedGuarantee:
                 "run that never was"
             )
         return (
-            Assumption("sampling", how, "asserted", lost),
-            Assumption(
-                "hidden-sample",
-                "nobody who sees the release learns who was sampled when",
-                "asserted",
-                lost,
-            ),
-            Assumption(
-                "public-constants",
-                "the divisor is a public constant, not the realised batch",
-                "asserted",
-                "the size of the batch leaks, and one member weighs more than accounted",
-            ),
+            *sampling_assumptions("sampling", how, sees="who was sampled when"),
             Assumption(
                 "draw-seed",
                 f"{self.seed}, the seed of the draws, is random, and was drawn after noise, "
@@ -426,17 +417,7 @@ def _least(draws: _Draws, delta: float, high: float, spent: float | None) -> flo
         most = share if spent is None else highest_mean(share, spent)
         return most == 0 or draws.log_bound(epsilon) + math.log(most) <= math.log(delta)
 
-    low = draws.floor
-    if enough(low):
-        return low
-    top = high
-    while high - low > 1e-6 * top:
-        middle = (low + high) / 2
-        if enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    return draws.floor if enough(draws.floor) else lowest(enough, draws.floor, high, close=1e-6)
 
 
 def highest_mean(mean: float, spent: float) -> float:
@@ -445,14 +426,7 @@ def highest_mean(mean: float, spent: float) -> float:
     >>> round(highest_mean(0.0, 0.1), 6)  # 1 - exp(-0.1)
     0.095163
     """
-    low, high = mean, 1.0
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        if _kl(mean, middle) <= spent:
-            low = middle
-        else:
-            high = middle
-    return high
+    return lowest(lambda u: _kl(mean, u) > spent, mean, 1.0, close=1e-9)
 
 
 def _kl(q: float, u: float) -> float:

@@ -29,21 +29,20 @@ least bound counts.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee, mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.report import Assumption
-from accounting.sensitivity import rounded_up
-
-Array = NDArray[np.float64]
+from accounting.sensitivity import Array, rounded_up
+from accounting.subsampled import sampling_assumptions
 
 _FFT = 1e-13
 _LEAST_DELTA = 1e-11
@@ -164,28 +163,11 @@ class AllocatedGuarantee:
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """The conditions of the amplification, besides clipping and secret noise."""
-        lost = "no amplification: account for the unsampled mechanism instead"
-        return (
-            Assumption(
-                "balls-in-bins",
-                f"every member is put into one of {self.sampling.bins} bins on its own, uniformly, "
-                "once for all passes",
-                "asserted",
-                lost,
-            ),
-            Assumption(
-                "hidden-sample",
-                "nobody who sees the release learns who is in which bin",
-                "asserted",
-                lost,
-            ),
-            Assumption(
-                "public-constants",
-                "the divisor is a public constant, not the realised batch",
-                "asserted",
-                "the size of the batch leaks, and one member weighs more than accounted",
-            ),
+        how = (
+            f"every member is put into one of {self.sampling.bins} bins on its own, uniformly, "
+            "once for all passes"
         )
+        return sampling_assumptions("balls-in-bins", how, sees="who is in which bin")
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on delta at ``epsilon`` >= 0."""
@@ -263,18 +245,22 @@ _ROUNDED = 1 + 1e-12
 """Room for the rounding of a sum over the edges."""
 
 
-def _least_epsilon(shares: _Shares, delta: float, high: float) -> float:
-    """Return the least epsilon of a bound, between 0 and ``high``, which is enough."""
-    low = 0.0
-    if _delta(shares, low) <= delta:
-        return low
-    while high - low > 1e-6 * high:
+def lowest(meets: Callable[[float], bool], low: float, high: float, *, close: float) -> float:
+    """Return where ``meets`` becomes true, rounded up to ``high`` or a number that was tried."""
+    while high - low > close * high:
         middle = (low + high) / 2
-        if _delta(shares, middle) <= delta:
+        if meets(middle):
             high = middle
         else:
             low = middle
     return high
+
+
+def _least_epsilon(shares: _Shares, delta: float, high: float) -> float:
+    def meets(epsilon: float) -> bool:
+        return _delta(shares, epsilon) <= delta
+
+    return 0.0 if meets(0.0) else lowest(meets, 0.0, high, close=1e-6)
 
 
 def _delta(shares: _Shares, epsilon: float) -> float:

@@ -24,6 +24,7 @@ from accounting.checks import ConfigError
 from accounting.participation import FixedOrder, Participation
 
 Array = NDArray[np.float64]
+"""Numbers of any shape."""
 
 _MOST_PATTERNS = 50_000
 _ROUNDING = 1e-12
@@ -52,7 +53,7 @@ class Sensitivity:
             )
 
 
-def brute_force(encoder: NDArray[np.float64], participation: Participation) -> float:
+def brute_force(encoder: Array, participation: Participation) -> float:
     """Return max_u u^T abs(X) u by trying every admissible pattern: the fast rules' reference.
 
     Exact where X = C^T C has no negative entry; an upper bound otherwise. Takes exponential time.

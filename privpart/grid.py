@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError
+from accounting.sensitivity import Array
 from privpart.clip import at_least_tiny, clip, l2_norm
 
 _BITS = 20
@@ -35,9 +36,6 @@ _COARSE = 8
 """Clip norm over the norm of a vector of single steps: what more bits aim for, and the least."""
 _PART = 2**16
 _MOST_TURNS = 8
-
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.buffered_toeplitz import blt_coefficients
 from accounting.mechanisms.program import OUT, SCRATCH, NoiseProgram, Op
 from accounting.mechanisms.toeplitz import (
-    Array,
     Filter,
     Objective,
     column_norms,
@@ -38,7 +36,7 @@ from accounting.mechanisms.toeplitz import (
     toeplitz_sensitivity,
 )
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, rounded_up, same_rounds
+from accounting.sensitivity import Array, Sensitivity, rounded_up, same_rounds
 
 _MOST_ROUNDS = 32_768
 """Of a fit, or of normalised columns, with three bands or more; two bands have closed forms."""
@@ -107,12 +105,12 @@ class BandedInverse(Filter):
         most = min(checks.rounds(rounds), checks.count("bands", bands))
         return cls(rounds, cls._root(most), normalize_columns)
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (n, n), lower triangular without negative entries."""
         matrix = lower_toeplitz(_encoder_column(self._column()))
         return matrix / self._norms() if self.normalize_columns else matrix
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B = A C^-1, shape (n, n)."""
         if self.normalize_columns:
             return np.cumsum(self._norms()[:, None] * lower_toeplitz(self._column()), axis=0)
@@ -177,7 +175,7 @@ class BandedInverse(Filter):
             draws_again=True,
         )
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """Squared row norms of B, in O(n p): draw u enters prefix sum t through its last lags."""
         if not self.normalize_columns:
             return np.asarray(np.cumsum(np.cumsum(self._column()) ** 2))

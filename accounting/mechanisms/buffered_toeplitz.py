@@ -12,14 +12,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks, fit_cache
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import record
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.mechanisms.toeplitz import (
-    Array,
     Loss,
     Objective,
     ObjectiveName,
@@ -29,7 +27,7 @@ from accounting.mechanisms.toeplitz import (
     toeplitz_sensitivity,
 )
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, same_rounds
+from accounting.sensitivity import Array, Sensitivity, same_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +119,11 @@ class BufferedToeplitz:
         """Return the same encoder by its n coefficients."""
         return Toeplitz(self.rounds, tuple(blt_coefficients(self.decay, self.scale, self.rounds)))
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (n, n)."""
         return self.toeplitz().encoder()
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B = A C^-1, shape (n, n)."""
         return self.toeplitz().decoder()
 
@@ -168,7 +166,7 @@ class BufferedToeplitz:
             rounds_held = np.minimum(self.rounds, 1 / (1 - decay))
         return float(np.array(self.scale) @ (2 * rounds_held + 2 * self.buffers + 2))
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """That of its coefficients, in O(n) by ``step_response``."""
         gaps = 1 - np.array(self.decay)
         with np.errstate(over="ignore", invalid="ignore"):

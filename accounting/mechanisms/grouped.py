@@ -11,15 +11,13 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
 from accounting.participation import FixedOrder, Participation
-from accounting.sensitivity import Sensitivity, gram_sensitivity, same_rounds, worst_pattern
+from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, same_rounds, worst_pattern
 
-Array = NDArray[np.float64]
 _ROUNDING = 1e-12
 _MOST_DENSE_ROUNDS = 4096
 
@@ -120,7 +118,7 @@ class Grouped:
         """Return (round, group) of every active group of every round, in order."""
         return [(t, g) for t, groups in enumerate(self.schedule) for g in groups]
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (released values, cells): one parameter per group; block-diagonal by group."""
         cells = self.cells()
         rows = []
@@ -131,7 +129,7 @@ class Grouped:
             rows.append(block)
         return np.concatenate(rows)
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B, shape (cells, released values): row (t, g) is group g's prefix sum after round t."""
         cells = self.cells()
         columns = []
@@ -174,7 +172,7 @@ class Grouped:
         groups = f"{len(self.mechanisms)} groups in {each} of {self.rounds} rounds"
         return replace(found, rule=f"joint clipping, {groups}, {found.rule}")
 
-    def variance_by_group(self) -> NDArray[np.float64]:
+    def variance_by_group(self) -> Array:
         """Return the noise variance of each group's prefix sum after each round, (n, groups).
 
         At z = clip_norm = 1; 0 before a group's first active round.
@@ -191,7 +189,7 @@ class Grouped:
         """Each group's mechanism has a program; there is none for all groups together."""
         raise ConfigError("mechanism=grouped: its noise is a GroupedNoise, a stream per group.")
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """Return the noise variance of a parameter's prefix sum after each round, shape (n,).
 
         It is the mean over all parameters: ``variance_by_group`` weighted by ``sizes``.

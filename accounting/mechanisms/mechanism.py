@@ -12,11 +12,10 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting.mechanisms.program import NoiseProgram
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity
+from accounting.sensitivity import Array, Sensitivity
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -53,11 +52,11 @@ class Mechanism(Protocol):
         """Whether the sensitivity holds only if nothing but noised prefix sums is released."""
         ...
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (released values, n). Dense: for tests and small n."""
         ...
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B, shape (n, released values), with B C = A. Dense: for tests and small n."""
         ...
 
@@ -65,7 +64,7 @@ class Mechanism(Protocol):
         """Squared sensitivity of C under the given participation, at clip norm 1."""
         ...
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """Diagonal of B B^T, shape (n,): noise variance of each prefix sum at z = clip_norm = 1."""
         ...
 
@@ -141,7 +140,7 @@ def footprint(mechanism: Mechanism) -> Footprint:
     return Footprint(math.ceil(state / d), drawn / (d * mechanism.rounds))
 
 
-def noise_matrix(mechanism: Mechanism) -> NDArray[np.float64]:
+def noise_matrix(mechanism: Mechanism) -> Array:
     """Return N: the noise of the rounds' sums is N z, with z the draws. For tests and small n.
 
     Shape (n, draws). Of groups, (cells, draws): a row per active group of each round, in order,
@@ -160,7 +159,7 @@ def noise_matrix(mechanism: Mechanism) -> NDArray[np.float64]:
     return np.concatenate(columns, axis=1)
 
 
-def prefix_sums(rounds: int) -> NDArray[np.float64]:
+def prefix_sums(rounds: int) -> Array:
     """A, the lower-triangular matrix of ones, shape (n, n)."""
     return np.tril(np.ones((rounds, rounds)))
 

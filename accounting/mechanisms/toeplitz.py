@@ -11,16 +11,21 @@ from enum import StrEnum
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks, fit_cache
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import record
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, gram_sensitivity, rounded_up, row_bound, same_rounds
+from accounting.sensitivity import (
+    Array,
+    Sensitivity,
+    gram_sensitivity,
+    rounded_up,
+    row_bound,
+    same_rounds,
+)
 
-Array = NDArray[np.float64]
 Objective = Literal["rmse", "max"]
 Loss = Callable[[Array], tuple[float, Array]]
 """Parameters -> log of the squared error, and its gradient."""
@@ -102,7 +107,7 @@ class Filter:
             return cls(n, cls._root(n if bands is None else bands), normalize_columns)
         name: Objective = "rmse" if objective is None else objective.value
         settings = {"bands": bands, "objective": name}
-        best = fit_cache.kept(
+        best = fit_cache.kept(  # type: ignore[type-var]  # every subclass is a mechanism
             cls, participation, settings, lambda: cls._fit(participation, bands, name)
         )
         return cls(n, best.coefficients, normalize_columns)

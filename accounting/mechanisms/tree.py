@@ -40,9 +40,8 @@ from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import prefix_sums, record
 from accounting.mechanisms.program import OUT, SCRATCH, NoiseProgram, Op
 from accounting.participation import FixedOrder, Participation
-from accounting.sensitivity import Sensitivity, gram_sensitivity, rounded_up, same_rounds
+from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, rounded_up, same_rounds
 
-Array = NDArray[np.float64]
 Scores = NDArray[np.int64]
 """Best score for 0, 1, 2, ... participations; negative where that many do not fit."""
 Front = dict[int, Scores]
@@ -187,7 +186,7 @@ class BinaryTree:
             (block.first + leaf, size) for block in self.blocks() for leaf, size in block.nodes()
         ]
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (nodes, n): row = indicator of the node's rounds; or L^-1 A, shape (n, n)."""
         if self.release == "prefix":
             return self._effective_encoder()
@@ -199,7 +198,7 @@ class BinaryTree:
                 rows.append(row)
         return np.stack(rows)
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B, shape (n, nodes): the estimator's weights; or L, shape (n, n), with the same B B^T."""
         if self.release == "prefix":
             return np.asarray(np.linalg.cholesky(self._covariance()), dtype=np.float64)
@@ -282,7 +281,7 @@ class BinaryTree:
             draws_again=draws_kept,
         )
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """Node variances over t's binary expansion, plus what the earlier trees ended with."""
         weight = node_weight if self.release == "nodes" else node_variance
         return prefix_variance(self.blocks(), self.estimator, weight)
@@ -297,14 +296,14 @@ class BinaryTree:
             squared, rule = nodes.squared, rule if bound.exact else f"at most {nodes.rule}"
         return Sensitivity(squared, exact=bound.exact, rule=rule)
 
-    def _effective_encoder(self) -> NDArray[np.float64]:
+    def _effective_encoder(self) -> Array:
         from scipy.linalg import solve_triangular
 
         lower = np.linalg.cholesky(self._covariance())
         solved = solve_triangular(lower, prefix_sums(self.rounds), lower=True, check_finite=False)
         return np.asarray(np.tril(solved), dtype=np.float64)
 
-    def _covariance(self) -> NDArray[np.float64]:
+    def _covariance(self) -> Array:
         if self.rounds > _MOST_DENSE_ROUNDS:
             raise ConfigError(
                 f"rounds={self.rounds}: release='prefix' works on n x n matrices here, up to "

@@ -54,6 +54,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import NDArray
 
 from accounting.checks import ConfigError
+from accounting.sensitivity import Array
 
 BLOCK = 2**15
 """Coordinates that are computed together, in buffers that stay in the processor's cache."""
@@ -87,12 +88,10 @@ _MOST_ATTEMPTS = 64
 """Rejections in a row (probability of one: below 1/2) after which bounds decide."""
 _MOST_COUNTERS = 64
 """Draws whose place in the key stream is kept, so that the next slice need not seek."""
-
-Array = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 Places = NDArray[np.intp]
 Words = NDArray[np.int64]
-Integers = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float64]
+Integers = NDArray[np.int32] | NDArray[np.int64] | Array
 Enclosure = tuple[Fraction, Fraction]
 """Two numbers between which a real number lies."""
 
