@@ -176,9 +176,9 @@ class EstimatedGuarantee:
                 _Draws.of(hypotheses, guess, self.samples // _PILOT, 0.0, [self.seed, pilot, d], d)
                 for d in (0, 1)
             ]
-            guess = max(_least(own, delta, plain, None) for own in draws)
+            guess = max(_least(sample, delta, plain, None) for sample in draws)
         count, spent = self.samples, math.log(1 / failure) / self.samples
-        found = [
+        bounds = [
             _least(
                 _Draws.of(hypotheses, guess, count, guess / 2, [self.seed, 0, d], d),
                 delta - failure,
@@ -187,7 +187,7 @@ class EstimatedGuarantee:
             )
             for d in (0, 1)
         ]
-        return min(plain, max(found) * (1 + _SLACK) + _SLACK)
+        return min(plain, max(bounds) * (1 + _SLACK) + _SLACK)
 
     def _possible(self) -> "_Hypotheses":
         if isinstance(self.sampling, BallsInBins):
@@ -288,10 +288,10 @@ class _Separated:
 
     def most(self) -> float:
         rounds, b = len(self._squares), self._b
-        most = np.zeros(rounds + b)
+        squared = np.zeros(rounds + b)
         for t in reversed(range(rounds)):
-            most[t] = max(most[t + 1], self._squares[t] + most[t + b])
-        return float(most[:b].max())
+            squared[t] = max(squared[t + 1], self._squares[t] + squared[t + b])
+        return float(squared[:b].max())
 
     def log_weight(self, factor: Array) -> Array:
         later = self._later(np.multiply.outer(self._squares, factor))
@@ -318,8 +318,8 @@ class _Separated:
         later = self._later(reward[:, None])[:, 0]
         start = self._start() * np.exp(later[: self._b] - later[: self._b].max())
         free = rng.choice(self._b, size=count, p=start / start.sum())
-        for t, own in enumerate(reward):
-            joins = math.exp(math.log(self._p) + own + later[t + self._b] - later[t])
+        for t, gain in enumerate(reward):
+            joins = math.exp(math.log(self._p) + gain + later[t + self._b] - later[t])
             now = (free <= t) & (rng.random(count) < joins)
             free[now] = t + self._b
             yield now.astype(np.float64)
@@ -372,11 +372,11 @@ class _Draws:
         tilt, log_normal = float(_TILTS[best]), float(normal[best])
         power = 1 - tilt if direction else tilt
         rng = np.random.default_rng(seed)
-        kept: list[tuple[Array, Array]] = []
-        left = count
-        while left:
-            size = min(left, max(256, _CELLS // hypotheses.width))
-            left -= size
+        parts: list[tuple[Array, Array]] = []
+        remaining = count
+        while remaining:
+            size = min(remaining, max(256, _CELLS // hypotheses.width))
+            remaining -= size
             terms = hypotheses.draw(rng, size, power)
             log_ratio = hypotheses.log_mean(terms, 1.0)
             drawn = 0.0 if tilt == 1 and direction else log_ratio
@@ -390,8 +390,8 @@ class _Draws:
                     "likelihood of a draw is not a number; use the guarantee without sampling."
                 )
             high = ~(loss <= floor)
-            kept.append((loss[high], weight[high]))
-        losses, weights = (np.concatenate(part) for part in zip(*kept, strict=True))
+            parts.append((loss[high], weight[high]))
+        losses, weights = (np.concatenate(part) for part in zip(*parts, strict=True))
         return cls(losses, weights, count, tilt, log_normal, floor)
 
     def log_bound(self, epsilon: float) -> float:
@@ -414,8 +414,8 @@ def _least(draws: _Draws, delta: float, high: float, spent: float | None) -> flo
 
     def enough(epsilon: float) -> bool:
         share = draws.share(epsilon)
-        most = share if spent is None else highest_mean(share, spent)
-        return most == 0 or draws.log_bound(epsilon) + math.log(most) <= math.log(delta)
+        mean = share if spent is None else highest_mean(share, spent)
+        return mean == 0 or draws.log_bound(epsilon) + math.log(mean) <= math.log(delta)
 
     return draws.floor if enough(draws.floor) else lowest(enough, draws.floor, high, close=1e-6)
 
@@ -451,10 +451,10 @@ def _tilt(power: float) -> float:
 
 def _log_mean(logs: Array, weights: Array | None = None) -> Array:
     """Return the logarithm of the mean of exp(logs) over the first axis."""
-    most = logs.max(axis=0)
-    scaled = np.exp(logs - most)
+    largest = logs.max(axis=0)
+    scaled = np.exp(logs - largest)
     mean = scaled.mean(axis=0) if weights is None else np.tensordot(weights, scaled, axes=1)
-    return np.asarray(most + np.log(mean))
+    return np.asarray(largest + np.log(mean))
 
 
 def bands_of(mechanism: Mechanism) -> int:

@@ -146,19 +146,19 @@ class AllocatedGuarantee:
         z, bins = self.noise_multiplier, self.sampling.bins
         if self._products is None:
             return [_Shares(bins, self.mu, 0.0)]
-        most = self._most()
+        squared = self._most()
         by_lag = [float(self._products.diagonal(lag).max()) for lag in range(bins)]
-        found: list[_Shares] = []
-        least = math.inf
+        bounds: list[_Shares] = []
+        smallest = math.inf
         for fewer in sorted({bins // apart for apart in range(1, bins // 2 + 1)}, reverse=True):
             apart = bins // fewer
             shared = max(by_lag[apart : bins - apart + 1])
-            if shared < least * _WORTH and most - shared > _WORTHLESS * most:
-                least = shared
-                own = most - shared + most * 1e-15  # the rounding of the difference
+            if shared < smallest * _WORTH and squared - shared > _WORTHLESS * squared:
+                smallest = shared
+                alone = squared - shared + squared * 1e-15  # the rounding of the difference
                 mu_shared = mu_upper(shared, z) if shared else 0.0
-                found.append(_Shares(fewer, mu_upper(own, z), mu_shared))
-        return [shares for shares in found if _fits(shares.own, shares.bins)]
+                bounds.append(_Shares(fewer, mu_upper(alone, z), mu_shared))
+        return [shares for shares in bounds if _fits(shares.own, shares.bins)]
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -191,10 +191,10 @@ class AllocatedGuarantee:
         return least
 
     def _usable(self) -> list[_Shares]:
-        found = self._bounds()
+        bounds = self._bounds()
         if self.mechanism is None:
             _fits(self.mu, self.sampling.bins, refuse=True)
-        return found
+        return bounds
 
 
 def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
@@ -312,15 +312,15 @@ class _Allocation:
         """Return E_with (1 - e^epsilon / f)_+ at any epsilon, negative ones too, rounded up."""
         scale = np.exp(np.minimum(epsilon, 700.0))  # at most what it is
         first = np.searchsorted(self.ratio_with, scale)
-        found = self.above[first] * (1 + _SUMS) - scale * self.above_inverse[first]
-        return np.clip(found + self.beyond, 0.0, 1.0)
+        deltas = self.above[first] * (1 + _SUMS) - scale * self.above_inverse[first]
+        return np.clip(deltas + self.beyond, 0.0, 1.0)
 
     def added(self, epsilon: Array) -> Array:
         """Return E_without (1 - e^epsilon f)_+ at any epsilon, rounded up."""
         scale = np.exp(np.minimum(epsilon, 700.0))
         last = np.searchsorted(self.ratio_without, 1 / scale)
-        found = self.below[last] * (1 + _SUMS) - scale * self.below_ratio[last]
-        return np.clip(found, 0.0, 1.0)
+        deltas = self.below[last] * (1 + _SUMS) - scale * self.below_ratio[last]
+        return np.clip(deltas, 0.0, 1.0)
 
 
 @lru_cache(maxsize=4)
@@ -369,8 +369,8 @@ def _sum(mu: float, bins: int, *, with_member: bool) -> tuple[Array, float, floa
     reach = 3.0 * bins + widest if with_member else 3.0 * bins
     _fits(mu, bins, refuse=True)
     step = reach / (_POINTS - 1)
-    one = _lognormal(mu, step, with_member=with_member, shifted=False)
-    total = _power(one, bins - 1 if with_member else bins, with_member=with_member)
+    member = _lognormal(mu, step, with_member=with_member, shifted=False)
+    total = _power(member, bins - 1 if with_member else bins, with_member=with_member)
     if with_member:
         total = _convolved(total, _lognormal(mu, step, with_member=True, shifted=True), keep=False)
     return total, max(0.0, 1.0 - float(total.sum())), step
@@ -391,11 +391,11 @@ def _lognormal(mu: float, step: float, *, with_member: bool, shifted: bool) -> A
     return np.asarray(masses, dtype=np.float64)
 
 
-def _power(one: Array, times: int, *, with_member: bool) -> Array:
+def _power(masses: Array, times: int, *, with_member: bool) -> Array:
     """Return the masses of a sum of ``times`` independent numbers, by repeated squaring."""
     total = np.zeros(_POINTS)
     total[0] = 1.0
-    square = one
+    square = masses
     while times:
         if times % 2:
             total = _convolved(total, square, keep=not with_member)

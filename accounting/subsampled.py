@@ -35,9 +35,7 @@ def sampling_assumptions(
     leak = "the size of the batch leaks, and one member weighs more than accounted"
     return (
         Assumption(key, how, "asserted", plain),
-        Assumption(
-            "hidden-sample", f"nobody who sees the release learns {sees}", "asserted", plain
-        ),
+        Assumption("hidden-sample", hidden, "asserted", plain),
         Assumption("public-constants", f"{public}, not the realised batch", "asserted", leak),
     )
 

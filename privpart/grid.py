@@ -106,21 +106,21 @@ def modulus_bits(grid: Grid, clients: int) -> int:
     Raises:
         ConfigError: more than 2^51 would be needed, above which the server's sum is not exact.
     """
-    most = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
-    if most.bit_length() >= _MOST_MODULUS_BITS:
+    largest = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
+    if largest.bit_length() >= _MOST_MODULUS_BITS:
         raise ConfigError(
             f"{clients} clients: their sum needs a modulus above 2^{_MOST_MODULUS_BITS}, and would "
             "not be exact; ask fewer at a time."
         )
-    return most.bit_length() + 1
+    return largest.bit_length() + 1
 
 
 def is_modulus(bits: object, grid: Grid, clients: int) -> bool:
     """Return whether sums of so many updates modulo 2^bits do not wrap around, and are exact."""
     if type(bits) is not int or not 0 < bits <= _MOST_MODULUS_BITS:
         return False
-    longest: int = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
-    return 1 << (bits - 1) > longest
+    largest: int = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
+    return 1 << (bits - 1) > largest
 
 
 def residues(update: Tensor, clip_norm: float, grid: Grid, bits: int) -> NDArray[np.int64]:
@@ -128,9 +128,9 @@ def residues(update: Tensor, clip_norm: float, grid: Grid, bits: int) -> NDArray
 
     What a client does in the server's place, which sees no update: ``quantise``, and the modulus.
     """
-    whole = np.zeros(len(update), np.int32)
-    quantise(update, clip_norm, grid, whole)
-    wide: NDArray[np.int64] = whole.astype(np.int64)
+    integers = np.zeros(len(update), np.int32)
+    quantise(update, clip_norm, grid, integers)
+    wide: NDArray[np.int64] = integers.astype(np.int64)
     wide &= 2**bits - 1
     return wide
 
@@ -141,8 +141,8 @@ def centred(total: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
     >>> centred(np.array([0, 1, 7]), 3).tolist()
     [0, 1, -1]
     """
-    found: NDArray[np.int64] = total - ((total >= 2 ** (bits - 1)).astype(np.int64) << bits)
-    return found
+    numbers: NDArray[np.int64] = total - ((total >= 2 ** (bits - 1)).astype(np.int64) << bits)
+    return numbers
 
 
 def wrap(numbers: Array, bits: int) -> None:
@@ -219,10 +219,10 @@ def quantise(update: Tensor, clip_norm: float, grid: Grid, out: NDArray[np.int32
     if norm * scale > grid.norm:
         # Rounding lengthens a vector by d/24 norms at the mean, and by less than 2 steps of chance.
         factor = grid.norm * (1 - (len(out) / 24 / grid.norm + 2) / grid.norm) / norm
-    most = math.floor(Fraction(grid.norm) ** 2)
+    longest = math.floor(Fraction(grid.norm) ** 2)
     numbers = _numpy(update)
     for _ in range(_MOST_TURNS):
-        if (squares := _round(numbers, factor, out)) <= most:
+        if (squares := _round(numbers, factor, out)) <= longest:
             return math.sqrt(squares)
         # Rounding lengthens by half a step per coordinate at most: the next turn is the last one.
         factor *= max(0.0, 1 - max(math.sqrt(len(out)) / grid.norm, 2.0**-20))
@@ -250,5 +250,5 @@ def _round(numbers: NDArray[Any], factor: float, out: NDArray[np.int32]) -> floa
 
 def _numpy(update: Tensor) -> NDArray[Any]:
     wide = update if update.dtype.itemsize >= 4 else update.float()  # numpy has no bfloat16
-    found: NDArray[Any] = wide.resolve_neg().numpy()
-    return found
+    numbers: NDArray[Any] = wide.resolve_neg().numpy()
+    return numbers

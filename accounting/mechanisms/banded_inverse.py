@@ -102,8 +102,8 @@ class BandedInverse(Filter):
         >>> BandedInverse.square_root(8, bands=3).coefficients
         (1.0, -0.5, -0.125)
         """
-        most = min(checks.rounds(rounds), checks.count("bands", bands))
-        return cls(rounds, cls._root(most), normalize_columns)
+        width = min(checks.rounds(rounds), checks.count("bands", bands))
+        return cls(rounds, cls._root(width), normalize_columns)
 
     def encoder(self) -> Array:
         """C, shape (n, n), lower triangular without negative entries."""
@@ -128,9 +128,9 @@ class BandedInverse(Filter):
         if self.normalize_columns and (k == 1 or self.bands == 1):
             return Sensitivity(float(k), exact=True, rule="unit columns, orthogonal")
         rule = self._normalized_sensitivity if self.normalize_columns else self._plain_sensitivity
-        found = rule(participation)
-        squared = rounded_up(found.squared, 2 * self.rounds * (self.bands + 2))
-        return Sensitivity(squared, found.exact, found.rule)
+        real = rule(participation)
+        squared = rounded_up(real.squared, 2 * self.rounds * (self.bands + 2))
+        return Sensitivity(squared, real.exact, real.rule)
 
     def _plain_sensitivity(self, participation: Participation) -> Sensitivity:
         return toeplitz_sensitivity(_encoder_column(self._column()), participation)
@@ -207,12 +207,12 @@ def _earliest_geometric(decay: float, norms: Array, participation: Participation
     patterns this one has the least i and the least d in every pair.
     """
     k, b = participation.max_participations, participation.min_separation
-    own = norms[: k * b : b].tolist()
+    joined = norms[: k * b : b].tolist()
     carried, products = 0.0, 0.0
-    for norm in own:
+    for norm in joined:
         products += norm * carried
         carried = decay**b * (carried + 1 / norm)
-    return len(own) + 2 * products
+    return len(joined) + 2 * products
 
 
 def _by_pairs(column: Array, participation: Participation) -> Sensitivity:
@@ -224,7 +224,7 @@ def _by_pairs(column: Array, participation: Participation) -> Sensitivity:
     """
     n, k, b = len(column), participation.max_participations, participation.min_separation
     norms = column_norms(column)
-    largest, most, earliest = np.zeros(n), float(k), float(k)
+    largest, bound, earliest = np.zeros(n), float(k), float(k)
     for lag in range(n - 1, b - 1, -1):
         product = np.cumsum(column[: n - lag] * column[lag:])[::-1]
         product = product / (norms[: n - lag] * norms[lag:])
@@ -232,11 +232,11 @@ def _by_pairs(column: Array, participation: Participation) -> Sensitivity:
         if lag % b == 0 and lag < k * b:
             pairs = k - lag // b
             later = np.maximum.accumulate(largest[::-1])[::-1]
-            most += 2 * float(later[: pairs * b : b].sum())
+            bound += 2 * float(later[: pairs * b : b].sum())
             earliest += 2 * float(product[: pairs * b : b].sum())
-    exact = most <= rounded_up(earliest, 8 * n)
+    exact = bound <= rounded_up(earliest, 8 * n)
     rule = "earliest rounds of unit columns" if exact else "largest products of unit columns"
-    return Sensitivity(rounded_up(most, 2 * n + k * k), exact, rule)
+    return Sensitivity(rounded_up(bound, 2 * n + k * k), exact, rule)
 
 
 def fit_banded_inverse(
@@ -284,13 +284,15 @@ def fit_banded_inverse(
     logs, _ = minimized(f"banded inverse, {bands}", from_logs, start, [(-25.0, 25.0)] * len(start))
     odds = np.exp(logs)
     fitted = BandedInverse(n, (1.0, *(-odds / (1 + odds.sum()))))
-    return min(fitted, root, key=lambda own: _true_loss(own, participation, objective))
+    return min(fitted, root, key=lambda candidate: _true_loss(candidate, participation, objective))
 
 
-def _true_loss(own: BandedInverse, participation: Participation, objective: Objective) -> float:
-    variance = own.prefix_variance()
+def _true_loss(
+    mechanism: BandedInverse, participation: Participation, objective: Objective
+) -> float:
+    variance = mechanism.prefix_variance()
     worst = variance.mean() if objective == "rmse" else variance.max()
-    return float(own.sensitivity(participation).squared * worst)
+    return float(mechanism.sensitivity(participation).squared * worst)
 
 
 def _inverse_loss(

@@ -95,11 +95,13 @@ class BufferedToeplitz:
         if (decay is None) != (scale is None):
             raise ConfigError("decay and scale of a BLT belong together: give both, or neither.")
         if decay is None or scale is None:
-            most = checks.count("buffers", 3 if buffers is None else buffers, maximum=_MOST_BUFFERS)
-            least: Objective = "rmse" if objective is None else objective.value
-            settings = {"buffers": most, "objective": least}
+            limit = checks.count(
+                "buffers", 3 if buffers is None else buffers, maximum=_MOST_BUFFERS
+            )
+            goal: Objective = "rmse" if objective is None else objective.value
+            settings = {"buffers": limit, "objective": goal}
             return fit_cache.kept(
-                cls, participation, settings, lambda: fit_blt(participation, most, least)
+                cls, participation, settings, lambda: fit_blt(participation, limit, goal)
             )
         for name, value in (("buffers", buffers), ("objective", objective)):
             if value is not None:
@@ -149,12 +151,12 @@ class BufferedToeplitz:
     def _spread(self) -> float:
         """Standard deviation after all rounds: the norms of the responses to one draw."""
         decay, scale = np.array(self.decay), np.array(self.scale)
-        held, squares, out, squared = np.zeros(self.buffers), np.zeros(self.buffers), 1.0, 0.0
+        state, squares, out, squared = np.zeros(self.buffers), np.zeros(self.buffers), 1.0, 0.0
         for _ in range(self.rounds):
             squared += out * out
-            held = decay * held + out
-            squares += held**2
-            out = -float(scale @ held)
+            state = decay * state + out
+            squares += state**2
+            out = -float(scale @ state)
             if not squared < 1e300:
                 raise ConfigError("scale: this filter's noise grows without bound.")
         return math.sqrt(max(squared, float(squares.max())))
@@ -245,9 +247,9 @@ def fit_blt(participation: Participation, buffers: int, objective: Objective) ->
     Raises:
         ConfigError: a value is out of range.
     """
-    most = checks.count("buffers", buffers, maximum=_MOST_BUFFERS)
+    limit = checks.count("buffers", buffers, maximum=_MOST_BUFFERS)
     n = participation.rounds
-    best, _ = _best_fit(participation, most, objective)
+    best, _ = _best_fit(participation, limit, objective)
     gaps, scale = _blt_parameters(best)
     order = np.argsort(-gaps)
     return BufferedToeplitz(n, tuple((1 - gaps)[order]), tuple(scale[order]))
@@ -267,8 +269,8 @@ def _best_fit(
     bounds = [(np.log(0.01 / n), 2.0)] * buffers + [(-16.0, 6.0)] * buffers
     what = f"blt, {buffers} buffer{'s' if buffers > 1 else ''}"
     fits = [minimized(what, _with_gradient(loss), start, bounds) for start in starts]
-    found, value = min(fits, key=lambda fit: fit[1])
-    return (found, value) if value < lowest - _WORTH_A_BUFFER else (best, lowest)
+    logs, value = min(fits, key=lambda fit: fit[1])
+    return (logs, value) if value < lowest - _WORTH_A_BUFFER else (best, lowest)
 
 
 def _blt_parameters(logs: Array) -> tuple[Array, Array]:

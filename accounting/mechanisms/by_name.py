@@ -51,18 +51,18 @@ class FromFile:
         """
         if file is None:
             raise ConfigError("file is missing: name the file that holds the mechanism.")
-        found = read_mechanism(file, mechanism_from_dict)
-        if found.rounds != participation.rounds:
+        mechanism = read_mechanism(file, mechanism_from_dict)
+        if mechanism.rounds != participation.rounds:
             raise ConfigError(
-                f"mechanism file {file}: is for rounds={found.rounds}; this run has "
+                f"mechanism file {file}: is for rounds={mechanism.rounds}; this run has "
                 f"rounds={participation.rounds}."
             )
-        if fingerprint is not None and fingerprint != (own := _hash(found)):
+        if fingerprint is not None and fingerprint != (actual := _hash(mechanism)):
             raise ConfigError(
-                f"fingerprint={fingerprint}: the mechanism in {file} has {own}; it was changed, or "
-                "is another one."
+                f"fingerprint={fingerprint}: the mechanism in {file} has {actual}; it was changed, "
+                "or is another one."
             )
-        return found
+        return mechanism
 
 
 OFFERED: tuple[Any, ...] = (
@@ -135,7 +135,7 @@ class MechanismChoice:
         taken = _options(_OFFERED[self.name])
         for option in (field.name for field in fields(self)):
             if option in options and option not in taken and option != "name":
-                owners = [name for name, made in _OFFERED.items() if option in _options(made)]
+                owners = [name for name, kind in _OFFERED.items() if option in _options(kind)]
                 value = getattr(self, option)
                 shown = ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else value
                 raise ConfigError(
@@ -145,10 +145,10 @@ class MechanismChoice:
 
     def refuse_late_restart(self, rounds: int | None) -> None:
         """Raise ``ConfigError`` if a run of so many rounds ends before the first restart."""
-        every = self.restart_every
-        if every is not None and rounds is not None and every >= rounds:
+        length = self.restart_every
+        if length is not None and rounds is not None and length >= rounds:
             raise ConfigError(
-                f"restart_every={every}: has no effect, as the run ends after {rounds} rounds; "
+                f"restart_every={length}: has no effect, as the run ends after {rounds} rounds; "
                 "use fewer, or leave it out."
             )
 
@@ -179,18 +179,18 @@ class MechanismChoice:
             participation: over all rounds. What it allows within a group's rounds is what a BLT is
                 fitted to.
         """
-        active = [[t for t, own in enumerate(schedule) if g in own] for g in range(len(sizes))]
-        within = [_within(own, participation) for own in active]
-        built = {own: self.build(own) for own in dict.fromkeys(within)}  # most groups are alike
+        active = [[t for t, row in enumerate(schedule) if g in row] for g in range(len(sizes))]
+        within = [_within(rounds, participation) for rounds in active]
+        built = {run: self.build(run) for run in dict.fromkeys(within)}  # most groups are alike
         return Grouped(
-            tuple(tuple(own) for own in schedule),
-            tuple(built[own] for own in within),
+            tuple(tuple(row) for row in schedule),
+            tuple(built[run] for run in within),
             tuple(sizes),
         )
 
 
-def _options(made: Any) -> set[str]:  # noqa: ANN401  an offered class
-    return set(inspect.signature(made.from_options).parameters) - {"participation"}
+def _options(kind: Any) -> set[str]:  # noqa: ANN401  an offered class
+    return set(inspect.signature(kind.from_options).parameters) - {"participation"}
 
 
 def _within(active: Sequence[int], participation: Participation) -> Participation:
@@ -199,8 +199,8 @@ def _within(active: Sequence[int], participation: Participation) -> Participatio
     steps = [bisect_left(active, t + b) - i for i, t in enumerate(active) if t + b <= active[-1]]
     if not active or not steps or participation.max_participations == 1:
         return Participation(max(1, len(active)))
-    most = -(-len(active) // min(steps))
-    return Participation(len(active), min(participation.max_participations, most), min(steps))
+    possible = -(-len(active) // min(steps))
+    return Participation(len(active), min(participation.max_participations, possible), min(steps))
 
 
 def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:

@@ -79,10 +79,10 @@ class Dense:
         """y_t = z_t / C_tt - sum_{j<t} (C_tj / C_tt) y_j, from all earlier y."""
 
         def ops(t: int) -> list[Op]:
-            *past, own = self.matrix[t, : t + 1].tolist()
-            lags = ((j, -c / own) for j, c in enumerate(past))
+            *past, diagonal = self.matrix[t, : t + 1].tolist()
+            lags = ((j, -c / diagonal) for j, c in enumerate(past))
             # rounded up: more noise in a round costs nothing
-            round_ = [Op(OUT, lags, [(t, math.nextafter(1 / own, math.inf))])]
+            round_ = [Op(OUT, lags, [(t, math.nextafter(1 / diagonal, math.inf))])]
             return [*round_, Op(t, [(OUT, 1.0)])] if t < self.rounds - 1 else round_
 
         def filter_error() -> float:

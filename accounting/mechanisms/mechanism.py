@@ -132,11 +132,11 @@ def footprint(mechanism: Mechanism) -> Footprint:
     if groups is None:
         program = mechanism.noise_program()
         return Footprint(program.state_rows(), program.draws() / program.rounds)
-    programs = [own.noise_program() for own in groups.mechanisms]
-    own = list(zip(groups.sizes, programs, strict=True))
+    programs = [part.noise_program() for part in groups.mechanisms]
+    parts = list(zip(groups.sizes, programs, strict=True))
     d = sum(groups.sizes)
-    state = sum(size * program.state_rows() for size, program in own)
-    drawn = sum(size * program.draws() for size, program in own)
+    state = sum(size * program.state_rows() for size, program in parts)
+    drawn = sum(size * program.draws() for size, program in parts)
     return Footprint(math.ceil(state / d), drawn / (d * mechanism.rounds))
 
 
@@ -149,10 +149,10 @@ def noise_matrix(mechanism: Mechanism) -> Array:
     groups = mechanism.groups
     if groups is None:
         return mechanism.noise_program().matrix()
-    own = [noise_matrix(part) for part in groups.mechanisms]
+    matrices = [noise_matrix(part) for part in groups.mechanisms]
     cells = [g for active in groups.schedule for g in active]
     columns = []
-    for g, matrix in enumerate(own):
+    for g, matrix in enumerate(matrices):
         block = np.zeros((len(cells), matrix.shape[1]))
         block[np.array(cells) == g] = matrix
         columns.append(block)

@@ -91,12 +91,12 @@ class PrunedTree:
     def nodes(self) -> list[Node]:
         """Return every node that holds active rounds; nodes that hold the same ones are one."""
         blocks = forest(self.span, None, completed=False)
-        every = (
+        dyadic = (
             Block(block.first + leaf, size, size.bit_length() - 1)
             for block in blocks
             for leaf, size in block.nodes()
         )
-        return list(dict.fromkeys(self._nodes(every)))
+        return list(dict.fromkeys(self._nodes(dyadic)))
 
     def _indicator(self, node: Node) -> Array:
         steps = np.arange(self.rounds)

@@ -48,20 +48,20 @@ def read_mechanism(path: Path, from_dict: Callable[[Mapping[str, Any]], Mechanis
 
 def _parameters(path: Path, text: str) -> Mapping[str, Any]:
     try:
-        held = parsed_json(text)
+        content = parsed_json(text)
     except (ValueError, RecursionError) as error:
         reason = str(error) or "nested too deeply"
         raise ConfigError(f"mechanism file {path}: is not JSON: {reason}.") from None
-    if isinstance(held, dict) and held.get("schema") != SCHEMA and _REPORT_KEY in held:
-        held = held[_REPORT_KEY]
-        if held is None:
+    if isinstance(content, dict) and content.get("schema") != SCHEMA and _REPORT_KEY in content:
+        content = content[_REPORT_KEY]
+        if content is None:
             raise ConfigError(
                 f"mechanism file {path}: this report leaves out the mechanism's parameters, "
                 "because there are too many."
             )
-    if not isinstance(held, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"mechanism file {path}: must hold a JSON object.")
-    return held
+    return content
 
 
 def _read_array(path: Path) -> np.ndarray[Any, Any]:

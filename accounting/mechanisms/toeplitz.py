@@ -175,10 +175,10 @@ class Toeplitz(Filter):
         >>> Toeplitz.square_root(3).coefficients
         (1.0, 0.5, 0.375)
         """
-        most = checks.rounds(rounds)
+        width = checks.rounds(rounds)
         if bands is not None:
-            most = min(most, checks.count("bands", bands))
-        return cls(rounds, cls._root(most), normalize_columns)
+            width = min(width, checks.count("bands", bands))
+        return cls(rounds, cls._root(width), normalize_columns)
 
     @classmethod
     def _fit(
@@ -224,9 +224,9 @@ class Toeplitz(Filter):
         up = 1 + (self.bands + 4) * 2.0**-52
 
         def ops(t: int) -> list[Op]:
-            own = norms[t]
-            lags = (((t - j) % ring, c * (own / norms[t - j])) for j, c in enumerate(past[:t], 1))
-            weight = 1.0 if own == first else own / first * up
+            norm = norms[t]
+            lags = (((t - j) % ring, c * (norm / norms[t - j])) for j, c in enumerate(past[:t], 1))
+            weight = 1.0 if norm == first else norm / first * up
             noise = Op(OUT, lags, [(t, weight)])
             return [noise, Op(t % ring, [(OUT, 1.0)])] if ring else [noise]
 
@@ -328,8 +328,8 @@ def earliest_pattern(column: Array, participation: Participation) -> float:
     if participation.max_participations == -(-n // b):  # in every pass: sums with stride b
         passes = np.zeros((-(-n // b), b))
         passes.reshape(-1)[:n] = column
-        every = np.cumsum(passes, axis=0).reshape(-1)[:n]
-        return float(every @ every)
+        sums = np.cumsum(passes, axis=0).reshape(-1)[:n]
+        return float(sums @ sums)
     v = np.zeros(n)
     for j in range(participation.max_participations):
         start = j * participation.min_separation
@@ -483,14 +483,14 @@ def minimized(
     log = logging.getLogger("accounting.fit")
     steps = 0
 
-    def told(intermediate_result: Any) -> None:  # noqa: ANN401  scipy asks for this name
+    def log_step(intermediate_result: Any) -> None:  # noqa: ANN401  scipy asks for this name
         nonlocal steps
         steps += 1
         reached = float(np.exp(intermediate_result.fun / 2))
         log.info("fitting %s: step %d, error %.5g", what, steps, reached)
 
     options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-9, "gtol": 1e-7, "maxcor": 20}
-    found = minimize(
-        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=told
+    optimum = minimize(
+        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=log_step
     )
-    return np.asarray(found.x, dtype=np.float64), float(found.fun)
+    return np.asarray(optimum.x, dtype=np.float64), float(optimum.fun)

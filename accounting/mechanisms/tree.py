@@ -132,8 +132,8 @@ class BinaryTree:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
         if self.restart_every is not None:
-            every = checks.count("restart_every", self.restart_every)
-            object.__setattr__(self, "restart_every", every)
+            length = checks.count("restart_every", self.restart_every)
+            object.__setattr__(self, "restart_every", length)
         checks.choice("estimator", self.estimator, ("vanilla", "online"))
         checks.choice("release", self.release, ("nodes", "prefix"))
         if not isinstance(self.completed, bool):
@@ -214,8 +214,8 @@ class BinaryTree:
         """
         same_rounds(self.rounds, participation)
         blocks = self.blocks()
-        whole = all(block.rounds == 2**block.height for block in blocks)
-        if self.release == "prefix" and not (self.estimator == "vanilla" and whole):
+        full = all(block.rounds == 2**block.height for block in blocks)
+        if self.release == "prefix" and not (self.estimator == "vanilla" and full):
             return self._effective_sensitivity(participation)
         prefix_only = self.release == "prefix"
         rule = "levels of the tree" if participation.max_participations == 1 else "exact recursion"
@@ -242,10 +242,10 @@ class BinaryTree:
         """
         length = min(self.restart_every or self.rounds, self.rounds)
         leaves = 2 ** (length - 1).bit_length() if self.completed else length
-        kept = (length + 1).bit_length() - 1
+        height = (length + 1).bit_length() - 1
         online = self.estimator == "online"
-        own = not self.completed and (self.release == "nodes" or not online)
-        stack = _Stack(leaves, kept, online=online, dyadic=self.release == "nodes")
+        by_node = not self.completed and (self.release == "nodes" or not online)
+        stack = _Stack(leaves, height, online=online, dyadic=self.release == "nodes")
 
         def ops(t: int) -> list[Op]:
             tree, leaf = divmod(t, length)
@@ -275,8 +275,8 @@ class BinaryTree:
             rows,
             # a round adds one node and drops one of each height; virtual rounds do so twice
             spread=lambda: (4 if self.completed else 1) * math.sqrt(1 + leaves.bit_length()),
-            rounded="draws" if own else "output",
-            weight_bits=_WEIGHT_BITS if own and online else 0,
+            rounded="draws" if by_node else "output",
+            weight_bits=_WEIGHT_BITS if by_node and online else 0,
             kept_draws=kept_draws if draws_kept else None,
             draws_again=draws_kept,
         )
@@ -400,15 +400,15 @@ def prefix_variance(
         estimator: see ``BinaryTree``.
         weight: ``node_variance``, or ``node_weight`` where nodes are integers.
     """
-    most = max(block.height for block in blocks)
+    highest = max(block.height for block in blocks)
     estimates = [1.0]
-    for height in range(1, most + 1):
+    for height in range(1, highest + 1):
         v = weight(height, estimator)
         estimates.append(v**2 + 2 * (1 - v) ** 2 * estimates[-1])
     variance = np.array(estimates)
-    sums = np.zeros(2 ** (most + 1))  # of the variances of the binary digits of every index
-    for height, own in enumerate(variance):
-        sums[2**height : 2 ** (height + 1)] = own + sums[: 2**height]
+    sums = np.zeros(2 ** (highest + 1))  # of the variances of the binary digits of every index
+    for height, node in enumerate(variance):
+        sums[2**height : 2 ** (height + 1)] = node + sums[: 2**height]
     within = sums[1:]
     parts, before = [], 0.0
     for block in blocks:
@@ -553,8 +553,8 @@ class _Recursion:
         """Return the front of a subtree whose first ``start`` rounds are not available."""
         key = subtree, start
         if key not in self.known:
-            one = subtree.width <= self.separation
-            self.known[key] = self._block(subtree, start) if one else self._split(subtree, start)
+            single = subtree.width <= self.separation
+            self.known[key] = self._block(subtree, start) if single else self._split(subtree, start)
         return self.known[key]
 
     def _block(self, subtree: _Subtree, start: int) -> Front:
@@ -562,8 +562,8 @@ class _Recursion:
         front: Front = {max(0, start - subtree.width): np.zeros(1, np.int64)}
         for leaf in self._candidates(subtree, start):
             lefts = subtree.height - (leaf.bit_count() if self.prefix_only else 0)
-            one = np.array([_IMPOSSIBLE, subtree.counted + lefts], np.int64)
-            _keep_better(front, max(0, leaf + self.separation - subtree.width), one)
+            single = np.array([_IMPOSSIBLE, subtree.counted + lefts], np.int64)
+            _keep_better(front, max(0, leaf + self.separation - subtree.width), single)
         return _undominated(front)
 
     def _candidates(self, subtree: _Subtree, start: int) -> list[int]:
@@ -612,16 +612,16 @@ def _keep_better(front: Front, carry: int, scores: Scores) -> None:
 
 def _undominated(front: Front) -> Front:
     """Drop scores that an earlier next round also reaches."""
-    kept: Front = {}
+    better: Front = {}
     best = np.zeros(0, np.int64)
     for carry in sorted(front):
         scores = front[carry].copy()
         common = min(len(scores), len(best))
         scores[:common][scores[:common] <= best[:common]] = _IMPOSSIBLE
         if (scores >= 0).any():
-            kept[carry] = scores
+            better[carry] = scores
             longer = np.full(max(len(best), len(scores)), _IMPOSSIBLE)
             longer[: len(best)] = best
             longer[: len(scores)] = np.maximum(longer[: len(scores)], scores)
             best = longer
-    return kept
+    return better

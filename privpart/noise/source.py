@@ -171,8 +171,8 @@ class SeededSource:
 
 def _forbid_core_dumps() -> None:
     """Let the system write no core dump of this process, and on Linux nobody trace it."""
-    _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard_limit))
     try:
         # the limit does not bind a system that pipes core dumps to a program
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -183,8 +183,8 @@ def _forbid_core_dumps() -> None:
 def _draws(key: bytes, stream: int, salt: bytes) -> Draws:
     if not checks.count("stream", stream, minimum=0) < 2**32:
         raise ConfigError(f"stream={stream}: must be below 2^32.")
-    own = b"privpart draws|%d|" % stream + salt
-    return Draws(hashlib.sha256(key + own).digest())
+    address = b"privpart draws|%d|" % stream + salt
+    return Draws(hashlib.sha256(key + address).digest())
 
 
 def _cohort_key(key: bytes) -> bytes:

@@ -142,16 +142,16 @@ class Draws:
         for first in range(0, len(out), BLOCK):
             last = min(first + BLOCK, len(out))
             words = self._words(index, start + first, last - first)
-            own = None if offset is None else offset[first:last]
-            whole, where = self._block.rounded(words, weight, own, 0.5 - error)
-            odd.append(_Odd(first + where, words[where], _ZERO if own is None else own[where]))
-            np.copyto(out[first:last], whole, casting="unsafe")
+            shift = None if offset is None else offset[first:last]
+            nearest, where = self._block.rounded(words, weight, shift, 0.5 - error)
+            odd.append(_Odd(first + where, words[where], _ZERO if shift is None else shift[where]))
+            np.copyto(out[first:last], nearest, casting="unsafe")
         where, words, offsets = _joined(odd)
         z, bound, doubt = self._settled(index, start + where, words)
         z *= weight
         z += offsets
-        out[where] = whole = np.rint(z)
-        doubt |= ~(np.abs(z - whole) <= 0.5 - (bound * weight + error))
+        out[where] = nearest = np.rint(z)
+        doubt |= ~(np.abs(z - nearest) <= 0.5 - (bound * weight + error))
         for i, own_offset in zip(where[doubt].tolist(), offsets[doubt].tolist(), strict=True):
             out[i] = self._exactly(index, start + i, weight, own_offset)
 
@@ -275,7 +275,7 @@ class Draws:
         even = coordinate - coordinate % 2
         pair = self._counter(index, even).update(bytes(16))
         word = int(np.frombuffer(pair, "<i8")[coordinate - even])
-        here = np.array([coordinate])
+        place = np.array([coordinate])
 
         def further(word: int, size: int, name: str) -> Enclosure:
             """The word's lowest ``size`` bits are the first digits of a number in [-1, 1)."""
@@ -291,7 +291,7 @@ class Draws:
             z = _times(u, _edges(bits)[layer])
             if _less(_size(z), _edges(bits)[layer + 1]):
                 return z
-            first, second, following, _ = self._further_words(index, here, attempt)[0].tolist()
+            first, second, following, _ = self._further_words(index, place, attempt)[0].tolist()
             v1 = further((first >> 11) + 2**52, 53, f"{attempt}v0")
             v2 = further((second >> 11) + 2**52, 53, f"{attempt}v1")
             accepted = _accepted(layer, z, v1, v2, word < 0, bits)
@@ -339,22 +339,22 @@ class _Block:
         self._edge_unit = _table().edge_unit
 
     def rounded(
-        self, words: Words, weight: float, offset: Array | None, most: float
+        self, words: Words, weight: float, offset: Array | None, margin: float
     ) -> tuple[Array, Places]:
         """Return the integers; and where u may lie outside, or x is more than ``most`` off."""
         if weight != self._weight:
             self._edge_unit = _table().edge_unit * weight
             self._weight = weight
         x, settled = self._values(words, self._edge_unit)
-        clear, whole = self._clear[: len(words)], self._other[: len(words)]
+        clear, nearest = self._clear[: len(words)], self._other[: len(words)]
         if offset is not None:
             x += offset
-        np.rint(x, out=whole)
-        x -= whole
+        np.rint(x, out=nearest)
+        x -= nearest
         np.abs(x, out=x)
-        np.less_equal(x, most, out=clear)
+        np.less_equal(x, margin, out=clear)
         settled &= clear
-        return whole, (~settled).nonzero()[0]
+        return nearest, (~settled).nonzero()[0]
 
     def real(self, words: Words, out: Array) -> Places:
         """Write u times the edges; return where u may lie outside its piece."""
@@ -429,8 +429,8 @@ def _edges(bits: int) -> list[Enclosure]:
         if bits + 40 > _TAIL_BITS:
             other = r + Decimal(2) ** -40
             while abs(r - other) > Decimal(2) ** -(bits + 40):
-                here, there = _pieces(r, bits)[1], _pieces(other, bits)[1]
-                r, other = r - here * (r - other) / (here - there), r
+                miss, other_miss = _pieces(r, bits)[1], _pieces(other, bits)[1]
+                r, other = r - miss * (r - other) / (miss - other_miss), r
         narrow, wide = 1 - Fraction(1, 2**bits), 1 + Fraction(1, 2**bits)
         edges = [Fraction(x) for x in _pieces(r, bits)[0]]
     return [*((x * narrow, x * wide) for x in edges), (Fraction(0), Fraction(0))]
