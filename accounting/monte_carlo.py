@@ -25,8 +25,6 @@ chosen. Whoever chooses a noise, an encoder or a seed by k estimates is wrong wi
 
 At little noise likelihoods exceed every float, so all of this is in logarithms, and a draw that is
 not a finite number raises: it must not count as 0.
-
-Likelihoods, draws and the bound on their mean are one file, because R, weights and B must agree.
 """
 
 import math

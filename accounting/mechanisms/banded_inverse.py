@@ -1,6 +1,12 @@
 """Banded inverse: noise that mixes the last few draws, so that no state is kept at all.
 
 The noise of round t is r_0 z_t + r_1 z_{t-1} + ... + r_{p-1} z_{t-p+1}: C^-1 is banded Toeplitz.
+
+           r_0                            1
+    C^-1 = r_1 r_0           r = (1, -l)  l   1
+            0  r_1 r_0       gives C =    l^2 l   1
+            0   0  r_1 r_0                l^3 l^2 l  1
+
 Each z is a function of the key and its round, so a server draws it again instead of keeping it: the
 state is 0 vectors, and a round costs p draws. Two members of the family are known by name:
 

@@ -3,6 +3,12 @@
 c_0 = 1 and c_j = sum_i scale_i decay_i^(j-1) for j >= 1, so that noise needs one buffer per term,
 whatever the number of rounds (Dvijotham et al. 2024, "Efficient and near-optimal noise generation
 for streaming differential privacy"; many participations: McMahan et al. 2024, arXiv 2408.08868).
+With one buffer, scale w and decay q:
+
+        1
+    C = w     1
+        w q   w    1
+        w q^2 w q  w  1
 """
 
 import math

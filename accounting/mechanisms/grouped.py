@@ -3,6 +3,16 @@
 FedPart (Wang et al. 2024) trains one group of layers in most rounds, and all of them in some. A
 group's stream then has as many steps as the group has active rounds, so its noise is that of a
 shorter run: 28 steps instead of 100 for FedPart's ResNet-8 in four cycles.
+
+With groups 0 and 1 that train in rounds (0, 1), (0), (1), and trees of two rounds for both, C has a
+block per group, and a column per group and round in which it trains:
+
+    1 . . .    group 0 in rounds 0 and 1 (columns 0 and 2)
+    . . 1 .
+    1 . 1 .
+    . 1 . .    group 1 in rounds 0 and 2 (columns 1 and 3)
+    . . . 1
+    . 1 . 1
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,11 @@
 """Toeplitz: C_ij = c_{i-j}, the same filter in every round (Fichtenberger et al. 2023).
 
-With p coefficients C is p-banded, and its noise keeps p - 1 past vectors. This file has the
-mechanism, its sensitivity, and the coefficients of least error.
+With p coefficients C is p-banded, and its noise keeps p - 1 past vectors; for p = 3:
+
+        c_0
+    C = c_1 c_0
+        c_2 c_1 c_0
+         0  c_2 c_1 c_0
 """
 
 import math

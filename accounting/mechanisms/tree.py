@@ -5,6 +5,15 @@ the popcount(t) nodes of t's binary expansion (Kairouz et al. 2021, DP-FTRL). Wi
 ``restart_every = R`` a new tree begins every R rounds, at the noised sum where the last one ended.
 Only complete nodes exist: rounds 1..1600 have 11 levels, not the 12 of a tree padded to 2048.
 
+    C for 4 rounds (a row per node)    B (a row per prefix sum)
+    1 . . .                            1 . . . . . .
+    . 1 . .                            . . 1 . . . .
+    1 1 . .                            . . 1 1 . . .
+    . . 1 .                            . . . . . . 1
+    . . . 1
+    . . 1 1
+    1 1 1 1
+
 Blocks. A tree of n rounds is the complete trees of n's binary digits, largest first, each begun at
 the noised sum where the last one ended; a restart does the same. So a forest, whatever its restarts
 and completion, is one sequence of complete trees, and every sum below runs over it.
@@ -21,9 +30,6 @@ with v = 1 for the vanilla tree (the node alone) and v = 1 / (2 - 2^-h) at heigh
 estimator, which weights the node and its children by their inverse variances (Honaker 2015,
 "Efficient use of differentially private binary trees", estimation from below). A prefix sum adds
 the estimates of the complete trees that make it up.
-
-Encoder, noise and sensitivity are one file, as of every mechanism; it is long because the tree's
-sensitivity needs its own recursion.
 """
 
 import math

@@ -38,8 +38,6 @@ What is trusted: IEEE products, sums and conversions; exp and log within 2^-44 o
 times the error that libraries state; decimal's exp and ln, which are rounded correctly; AES-256,
 SHA-256 and SHAKE-256 as random functions. What is not defended is timing: about 0.4 % of the values
 take longer, and which ones depends on the noise.
-
-This is one file, so that the float64 values are read beside the bounds that decide for them.
 """
 
 import hashlib
