@@ -25,12 +25,12 @@ _BITS = 20
 _MOST_BITS = 24
 """With each bit twice as many draws are too close to a half for float64 and take longer."""
 _MOST_CLIP_BITS = 26
+"""So that sums of squares of an update's integers stay below 2^53, where float64 adds exactly."""
 _ROOM_BITS = 6
 """A modular sum has room for 2^6 standard deviations of a draw: 10 of a mechanism whose noise, of
 several draws, has six times that of one."""
 _MOST_MODULUS_BITS = 51
 """So that the sum of two numbers around zero, and their noise, are exact in float64."""
-"""So that sums of squares of an update's integers stay below 2^53, where float64 adds exactly."""
 _FINE = 128
 _COARSE = 8
 """Clip norm over the norm of a vector of single steps: what more bits aim for, and the least."""
@@ -106,7 +106,7 @@ def modulus_bits(grid: Grid, clients: int) -> int:
     Raises:
         ConfigError: more than 2^51 would be needed, above which the server's sum is not exact.
     """
-    largest = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
+    largest = _largest_sum(grid, clients)
     if largest.bit_length() >= _MOST_MODULUS_BITS:
         raise ConfigError(
             f"{clients} clients: their sum needs a modulus above 2^{_MOST_MODULUS_BITS}, and would "
@@ -119,8 +119,11 @@ def is_modulus(bits: object, grid: Grid, clients: int) -> bool:
     """Return whether sums of so many updates modulo 2^bits do not wrap around, and are exact."""
     if type(bits) is not int or not 0 < bits <= _MOST_MODULUS_BITS:
         return False
-    largest: int = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
-    return 1 << (bits - 1) > largest
+    return 1 << (bits - 1) > _largest_sum(grid, clients)
+
+
+def _largest_sum(grid: Grid, clients: int) -> int:
+    return clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
 
 
 def residues(update: Tensor, clip_norm: float, grid: Grid, bits: int) -> NDArray[np.int64]:

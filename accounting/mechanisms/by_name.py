@@ -16,7 +16,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from accounting.checks import ConfigError
+import numpy as np
+
+from accounting.checks import ConfigError, parsed_json
 from accounting.mechanisms.banded_inverse import BandedInverse
 from accounting.mechanisms.buffered_toeplitz import BufferedToeplitz
 from accounting.mechanisms.dense import Dense
@@ -24,7 +26,6 @@ from accounting.mechanisms.grouped import Grouped
 from accounting.mechanisms.independent import Independent
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
 from accounting.mechanisms.pruned_tree import PrunedTree
-from accounting.mechanisms.recorded import read_mechanism
 from accounting.mechanisms.toeplitz import ObjectiveName, Toeplitz
 from accounting.mechanisms.tree import BinaryTree, EstimatorName, ReleaseName
 from accounting.participation import Participation
@@ -51,7 +52,7 @@ class FromFile:
         """
         if file is None:
             raise ConfigError("file is missing: name the file that holds the mechanism.")
-        mechanism = read_mechanism(file, mechanism_from_dict)
+        mechanism = read_mechanism(file)
         if mechanism.rounds != participation.rounds:
             raise ConfigError(
                 f"mechanism file {file}: is for rounds={mechanism.rounds}; this run has "
@@ -263,3 +264,73 @@ def _hash(mechanism: Mechanism) -> str:
         mechanism.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False
     )
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+_MOST_BYTES = 256_000_000
+_MOST_ENCODER_ROUNDS = 4096
+"""Of an encoder in an array: its Gram matrix takes 128 MB."""
+_REPORT_KEY = "mechanism_parameters"
+
+
+def read_mechanism(path: Path) -> Mechanism:
+    """Return the mechanism in a file.
+
+    A file can be changed after a plan was written, so a plan also names the fingerprint.
+
+    Args:
+        path: a JSON file with what ``to_dict`` returns, or with a whole report that contains it; or
+            a ``.npy`` file with a dense encoder C, shape (n, n).
+
+    Raises:
+        ConfigError: the file cannot be read, is too large, or holds something else.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _MOST_BYTES:
+            raise ConfigError(
+                f"mechanism file {path}: has {size:,} bytes; must have at most {_MOST_BYTES:,}."
+            )
+        if path.suffix == ".npy":
+            return Dense(_read_array(path))
+        return mechanism_from_dict(_parameters(path, path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"mechanism file {path}: cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"mechanism file {path}: is neither JSON nor a .npy array.") from None
+
+
+def _parameters(path: Path, text: str) -> Mapping[str, Any]:
+    try:
+        content = parsed_json(text)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) or "nested too deeply"
+        raise ConfigError(f"mechanism file {path}: is not JSON: {reason}.") from None
+    if isinstance(content, dict) and content.get("schema") != SCHEMA and _REPORT_KEY in content:
+        content = content[_REPORT_KEY]
+        if content is None:
+            raise ConfigError(
+                f"mechanism file {path}: this report leaves out the mechanism's parameters, "
+                "because there are too many."
+            )
+    if not isinstance(content, dict):
+        raise ConfigError(f"mechanism file {path}: must hold a JSON object.")
+    return content
+
+
+def _read_array(path: Path) -> np.ndarray[Any, Any]:
+    try:
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OverflowError, MemoryError, SyntaxError) as error:
+        reason = str(error).partition(".")[0].partition("\n")[0]
+        raise ConfigError(f"mechanism file {path}: is not a numpy array: {reason}.") from None
+    if mapped.dtype.kind not in "iuf" or mapped.ndim != 2:
+        raise ConfigError(
+            f"mechanism file {path}: has shape {mapped.shape} of {mapped.dtype}; must be a square "
+            "array of real numbers."
+        )
+    if max(mapped.shape) > _MOST_ENCODER_ROUNDS:
+        raise ConfigError(
+            f"mechanism file {path}: has shape {mapped.shape}; an encoder in an array has at most "
+            f"{_MOST_ENCODER_ROUNDS} rounds."
+        )
+    return np.array(mapped, dtype=np.float64)
