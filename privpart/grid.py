@@ -22,18 +22,18 @@ from accounting.sensitivity import Array
 from privpart.clip import at_least_tiny, clip_and_measure, l2_norm
 
 _BITS = 20
+# With each bit twice as many draws are too close to a half for float64 and take longer.
 _MOST_BITS = 24
-"""With each bit twice as many draws are too close to a half for float64 and take longer."""
+# So that sums of squares of an update's integers stay below 2^53, where float64 adds exactly.
 _MOST_CLIP_BITS = 26
-"""So that sums of squares of an update's integers stay below 2^53, where float64 adds exactly."""
+# A modular sum has room for 2^6 standard deviations of a draw: 10 of a mechanism whose noise, of
+# several draws, has six times that of one.
 _ROOM_BITS = 6
-"""A modular sum has room for 2^6 standard deviations of a draw: 10 of a mechanism whose noise, of
-several draws, has six times that of one."""
+# So that the sum of two numbers around zero, and their noise, are exact in float64.
 _MOST_MODULUS_BITS = 51
-"""So that the sum of two numbers around zero, and their noise, are exact in float64."""
 _FINE = 128
+# Clip norm over the norm of a vector of single steps: what more bits aim for, and the least.
 _COARSE = 8
-"""Clip norm over the norm of a vector of single steps: what more bits aim for, and the least."""
 _PART = 2**16
 _MOST_TURNS = 8
 

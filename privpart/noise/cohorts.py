@@ -42,6 +42,7 @@ class SampledCohorts(Sequence[tuple[ClientId, ...]]):
         self.plan_hash = plan.hash
         named = distinct_ids(ids)
         self.population = ids_hash(named)
+        # kept, to draw the same cohorts again in a run that begins anew
         self._plan, self._ids = plan, named
         drawn = cohorts(
             plan.sampling, members=len(named), rounds=plan.rounds, key=source.cohort_key()

@@ -24,12 +24,12 @@ Vector = NDArray[Any]
 DrawsOf = Callable[[int], Draws]
 """The draws of a round, made or made again."""
 _UNIT_ROUNDOFF = 2.0**-53
+# Coordinates of a sum or a rounding that are computed together, in the processor's cache.
 _BLOCK = 2**14
-"""Coordinates of a sum or a rounding that are computed together, in the processor's cache."""
+# Whole numbers up to here are float64.
 _EXACT = 2.0**53
-"""Whole numbers up to here are float64."""
+# Bits to which a doubtful draw is computed at first.
 _BITS = 64
-"""Bits to which a doubtful draw is computed at first."""
 
 
 class NoiseRangeError(ArithmeticError):
@@ -199,6 +199,7 @@ class Executor:
         self, draws: dict[tuple[int, int], Fraction], draws_of: DrawsOf, coordinate: int
     ) -> int:
         stddev = Fraction(self.stddev)
+        # a sum of Gaussians is a half with probability 0, so some number of bits settles it
         bits = _BITS
         while True:
             low = high = Fraction(1, 2)

@@ -92,6 +92,7 @@ class SecretSource:
             ConfigError: it is taken.
         """
         stream = checks.count("stream", stream, minimum=0)
+        # two streams under one id would have the same noise, which cancels in their difference
         if stream in self._claimed:
             raise ConfigError(
                 f"stream={stream}: this SecretSource already feeds a noise stream under that id; a "
@@ -110,6 +111,7 @@ class SecretSource:
         Raises:
             ConfigError: this process was forked from the one that made the source.
         """
+        # a fork has the key and the claims, and would draw what its parent draws
         if os.getpid() != self._process:
             raise ConfigError(
                 "this process was forked from the one that holds the noise key, and would repeat "

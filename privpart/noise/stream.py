@@ -29,8 +29,8 @@ from privpart.noise.ziggurat import Draws
 
 SCHEMA = "privpart/noise/2"
 GROUPED_SCHEMA = "privpart/grouped-noise/2"
+# Coordinates that a round's operations run on before the next ones; a multiple of a block.
 _PIECE = 2**19
-"""Coordinates that a round's operations run on before the next ones; a multiple of a block."""
 
 
 class _Rounds:
@@ -155,6 +155,7 @@ class NoiseStream(_Rounds):
             raise ConfigError(f"stddev={stddev:g}: must lie from 1 to 2^30 steps of the grid.")
         self.stream = checks.count("stream", stream, minimum=0)
         self._executor = Executor(self._program, self.stddev)
+        # after every check: a refused stream must not use up its id
         source.claim(self.stream)
         self.source = source
         self._salts = [(0, source.salt())]
@@ -246,6 +247,7 @@ class NoiseStream(_Rounds):
         if self._program.kept_draws is None:
             rows = self._program.rows(rounds)
             self._state[:rows] = self._checked_tensor(state["state"], (rows, self.dim))
+        # a fresh salt: rounds that were drawn and lost are drawn anew, never under their old noise
         self._salts = [*salts, (rounds, self.source.salt())]
         with self._resuming(rounds):
             if self._program.kept_draws is not None:
@@ -421,6 +423,7 @@ class GroupedNoise(_Rounds):
             dims = [group.dim for group in active]
             noise = torch.empty(sum(dims), dtype=self.dtype) if out is None else out[: sum(dims)]
             for group, part in zip(active, torch.split(noise, dims), strict=True):
+                # a group may need fewer bits than the widest one, whose type all of them have
                 if group.dtype is self.dtype:
                     group.next(out=part)
                 else:
@@ -442,6 +445,7 @@ class GroupedNoise(_Rounds):
             ConfigError: this stream has begun, the state is of another mechanism, or a group's
                 round is not the one that the schedule has after that many rounds.
         """
+        # all keys before any group is loaded, so that a refused state leaves no group loaded
         prefixed = (
             {f"{g}.{key}" for key in (*group._identity(), "source", "round", *group._state_keys())}
             for g, group in enumerate(self.groups)

@@ -62,30 +62,30 @@ REAL_ERROR = 2.0**-40
 
 _LAYER_BITS = 10
 _LAYERS = 2**_LAYER_BITS
+# A signed word over _UNIT is u, but for its low 10 bits, which u does not have, and rounding.
 _UNIT = 2.0**63
-"""A signed word over _UNIT is u, but for its low 10 bits, which u does not have, and rounding."""
+# Where the tail begins: the value for which 1024 pieces have equal areas, see ``_edges``.
 _TAIL = (
     "4.0388498461095045227144234053359312047009919558945647303951182048249570325137"
     "200917695095261460484523798924103"
 )
-"""Where the tail begins: the value for which 1024 pieces have equal areas, see ``_edges``."""
+# Bits to which ``_TAIL`` is stated.
 _TAIL_BITS = 340
-"""Bits to which ``_TAIL`` is stated."""
+# Bound on |float64 value - z| inside a piece.
 _ERROR = 2.0**-46
-"""Bound on |float64 value - z| inside a piece."""
+# The same in the tail, but for what v1 adds.
 _TAIL_ERROR = 2.0**-41
-"""The same in the tail, but for what v1 adds."""
+# Bound on the error of a difference of exponentials, all at most 1.
 _GAP_ERROR = 2.0**-42
-"""Bound on the error of a difference of exponentials, all at most 1."""
+# Bound on the error of the tail's difference, while v1 and v2 are at least ``_TAIL_LEAST``.
 _TAIL_GAP_ERROR = 2.0**-30
-"""Bound on the error of the tail's difference, while v1 and v2 are at least ``_TAIL_LEAST``."""
 _TAIL_LEAST = 2.0**-20
+# Distance of a word from the inner edge within which its further digits decide.
 _EDGE_ERROR = 2.0**15
-"""Distance of a word from the inner edge within which its further digits decide."""
+# Rejections in a row (probability of one: below 1/2) after which bounds decide.
 _MOST_ATTEMPTS = 64
-"""Rejections in a row (probability of one: below 1/2) after which bounds decide."""
+# Draws whose place in the key stream is kept, so that the next slice need not seek.
 _MOST_COUNTERS = 64
-"""Draws whose place in the key stream is kept, so that the next slice need not seek."""
 Booleans = NDArray[np.bool_]
 Places = NDArray[np.intp]
 Words = NDArray[np.int64]
