@@ -118,9 +118,9 @@ def least_sampled_noise(
         noise = _descend(epsilon, target, enough)
     except TooFineError:
         raise ConfigError(f"{edge}so the least noise is not known; {unsampled}") from None
-    if binned and (found := epsilon(noise)) < target * (1 - 1e-4):
+    if binned and (least := epsilon(noise)) < target * (1 - 1e-4):
         raise ConfigError(
-            f"{edge}at epsilon {found:.4g} with noise_multiplier={noise:.5g}; less noise than that "
+            f"{edge}at epsilon {least:.4g} with noise_multiplier={noise:.5g}; less noise than that "
             f"would do, and how much is not known. Take these two, or {unsampled}"
         )
     return noise
@@ -152,11 +152,11 @@ def estimated_noise(
 
     noise = _descend(epsilon, target, _unsampled_noise(mechanism, sampling, target, delta), 1e-2)
     final = EstimatedGuarantee(noise, sampling, mechanism, draws)
-    if (found := final.epsilon(delta)) > target:
+    if (reached := final.epsilon(delta)) > target:
         raise ConfigError(
             f"target_epsilon={target:g}: the one estimate, with noise_multiplier={noise:g}, came "
-            f"out at {up(found, 5)}. Another estimate would be another answer, wrong with its own "
-            "probability: allow for that, or use more draws."
+            f"out at {up(reached, 5)}. Another estimate would be another answer, wrong with its "
+            "own probability: allow for that, or use more draws."
         )
     return final
 
@@ -178,12 +178,12 @@ def _descend(
     the chord of the last two; where that leaves the bracket, or did not halve it three times
     running, the step halves it.
     """
-    found = epsilon(enough)
-    while found > target:  # an accountant on a grid may be above the curve
+    reached = epsilon(enough)
+    while reached > target:  # an accountant on a grid may be above the curve
         enough *= 1.05
-        found = epsilon(enough)
-    low, high, best, near = 0.0, enough, found, 1e-9
-    points = [(enough, found)]
+        reached = epsilon(enough)
+    low, high, best, near = 0.0, enough, reached, 1e-9
+    points = [(enough, reached)]
     slow = 0
     for _ in range(_MOST_STEPS):
         if best >= target * (1 - close) or high - low <= near * high:
@@ -208,13 +208,13 @@ def _descend(
 
 def _on_chord(points: list[tuple[float, float]], target: float, otherwise: float) -> float:
     """Return the noise at which the line through two points of logarithms meets the target."""
-    if len(points) < 2 or not min(at for _, at in points) > 0:
+    if len(points) < 2 or not min(epsilon for _, epsilon in points) > 0:
         return otherwise
-    (z, at), (other, there) = points
-    if at == there:
+    (z, epsilon), (other_z, other_epsilon) = points
+    if epsilon == other_epsilon:
         return otherwise
-    slope = math.log(other / z) / math.log(there / at)
-    return float(z * math.exp(max(-50.0, min(50.0, slope * math.log(target / at)))))
+    slope = math.log(other_z / z) / math.log(other_epsilon / epsilon)
+    return float(z * math.exp(max(-50.0, min(50.0, slope * math.log(target / epsilon)))))
 
 
 _PATIENCE = 3
@@ -267,8 +267,8 @@ def most_rounds(
     meets = _budget(noise_multiplier, target_epsilon, delta, method)
 
     def fits(rounds: int) -> bool:
-        most = -(-rounds // b)
-        run = Participation(rounds, most if cap is None else min(cap, most), b)
+        possible = -(-rounds // b)
+        run = Participation(rounds, possible if cap is None else min(cap, possible), b)
         return meets(mechanism(rounds), run)
 
     return _greatest(fits, checks.count("at_most", at_most, maximum=checks.MOST_ROUNDS), "rounds")

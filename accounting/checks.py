@@ -147,15 +147,17 @@ def accept_delta(
         ConfigError: delta is out of range, large without ``allow_large``, or not large with it.
     """
     number = probability("delta", delta)
-    said = delta_warning(number, population, unit=unit)
+    warning = delta_warning(number, population, unit=unit)
     if is_large_delta(number, population) == allow_large:
-        return said
+        return warning
     if allow_large:
         raise ConfigError(
             f"allow_large_delta=True: has no effect, delta={number:g} is allowed without it; leave "
             "it out."
         )
-    raise ConfigError(f"{said} Or allow it (allow_large_delta), and every report will repeat this.")
+    raise ConfigError(
+        f"{warning} Or allow it (allow_large_delta), and every report will repeat this."
+    )
 
 
 def reals(name: str, values: Iterable[SupportsFloat]) -> tuple[float, ...]:
@@ -189,12 +191,12 @@ def parsed_json(text: str | bytes) -> Any:  # noqa: ANN401  any JSON
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
+            if key in values:
                 raise ValueError(f"the key {key[:80]!a} is there twice")
-            found[key] = value
-        return found
+            values[key] = value
+        return values
 
     def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number")

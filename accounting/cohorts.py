@@ -171,12 +171,12 @@ def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
     Raises:
         ConfigError: an unknown name, missing or unknown fields, or values out of range.
     """
-    own = dict(values)
-    name = own.pop("name", None)
+    options = dict(values)
+    name = options.pop("name", None)
     if name not in SAMPLERS:
         raise ConfigError(f"sampling={name!r}: must be one of {', '.join(SAMPLERS)}.")
     try:
-        return SAMPLERS[name](**own)
+        return SAMPLERS[name](**options)
     except TypeError as error:
         raise ConfigError(f"sampling={name}: {error}.") from None
 
@@ -228,13 +228,13 @@ def _bins(sampling: BallsInBins, members: int, key: bytes) -> Iterator[Members]:
     bins = sampling.bins
     words = _words(key, "bins", 0, members)
     limit = np.uint64(2**64 // bins * bins - 1)  # words above it would make some bins likelier
-    again = 1
+    attempt = 1
     while (words > limit).any():
-        words = np.where(words > limit, _words(key, "bins", again, members), words)
-        again += 1
-    own = words % np.uint64(bins)
+        words = np.where(words > limit, _words(key, "bins", attempt, members), words)
+        attempt += 1
+    bin_of = words % np.uint64(bins)
     for t in range(sampling.rounds):
-        yield np.flatnonzero(own == t % bins)
+        yield np.flatnonzero(bin_of == t % bins)
 
 
 def _separated(sampling: BMinSep, members: int, rounds: int, key: bytes) -> Iterator[Members]:

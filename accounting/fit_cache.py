@@ -55,16 +55,17 @@ def kept(
     }
 
     def built(parameters: Mapping[str, Any]) -> Fitted:
-        found = kind(**{k: v for k, v in parameters.items() if k not in ("schema", "name")})
-        if found.rounds != participation.rounds:
+        mechanism = kind(**{k: v for k, v in parameters.items() if k not in ("schema", "name")})
+        if mechanism.rounds != participation.rounds:
             raise ValueError("another run")
-        return found
+        return mechanism
 
-    held = _read(_path(name, key), key, built)
-    if held is None:
-        held = fit()
-        _write(_path(name, key), key, held.to_dict())
-    return held
+    cached = _read(_path(name, key), key, built)
+    if cached is not None:
+        return cached
+    fitted = fit()
+    _write(_path(name, key), key, fitted.to_dict())
+    return fitted
 
 
 def kept_figures(
@@ -77,18 +78,18 @@ def kept_figures(
         settings: everything that they depend on, as JSON values.
         figures: computes them.
     """
-    found = read_figures(name, settings)
-    if found is None:
-        found = figures()
-        write_figures(name, settings, found)
-    return found
+    cached = read_figures(name, settings)
+    if cached is None:
+        cached = figures()
+        write_figures(name, settings, cached)
+    return cached
 
 
 def read_figures(name: str, settings: Mapping[str, Any]) -> Mapping[str, float] | None:
     """Return figures that ``write_figures`` cached; None without any, or if they are damaged."""
 
-    def checked(held: Mapping[str, Any]) -> Mapping[str, float]:
-        return {str(k): checks.nonnegative(str(k), v) for k, v in held.items()}
+    def checked(values: Mapping[str, Any]) -> Mapping[str, float]:
+        return {str(k): checks.nonnegative(str(k), v) for k, v in values.items()}
 
     return _read(_path(name, settings), settings, checked)
 
@@ -113,9 +114,9 @@ def _read(path: Path, key: Mapping[str, Any], built: Callable[[Any], Made]) -> M
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:  # a pipe would never end
             return None
-        held = checks.parsed_json(path.read_text(encoding="utf-8"))
+        content = checks.parsed_json(path.read_text(encoding="utf-8"))
         wanted = json.loads(json.dumps(_versioned(key)))  # in which a tuple is a list
-        return built(held["value"]) if held["key"] == wanted else None
+        return built(content["value"]) if content["key"] == wanted else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -49,9 +49,9 @@ def log_delta(mu: float, epsilon: float) -> float:
     ratio = math.exp(log_second - log_first)
     # The relative error of each term is at most `each`: rounding of x enters through x^2/2 (|x| y)
     # and through erfcx (y / |x|), and the functions themselves are accurate to a few units.
-    each = 16 * _UNIT_ROUNDOFF * (4 + abs(x) * y + y / max(abs(x), 1.0))
+    error = 16 * _UNIT_ROUNDOFF * (4 + abs(x) * y + y / max(abs(x), 1.0))
     difference = -math.expm1(log_second - log_first)
-    return log_first + math.log(difference + each * (1 + ratio))
+    return log_first + math.log(difference + error * (1 + ratio))
 
 
 def delta(mu: float, epsilon: float) -> float:
@@ -142,15 +142,15 @@ def _root(f: Callable[[float], float], a: float, b: float) -> float:
             c, fc, b, fb = b, fb, a, fa
         a, fa = x, fx
         nearest = a if abs(fa) < abs(fb) else b
-        least = (2.0**-50 * abs(nearest) + 1e-300) / abs(b - a)
-        if least > 0.5:
+        shortest = (2.0**-50 * abs(nearest) + 1e-300) / abs(b - a)
+        if shortest > 0.5:
             return nearest
         xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
         step = 0.5
         if phi * phi < xi and (1 - phi) ** 2 < 1 - xi:
             step = fa / (fb - fa) * fc / (fb - fc)
             step += (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
-        step = min(1 - least, max(least, step))
+        step = min(1 - shortest, max(shortest, step))
     return b if fa else a
 
 

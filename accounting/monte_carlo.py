@@ -25,8 +25,6 @@ chosen. Whoever chooses a noise, an encoder or a seed by k estimates is wrong wi
 
 At little noise likelihoods exceed every float, so all of this is in logarithms, and a draw that is
 not a finite number raises: it must not count as 0.
-
-Likelihoods, draws and the bound on their mean are one file, because R, weights and B must agree.
 """
 
 import math
@@ -36,17 +34,21 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee, mu_upper
 from accounting.mechanisms import Mechanism
-from accounting.random_allocation import AllocatedGuarantee, BallsInBins, bin_modes, magnitudes
+from accounting.random_allocation import (
+    AllocatedGuarantee,
+    BallsInBins,
+    bin_modes,
+    lowest,
+    magnitudes,
+)
 from accounting.report import Assumption
-from accounting.sensitivity import rounded_up
-
-Array = NDArray[np.float64]
+from accounting.sensitivity import Array, rounded_up
+from accounting.subsampled import sampling_assumptions
 
 _FAILURE = 0.01
 """Part of delta that is the probability of an epsilon that is too low."""
@@ -172,9 +174,9 @@ class EstimatedGuarantee:
                 _Draws.of(hypotheses, guess, self.samples // _PILOT, 0.0, [self.seed, pilot, d], d)
                 for d in (0, 1)
             ]
-            guess = max(_least(own, delta, plain, None) for own in draws)
+            guess = max(_least(sample, delta, plain, None) for sample in draws)
         count, spent = self.samples, math.log(1 / failure) / self.samples
-        found = [
+        bounds = [
             _least(
                 _Draws.of(hypotheses, guess, count, guess / 2, [self.seed, 0, d], d),
                 delta - failure,
@@ -183,7 +185,7 @@ class EstimatedGuarantee:
             )
             for d in (0, 1)
         ]
-        return min(plain, max(found) * (1 + _SLACK) + _SLACK)
+        return min(plain, max(bounds) * (1 + _SLACK) + _SLACK)
 
     def _possible(self) -> "_Hypotheses":
         if isinstance(self.sampling, BallsInBins):
@@ -196,7 +198,6 @@ class EstimatedGuarantee:
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """The conditions of the amplification, besides clipping and secret noise."""
-        lost = "no amplification: account for the unsampled mechanism instead"
         if isinstance(self.sampling, BallsInBins):
             how = (
                 f"every member is put into one of {self.sampling.bins} bins on its own, uniformly, "
@@ -210,19 +211,7 @@ class EstimatedGuarantee:
                 "run that never was"
             )
         return (
-            Assumption("sampling", how, "asserted", lost),
-            Assumption(
-                "hidden-sample",
-                "nobody who sees the release learns who was sampled when",
-                "asserted",
-                lost,
-            ),
-            Assumption(
-                "public-constants",
-                "the divisor is a public constant, not the realised batch",
-                "asserted",
-                "the size of the batch leaks, and one member weighs more than accounted",
-            ),
+            *sampling_assumptions("sampling", how, sees="who was sampled when"),
             Assumption(
                 "draw-seed",
                 f"{self.seed}, the seed of the draws, is random, and was drawn after noise, "
@@ -297,10 +286,10 @@ class _Separated:
 
     def most(self) -> float:
         rounds, b = len(self._squares), self._b
-        most = np.zeros(rounds + b)
+        squared = np.zeros(rounds + b)
         for t in reversed(range(rounds)):
-            most[t] = max(most[t + 1], self._squares[t] + most[t + b])
-        return float(most[:b].max())
+            squared[t] = max(squared[t + 1], self._squares[t] + squared[t + b])
+        return float(squared[:b].max())
 
     def log_weight(self, factor: Array) -> Array:
         later = self._later(np.multiply.outer(self._squares, factor))
@@ -327,8 +316,8 @@ class _Separated:
         later = self._later(reward[:, None])[:, 0]
         start = self._start() * np.exp(later[: self._b] - later[: self._b].max())
         free = rng.choice(self._b, size=count, p=start / start.sum())
-        for t, own in enumerate(reward):
-            joins = math.exp(math.log(self._p) + own + later[t + self._b] - later[t])
+        for t, gain in enumerate(reward):
+            joins = math.exp(math.log(self._p) + gain + later[t + self._b] - later[t])
             now = (free <= t) & (rng.random(count) < joins)
             free[now] = t + self._b
             yield now.astype(np.float64)
@@ -381,11 +370,11 @@ class _Draws:
         tilt, log_normal = float(_TILTS[best]), float(normal[best])
         power = 1 - tilt if direction else tilt
         rng = np.random.default_rng(seed)
-        kept: list[tuple[Array, Array]] = []
-        left = count
-        while left:
-            size = min(left, max(256, _CELLS // hypotheses.width))
-            left -= size
+        parts: list[tuple[Array, Array]] = []
+        remaining = count
+        while remaining:
+            size = min(remaining, max(256, _CELLS // hypotheses.width))
+            remaining -= size
             terms = hypotheses.draw(rng, size, power)
             log_ratio = hypotheses.log_mean(terms, 1.0)
             drawn = 0.0 if tilt == 1 and direction else log_ratio
@@ -399,8 +388,8 @@ class _Draws:
                     "likelihood of a draw is not a number; use the guarantee without sampling."
                 )
             high = ~(loss <= floor)
-            kept.append((loss[high], weight[high]))
-        losses, weights = (np.concatenate(part) for part in zip(*kept, strict=True))
+            parts.append((loss[high], weight[high]))
+        losses, weights = (np.concatenate(part) for part in zip(*parts, strict=True))
         return cls(losses, weights, count, tilt, log_normal, floor)
 
     def log_bound(self, epsilon: float) -> float:
@@ -423,20 +412,10 @@ def _least(draws: _Draws, delta: float, high: float, spent: float | None) -> flo
 
     def enough(epsilon: float) -> bool:
         share = draws.share(epsilon)
-        most = share if spent is None else highest_mean(share, spent)
-        return most == 0 or draws.log_bound(epsilon) + math.log(most) <= math.log(delta)
+        mean = share if spent is None else highest_mean(share, spent)
+        return mean == 0 or draws.log_bound(epsilon) + math.log(mean) <= math.log(delta)
 
-    low = draws.floor
-    if enough(low):
-        return low
-    top = high
-    while high - low > 1e-6 * top:
-        middle = (low + high) / 2
-        if enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    return draws.floor if enough(draws.floor) else lowest(enough, draws.floor, high, close=1e-6)
 
 
 def highest_mean(mean: float, spent: float) -> float:
@@ -445,14 +424,7 @@ def highest_mean(mean: float, spent: float) -> float:
     >>> round(highest_mean(0.0, 0.1), 6)  # 1 - exp(-0.1)
     0.095163
     """
-    low, high = mean, 1.0
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        if _kl(mean, middle) <= spent:
-            low = middle
-        else:
-            high = middle
-    return high
+    return lowest(lambda u: _kl(mean, u) > spent, mean, 1.0, close=1e-9)
 
 
 def _kl(q: float, u: float) -> float:
@@ -477,10 +449,10 @@ def _tilt(power: float) -> float:
 
 def _log_mean(logs: Array, weights: Array | None = None) -> Array:
     """Return the logarithm of the mean of exp(logs) over the first axis."""
-    most = logs.max(axis=0)
-    scaled = np.exp(logs - most)
+    largest = logs.max(axis=0)
+    scaled = np.exp(logs - largest)
     mean = scaled.mean(axis=0) if weights is None else np.tensordot(weights, scaled, axes=1)
-    return np.asarray(most + np.log(mean))
+    return np.asarray(largest + np.log(mean))
 
 
 def bands_of(mechanism: Mechanism) -> int:

@@ -82,8 +82,6 @@ def optimize(
     if kind == "toeplitz":
         return fit_toeplitz(participation, bands, objective)
     if kind == "banded-inverse":
-        if bands is None:
-            raise ConfigError("bands is missing: a banded inverse needs the draws per round.")
         return fit_banded_inverse(participation, bands, objective)
     if objective != "rmse":
         raise ConfigError(f"objective={objective!r}: the dense optimum is for 'rmse'.")

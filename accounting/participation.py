@@ -51,14 +51,14 @@ class Participation:
             ("rounds", "max_participations", "min_separation"), (n, k, b), strict=True
         ):
             object.__setattr__(self, name, value)  # plain ints: small integers of numpy overflow
-        most = -(-n // b)
-        if k > most:
+        limit = -(-n // b)
+        if k > limit:
             widest = (n - 1) // (k - 1)
-            possible = f"max_participations of {most} or less"
+            possible = f"max_participations of {limit} or less"
             if widest >= 1:
                 possible += f", or min_separation of {widest} or less"
             raise ConfigError(
-                f"max_participations={k}: at most {most} fit into {n} rounds that are "
+                f"max_participations={k}: at most {limit} fit into {n} rounds that are "
                 f"{b} apart (min_separation). Use {possible}."
             )
 
@@ -143,19 +143,19 @@ class FixedOrder(Participation):
 
     def patterns(self) -> Iterator[tuple[int, ...]]:
         """Yield every admissible set of 1 to k rounds, for brute force on small n."""
-        for own in self.places():
-            for size in range(1, len(own) + 1):
-                yield from combinations(own, size)
+        for place in self.places():
+            for size in range(1, len(place) + 1):
+                yield from combinations(place, size)
 
 
 def _history(client: object, taken: Iterable[int], rounds: int) -> list[int]:
     """Return one client's rounds in order; refuse rounds outside the run and duplicates."""
     if not isinstance(taken, Iterable):
         raise ConfigError(f"client {client!r}: {taken!r} must be a sequence of rounds.")
-    found = list(taken)
-    if set(map(type, found)) - {int} or min(found, default=0) < 0:
-        found = [checks.count(f"round of client {client!r}", r, minimum=0) for r in found]
-    history = sorted(found)
+    listed = list(taken)
+    if set(map(type, listed)) - {int} or min(listed, default=0) < 0:
+        listed = [checks.count(f"round of client {client!r}", r, minimum=0) for r in listed]
+    history = sorted(listed)
     if history and history[-1] >= rounds:
         raise ConfigError(
             f"round {history[-1]} of client {client!r}: must be at most {rounds - 1}, because "

@@ -43,11 +43,11 @@ def epsilon(mu: float, delta: float) -> float:
     above, below = log_delta(mu, low) - target, log_delta(mu, high) - target
     while high - low > 1e-12 * high:  # false position, halving the end that stays (Illinois)
         middle = low + (high - low) * above / (above - below)
-        found = log_delta(mu, middle) - target
-        if abs(found) < 1e-13:
+        excess = log_delta(mu, middle) - target
+        if abs(excess) < 1e-13:
             return middle
-        if found > 0:
-            low, above, below = middle, found, below / 2
+        if excess > 0:
+            low, above, below = middle, excess, below / 2
         else:
-            high, below, above = middle, found, above / 2
+            high, below, above = middle, excess, above / 2
     return high

@@ -29,21 +29,20 @@ least bound counts.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee, mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.report import Assumption
-from accounting.sensitivity import rounded_up
-
-Array = NDArray[np.float64]
+from accounting.sensitivity import Array, rounded_up
+from accounting.subsampled import sampling_assumptions
 
 _FFT = 1e-13
 _LEAST_DELTA = 1e-11
@@ -147,45 +146,28 @@ class AllocatedGuarantee:
         z, bins = self.noise_multiplier, self.sampling.bins
         if self._products is None:
             return [_Shares(bins, self.mu, 0.0)]
-        most = self._most()
+        squared = self._most()
         by_lag = [float(self._products.diagonal(lag).max()) for lag in range(bins)]
-        found: list[_Shares] = []
-        least = math.inf
+        bounds: list[_Shares] = []
+        smallest = math.inf
         for fewer in sorted({bins // apart for apart in range(1, bins // 2 + 1)}, reverse=True):
             apart = bins // fewer
             shared = max(by_lag[apart : bins - apart + 1])
-            if shared < least * _WORTH and most - shared > _WORTHLESS * most:
-                least = shared
-                own = most - shared + most * 1e-15  # the rounding of the difference
+            if shared < smallest * _WORTH and squared - shared > _WORTHLESS * squared:
+                smallest = shared
+                alone = squared - shared + squared * 1e-15  # the rounding of the difference
                 mu_shared = mu_upper(shared, z) if shared else 0.0
-                found.append(_Shares(fewer, mu_upper(own, z), mu_shared))
-        return [shares for shares in found if _fits(shares.own, shares.bins)]
+                bounds.append(_Shares(fewer, mu_upper(alone, z), mu_shared))
+        return [shares for shares in bounds if _fits(shares.own, shares.bins)]
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """The conditions of the amplification, besides clipping and secret noise."""
-        lost = "no amplification: account for the unsampled mechanism instead"
-        return (
-            Assumption(
-                "balls-in-bins",
-                f"every member is put into one of {self.sampling.bins} bins on its own, uniformly, "
-                "once for all passes",
-                "asserted",
-                lost,
-            ),
-            Assumption(
-                "hidden-sample",
-                "nobody who sees the release learns who is in which bin",
-                "asserted",
-                lost,
-            ),
-            Assumption(
-                "public-constants",
-                "the divisor is a public constant, not the realised batch",
-                "asserted",
-                "the size of the batch leaks, and one member weighs more than accounted",
-            ),
+        how = (
+            f"every member is put into one of {self.sampling.bins} bins on its own, uniformly, "
+            "once for all passes"
         )
+        return sampling_assumptions("balls-in-bins", how, sees="who is in which bin")
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on delta at ``epsilon`` >= 0."""
@@ -209,10 +191,10 @@ class AllocatedGuarantee:
         return least
 
     def _usable(self) -> list[_Shares]:
-        found = self._bounds()
+        bounds = self._bounds()
         if self.mechanism is None:
             _fits(self.mu, self.sampling.bins, refuse=True)
-        return found
+        return bounds
 
 
 def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
@@ -263,18 +245,22 @@ _ROUNDED = 1 + 1e-12
 """Room for the rounding of a sum over the edges."""
 
 
-def _least_epsilon(shares: _Shares, delta: float, high: float) -> float:
-    """Return the least epsilon of a bound, between 0 and ``high``, which is enough."""
-    low = 0.0
-    if _delta(shares, low) <= delta:
-        return low
-    while high - low > 1e-6 * high:
+def lowest(meets: Callable[[float], bool], low: float, high: float, *, close: float) -> float:
+    """Return where ``meets`` becomes true, rounded up to ``high`` or a number that was tried."""
+    while high - low > close * high:
         middle = (low + high) / 2
-        if _delta(shares, middle) <= delta:
+        if meets(middle):
             high = middle
         else:
             low = middle
     return high
+
+
+def _least_epsilon(shares: _Shares, delta: float, high: float) -> float:
+    def meets(epsilon: float) -> bool:
+        return _delta(shares, epsilon) <= delta
+
+    return 0.0 if meets(0.0) else lowest(meets, 0.0, high, close=1e-6)
 
 
 def _delta(shares: _Shares, epsilon: float) -> float:
@@ -326,15 +312,15 @@ class _Allocation:
         """Return E_with (1 - e^epsilon / f)_+ at any epsilon, negative ones too, rounded up."""
         scale = np.exp(np.minimum(epsilon, 700.0))  # at most what it is
         first = np.searchsorted(self.ratio_with, scale)
-        found = self.above[first] * (1 + _SUMS) - scale * self.above_inverse[first]
-        return np.clip(found + self.beyond, 0.0, 1.0)
+        deltas = self.above[first] * (1 + _SUMS) - scale * self.above_inverse[first]
+        return np.clip(deltas + self.beyond, 0.0, 1.0)
 
     def added(self, epsilon: Array) -> Array:
         """Return E_without (1 - e^epsilon f)_+ at any epsilon, rounded up."""
         scale = np.exp(np.minimum(epsilon, 700.0))
         last = np.searchsorted(self.ratio_without, 1 / scale)
-        found = self.below[last] * (1 + _SUMS) - scale * self.below_ratio[last]
-        return np.clip(found, 0.0, 1.0)
+        deltas = self.below[last] * (1 + _SUMS) - scale * self.below_ratio[last]
+        return np.clip(deltas, 0.0, 1.0)
 
 
 @lru_cache(maxsize=4)
@@ -383,8 +369,8 @@ def _sum(mu: float, bins: int, *, with_member: bool) -> tuple[Array, float, floa
     reach = 3.0 * bins + widest if with_member else 3.0 * bins
     _fits(mu, bins, refuse=True)
     step = reach / (_POINTS - 1)
-    one = _lognormal(mu, step, with_member=with_member, shifted=False)
-    total = _power(one, bins - 1 if with_member else bins, with_member=with_member)
+    member = _lognormal(mu, step, with_member=with_member, shifted=False)
+    total = _power(member, bins - 1 if with_member else bins, with_member=with_member)
     if with_member:
         total = _convolved(total, _lognormal(mu, step, with_member=True, shifted=True), keep=False)
     return total, max(0.0, 1.0 - float(total.sum())), step
@@ -405,11 +391,11 @@ def _lognormal(mu: float, step: float, *, with_member: bool, shifted: bool) -> A
     return np.asarray(masses, dtype=np.float64)
 
 
-def _power(one: Array, times: int, *, with_member: bool) -> Array:
+def _power(masses: Array, times: int, *, with_member: bool) -> Array:
     """Return the masses of a sum of ``times`` independent numbers, by repeated squaring."""
     total = np.zeros(_POINTS)
     total[0] = 1.0
-    square = one
+    square = masses
     while times:
         if times % 2:
             total = _convolved(total, square, keep=not with_member)

@@ -88,14 +88,14 @@ class Realised:
             ConfigError: a value out of range, or a client twice in one round.
         """
         worst = Participation.from_log(mechanism.rounds, histories)
-        found = realised_sensitivity(mechanism, histories, worst)
-        run = Guarantee(mu_upper(found.squared, noise_multiplier), method)
+        realised = realised_sensitivity(mechanism, histories, worst)
+        run = Guarantee(mu_upper(realised.squared, noise_multiplier), method)
         return cls(
             clients=len(histories),
             max_participations=worst.max_participations,
             min_separation=worst.min_separation,
-            sensitivity_squared=found.squared,
-            sensitivity_exact=found.exact,
+            sensitivity_squared=realised.squared,
+            sensitivity_exact=realised.exact,
             mu=run.mu,
             epsilon=run.epsilon(delta),
             deviations=_deviations(worst, histories, promised),
@@ -111,14 +111,14 @@ def realised_sensitivity(
     is less, that of the log's own limits ``worst``.
     """
     limits = mechanism.sensitivity(worst)
-    patterns = {tuple(sorted(own)) for own in histories.values()} - {()}
+    patterns = {tuple(sorted(rounds)) for rounds in histories.values()} - {()}
     small = mechanism.rounds <= _MOST_DENSE_ROUNDS and len(patterns) <= _MOST_PATTERNS
     if mechanism.groups is not None or not small or not patterns:
         return Sensitivity(limits.squared, exact=False, rule=f"limits of the log: {limits.rule}")
     encoder = mechanism.encoder()
     gram = encoder.T @ encoder
-    scores = {own: float(np.abs(gram[np.ix_(own, own)]).sum()) for own in patterns}
-    pattern = max(scores, key=lambda own: scores[own])
+    scores = {rounds: float(np.abs(gram[np.ix_(rounds, rounds)]).sum()) for rounds in patterns}
+    pattern = max(scores, key=lambda rounds: scores[rounds])
     k = worst.max_participations
     squared = rounded_up(scores[pattern], (mechanism.rounds + k) * k)
     attained = bool(gram[np.ix_(pattern, pattern)].min() >= -1e-12 * gram.max())
@@ -131,24 +131,26 @@ def realised_sensitivity(
 def _deviations(
     worst: Participation, histories: Mapping[str, Iterable[int]], promised: Participation
 ) -> tuple[str, ...]:
-    found = []
+    deviations = []
     if worst.max_participations > promised.max_participations:
-        found.append(
+        deviations.append(
             f"a client took part {worst.max_participations} times, "
             f"{promised.max_participations} promised"
         )
     if worst.max_participations > 1 and worst.min_separation < promised.min_separation:
-        found.append(
+        deviations.append(
             f"a client came again after {worst.min_separation} rounds, "
             f"{promised.min_separation} promised"
         )
     if promised.fixed_order:
         b = promised.min_separation
         last = promised.max_participations * b
-        taken = [list(own) for own in histories.values()]
-        if any(len({r % b for r in own}) > 1 or max(own, default=0) >= last for own in taken):
-            found.append("a client did not keep to the fixed order")
-    return tuple(found)
+        taken = [list(rounds) for rounds in histories.values()]
+        if any(
+            len({r % b for r in rounds}) > 1 or max(rounds, default=0) >= last for rounds in taken
+        ):
+            deviations.append("a client did not keep to the fixed order")
+    return tuple(deviations)
 
 
 def read_log(path: Path) -> dict[str, list[int]]:
@@ -183,20 +185,22 @@ def _histories(path: Path, rows: Any) -> dict[str, list[int]]:  # noqa: ANN401  
     if twice := [name for name, count in alike.items() if count > 1]:
         raise ConfigError(f"log {path}: has two columns {twice[0][:80]!a}; leave one of them out.")
     client_at, round_at = names.index("client"), names.index("round")
-    found: dict[str, list[int]] = {}
+    histories: dict[str, list[int]] = {}
     for count, row in enumerate(filter(None, rows), start=1):  # without empty lines
         if count > _MOST_ROWS:
             raise ConfigError(f"log {path}: has more than {_MOST_ROWS:,} rows.")
         fault = f"has {len(row)} fields, the first line {len(names)}"
         if len(row) == len(names):
             client, taken = row[client_at], row[round_at]
-            fault = ("" if client in found else _fault_of_name(client)) or _fault_of_round(taken)
+            fault = ("" if client in histories else _fault_of_name(client)) or _fault_of_round(
+                taken
+            )
         if fault:
             raise ConfigError(f"log {path}, line {rows.line_num}: {fault}.")
-        found.setdefault(client, []).append(int(taken))
-    if not found:
+        histories.setdefault(client, []).append(int(taken))
+    if not histories:
         raise ConfigError(f"log {path}: lists no participation.")
-    return found
+    return histories
 
 
 _UNSEEN = re.compile(

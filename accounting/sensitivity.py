@@ -24,6 +24,7 @@ from accounting.checks import ConfigError
 from accounting.participation import FixedOrder, Participation
 
 Array = NDArray[np.float64]
+"""Numbers of any shape."""
 
 _MOST_PATTERNS = 50_000
 _ROUNDING = 1e-12
@@ -52,7 +53,7 @@ class Sensitivity:
             )
 
 
-def brute_force(encoder: NDArray[np.float64], participation: Participation) -> float:
+def brute_force(encoder: Array, participation: Participation) -> float:
     """Return max_u u^T abs(X) u by trying every admissible pattern: the fast rules' reference.
 
     Exact where X = C^T C has no negative entry; an upper bound otherwise. Takes exponential time.
@@ -115,10 +116,12 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
 def _by_place(gram: Array, participation: FixedOrder) -> Sensitivity:
     """Return the sensitivity of passes in a fixed order: of the worst place, in all its rounds."""
     worst = Sensitivity(1e-200, exact=True, rule="")
-    for own in participation.places():
-        inside = gram[own.start : own.stop : own.step, own.start : own.stop : own.step]
-        found = gram_sensitivity(inside, Participation(len(own), len(own)))
-        worst = max(worst, found, key=lambda s: s.squared)
+    for rounds in participation.places():
+        inside = gram[
+            rounds.start : rounds.stop : rounds.step, rounds.start : rounds.stop : rounds.step
+        ]
+        sensitivity = gram_sensitivity(inside, Participation(len(rounds), len(rounds)))
+        worst = max(worst, sensitivity, key=lambda s: s.squared)
     return Sensitivity(worst.squared, worst.exact, f"fixed order, {worst.rule}")
 
 
@@ -129,8 +132,8 @@ def row_bound(magnitude: Array, diagonal: Array, participation: Participation) -
     most the sum of its rows. ``magnitude`` is |X|, with zeros where |i - j| < b.
     """
     k, b = participation.max_participations, participation.min_separation
-    others = _heaviest(magnitude, k - 1, b)
-    return float(_heaviest(diagonal + others, k, b))
+    cross = _heaviest(magnitude, k - 1, b)
+    return float(_heaviest(diagonal + cross, k, b))
 
 
 def worst_pattern(gram: Array, participation: Participation) -> tuple[int, ...]:
@@ -160,13 +163,13 @@ def same_rounds(mechanism_rounds: int, participation: Participation) -> None:
         )
 
 
-def _heaviest(weights: Array, most: int, separation: int) -> Array:
+def _heaviest(weights: Array, count: int, separation: int) -> Array:
     """Return the greatest weight of at most ``most`` rounds, ``separation`` apart (last axis).
 
     F_m[i] = max(F_m[i-1], w_i + F_{m-1}[i-b]) over the first i rounds.
     """
     best = np.zeros_like(weights)
-    for _ in range(most):
+    for _ in range(count):
         total = weights.copy()
         total[..., separation:] += best[..., :-separation]
         best = np.maximum(np.maximum.accumulate(total, axis=-1), 0.0)
@@ -190,16 +193,20 @@ def _try_all(
     """Return the greatest sum and its pattern, depth first; one argmax chooses the last round."""
     b = participation.min_separation
 
-    def best(inside: float, cross: Array, first: int, left: int) -> tuple[float, tuple[int, ...]]:
+    def best(
+        inside: float, cross: Array, first: int, remaining: int
+    ) -> tuple[float, tuple[int, ...]]:
         if first >= len(diagonal):
             return inside, ()
         values = inside + diagonal[first:] + 2 * cross[first:]
-        if left == 1:
+        if remaining == 1:
             last = int(values.argmax())
             return float(values[last]), (first + last,)
         worst: tuple[float, tuple[int, ...]] = inside, ()
         for i in range(first, len(diagonal)):
-            value, later = best(float(values[i - first]), cross + magnitude[i], i + b, left - 1)
+            value, later = best(
+                float(values[i - first]), cross + magnitude[i], i + b, remaining - 1
+            )
             if value > worst[0]:
                 worst = value, (i, *later)
         return worst

@@ -26,6 +26,20 @@ if TYPE_CHECKING:
 SampledMethod = Literal["pld", "rdp"]
 
 
+def sampling_assumptions(
+    key: str, how: str, *, sees: str, public: str = "the divisor is a public constant"
+) -> tuple[Assumption, ...]:
+    """Return what every amplification by sampling needs, besides clipping and secret noise."""
+    plain = "no amplification: account for the unsampled mechanism instead"
+    hidden = f"nobody who sees the release learns {sees}"
+    leak = "the size of the batch leaks, and one member weighs more than accounted"
+    return (
+        Assumption(key, how, "asserted", plain),
+        Assumption("hidden-sample", hidden, "asserted", plain),
+        Assumption("public-constants", f"{public}, not the realised batch", "asserted", leak),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PoissonSampling:
     """Each member joins a step independently, with one probability, hidden from the adversary.
@@ -108,25 +122,11 @@ class SampledGuarantee:
             f"the members are in {self.groups} groups that no data decided and that take turns; "
             f"every round {how}, of its group only"
         )
-        return (
-            Assumption(
-                "poisson-sampling",
-                f"every step {how}" if self.groups == 1 else turns,
-                "asserted",
-                "no amplification: account for the unsampled mechanism instead",
-            ),
-            Assumption(
-                "hidden-sample",
-                "nobody who sees the release learns who was sampled",
-                "asserted",
-                "no amplification: account for the unsampled mechanism instead",
-            ),
-            Assumption(
-                "public-constants",
-                "the probability and the divisor are public constants, not the realised batch",
-                "asserted",
-                "the size of the batch leaks, and one member weighs more than accounted",
-            ),
+        return sampling_assumptions(
+            "poisson-sampling",
+            f"every step {how}" if self.groups == 1 else turns,
+            sees="who was sampled",
+            public="the probability and the divisor are public constants",
         )
 
     def epsilon(self, delta: float) -> float:

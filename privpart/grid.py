@@ -18,26 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError
+from accounting.sensitivity import Array
 from privpart.clip import at_least_tiny, clip_and_measure, l2_norm
 
 _BITS = 20
+# With each bit twice as many draws are too close to a half for float64 and take longer.
 _MOST_BITS = 24
-"""With each bit twice as many draws are too close to a half for float64 and take longer."""
+# So that sums of squares of an update's integers stay below 2^53, where float64 adds exactly.
 _MOST_CLIP_BITS = 26
+# A modular sum has room for 2^6 standard deviations of a draw: 10 of a mechanism whose noise, of
+# several draws, has six times that of one.
 _ROOM_BITS = 6
-"""A modular sum has room for 2^6 standard deviations of a draw: 10 of a mechanism whose noise, of
-several draws, has six times that of one."""
+# So that the sum of two numbers around zero, and their noise, are exact in float64.
 _MOST_MODULUS_BITS = 51
-"""So that the sum of two numbers around zero, and their noise, are exact in float64."""
-"""So that sums of squares of an update's integers stay below 2^53, where float64 adds exactly."""
 _FINE = 128
+# Clip norm over the norm of a vector of single steps: what more bits aim for, and the least.
 _COARSE = 8
-"""Clip norm over the norm of a vector of single steps: what more bits aim for, and the least."""
 _PART = 2**16
 _MOST_TURNS = 8
-
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +106,24 @@ def modulus_bits(grid: Grid, clients: int) -> int:
     Raises:
         ConfigError: more than 2^51 would be needed, above which the server's sum is not exact.
     """
-    most = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
-    if most.bit_length() >= _MOST_MODULUS_BITS:
+    largest = _largest_sum(grid, clients)
+    if largest.bit_length() >= _MOST_MODULUS_BITS:
         raise ConfigError(
             f"{clients} clients: their sum needs a modulus above 2^{_MOST_MODULUS_BITS}, and would "
             "not be exact; ask fewer at a time."
         )
-    return most.bit_length() + 1
+    return largest.bit_length() + 1
 
 
 def is_modulus(bits: object, grid: Grid, clients: int) -> bool:
     """Return whether sums of so many updates modulo 2^bits do not wrap around, and are exact."""
     if type(bits) is not int or not 0 < bits <= _MOST_MODULUS_BITS:
         return False
-    longest: int = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
-    return 1 << (bits - 1) > longest
+    return 1 << (bits - 1) > _largest_sum(grid, clients)
+
+
+def _largest_sum(grid: Grid, clients: int) -> int:
+    return clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
 
 
 def residues(update: Tensor, clip_norm: float, grid: Grid, bits: int) -> NDArray[np.int64]:
@@ -130,9 +131,9 @@ def residues(update: Tensor, clip_norm: float, grid: Grid, bits: int) -> NDArray
 
     What a client does in the server's place, which sees no update: ``quantise``, and the modulus.
     """
-    whole = np.zeros(len(update), np.int32)
-    quantise(update, clip_norm, grid, whole)
-    wide: NDArray[np.int64] = whole.astype(np.int64)
+    integers = np.zeros(len(update), np.int32)
+    quantise(update, clip_norm, grid, integers)
+    wide: NDArray[np.int64] = integers.astype(np.int64)
     wide &= 2**bits - 1
     return wide
 
@@ -143,8 +144,8 @@ def centred(total: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
     >>> centred(np.array([0, 1, 7]), 3).tolist()
     [0, 1, -1]
     """
-    found: NDArray[np.int64] = total - ((total >= 2 ** (bits - 1)).astype(np.int64) << bits)
-    return found
+    numbers: NDArray[np.int64] = total - ((total >= 2 ** (bits - 1)).astype(np.int64) << bits)
+    return numbers
 
 
 def wrap(numbers: Array, bits: int) -> None:
@@ -224,10 +225,10 @@ def quantise(update: Tensor, clip_norm: float, grid: Grid, out: NDArray[np.int32
     if norm * scale > grid.norm:
         # Rounding lengthens a vector by d/24 norms at the mean, and by less than 2 steps of chance.
         factor = grid.norm * (1 - (len(out) / 24 / grid.norm + 2) / grid.norm) / norm
-    most = math.floor(Fraction(grid.norm) ** 2)
+    longest = math.floor(Fraction(grid.norm) ** 2)
     numbers = _numpy(update)
     for _ in range(_MOST_TURNS):
-        if _round(numbers, factor, out) <= most:
+        if _round(numbers, factor, out) <= longest:
             return received
         # Rounding lengthens by half a step per coordinate at most: the next turn is the last one.
         factor *= max(0.0, 1 - max(math.sqrt(len(out)) / grid.norm, 2.0**-20))
@@ -255,5 +256,5 @@ def _round(numbers: NDArray[Any], factor: float, out: NDArray[np.int32]) -> floa
 
 def _numpy(update: Tensor) -> NDArray[Any]:
     wide = update if update.dtype.itemsize >= 4 else update.float()  # numpy has no bfloat16
-    found: NDArray[Any] = wide.resolve_neg().numpy()
-    return found
+    numbers: NDArray[Any] = wide.resolve_neg().numpy()
+    return numbers

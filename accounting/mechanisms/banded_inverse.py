@@ -1,6 +1,12 @@
 """Banded inverse: noise that mixes the last few draws, so that no state is kept at all.
 
 The noise of round t is r_0 z_t + r_1 z_{t-1} + ... + r_{p-1} z_{t-p+1}: C^-1 is banded Toeplitz.
+
+           r_0                            1
+    C^-1 = r_1 r_0           r = (1, -l)  l   1
+            0  r_1 r_0       gives C =    l^2 l   1
+            0   0  r_1 r_0                l^3 l^2 l  1
+
 Each z is a function of the key and its round, so a server draws it again instead of keeping it: the
 state is 0 vectors, and a round costs p draws. Two members of the family are known by name:
 
@@ -18,20 +24,16 @@ The noise is rounded at the output: a round's sum of real draws, not each draw, 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from accounting import checks, fit_cache
+from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.buffered_toeplitz import blt_coefficients
-from accounting.mechanisms.mechanism import record
 from accounting.mechanisms.program import OUT, SCRATCH, NoiseProgram, Op
 from accounting.mechanisms.toeplitz import (
-    Array,
+    Filter,
     Objective,
-    ObjectiveName,
     column_norms,
     convolve,
     forward_substitution,
@@ -40,14 +42,14 @@ from accounting.mechanisms.toeplitz import (
     toeplitz_sensitivity,
 )
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, rounded_up, same_rounds
+from accounting.sensitivity import Array, Sensitivity, rounded_up, same_rounds
 
 _MOST_ROUNDS = 32_768
 """Of a fit, or of normalised columns, with three bands or more; two bands have closed forms."""
 
 
 @dataclass(frozen=True, slots=True)
-class BandedInverse:
+class BandedInverse(Filter):
     """The mechanism whose noise matrix C^-1 is Toeplitz with the given bands.
 
     Args:
@@ -64,39 +66,38 @@ class BandedInverse:
     Footprint(state_vectors=0, draws_per_round=1.875)
     """
 
-    rounds: int
-    coefficients: tuple[float, ...]
-    normalize_columns: bool = False
-
     name = "banded-inverse"
-    groups = None
-    restart_every = None
-    prefix_only = False
-    fitted = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", checks.rounds(self.rounds))
-        first, *later = checks.reals("coefficients", self.coefficients)
-        checks.positive("coefficients[0]", first)
-        for index, value in enumerate(later, start=1):
+    def _check_later(self, coefficients: tuple[float, ...]) -> None:
+        for index, value in enumerate(coefficients[1:], start=1):
             if not value <= 0:
                 raise ConfigError(
                     f"coefficients[{index}]={value:g}: must be 0 or negative; the sensitivity of "
                     "other noise filters is not known here."
                 )
-        if first + sum(later) < -1e-12 * first:
+        total = coefficients[0] + sum(coefficients[1:])
+        if total < -1e-12 * coefficients[0]:
             raise ConfigError(
-                f"coefficients: sum to {first + sum(later):g}; a negative sum makes the encoder "
-                "grow without bound. Use smaller ones after the first."
+                f"coefficients: sum to {total:g}; a negative sum makes the encoder grow without "
+                "bound. Use smaller ones after the first."
             )
-        if len(later) >= self.rounds:
-            raise ConfigError(
-                f"coefficients: {1 + len(later)} of them, but rounds={self.rounds}; the noise has "
-                "one per round at most."
-            )
-        if not isinstance(self.normalize_columns, bool):
-            raise ConfigError(f"normalize_columns={self.normalize_columns!r}: True or False.")
-        object.__setattr__(self, "coefficients", (first, *later))
+
+    @staticmethod
+    def _check_bands(bands: int | None, rounds: int) -> None:
+        if bands is None:
+            raise ConfigError("bands is missing: a banded inverse needs bands, or coefficients.")
+        checks.count("bands", bands, maximum=rounds, hint=f"There are {rounds} rounds.")
+
+    @staticmethod
+    def _root(bands: int) -> tuple[float, ...]:
+        """Return the first coefficients of (1 - x)^(1/2)."""
+        return (1.0, *np.cumprod(1 - 1.5 / np.arange(1, bands)))
+
+    @classmethod
+    def _fit(
+        cls, participation: Participation, bands: int | None, objective: Objective
+    ) -> "BandedInverse":
+        return fit_banded_inverse(participation, bands, objective)
 
     @classmethod
     def square_root(
@@ -107,65 +108,15 @@ class BandedInverse:
         >>> BandedInverse.square_root(8, bands=3).coefficients
         (1.0, -0.5, -0.125)
         """
-        most = min(checks.rounds(rounds), checks.count("bands", bands))
-        ratios = 1 - 1.5 / np.arange(1, most)
-        return cls(rounds, (1.0, *np.cumprod(ratios)), normalize_columns)
+        width = min(checks.rounds(rounds), checks.count("bands", bands))
+        return cls(rounds, cls._root(width), normalize_columns)
 
-    @classmethod
-    def from_options(
-        cls,
-        participation: Participation,
-        *,
-        bands: int | None = None,
-        coefficients: tuple[float, ...] | None = None,
-        normalize_columns: bool = False,
-        fit: bool = False,
-        objective: ObjectiveName | None = None,
-    ) -> "BandedInverse":
-        """Return BISR with so many bands, a fitted filter, or one by its coefficients.
-
-        Columns are normalised after a fit, if there is one.
-
-        Raises:
-            ConfigError: neither bands nor coefficients, options that contradict each other, or a
-                value out of range.
-        """
-        n = participation.rounds
-        if objective is not None and not fit:
-            raise ConfigError(f"objective={objective}: is for a fit; say fit as well.")
-        if coefficients is not None:
-            if bands is not None:
-                raise ConfigError(f"bands={bands}: the coefficients already say how many.")
-            if fit:
-                raise ConfigError("fit=True: the coefficients are given; leave one of both out.")
-            return cls(n, coefficients, normalize_columns)
-        if bands is None:
-            raise ConfigError("bands is missing: a banded inverse needs bands, or coefficients.")
-        checks.count("bands", bands, maximum=n, hint=f"There are {n} rounds.")
-        if not fit:
-            return cls.square_root(n, bands, normalize_columns=normalize_columns)
-        least: Objective = "rmse" if objective is None else objective.value
-        settings = {"bands": bands, "objective": least}
-        fitted = fit_cache.kept(
-            cls, participation, settings, lambda: fit_banded_inverse(participation, bands, least)
-        )
-        return cls(n, fitted.coefficients, normalize_columns)
-
-    @property
-    def bands(self) -> int:
-        """Number of diagonals of C^-1 up to the last one that is not zero."""
-        return next(p for p in range(len(self.coefficients), 0, -1) if self.coefficients[p - 1])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field, for JSON; see ``mechanism_from_dict``."""
-        return record(self)
-
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (n, n), lower triangular without negative entries."""
         matrix = lower_toeplitz(_encoder_column(self._column()))
         return matrix / self._norms() if self.normalize_columns else matrix
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B = A C^-1, shape (n, n)."""
         if self.normalize_columns:
             return np.cumsum(self._norms()[:, None] * lower_toeplitz(self._column()), axis=0)
@@ -183,9 +134,9 @@ class BandedInverse:
         if self.normalize_columns and (k == 1 or self.bands == 1):
             return Sensitivity(float(k), exact=True, rule="unit columns, orthogonal")
         rule = self._normalized_sensitivity if self.normalize_columns else self._plain_sensitivity
-        found = rule(participation)
-        squared = rounded_up(found.squared, 2 * self.rounds * (self.bands + 2))
-        return Sensitivity(squared, found.exact, found.rule)
+        real = rule(participation)
+        squared = rounded_up(real.squared, 2 * self.rounds * (self.bands + 2))
+        return Sensitivity(squared, real.exact, real.rule)
 
     def _plain_sensitivity(self, participation: Participation) -> Sensitivity:
         return toeplitz_sensitivity(_encoder_column(self._column()), participation)
@@ -230,7 +181,7 @@ class BandedInverse:
             draws_again=True,
         )
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """Squared row norms of B, in O(n p): draw u enters prefix sum t through its last lags."""
         if not self.normalize_columns:
             return np.asarray(np.cumsum(np.cumsum(self._column()) ** 2))
@@ -244,11 +195,6 @@ class BandedInverse:
 
     def _norms(self) -> Array:
         return column_norms(_encoder_column(self._column()))
-
-    def _column(self) -> Array:
-        column = np.zeros(self.rounds)
-        column[: len(self.coefficients)] = self.coefficients
-        return column
 
 
 def _encoder_column(column: Array) -> Array:
@@ -267,12 +213,12 @@ def _earliest_geometric(decay: float, norms: Array, participation: Participation
     patterns this one has the least i and the least d in every pair.
     """
     k, b = participation.max_participations, participation.min_separation
-    own = norms[: k * b : b].tolist()
+    joined = norms[: k * b : b].tolist()
     carried, products = 0.0, 0.0
-    for norm in own:
+    for norm in joined:
         products += norm * carried
         carried = decay**b * (carried + 1 / norm)
-    return len(own) + 2 * products
+    return len(joined) + 2 * products
 
 
 def _by_pairs(column: Array, participation: Participation) -> Sensitivity:
@@ -284,7 +230,7 @@ def _by_pairs(column: Array, participation: Participation) -> Sensitivity:
     """
     n, k, b = len(column), participation.max_participations, participation.min_separation
     norms = column_norms(column)
-    largest, most, earliest = np.zeros(n), float(k), float(k)
+    largest, bound, earliest = np.zeros(n), float(k), float(k)
     for lag in range(n - 1, b - 1, -1):
         product = np.cumsum(column[: n - lag] * column[lag:])[::-1]
         product = product / (norms[: n - lag] * norms[lag:])
@@ -292,15 +238,15 @@ def _by_pairs(column: Array, participation: Participation) -> Sensitivity:
         if lag % b == 0 and lag < k * b:
             pairs = k - lag // b
             later = np.maximum.accumulate(largest[::-1])[::-1]
-            most += 2 * float(later[: pairs * b : b].sum())
+            bound += 2 * float(later[: pairs * b : b].sum())
             earliest += 2 * float(product[: pairs * b : b].sum())
-    exact = most <= rounded_up(earliest, 8 * n)
+    exact = bound <= rounded_up(earliest, 8 * n)
     rule = "earliest rounds of unit columns" if exact else "largest products of unit columns"
-    return Sensitivity(rounded_up(most, 2 * n + k * k), exact, rule)
+    return Sensitivity(rounded_up(bound, 2 * n + k * k), exact, rule)
 
 
 def fit_banded_inverse(
-    participation: Participation, bands: int, objective: Objective
+    participation: Participation, bands: int | None, objective: Objective
 ) -> BandedInverse:
     """Return the best filter r with r_0 = 1 and ``bands`` bands; with two, the best lambda.
 
@@ -316,6 +262,8 @@ def fit_banded_inverse(
         ConfigError: a value is out of range.
     """
     n = participation.rounds
+    if bands is None:
+        raise ConfigError("bands is missing: a banded inverse needs the draws per round.")
     if checks.count("bands", bands) > 2:
         checks.count(
             "rounds",
@@ -342,13 +290,15 @@ def fit_banded_inverse(
     logs, _ = minimized(f"banded inverse, {bands}", from_logs, start, [(-25.0, 25.0)] * len(start))
     odds = np.exp(logs)
     fitted = BandedInverse(n, (1.0, *(-odds / (1 + odds.sum()))))
-    return min(fitted, root, key=lambda own: _true_loss(own, participation, objective))
+    return min(fitted, root, key=lambda candidate: _true_loss(candidate, participation, objective))
 
 
-def _true_loss(own: BandedInverse, participation: Participation, objective: Objective) -> float:
-    variance = own.prefix_variance()
+def _true_loss(
+    mechanism: BandedInverse, participation: Participation, objective: Objective
+) -> float:
+    variance = mechanism.prefix_variance()
     worst = variance.mean() if objective == "rmse" else variance.max()
-    return float(own.sensitivity(participation).squared * worst)
+    return float(mechanism.sensitivity(participation).squared * worst)
 
 
 def _inverse_loss(

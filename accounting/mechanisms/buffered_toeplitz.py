@@ -3,6 +3,12 @@
 c_0 = 1 and c_j = sum_i scale_i decay_i^(j-1) for j >= 1, so that noise needs one buffer per term,
 whatever the number of rounds (Dvijotham et al. 2024, "Efficient and near-optimal noise generation
 for streaming differential privacy"; many participations: McMahan et al. 2024, arXiv 2408.08868).
+With one buffer, scale w and decay q:
+
+        1
+    C = w     1
+        w q   w    1
+        w q^2 w q  w  1
 """
 
 import math
@@ -12,14 +18,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks, fit_cache
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import record
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.mechanisms.toeplitz import (
-    Array,
     Loss,
     Objective,
     ObjectiveName,
@@ -29,7 +33,7 @@ from accounting.mechanisms.toeplitz import (
     toeplitz_sensitivity,
 )
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, same_rounds
+from accounting.sensitivity import Array, Sensitivity, same_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +101,13 @@ class BufferedToeplitz:
         if (decay is None) != (scale is None):
             raise ConfigError("decay and scale of a BLT belong together: give both, or neither.")
         if decay is None or scale is None:
-            most = checks.count("buffers", 3 if buffers is None else buffers, maximum=_MOST_BUFFERS)
-            least: Objective = "rmse" if objective is None else objective.value
-            settings = {"buffers": most, "objective": least}
+            limit = checks.count(
+                "buffers", 3 if buffers is None else buffers, maximum=_MOST_BUFFERS
+            )
+            goal: Objective = "rmse" if objective is None else objective.value
+            settings = {"buffers": limit, "objective": goal}
             return fit_cache.kept(
-                cls, participation, settings, lambda: fit_blt(participation, most, least)
+                cls, participation, settings, lambda: fit_blt(participation, limit, goal)
             )
         for name, value in (("buffers", buffers), ("objective", objective)):
             if value is not None:
@@ -121,11 +127,11 @@ class BufferedToeplitz:
         """Return the same encoder by its n coefficients."""
         return Toeplitz(self.rounds, tuple(blt_coefficients(self.decay, self.scale, self.rounds)))
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (n, n)."""
         return self.toeplitz().encoder()
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B = A C^-1, shape (n, n)."""
         return self.toeplitz().decoder()
 
@@ -151,12 +157,12 @@ class BufferedToeplitz:
     def _spread(self) -> float:
         """Standard deviation after all rounds: the norms of the responses to one draw."""
         decay, scale = np.array(self.decay), np.array(self.scale)
-        held, squares, out, squared = np.zeros(self.buffers), np.zeros(self.buffers), 1.0, 0.0
+        state, squares, out, squared = np.zeros(self.buffers), np.zeros(self.buffers), 1.0, 0.0
         for _ in range(self.rounds):
             squared += out * out
-            held = decay * held + out
-            squares += held**2
-            out = -float(scale @ held)
+            state = decay * state + out
+            squares += state**2
+            out = -float(scale @ state)
             if not squared < 1e300:
                 raise ConfigError("scale: this filter's noise grows without bound.")
         return math.sqrt(max(squared, float(squares.max())))
@@ -168,7 +174,7 @@ class BufferedToeplitz:
             rounds_held = np.minimum(self.rounds, 1 / (1 - decay))
         return float(np.array(self.scale) @ (2 * rounds_held + 2 * self.buffers + 2))
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """That of its coefficients, in O(n) by ``step_response``."""
         gaps = 1 - np.array(self.decay)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -247,9 +253,9 @@ def fit_blt(participation: Participation, buffers: int, objective: Objective) ->
     Raises:
         ConfigError: a value is out of range.
     """
-    most = checks.count("buffers", buffers, maximum=_MOST_BUFFERS)
+    limit = checks.count("buffers", buffers, maximum=_MOST_BUFFERS)
     n = participation.rounds
-    best, _ = _best_fit(participation, most, objective)
+    best, _ = _best_fit(participation, limit, objective)
     gaps, scale = _blt_parameters(best)
     order = np.argsort(-gaps)
     return BufferedToeplitz(n, tuple((1 - gaps)[order]), tuple(scale[order]))
@@ -269,8 +275,8 @@ def _best_fit(
     bounds = [(np.log(0.01 / n), 2.0)] * buffers + [(-16.0, 6.0)] * buffers
     what = f"blt, {buffers} buffer{'s' if buffers > 1 else ''}"
     fits = [minimized(what, _with_gradient(loss), start, bounds) for start in starts]
-    found, value = min(fits, key=lambda fit: fit[1])
-    return (found, value) if value < lowest - _WORTH_A_BUFFER else (best, lowest)
+    logs, value = min(fits, key=lambda fit: fit[1])
+    return (logs, value) if value < lowest - _WORTH_A_BUFFER else (best, lowest)
 
 
 def _blt_parameters(logs: Array) -> tuple[Array, Array]:

@@ -16,7 +16,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from accounting.checks import ConfigError
+import numpy as np
+
+from accounting.checks import ConfigError, parsed_json
 from accounting.mechanisms.banded_inverse import BandedInverse
 from accounting.mechanisms.buffered_toeplitz import BufferedToeplitz
 from accounting.mechanisms.dense import Dense
@@ -24,7 +26,6 @@ from accounting.mechanisms.grouped import Grouped
 from accounting.mechanisms.independent import Independent
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
 from accounting.mechanisms.pruned_tree import PrunedTree
-from accounting.mechanisms.recorded import read_mechanism
 from accounting.mechanisms.toeplitz import ObjectiveName, Toeplitz
 from accounting.mechanisms.tree import BinaryTree, EstimatorName, ReleaseName
 from accounting.participation import Participation
@@ -51,18 +52,18 @@ class FromFile:
         """
         if file is None:
             raise ConfigError("file is missing: name the file that holds the mechanism.")
-        found = read_mechanism(file, mechanism_from_dict)
-        if found.rounds != participation.rounds:
+        mechanism = read_mechanism(file)
+        if mechanism.rounds != participation.rounds:
             raise ConfigError(
-                f"mechanism file {file}: is for rounds={found.rounds}; this run has "
+                f"mechanism file {file}: is for rounds={mechanism.rounds}; this run has "
                 f"rounds={participation.rounds}."
             )
-        if fingerprint is not None and fingerprint != (own := _hash(found)):
+        if fingerprint is not None and fingerprint != (actual := _hash(mechanism)):
             raise ConfigError(
-                f"fingerprint={fingerprint}: the mechanism in {file} has {own}; it was changed, or "
-                "is another one."
+                f"fingerprint={fingerprint}: the mechanism in {file} has {actual}; it was changed, "
+                "or is another one."
             )
-        return found
+        return mechanism
 
 
 OFFERED: tuple[Any, ...] = (
@@ -135,7 +136,7 @@ class MechanismChoice:
         taken = _options(_OFFERED[self.name])
         for option in (field.name for field in fields(self)):
             if option in options and option not in taken and option != "name":
-                owners = [name for name, made in _OFFERED.items() if option in _options(made)]
+                owners = [name for name, kind in _OFFERED.items() if option in _options(kind)]
                 value = getattr(self, option)
                 shown = ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else value
                 raise ConfigError(
@@ -145,10 +146,10 @@ class MechanismChoice:
 
     def refuse_late_restart(self, rounds: int | None) -> None:
         """Raise ``ConfigError`` if a run of so many rounds ends before the first restart."""
-        every = self.restart_every
-        if every is not None and rounds is not None and every >= rounds:
+        length = self.restart_every
+        if length is not None and rounds is not None and length >= rounds:
             raise ConfigError(
-                f"restart_every={every}: has no effect, as the run ends after {rounds} rounds; "
+                f"restart_every={length}: has no effect, as the run ends after {rounds} rounds; "
                 "use fewer, or leave it out."
             )
 
@@ -179,18 +180,18 @@ class MechanismChoice:
             participation: over all rounds. What it allows within a group's rounds is what a BLT is
                 fitted to.
         """
-        active = [[t for t, own in enumerate(schedule) if g in own] for g in range(len(sizes))]
-        within = [_within(own, participation) for own in active]
-        built = {own: self.build(own) for own in dict.fromkeys(within)}  # most groups are alike
+        active = [[t for t, row in enumerate(schedule) if g in row] for g in range(len(sizes))]
+        within = [_within(rounds, participation) for rounds in active]
+        built = {run: self.build(run) for run in dict.fromkeys(within)}  # most groups are alike
         return Grouped(
-            tuple(tuple(own) for own in schedule),
-            tuple(built[own] for own in within),
+            tuple(tuple(row) for row in schedule),
+            tuple(built[run] for run in within),
             tuple(sizes),
         )
 
 
-def _options(made: Any) -> set[str]:  # noqa: ANN401  an offered class
-    return set(inspect.signature(made.from_options).parameters) - {"participation"}
+def _options(kind: Any) -> set[str]:  # noqa: ANN401  an offered class
+    return set(inspect.signature(kind.from_options).parameters) - {"participation"}
 
 
 def _within(active: Sequence[int], participation: Participation) -> Participation:
@@ -199,8 +200,8 @@ def _within(active: Sequence[int], participation: Participation) -> Participatio
     steps = [bisect_left(active, t + b) - i for i, t in enumerate(active) if t + b <= active[-1]]
     if not active or not steps or participation.max_participations == 1:
         return Participation(max(1, len(active)))
-    most = -(-len(active) // min(steps))
-    return Participation(len(active), min(participation.max_participations, most), min(steps))
+    possible = -(-len(active) // min(steps))
+    return Participation(len(active), min(participation.max_participations, possible), min(steps))
 
 
 def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:
@@ -263,3 +264,73 @@ def _hash(mechanism: Mechanism) -> str:
         mechanism.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False
     )
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+_MOST_BYTES = 256_000_000
+_MOST_ENCODER_ROUNDS = 4096
+"""Of an encoder in an array: its Gram matrix takes 128 MB."""
+_REPORT_KEY = "mechanism_parameters"
+
+
+def read_mechanism(path: Path) -> Mechanism:
+    """Return the mechanism in a file.
+
+    A file can be changed after a plan was written, so a plan also names the fingerprint.
+
+    Args:
+        path: a JSON file with what ``to_dict`` returns, or with a whole report that contains it; or
+            a ``.npy`` file with a dense encoder C, shape (n, n).
+
+    Raises:
+        ConfigError: the file cannot be read, is too large, or holds something else.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _MOST_BYTES:
+            raise ConfigError(
+                f"mechanism file {path}: has {size:,} bytes; must have at most {_MOST_BYTES:,}."
+            )
+        if path.suffix == ".npy":
+            return Dense(_read_array(path))
+        return mechanism_from_dict(_parameters(path, path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"mechanism file {path}: cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"mechanism file {path}: is neither JSON nor a .npy array.") from None
+
+
+def _parameters(path: Path, text: str) -> Mapping[str, Any]:
+    try:
+        content = parsed_json(text)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) or "nested too deeply"
+        raise ConfigError(f"mechanism file {path}: is not JSON: {reason}.") from None
+    if isinstance(content, dict) and content.get("schema") != SCHEMA and _REPORT_KEY in content:
+        content = content[_REPORT_KEY]
+        if content is None:
+            raise ConfigError(
+                f"mechanism file {path}: this report leaves out the mechanism's parameters, "
+                "because there are too many."
+            )
+    if not isinstance(content, dict):
+        raise ConfigError(f"mechanism file {path}: must hold a JSON object.")
+    return content
+
+
+def _read_array(path: Path) -> np.ndarray[Any, Any]:
+    try:
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OverflowError, MemoryError, SyntaxError) as error:
+        reason = str(error).partition(".")[0].partition("\n")[0]
+        raise ConfigError(f"mechanism file {path}: is not a numpy array: {reason}.") from None
+    if mapped.dtype.kind not in "iuf" or mapped.ndim != 2:
+        raise ConfigError(
+            f"mechanism file {path}: has shape {mapped.shape} of {mapped.dtype}; must be a square "
+            "array of real numbers."
+        )
+    if max(mapped.shape) > _MOST_ENCODER_ROUNDS:
+        raise ConfigError(
+            f"mechanism file {path}: has shape {mapped.shape}; an encoder in an array has at most "
+            f"{_MOST_ENCODER_ROUNDS} rounds."
+        )
+    return np.array(mapped, dtype=np.float64)

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import prefix_sums, record
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
-from accounting.mechanisms.toeplitz import Array
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, gram_sensitivity, same_rounds
+from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, same_rounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +30,7 @@ class Dense:
     array([1.  , 1.25])
     """
 
-    matrix: NDArray[np.float64]
+    matrix: Array
 
     name = "dense"
     groups = None
@@ -58,11 +57,11 @@ class Dense:
         """The matrix, for JSON; see ``mechanism_from_dict``."""
         return record(self)
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (n, n)."""
         return self.matrix
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B = A C^-1, shape (n, n)."""
         from scipy.linalg import solve_triangular
 
@@ -80,10 +79,10 @@ class Dense:
         """y_t = z_t / C_tt - sum_{j<t} (C_tj / C_tt) y_j, from all earlier y."""
 
         def ops(t: int) -> list[Op]:
-            *past, own = self.matrix[t, : t + 1].tolist()
-            lags = ((j, -c / own) for j, c in enumerate(past))
+            *past, diagonal = self.matrix[t, : t + 1].tolist()
+            lags = ((j, -c / diagonal) for j, c in enumerate(past))
             # rounded up: more noise in a round costs nothing
-            round_ = [Op(OUT, lags, [(t, math.nextafter(1 / own, math.inf))])]
+            round_ = [Op(OUT, lags, [(t, math.nextafter(1 / diagonal, math.inf))])]
             return [*round_, Op(t, [(OUT, 1.0)])] if t < self.rounds - 1 else round_
 
         def filter_error() -> float:
@@ -105,12 +104,12 @@ class Dense:
         with np.errstate(over="ignore", invalid="ignore"):  # infinite, which is refused
             return float(np.sqrt((inverse**2).sum(axis=1).max()))
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """Squared row norms of B."""
         return np.asarray((self.decoder() ** 2).sum(axis=1))
 
 
-def _lower_triangular(matrix: ArrayLike) -> NDArray[np.float64]:
+def _lower_triangular(matrix: ArrayLike) -> Array:
     try:
         copied = np.array(matrix, dtype=np.float64)
     except (TypeError, ValueError):

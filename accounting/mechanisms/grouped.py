@@ -3,6 +3,16 @@
 FedPart (Wang et al. 2024) trains one group of layers in most rounds, and all of them in some. A
 group's stream then has as many steps as the group has active rounds, so its noise is that of a
 shorter run: 28 steps instead of 100 for FedPart's ResNet-8 in four cycles.
+
+With groups 0 and 1 that train in rounds (0, 1), (0), (1), and trees of two rounds for both, C has a
+block per group, and a column per group and round in which it trains:
+
+    1 . . .    group 0 in rounds 0 and 1 (columns 0 and 2)
+    . . 1 .
+    1 . 1 .
+    . 1 . .    group 1 in rounds 0 and 2 (columns 1 and 3)
+    . . . 1
+    . 1 . 1
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,15 +21,13 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
 from accounting.participation import FixedOrder, Participation
-from accounting.sensitivity import Sensitivity, gram_sensitivity, same_rounds, worst_pattern
+from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, same_rounds, worst_pattern
 
-Array = NDArray[np.float64]
 _ROUNDING = 1e-12
 _MOST_DENSE_ROUNDS = 4096
 
@@ -77,10 +85,10 @@ class Grouped:
         object.__setattr__(self, "schedule", schedule)
         object.__setattr__(self, "mechanisms", mechanisms)
         object.__setattr__(self, "sizes", sizes)
-        for g, (mechanism, own) in enumerate(zip(mechanisms, self.active_rounds(), strict=True)):
-            if mechanism.rounds != len(own):
+        for g, (mechanism, active) in enumerate(zip(mechanisms, self.active_rounds(), strict=True)):
+            if mechanism.rounds != len(active):
                 raise ConfigError(
-                    f"group {g} is active in {len(own)} rounds, its mechanism has "
+                    f"group {g} is active in {len(active)} rounds, its mechanism has "
                     f"rounds={mechanism.rounds}: both must be the same, and at least 1."
                 )
 
@@ -120,25 +128,25 @@ class Grouped:
         """Return (round, group) of every active group of every round, in order."""
         return [(t, g) for t, groups in enumerate(self.schedule) for g in groups]
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (released values, cells): one parameter per group; block-diagonal by group."""
         cells = self.cells()
         rows = []
         for g, mechanism in enumerate(self.mechanisms):
-            own = mechanism.encoder()
-            block = np.zeros((len(own), len(cells)))
-            block[:, [i for i, cell in enumerate(cells) if cell[1] == g]] = own
+            matrix = mechanism.encoder()
+            block = np.zeros((len(matrix), len(cells)))
+            block[:, [i for i, cell in enumerate(cells) if cell[1] == g]] = matrix
             rows.append(block)
         return np.concatenate(rows)
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B, shape (cells, released values): row (t, g) is group g's prefix sum after round t."""
         cells = self.cells()
         columns = []
         for g, mechanism in enumerate(self.mechanisms):
-            own = mechanism.decoder()
-            block = np.zeros((len(cells), own.shape[1]))
-            block[[i for i, cell in enumerate(cells) if cell[1] == g]] = own
+            matrix = mechanism.decoder()
+            block = np.zeros((len(cells), matrix.shape[1]))
+            block[[i for i, cell in enumerate(cells) if cell[1] == g]] = matrix
             columns.append(block)
         return np.concatenate(columns, axis=1)
 
@@ -159,31 +167,31 @@ class Grouped:
                 f"here, up to {_MOST_DENSE_ROUNDS} rounds. Plan one participation."
             )
         encoders = [mechanism.encoder() for mechanism in self.mechanisms]
-        found = grouped_sensitivity(
+        joint = grouped_sensitivity(
             [c.T @ c for c in encoders], self.active_rounds(), participation
         )
-        return self._named(found)
+        return self._named(joint)
 
     def _once(self) -> Sensitivity:
-        own = [m.sensitivity(Participation(m.rounds)) for m in self.mechanisms]
-        return self._named(max(own, key=lambda s: (s.squared, s.exact)))
+        by_group = [m.sensitivity(Participation(m.rounds)) for m in self.mechanisms]
+        return self._named(max(by_group, key=lambda s: (s.squared, s.exact)))
 
-    def _named(self, found: Sensitivity) -> Sensitivity:
-        lengths = sorted({len(own) for own in self.active_rounds()})
-        each = " to ".join(str(length) for length in lengths[:: max(1, len(lengths) - 1)])
-        groups = f"{len(self.mechanisms)} groups in {each} of {self.rounds} rounds"
-        return replace(found, rule=f"joint clipping, {groups}, {found.rule}")
+    def _named(self, sensitivity: Sensitivity) -> Sensitivity:
+        lengths = sorted({len(active) for active in self.active_rounds()})
+        span = " to ".join(str(length) for length in lengths[:: max(1, len(lengths) - 1)])
+        groups = f"{len(self.mechanisms)} groups in {span} of {self.rounds} rounds"
+        return replace(sensitivity, rule=f"joint clipping, {groups}, {sensitivity.rule}")
 
-    def variance_by_group(self) -> NDArray[np.float64]:
+    def variance_by_group(self) -> Array:
         """Return the noise variance of each group's prefix sum after each round, (n, groups).
 
         At z = clip_norm = 1; 0 before a group's first active round.
         """
         variance = np.zeros((self.rounds, len(self.mechanisms)))
-        for g, (mechanism, own) in enumerate(
+        for g, (mechanism, active) in enumerate(
             zip(self.mechanisms, self.active_rounds(), strict=True)
         ):
-            steps = np.cumsum(np.bincount(own, minlength=self.rounds))
+            steps = np.cumsum(np.bincount(active, minlength=self.rounds))
             variance[:, g] = np.concatenate([[0.0], mechanism.prefix_variance()])[steps]
         return variance
 
@@ -191,7 +199,7 @@ class Grouped:
         """Each group's mechanism has a program; there is none for all groups together."""
         raise ConfigError("mechanism=grouped: its noise is a GroupedNoise, a stream per group.")
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """Return the noise variance of a parameter's prefix sum after each round, shape (n,).
 
         It is the mean over all parameters: ``variance_by_group`` weighted by ``sizes``.
@@ -209,14 +217,14 @@ def _sequence(name: str, value: object) -> tuple[Any, ...]:
 
 
 def _groups(t: int, groups: object, count: int) -> tuple[int, ...]:
-    own = tuple(
+    indices = tuple(
         checks.count(f"schedule[{t}]", g, minimum=0) for g in _sequence(f"schedule[{t}]", groups)
     )
-    if own[-1] >= count or any(later <= earlier for earlier, later in pairwise(own)):
+    if indices[-1] >= count or any(later <= earlier for earlier, later in pairwise(indices)):
         raise ConfigError(
-            f"schedule[{t}]={list(own)}: must name groups from 0 to {count - 1}, ascending."
+            f"schedule[{t}]={list(indices)}: must name groups from 0 to {count - 1}, ascending."
         )
-    return own
+    return indices
 
 
 def grouped_sensitivity(
@@ -243,15 +251,15 @@ def grouped_sensitivity(
         participation: how often one client may take part.
     """
     bound = np.zeros((participation.rounds, participation.rounds))
-    for gram, own in zip(grams, rounds, strict=True):
-        cells = np.ix_(own, own)
+    for gram, active in zip(grams, rounds, strict=True):
+        cells = np.ix_(active, active)
         bound[cells] = np.maximum(bound[cells], np.abs(gram))
-    found = gram_sensitivity(bound, participation)
+    joint = gram_sensitivity(bound, participation)
     interact = np.triu(bound, participation.min_separation).any()
-    exact = found.exact
+    exact = joint.exact
     if exact and interact and participation.max_participations > 1:
         exact = _attained(grams, rounds, bound, worst_pattern(bound, participation))
-    return Sensitivity(found.squared, exact=exact, rule=found.rule)
+    return Sensitivity(joint.squared, exact=exact, rule=joint.rule)
 
 
 def _attained(
@@ -262,7 +270,9 @@ def _attained(
     Tries each group in turn: every round chooses it if it is active then, else the group that
     counts most in that round. Other choices could only attain more often.
     """
-    inside = [_restricted(gram, own, pattern) for gram, own in zip(grams, rounds, strict=True)]
+    inside = [
+        _restricted(gram, active, pattern) for gram, active in zip(grams, rounds, strict=True)
+    ]
     target = float(bound[np.ix_(pattern, pattern)].sum())
     dearest = np.argmax([np.diag(gram) for gram in inside], axis=0)
     for group, gram in enumerate(inside):
@@ -280,6 +290,6 @@ def _restricted(gram: Array, rounds: Sequence[int], pattern: Sequence[int]) -> A
     active = [(at, place[t]) for at, t in enumerate(pattern) if t in place]
     small = np.zeros((len(pattern), len(pattern)))
     if active:
-        at, own = (list(column) for column in zip(*active, strict=True))
-        small[np.ix_(at, at)] = gram[np.ix_(own, own)]
+        at, step = (list(column) for column in zip(*active, strict=True))
+        small[np.ix_(at, at)] = gram[np.ix_(step, step)]
     return small

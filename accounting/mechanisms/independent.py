@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.mechanisms.mechanism import prefix_sums, record
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, same_rounds
+from accounting.sensitivity import Array, Sensitivity, same_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +40,11 @@ class Independent:
         """Every field, for JSON; see ``mechanism_from_dict``."""
         return record(self)
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C = I, shape (n, n)."""
         return np.eye(self.rounds)
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B = A, shape (n, n)."""
         return prefix_sums(self.rounds)
 
@@ -66,6 +65,6 @@ class Independent:
             kept_draws=lambda _: [],
         )
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """1, 2, ..., n."""
         return np.arange(1.0, self.rounds + 1.0)

@@ -12,11 +12,10 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting.mechanisms.program import NoiseProgram
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity
+from accounting.sensitivity import Array, Sensitivity
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -53,11 +52,11 @@ class Mechanism(Protocol):
         """Whether the sensitivity holds only if nothing but noised prefix sums is released."""
         ...
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (released values, n). Dense: for tests and small n."""
         ...
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B, shape (n, released values), with B C = A. Dense: for tests and small n."""
         ...
 
@@ -65,7 +64,7 @@ class Mechanism(Protocol):
         """Squared sensitivity of C under the given participation, at clip norm 1."""
         ...
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """Diagonal of B B^T, shape (n,): noise variance of each prefix sum at z = clip_norm = 1."""
         ...
 
@@ -133,15 +132,15 @@ def footprint(mechanism: Mechanism) -> Footprint:
     if groups is None:
         program = mechanism.noise_program()
         return Footprint(program.state_rows(), program.draws() / program.rounds)
-    programs = [own.noise_program() for own in groups.mechanisms]
-    own = list(zip(groups.sizes, programs, strict=True))
+    programs = [part.noise_program() for part in groups.mechanisms]
+    parts = list(zip(groups.sizes, programs, strict=True))
     d = sum(groups.sizes)
-    state = sum(size * program.state_rows() for size, program in own)
-    drawn = sum(size * program.draws() for size, program in own)
+    state = sum(size * program.state_rows() for size, program in parts)
+    drawn = sum(size * program.draws() for size, program in parts)
     return Footprint(math.ceil(state / d), drawn / (d * mechanism.rounds))
 
 
-def noise_matrix(mechanism: Mechanism) -> NDArray[np.float64]:
+def noise_matrix(mechanism: Mechanism) -> Array:
     """Return N: the noise of the rounds' sums is N z, with z the draws. For tests and small n.
 
     Shape (n, draws). Of groups, (cells, draws): a row per active group of each round, in order,
@@ -150,17 +149,17 @@ def noise_matrix(mechanism: Mechanism) -> NDArray[np.float64]:
     groups = mechanism.groups
     if groups is None:
         return mechanism.noise_program().matrix()
-    own = [noise_matrix(part) for part in groups.mechanisms]
+    matrices = [noise_matrix(part) for part in groups.mechanisms]
     cells = [g for active in groups.schedule for g in active]
     columns = []
-    for g, matrix in enumerate(own):
+    for g, matrix in enumerate(matrices):
         block = np.zeros((len(cells), matrix.shape[1]))
         block[np.array(cells) == g] = matrix
         columns.append(block)
     return np.concatenate(columns, axis=1)
 
 
-def prefix_sums(rounds: int) -> NDArray[np.float64]:
+def prefix_sums(rounds: int) -> Array:
     """A, the lower-triangular matrix of ones, shape (n, n)."""
     return np.tril(np.ones((rounds, rounds)))
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -20,7 +19,7 @@ from accounting.mechanisms.mechanism import record
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.mechanisms.tree import Block, forest
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, gram_sensitivity, same_rounds
+from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, same_rounds
 
 Node = tuple[int, int]
 """First step of the group, and number of steps."""
@@ -92,22 +91,22 @@ class PrunedTree:
     def nodes(self) -> list[Node]:
         """Return every node that holds active rounds; nodes that hold the same ones are one."""
         blocks = forest(self.span, None, completed=False)
-        every = (
+        dyadic = (
             Block(block.first + leaf, size, size.bit_length() - 1)
             for block in blocks
             for leaf, size in block.nodes()
         )
-        return list(dict.fromkeys(self._nodes(every)))
+        return list(dict.fromkeys(self._nodes(dyadic)))
 
-    def _indicator(self, node: Node) -> NDArray[np.float64]:
+    def _indicator(self, node: Node) -> Array:
         steps = np.arange(self.rounds)
         return ((steps >= node[0]) & (steps < sum(node))).astype(np.float64)
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (nodes, steps): row = indicator of the node's steps; no two are equal."""
         return np.stack([self._indicator(node) for node in self.nodes()])
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B, shape (steps, nodes)."""
         column = {node: i for i, node in enumerate(self.nodes())}
         matrix = np.zeros((self.rounds, len(column)))
@@ -144,6 +143,6 @@ class PrunedTree:
         # a step drops at most every node of a prefix sum, and adds one
         return NoiseProgram(self.rounds, ops, rows, lambda: math.sqrt(1 + self.span.bit_length()))
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """The number of nodes in each prefix sum."""
         return np.array([float(len(self.prefix_nodes(step))) for step in range(self.rounds)])

@@ -1,26 +1,35 @@
 """Toeplitz: C_ij = c_{i-j}, the same filter in every round (Fichtenberger et al. 2023).
 
-With p coefficients C is p-banded, and its noise keeps p - 1 past vectors. This file has the
-mechanism, its sensitivity, and the coefficients of least error.
+With p coefficients C is p-banded, and its noise keeps p - 1 past vectors; for p = 3:
+
+        c_0
+    C = c_1 c_0
+        c_2 c_1 c_0
+         0  c_2 c_1 c_0
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks, fit_cache
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import record
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import Participation
-from accounting.sensitivity import Sensitivity, gram_sensitivity, rounded_up, row_bound, same_rounds
+from accounting.sensitivity import (
+    Array,
+    Sensitivity,
+    gram_sensitivity,
+    rounded_up,
+    row_bound,
+    same_rounds,
+)
 
-Array = NDArray[np.float64]
 Objective = Literal["rmse", "max"]
 Loss = Callable[[Array], tuple[float, Array]]
 """Parameters -> log of the squared error, and its gradient."""
@@ -38,7 +47,109 @@ _MOST_ROUNDS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
-class Toeplitz:
+class Filter:
+    """What ``Toeplitz`` and ``BandedInverse`` share: one filter for all rounds, by coefficients."""
+
+    rounds: int
+    coefficients: tuple[float, ...]
+    normalize_columns: bool = False
+
+    groups = None
+    restart_every = None
+    prefix_only = False
+    fitted = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", checks.rounds(self.rounds))
+        coefficients = checks.reals("coefficients", self.coefficients)
+        checks.positive("coefficients[0]", coefficients[0])
+        if len(coefficients) > self.rounds:
+            raise ConfigError(
+                f"coefficients: {len(coefficients)} of them, but rounds={self.rounds}; there is "
+                "one per round at most."
+            )
+        self._check_later(coefficients)
+        if not isinstance(self.normalize_columns, bool):
+            raise ConfigError(f"normalize_columns={self.normalize_columns!r}: True or False.")
+        object.__setattr__(self, "coefficients", coefficients)
+
+    @classmethod
+    def from_options(
+        cls,
+        participation: Participation,
+        *,
+        bands: int | None = None,
+        coefficients: tuple[float, ...] | None = None,
+        normalize_columns: bool = False,
+        fit: bool = False,
+        objective: ObjectiveName | None = None,
+    ) -> Self:
+        """Return the square-root filter, a fitted one, or one by its coefficients.
+
+        Args:
+            participation: rounds, and what ``fit`` is for.
+            bands: of the square root or the fit; None is all of them, for "toeplitz" only.
+            coefficients: instead of the square root.
+            normalize_columns: as for the class; after the fit, if there is one.
+            fit: fit the coefficients, see ``optimize``.
+            objective: of the fit; None is "rmse".
+
+        Raises:
+            ConfigError: options that contradict each other, or a value out of range.
+        """
+        n = participation.rounds
+        if objective is not None and not fit:
+            raise ConfigError(f"objective={objective}: is for a fit; say fit as well.")
+        if coefficients is not None:
+            if bands is not None:
+                raise ConfigError(f"bands={bands}: the coefficients already say how many.")
+            if fit:
+                raise ConfigError("fit=True: the coefficients are given; leave one of both out.")
+            return cls(n, coefficients, normalize_columns)
+        cls._check_bands(bands, n)
+        if not fit:
+            return cls(n, cls._root(n if bands is None else bands), normalize_columns)
+        name: Objective = "rmse" if objective is None else objective.value
+        settings = {"bands": bands, "objective": name}
+        best = fit_cache.kept(  # type: ignore[type-var]  # every subclass is a mechanism
+            cls, participation, settings, lambda: cls._fit(participation, bands, name)
+        )
+        return cls(n, best.coefficients, normalize_columns)
+
+    @property
+    def bands(self) -> int:
+        """Number of diagonals up to the last one that is not zero."""
+        return next(p for p in range(len(self.coefficients), 0, -1) if self.coefficients[p - 1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, for JSON; see ``mechanism_from_dict``."""
+        return record(self)
+
+    def _column(self) -> Array:
+        column = np.zeros(self.rounds)
+        column[: len(self.coefficients)] = self.coefficients
+        return column
+
+    def _check_later(self, coefficients: tuple[float, ...]) -> None:
+        """Refuse coefficients after the first that the sensitivity does not cover."""
+
+    @staticmethod
+    def _check_bands(bands: int | None, rounds: int) -> None:
+        if bands is not None:
+            checks.count("bands", bands, maximum=rounds, hint=f"There are {rounds} rounds.")
+
+    @staticmethod
+    def _root(bands: int) -> tuple[float, ...]:
+        """Return the first coefficients of (1 - x)^(-1/2), the square root of the prefix sums."""
+        return (1.0, *np.cumprod(1 - 0.5 / np.arange(1, bands)))
+
+    @classmethod
+    def _fit(cls, participation: Participation, bands: int | None, objective: Objective) -> Self:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Toeplitz(Filter):
     """A lower-triangular Toeplitz encoder, or its column-normalised form.
 
     Args:
@@ -55,28 +166,7 @@ class Toeplitz:
     Sensitivity(squared=3.50000000000000..., exact=True, rule='non-increasing Toeplitz')
     """
 
-    rounds: int
-    coefficients: tuple[float, ...]
-    normalize_columns: bool = False
-
     name = "toeplitz"
-    groups = None
-    restart_every = None
-    prefix_only = False
-    fitted = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", checks.rounds(self.rounds))
-        coefficients = checks.reals("coefficients", self.coefficients)
-        checks.positive("coefficients[0]", coefficients[0])
-        if len(coefficients) > self.rounds:
-            raise ConfigError(
-                f"coefficients: {len(coefficients)} of them, but rounds={self.rounds}; the encoder "
-                "has one per round at most."
-            )
-        if not isinstance(self.normalize_columns, bool):
-            raise ConfigError(f"normalize_columns={self.normalize_columns!r}: True or False.")
-        object.__setattr__(self, "coefficients", coefficients)
 
     @classmethod
     def square_root(
@@ -89,64 +179,16 @@ class Toeplitz:
         >>> Toeplitz.square_root(3).coefficients
         (1.0, 0.5, 0.375)
         """
-        most = checks.rounds(rounds)
+        width = checks.rounds(rounds)
         if bands is not None:
-            most = min(most, checks.count("bands", bands))
-        ratios = 1 - 0.5 / np.arange(1, most)
-        return cls(rounds, (1.0, *np.cumprod(ratios)), normalize_columns)
+            width = min(width, checks.count("bands", bands))
+        return cls(rounds, cls._root(width), normalize_columns)
 
     @classmethod
-    def from_options(
-        cls,
-        participation: Participation,
-        *,
-        bands: int | None = None,
-        coefficients: tuple[float, ...] | None = None,
-        normalize_columns: bool = False,
-        fit: bool = False,
-        objective: ObjectiveName | None = None,
+    def _fit(
+        cls, participation: Participation, bands: int | None, objective: Objective
     ) -> "Toeplitz":
-        """Return the square-root filter, a fitted one (BandMF), or one by its coefficients.
-
-        Args:
-            participation: rounds, and what ``fit`` is for.
-            bands: of the square root or the fit; None is all of them.
-            coefficients: instead of the square root.
-            normalize_columns: as for the class; after the fit, if there is one.
-            fit: fit the coefficients, see ``fit_toeplitz``.
-            objective: of the fit; None is "rmse".
-
-        Raises:
-            ConfigError: options that contradict each other, or a value out of range.
-        """
-        n = participation.rounds
-        if objective is not None and not fit:
-            raise ConfigError(f"objective={objective}: is for a fit; say fit as well.")
-        if coefficients is not None:
-            if bands is not None:
-                raise ConfigError(f"bands={bands}: the coefficients already say how many.")
-            if fit:
-                raise ConfigError("fit=True: the coefficients are given; leave one of both out.")
-            return cls(n, coefficients, normalize_columns)
-        if bands is not None:
-            checks.count("bands", bands, maximum=n, hint=f"There are {n} rounds.")
-        if not fit:
-            return cls.square_root(n, bands, normalize_columns=normalize_columns)
-        least: Objective = "rmse" if objective is None else objective.value
-        settings = {"bands": bands, "objective": least}
-        fitted = fit_cache.kept(
-            cls, participation, settings, lambda: fit_toeplitz(participation, bands, least)
-        )
-        return cls(n, fitted.coefficients, normalize_columns)
-
-    @property
-    def bands(self) -> int:
-        """Number of diagonals up to the last one that is not zero."""
-        return next(p for p in range(len(self.coefficients), 0, -1) if self.coefficients[p - 1])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field, for JSON; see ``mechanism_from_dict``."""
-        return record(self)
+        return fit_toeplitz(participation, bands, objective)
 
     def column_norms(self) -> Array:
         """Norms of the columns before any normalisation, shape (n,), non-increasing."""
@@ -186,9 +228,9 @@ class Toeplitz:
         up = 1 + (self.bands + 4) * 2.0**-52
 
         def ops(t: int) -> list[Op]:
-            own = norms[t]
-            lags = (((t - j) % ring, c * (own / norms[t - j])) for j, c in enumerate(past[:t], 1))
-            weight = 1.0 if own == first else own / first * up
+            norm = norms[t]
+            lags = (((t - j) % ring, c * (norm / norms[t - j])) for j, c in enumerate(past[:t], 1))
+            weight = 1.0 if norm == first else norm / first * up
             noise = Op(OUT, lags, [(t, weight)])
             return [noise, Op(t % ring, [(OUT, 1.0)])] if ring else [noise]
 
@@ -221,11 +263,6 @@ class Toeplitz:
             row[: t + 1] += norm * backwards[self.rounds - 1 - t :]
             variance[t] = row @ row
         return variance
-
-    def _column(self) -> Array:
-        column = np.zeros(self.rounds)
-        column[: len(self.coefficients)] = self.coefficients
-        return column
 
 
 def column_norms(column: Array) -> Array:
@@ -295,8 +332,8 @@ def earliest_pattern(column: Array, participation: Participation) -> float:
     if participation.max_participations == -(-n // b):  # in every pass: sums with stride b
         passes = np.zeros((-(-n // b), b))
         passes.reshape(-1)[:n] = column
-        every = np.cumsum(passes, axis=0).reshape(-1)[:n]
-        return float(every @ every)
+        sums = np.cumsum(passes, axis=0).reshape(-1)[:n]
+        return float(sums @ sums)
     v = np.zeros(n)
     for j in range(participation.max_participations):
         start = j * participation.min_separation
@@ -450,14 +487,14 @@ def minimized(
     log = logging.getLogger("accounting.fit")
     steps = 0
 
-    def told(intermediate_result: Any) -> None:  # noqa: ANN401  scipy asks for this name
+    def log_step(intermediate_result: Any) -> None:  # noqa: ANN401  scipy asks for this name
         nonlocal steps
         steps += 1
         reached = float(np.exp(intermediate_result.fun / 2))
         log.info("fitting %s: step %d, error %.5g", what, steps, reached)
 
     options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-9, "gtol": 1e-7, "maxcor": 20}
-    found = minimize(
-        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=told
+    optimum = minimize(
+        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=log_step
     )
-    return np.asarray(found.x, dtype=np.float64), float(found.fun)
+    return np.asarray(optimum.x, dtype=np.float64), float(optimum.fun)

@@ -5,6 +5,15 @@ the popcount(t) nodes of t's binary expansion (Kairouz et al. 2021, DP-FTRL). Wi
 ``restart_every = R`` a new tree begins every R rounds, at the noised sum where the last one ended.
 Only complete nodes exist: rounds 1..1600 have 11 levels, not the 12 of a tree padded to 2048.
 
+    C for 4 rounds (a row per node)    B (a row per prefix sum)
+    1 . . .                            1 . . . . . .
+    . 1 . .                            . . 1 . . . .
+    1 1 . .                            . . 1 1 . . .
+    . . 1 .                            . . . . . . 1
+    . . . 1
+    . . 1 1
+    1 1 1 1
+
 Blocks. A tree of n rounds is the complete trees of n's binary digits, largest first, each begun at
 the noised sum where the last one ended; a restart does the same. So a forest, whatever its restarts
 and completion, is one sequence of complete trees, and every sum below runs over it.
@@ -21,9 +30,6 @@ with v = 1 for the vanilla tree (the node alone) and v = 1 / (2 - 2^-h) at heigh
 estimator, which weights the node and its children by their inverse variances (Honaker 2015,
 "Efficient use of differentially private binary trees", estimation from below). A prefix sum adds
 the estimates of the complete trees that make it up.
-
-Encoder, noise and sensitivity are one file, as of every mechanism; it is long because the tree's
-sensitivity needs its own recursion.
 """
 
 import math
@@ -40,9 +46,8 @@ from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import prefix_sums, record
 from accounting.mechanisms.program import OUT, SCRATCH, NoiseProgram, Op
 from accounting.participation import FixedOrder, Participation
-from accounting.sensitivity import Sensitivity, gram_sensitivity, rounded_up, same_rounds
+from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, rounded_up, same_rounds
 
-Array = NDArray[np.float64]
 Scores = NDArray[np.int64]
 """Best score for 0, 1, 2, ... participations; negative where that many do not fit."""
 Front = dict[int, Scores]
@@ -133,8 +138,8 @@ class BinaryTree:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
         if self.restart_every is not None:
-            every = checks.count("restart_every", self.restart_every)
-            object.__setattr__(self, "restart_every", every)
+            length = checks.count("restart_every", self.restart_every)
+            object.__setattr__(self, "restart_every", length)
         checks.choice("estimator", self.estimator, ("vanilla", "online"))
         checks.choice("release", self.release, ("nodes", "prefix"))
         if not isinstance(self.completed, bool):
@@ -187,7 +192,7 @@ class BinaryTree:
             (block.first + leaf, size) for block in self.blocks() for leaf, size in block.nodes()
         ]
 
-    def encoder(self) -> NDArray[np.float64]:
+    def encoder(self) -> Array:
         """C, shape (nodes, n): row = indicator of the node's rounds; or L^-1 A, shape (n, n)."""
         if self.release == "prefix":
             return self._effective_encoder()
@@ -199,7 +204,7 @@ class BinaryTree:
                 rows.append(row)
         return np.stack(rows)
 
-    def decoder(self) -> NDArray[np.float64]:
+    def decoder(self) -> Array:
         """B, shape (n, nodes): the estimator's weights; or L, shape (n, n), with the same B B^T."""
         if self.release == "prefix":
             return np.asarray(np.linalg.cholesky(self._covariance()), dtype=np.float64)
@@ -215,8 +220,8 @@ class BinaryTree:
         """
         same_rounds(self.rounds, participation)
         blocks = self.blocks()
-        whole = all(block.rounds == 2**block.height for block in blocks)
-        if self.release == "prefix" and not (self.estimator == "vanilla" and whole):
+        full = all(block.rounds == 2**block.height for block in blocks)
+        if self.release == "prefix" and not (self.estimator == "vanilla" and full):
             return self._effective_sensitivity(participation)
         prefix_only = self.release == "prefix"
         rule = "levels of the tree" if participation.max_participations == 1 else "exact recursion"
@@ -243,10 +248,10 @@ class BinaryTree:
         """
         length = min(self.restart_every or self.rounds, self.rounds)
         leaves = 2 ** (length - 1).bit_length() if self.completed else length
-        kept = (length + 1).bit_length() - 1
+        height = (length + 1).bit_length() - 1
         online = self.estimator == "online"
-        own = not self.completed and (self.release == "nodes" or not online)
-        stack = _Stack(leaves, kept, online=online, dyadic=self.release == "nodes")
+        by_node = not self.completed and (self.release == "nodes" or not online)
+        stack = _Stack(leaves, height, online=online, dyadic=self.release == "nodes")
 
         def ops(t: int) -> list[Op]:
             tree, leaf = divmod(t, length)
@@ -276,13 +281,13 @@ class BinaryTree:
             rows,
             # a round adds one node and drops one of each height; virtual rounds do so twice
             spread=lambda: (4 if self.completed else 1) * math.sqrt(1 + leaves.bit_length()),
-            rounded="draws" if own else "output",
-            weight_bits=_WEIGHT_BITS if own and online else 0,
+            rounded="draws" if by_node else "output",
+            weight_bits=_WEIGHT_BITS if by_node and online else 0,
             kept_draws=kept_draws if draws_kept else None,
             draws_again=draws_kept,
         )
 
-    def prefix_variance(self) -> NDArray[np.float64]:
+    def prefix_variance(self) -> Array:
         """Node variances over t's binary expansion, plus what the earlier trees ended with."""
         weight = node_weight if self.release == "nodes" else node_variance
         return prefix_variance(self.blocks(), self.estimator, weight)
@@ -297,14 +302,14 @@ class BinaryTree:
             squared, rule = nodes.squared, rule if bound.exact else f"at most {nodes.rule}"
         return Sensitivity(squared, exact=bound.exact, rule=rule)
 
-    def _effective_encoder(self) -> NDArray[np.float64]:
+    def _effective_encoder(self) -> Array:
         from scipy.linalg import solve_triangular
 
         lower = np.linalg.cholesky(self._covariance())
         solved = solve_triangular(lower, prefix_sums(self.rounds), lower=True, check_finite=False)
         return np.asarray(np.tril(solved), dtype=np.float64)
 
-    def _covariance(self) -> NDArray[np.float64]:
+    def _covariance(self) -> Array:
         if self.rounds > _MOST_DENSE_ROUNDS:
             raise ConfigError(
                 f"rounds={self.rounds}: release='prefix' works on n x n matrices here, up to "
@@ -401,15 +406,15 @@ def prefix_variance(
         estimator: see ``BinaryTree``.
         weight: ``node_variance``, or ``node_weight`` where nodes are integers.
     """
-    most = max(block.height for block in blocks)
+    highest = max(block.height for block in blocks)
     estimates = [1.0]
-    for height in range(1, most + 1):
+    for height in range(1, highest + 1):
         v = weight(height, estimator)
         estimates.append(v**2 + 2 * (1 - v) ** 2 * estimates[-1])
     variance = np.array(estimates)
-    sums = np.zeros(2 ** (most + 1))  # of the variances of the binary digits of every index
-    for height, own in enumerate(variance):
-        sums[2**height : 2 ** (height + 1)] = own + sums[: 2**height]
+    sums = np.zeros(2 ** (highest + 1))  # of the variances of the binary digits of every index
+    for height, node in enumerate(variance):
+        sums[2**height : 2 ** (height + 1)] = node + sums[: 2**height]
     within = sums[1:]
     parts, before = [], 0.0
     for block in blocks:
@@ -554,8 +559,8 @@ class _Recursion:
         """Return the front of a subtree whose first ``start`` rounds are not available."""
         key = subtree, start
         if key not in self.known:
-            one = subtree.width <= self.separation
-            self.known[key] = self._block(subtree, start) if one else self._split(subtree, start)
+            single = subtree.width <= self.separation
+            self.known[key] = self._block(subtree, start) if single else self._split(subtree, start)
         return self.known[key]
 
     def _block(self, subtree: _Subtree, start: int) -> Front:
@@ -563,8 +568,8 @@ class _Recursion:
         front: Front = {max(0, start - subtree.width): np.zeros(1, np.int64)}
         for leaf in self._candidates(subtree, start):
             lefts = subtree.height - (leaf.bit_count() if self.prefix_only else 0)
-            one = np.array([_IMPOSSIBLE, subtree.counted + lefts], np.int64)
-            _keep_better(front, max(0, leaf + self.separation - subtree.width), one)
+            single = np.array([_IMPOSSIBLE, subtree.counted + lefts], np.int64)
+            _keep_better(front, max(0, leaf + self.separation - subtree.width), single)
         return _undominated(front)
 
     def _candidates(self, subtree: _Subtree, start: int) -> list[int]:
@@ -613,16 +618,16 @@ def _keep_better(front: Front, carry: int, scores: Scores) -> None:
 
 def _undominated(front: Front) -> Front:
     """Drop scores that an earlier next round also reaches."""
-    kept: Front = {}
+    better: Front = {}
     best = np.zeros(0, np.int64)
     for carry in sorted(front):
         scores = front[carry].copy()
         common = min(len(scores), len(best))
         scores[:common][scores[:common] <= best[:common]] = _IMPOSSIBLE
         if (scores >= 0).any():
-            kept[carry] = scores
+            better[carry] = scores
             longer = np.full(max(len(best), len(scores)), _IMPOSSIBLE)
             longer[: len(best)] = best
             longer[: len(scores)] = np.maximum(longer[: len(scores)], scores)
             best = longer
-    return kept
+    return better

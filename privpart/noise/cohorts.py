@@ -42,6 +42,7 @@ class SampledCohorts(Sequence[tuple[ClientId, ...]]):
         self.plan_hash = plan.hash
         named = distinct_ids(ids)
         self.population = ids_hash(named)
+        # kept, to draw the same cohorts again in a run that begins anew
         self._plan, self._ids = plan, named
         drawn = cohorts(
             plan.sampling, members=len(named), rounds=plan.rounds, key=source.cohort_key()
@@ -78,7 +79,7 @@ def distinct_ids(ids: Iterable[object]) -> Sequence[ClientId]:
     """
     if isinstance(ids, range):  # of a million users, a list is 40 MB
         return ids
-    named = [client_id(one) for one in ids]
+    named = [client_id(value) for value in ids]
     if len(set(named)) < len(named):
         twice = Counter(named).most_common(1)[0][0]
         raise ConfigError(f"clients: two have the id {twice!r}; each must have its own.")
@@ -87,7 +88,7 @@ def distinct_ids(ids: Iterable[object]) -> Sequence[ClientId]:
 
 def ids_hash(ids: Iterable[object]) -> str:
     """Return 20 hex digits of the ids of a population, in order."""
-    found = hashlib.sha256()
-    for one in ids:
-        found.update(f"{client_id(one)!r}\n".encode())
-    return found.hexdigest()[:20]
+    digest = hashlib.sha256()
+    for value in ids:
+        digest.update(f"{client_id(value)!r}\n".encode())
+    return digest.hexdigest()[:20]

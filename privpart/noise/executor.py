@@ -24,12 +24,12 @@ Vector = NDArray[Any]
 DrawsOf = Callable[[int], Draws]
 """The draws of a round, made or made again."""
 _UNIT_ROUNDOFF = 2.0**-53
+# Coordinates of a sum or a rounding that are computed together, in the processor's cache.
 _BLOCK = 2**14
-"""Coordinates of a sum or a rounding that are computed together, in the processor's cache."""
+# Whole numbers up to here are float64.
 _EXACT = 2.0**53
-"""Whole numbers up to here are float64."""
+# Bits to which a doubtful draw is computed at first.
 _BITS = 64
-"""Bits to which a doubtful draw is computed at first."""
 
 
 class NoiseRangeError(ArithmeticError):
@@ -55,17 +55,17 @@ class Executor:
     def __init__(self, program: NoiseProgram, stddev: float) -> None:
         self.program = program
         self.stddev = stddev
-        reach, most = 32 * stddev * program.spread(), _EXACT / 2.0**program.weight_bits
-        if not 0 < reach <= most:
+        reach, exact = 32 * stddev * program.spread(), _EXACT / 2.0**program.weight_bits
+        if not 0 < reach <= exact:
             raise ConfigError(
-                f"the noise may grow to {reach:.3g} steps, beyond {most:.3g}. Use fewer steps; of "
+                f"the noise may grow to {reach:.3g} steps, beyond {exact:.3g}. Use fewer steps; of "
                 "a Toeplitz filter, non-increasing, nonnegative coefficients are always safe."
             )
         self.limit: float = 2.0 ** math.ceil(math.log2(reach))
         self._refuse_weights()
         self.integers = np.dtype(np.int32 if self.limit < 2**31 else np.int64)
-        whole = program.rounded == "draws"
-        self.state_type = self.integers if whole else np.dtype(np.float64)
+        integer_state = program.rounded == "draws"
+        self.state_type = self.integers if integer_state else np.dtype(np.float64)
         self._round_number = 0
         self._ops: list[ListedOp] = []
         self._row: NoiseRow | None = None
@@ -76,13 +76,13 @@ class Executor:
         Programs without a ``filter_error`` weight nothing but nodes of a tree. It is at least the
         sum of a round's coefficients, which are looked at only where it does not settle them.
         """
-        most = self.program.filter_error()
-        if self.program.rounded == "output" or not most:
+        factors = self.program.filter_error()
+        if self.program.rounded == "output" or not factors:
             return
         for t in range(self.program.rounds):
             for _, terms, fresh in self.program.ops(t):
                 for _, c in fresh:
-                    weight, largest = c * self.stddev, self.limit * most
+                    weight, largest = c * self.stddev, self.limit * factors
                     if not are_allowed(weight, largest):
                         largest = self.limit * sum(abs(factor) for _, factor in terms)
                     if not are_allowed(weight, largest):
@@ -183,10 +183,10 @@ class Executor:
         scratch = np.empty(min(_BLOCK, len(out)))
         for first in range(0, len(out), _BLOCK):
             block = slice(first, first + _BLOCK)
-            whole = np.rint(real[block], out=scratch[: len(out) - first])
-            np.copyto(out[block], whole, casting="unsafe")
-            np.subtract(real[block], whole, out=whole)
-            np.greater(np.abs(whole, out=whole), 0.5 - error, out=doubtful[block])
+            nearest = np.rint(real[block], out=scratch[: len(out) - first])
+            np.copyto(out[block], nearest, casting="unsafe")
+            np.subtract(real[block], nearest, out=nearest)
+            np.greater(np.abs(nearest, out=nearest), 0.5 - error, out=doubtful[block])
         for i in np.flatnonzero(doubtful).tolist():
             out[i] = self._exactly(row.draws, draws_of, start + i)
 
@@ -199,6 +199,7 @@ class Executor:
         self, draws: dict[tuple[int, int], Fraction], draws_of: DrawsOf, coordinate: int
     ) -> int:
         stddev = Fraction(self.stddev)
+        # a sum of Gaussians is a half with probability 0, so some number of bits settles it
         bits = _BITS
         while True:
             low = high = Fraction(1, 2)
@@ -242,12 +243,12 @@ def _linear(sources: Sequence[tuple[Vector, float]], to: Vector | None = None) -
 def _add_up(
     sources: Sequence[tuple[Vector, float]], block: slice, total: Vector, scaled: Vector
 ) -> None:
-    (first, c), *others = sources
+    (first, c), *terms = sources
     if c == 1:
         np.copyto(total, first[block])
     else:
         np.multiply(first[block], c, out=total)
-    for source, c in others:
+    for source, c in terms:
         if c == 1:
             np.add(total, source[block], out=total)
         elif c == -1:
@@ -262,13 +263,13 @@ def _whole(sources: Sequence[tuple[Vector, float]], to: Vector) -> None:
     if not sources:
         to[:] = 0
         return
-    (first, c), *others = sources
+    (first, c), *terms = sources
     if c == 1:
         if first is not to:
             np.copyto(to, first)
     else:
         np.negative(first, out=to)
-    for source, c in others:
+    for source, c in terms:
         if c == 1:
             np.add(to, source, out=to)
         elif c == -1:

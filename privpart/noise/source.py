@@ -92,6 +92,7 @@ class SecretSource:
             ConfigError: it is taken.
         """
         stream = checks.count("stream", stream, minimum=0)
+        # two streams under one id would have the same noise, which cancels in their difference
         if stream in self._claimed:
             raise ConfigError(
                 f"stream={stream}: this SecretSource already feeds a noise stream under that id; a "
@@ -110,6 +111,7 @@ class SecretSource:
         Raises:
             ConfigError: this process was forked from the one that made the source.
         """
+        # a fork has the key and the claims, and would draw what its parent draws
         if os.getpid() != self._process:
             raise ConfigError(
                 "this process was forked from the one that holds the noise key, and would repeat "
@@ -171,8 +173,8 @@ class SeededSource:
 
 def _forbid_core_dumps() -> None:
     """Let the system write no core dump of this process, and on Linux nobody trace it."""
-    _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard_limit))
     try:
         # the limit does not bind a system that pipes core dumps to a program
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -183,8 +185,8 @@ def _forbid_core_dumps() -> None:
 def _draws(key: bytes, stream: int, salt: bytes) -> Draws:
     if not checks.count("stream", stream, minimum=0) < 2**32:
         raise ConfigError(f"stream={stream}: must be below 2^32.")
-    own = b"privpart draws|%d|" % stream + salt
-    return Draws(hashlib.sha256(key + own).digest())
+    address = b"privpart draws|%d|" % stream + salt
+    return Draws(hashlib.sha256(key + address).digest())
 
 
 def _cohort_key(key: bytes) -> bytes:

@@ -5,13 +5,14 @@ consecutive prefix-sum noises. The server adds it to the round's integer sum; th
 sums are then the prefix sums that the mechanism promises, rounded. A mechanism with groups has one
 stream per group of parameters, and a round draws noise for its active groups only.
 
-The state is as secret as the noise: with it, the rounds' noise can be removed. The streams of one
-vector and of several groups are one file, because they save and resume alike.
+The state is as secret as the noise: with it, the rounds' noise can be removed.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -21,18 +22,89 @@ from torch import Tensor
 
 from accounting import Mechanism, checks, fingerprint
 from accounting.checks import ConfigError
+from privpart.grid import Grid, noise_bits
 from privpart.noise.executor import Executor
 from privpart.noise.source import SALT_BYTES, NoiseSource
 from privpart.noise.ziggurat import Draws
 
 SCHEMA = "privpart/noise/2"
 GROUPED_SCHEMA = "privpart/grouped-noise/2"
-_GROUPED_KEYS = ("schema", "mechanism", "round")
+# Coordinates that a round's operations run on before the next ones; a multiple of a block.
 _PIECE = 2**19
-"""Coordinates that a round's operations run on before the next ones; a multiple of a block."""
 
 
-class NoiseStream:
+class _Rounds:
+    """Rounds of noise that are drawn once each, in order: the same for one vector and for groups.
+
+    An interruption may leave part of the state ahead of the rest, so it ends the object.
+    """
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        self.mechanism = mechanism
+        self.round = 0
+        self._interrupted = False
+
+    @contextmanager
+    def _next_round(self) -> Iterator[None]:
+        if self.round >= self.mechanism.rounds:
+            raise ConfigError(
+                f"the noise of all {self.mechanism.rounds} planned rounds is used up: another "
+                "round is not covered by the guarantee. Plan more rounds from the start."
+            )
+        self._check_complete()
+        self._interrupted = True
+        yield
+        self._interrupted = False
+        self.round += 1
+
+    @contextmanager
+    def _resuming(self, rounds: int) -> Iterator[None]:
+        self._interrupted = True
+        yield
+        self._interrupted = False
+        self.round = rounds
+
+    def _check_complete(self) -> None:
+        if self._interrupted:
+            raise ConfigError(
+                f"round {self.round} was interrupted halfway, and its state is lost. Load the last "
+                "saved state into a new stream."
+            )
+
+    def _checked_round(
+        self, state: Mapping[str, Any], identity: Mapping[str, object], keys: set[str]
+    ) -> int:
+        """Return the round of a state of this stream: with its identity, ``keys`` and no others."""
+        if self.round or self._interrupted:
+            raise ConfigError(
+                f"state: this stream has done {self.round} rounds, and going back would repeat "
+                "their noise. Load the state into a new stream."
+            )
+        expected = {*identity, "round", *keys}
+        for fault, names in (
+            ("missing", expected - state.keys()),
+            ("unknown", state.keys() - expected),
+        ):
+            if names:
+                raise ConfigError(f"state: {fault} {', '.join(sorted(map(str, names)))}.")
+        for key, value in identity.items():
+            if str(state[key]) != str(value):
+                raise ConfigError(
+                    f"state[{key!r}]={state[key]!r}: this stream has {value!r}. Load a state only "
+                    "into a stream like the one it was taken from."
+                )
+        text, last = str(state["round"]), self.mechanism.rounds  # metadata of a file are strings
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= last):
+            raise ConfigError(
+                f"state['round']={state['round']!r}: must be a whole number from 0 to {last}."
+            )
+        return int(text)
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a noise stream is never copied; a copy would repeat its noise.")
+
+
+class NoiseStream(_Rounds):
     """The noise that the server adds, in ``state_vectors`` vectors of memory.
 
     Args:
@@ -75,7 +147,7 @@ class NoiseStream:
             raise ConfigError(
                 f"mechanism={mechanism!r}: must be a mechanism of the accounting package."
             )
-        self.mechanism = mechanism
+        super().__init__(mechanism)
         self._program = mechanism.noise_program()
         self.dim = checks.count("dim", dim)
         self.stddev = checks.positive("stddev", stddev)
@@ -83,11 +155,10 @@ class NoiseStream:
             raise ConfigError(f"stddev={stddev:g}: must lie from 1 to 2^30 steps of the grid.")
         self.stream = checks.count("stream", stream, minimum=0)
         self._executor = Executor(self._program, self.stddev)
+        # after every check: a refused stream must not use up its id
         source.claim(self.stream)
         self.source = source
-        self.round = 0
         self._salts = [(0, source.salt())]
-        self._interrupted = False
         rows = self._program.state_rows()
         self._state = np.zeros((rows, self.dim), self._executor.state_type)
 
@@ -124,17 +195,9 @@ class NoiseStream:
             ConfigError: all planned rounds are done (one more could open a new level of the tree,
                 which nobody accounted for), or an earlier call was interrupted halfway.
         """
-        if self.round >= self.mechanism.rounds:
-            raise ConfigError(
-                f"the noise of all {self.mechanism.rounds} planned rounds is used up: another "
-                "round is not covered by the guarantee. Plan more rounds from the start."
-            )
-        self._check_whole()
         noise = torch.empty(self.dim, dtype=self.dtype) if out is None else out
         self._check_writable(noise)
-        self._interrupted = True
         values = noise.numpy()
-        self._executor.begin(self.round)
 
         def run(pieces: list[slice]) -> None:
             draws = _SaltedDraws(self)
@@ -142,9 +205,9 @@ class NoiseStream:
                 state = self._state[:, piece]
                 self._executor.run(draws, piece.start, state, values[piece])
 
-        _in_threads(run, list(self._pieces()))
-        self._interrupted = False
-        self.round += 1
+        with self._next_round():
+            self._executor.begin(self.round)
+            _in_threads(run, list(self._pieces()))
         return noise
 
     def state_dict(self) -> dict[str, Any]:
@@ -154,7 +217,7 @@ class NoiseStream:
         if the draws can be made again from the key. The other entries are strings, ints and a
         float. Keep all of it as secret as the noise.
         """
-        self._check_whole()
+        self._check_complete()
         salts = [(first, salt.hex()) for first, salt in self._salts if first < self.round and salt]
         state: dict[str, Any] = {
             **self._identity(),
@@ -178,23 +241,17 @@ class NoiseStream:
                 of another mechanism, dim, stddev, stream or source, lacks a key, has an unknown
                 one, a round or number out of range, or a tensor of another shape or type.
         """
-        if self.round or self._interrupted:
-            raise ConfigError(
-                f"state: this stream has done {self.round} rounds, and going back would repeat "
-                "their noise. Load the state into a new stream."
-            )
-        rounds = self._checked_round(state)
+        identity = self._identity() | {"source": self.source.identity}
+        rounds = self._checked_round(state, identity, self._state_keys())
         salts = _checked_salts(state["salts"], rounds, self.source.private)
-        kept = self._program.rows(rounds)
         if self._program.kept_draws is None:
-            own = self._checked_tensor(state["state"], (kept, self.dim))
-            self._state[:kept] = own
-        self.round = rounds
+            rows = self._program.rows(rounds)
+            self._state[:rows] = self._checked_tensor(state["state"], (rows, self.dim))
+        # a fresh salt: rounds that were drawn and lost are drawn anew, never under their old noise
         self._salts = [*salts, (rounds, self.source.salt())]
-        if self._program.kept_draws is not None:
-            self._interrupted = True  # until every draw is made again
-            self._recall(self._program.kept_draws(rounds))
-            self._interrupted = False
+        with self._resuming(rounds):
+            if self._program.kept_draws is not None:
+                self._recall(self._program.kept_draws(rounds))
 
     def _recall(self, indices: list[int]) -> None:
         def run(pieces: list[slice]) -> None:
@@ -205,24 +262,9 @@ class NoiseStream:
 
         _in_threads(run, list(self._pieces()))
 
-    def _checked_round(self, state: Mapping[str, Any]) -> int:
-        own = self._identity() | {"source": self.source.identity}
-        expected = {*own, "round", "salts"}
-        if self._program.kept_draws is None:
-            expected |= {"state"}
-        for fault, odd in (
-            ("missing", expected - state.keys()),
-            ("unknown", state.keys() - expected),
-        ):
-            if odd:
-                raise ConfigError(f"state: {fault} {', '.join(sorted(map(str, odd)))}.")
-        for key, value in own.items():
-            if str(state[key]) != str(value):
-                raise ConfigError(
-                    f"state[{key!r}]={state[key]!r}: this stream has {value!r}. Load a state only "
-                    "into a stream like the one it was taken from."
-                )
-        return _checked_rounds(state["round"], self.mechanism.rounds)
+    def _state_keys(self) -> set[str]:
+        """Keys of a saved state, besides the identity and the round."""
+        return {"salts"} if self._program.kept_draws is not None else {"salts", "state"}
 
     def _checked_tensor(self, value: object, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
@@ -232,9 +274,9 @@ class NoiseStream:
                 f"state['state']: has shape {tuple(value.shape)}; after that many rounds it is "
                 f"{shape}."
             )
-        own = torch.from_numpy(self._state).dtype
-        if value.dtype is not own:
-            raise ConfigError(f"state['state']: has {value.dtype}; this stream has {own}.")
+        dtype = torch.from_numpy(self._state).dtype
+        if value.dtype is not dtype:
+            raise ConfigError(f"state['state']: has {value.dtype}; this stream has {dtype}.")
         numbers = value.numpy()
         limit = self._executor.limit
         if numbers.size and not (-limit < numbers.min() and numbers.max() < limit):
@@ -257,16 +299,6 @@ class NoiseStream:
     def _pieces(self) -> Iterator[slice]:
         for start in range(0, self.dim, _PIECE):
             yield slice(start, min(start + _PIECE, self.dim))
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError("a noise stream is never copied; a copy would repeat its noise.")
-
-    def _check_whole(self) -> None:
-        if self._interrupted:
-            raise ConfigError(
-                f"round {self.round} was interrupted halfway, and its state is lost. Load the last "
-                "saved state into a new stream."
-            )
 
     def _check_writable(self, out: Tensor) -> None:
         fits = out.shape == (self.dim,) and out.dtype is self.dtype and out.is_contiguous()
@@ -303,18 +335,11 @@ def _in_threads(run: Callable[[list[slice]], None], pieces: list[slice]) -> None
             done.result()
 
 
-def _checked_rounds(value: object, most: int) -> int:
-    text = str(value)  # metadata of a file are strings
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
-        raise ConfigError(f"state['round']={value!r}: must be a whole number from 0 to {most}.")
-    return int(text)
-
-
 def _checked_salts(text: object, rounds: int, private: bool) -> list[tuple[int, bytes]]:
     """Return (first round, salt) of every attempt that was committed."""
     try:
-        said = json.loads(str(text))
-        salts = [(first, bytes.fromhex(salt)) for first, salt in said]
+        pairs = json.loads(str(text))
+        salts = [(first, bytes.fromhex(salt)) for first, salt in pairs]
     except (TypeError, ValueError, RecursionError):
         raise ConfigError("state['salts']: must be a list of rounds and salts.") from None
     if not private:
@@ -323,15 +348,15 @@ def _checked_salts(text: object, rounds: int, private: bool) -> list[tuple[int, 
         return [(0, b"")] if rounds else []
     firsts = [first for first, _ in salts]
     ordered = all(type(first) is int for first in firsts) and firsts == sorted(set(firsts))
-    whole = not rounds or (bool(firsts) and firsts[0] == 0 and firsts[-1] < rounds)
-    if not (ordered and whole and all(len(salt) == SALT_BYTES for _, salt in salts)):
+    complete = not rounds or (bool(firsts) and firsts[0] == 0 and firsts[-1] < rounds)
+    if not (ordered and complete and all(len(salt) == SALT_BYTES for _, salt in salts)):
         raise ConfigError(
             f"state['salts']: must hold {SALT_BYTES} bytes for each attempt, from round 0 on."
         )
     return salts
 
 
-class GroupedNoise:
+class GroupedNoise(_Rounds):
     """The noise that the server adds to the active parameters; used like ``NoiseStream``.
 
     Each group has its own stream id at the source, so no two groups have the same draws.
@@ -367,15 +392,13 @@ class GroupedNoise:
         groups = mechanism.groups
         if groups is None:
             raise ConfigError(f"mechanism={mechanism.name}: has no groups; use a NoiseStream.")
-        self.mechanism = mechanism
+        super().__init__(mechanism)
         self._planned = groups
         first = checks.count("stream", stream, minimum=0)
         self.groups = [
-            NoiseStream(own, dim=size, stddev=stddev, source=source, stream=first + g)
-            for g, (own, size) in enumerate(zip(groups.mechanisms, groups.sizes, strict=True))
+            NoiseStream(part, dim=size, stddev=stddev, source=source, stream=first + g)
+            for g, (part, size) in enumerate(zip(groups.mechanisms, groups.sizes, strict=True))
         ]
-        self.round = 0
-        self._interrupted = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -395,33 +418,22 @@ class GroupedNoise:
         Raises:
             ConfigError: as ``NoiseStream.next``.
         """
-        if self.round >= self.mechanism.rounds:
-            raise ConfigError(
-                f"the noise of all {self.mechanism.rounds} planned rounds is used up: another "
-                "round is not covered by the guarantee. Plan more rounds from the start."
-            )
-        self._check_whole()
-        self._interrupted = True
-        active = [self.groups[g] for g in self._planned.schedule[self.round]]
-        dim = sum(group.dim for group in active)
-        noise = torch.empty(dim, dtype=self.dtype) if out is None else out[:dim]
-        for group, part in zip(active, torch.split(noise, [g.dim for g in active]), strict=True):
-            if group.dtype is self.dtype:
-                group.next(out=part)
-            else:
-                part.copy_(group.next())
-        self._interrupted = False
-        self.round += 1
+        with self._next_round():
+            active = [self.groups[g] for g in self._planned.schedule[self.round]]
+            dims = [group.dim for group in active]
+            noise = torch.empty(sum(dims), dtype=self.dtype) if out is None else out[: sum(dims)]
+            for group, part in zip(active, torch.split(noise, dims), strict=True):
+                # a group may need fewer bits than the widest one, whose type all of them have
+                if group.dtype is self.dtype:
+                    group.next(out=part)
+                else:
+                    part.copy_(group.next())
         return noise
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of all groups' states; group g's keys are "g.name", see ``NoiseStream``."""
-        self._check_whole()
-        state: dict[str, Any] = {
-            "schema": GROUPED_SCHEMA,
-            "mechanism": fingerprint(self.mechanism),
-            "round": self.round,
-        }
+        self._check_complete()
+        state: dict[str, Any] = {**self._identity(), "round": self.round}
         for g, group in enumerate(self.groups):
             state |= {f"{g}.{key}": value for key, value in group.state_dict().items()}
         return state
@@ -433,45 +445,58 @@ class GroupedNoise:
             ConfigError: this stream has begun, the state is of another mechanism, or a group's
                 round is not the one that the schedule has after that many rounds.
         """
-        if self.round or self._interrupted:
-            raise ConfigError("state: this stream has begun. Load the state into a new stream.")
-        done = self._checked_round(state)
+        # all keys before any group is loaded, so that a refused state leaves no group loaded
+        prefixed = (
+            {f"{g}.{key}" for key in (*group._identity(), "source", "round", *group._state_keys())}
+            for g, group in enumerate(self.groups)
+        )
+        rounds = self._checked_round(state, self._identity(), set().union(*prefixed))
         parts: list[dict[str, Any]] = [{} for _ in self.groups]
-        for key, value in state.items():
-            number, dot, name = key.partition(".")
-            if not dot and key in _GROUPED_KEYS:
-                continue
-            if not (dot and number.isdecimal() and int(number) < len(parts)):
-                raise ConfigError(f"state: unknown {key}.")
-            parts[int(number)][name] = value
-        for g, (part, rounds) in enumerate(zip(parts, self._planned.active_rounds(), strict=True)):
-            expected = sum(t < done for t in rounds)
-            if str(part.get("round")) != str(expected):
+        for key in state.keys() - {*self._identity(), "round"}:
+            number, _, name = key.partition(".")
+            parts[int(number)][name] = state[key]
+        for g, (part, active) in enumerate(zip(parts, self._planned.active_rounds(), strict=True)):
+            expected = sum(t < rounds for t in active)
+            if str(part["round"]) != str(expected):
                 raise ConfigError(
-                    f"state['{g}.round']={part.get('round')!r}: after {done} rounds group {g} was "
+                    f"state['{g}.round']={part['round']!r}: after {rounds} rounds group {g} was "
                     f"active in {expected}."
                 )
-        self._interrupted = True  # until every group is loaded
-        for group, part in zip(self.groups, parts, strict=True):
-            group.load_state_dict(part)
-        self.round = done
-        self._interrupted = False
+        with self._resuming(rounds):
+            for group, part in zip(self.groups, parts, strict=True):
+                group.load_state_dict(part)
 
-    def _checked_round(self, state: Mapping[str, Any]) -> int:
-        for key, value in (("schema", GROUPED_SCHEMA), ("mechanism", fingerprint(self.mechanism))):
-            if state.get(key) != value:
-                raise ConfigError(f"state[{key!r}]={state.get(key)!r}: this stream has {value!r}.")
-        return _checked_rounds(state.get("round"), self.mechanism.rounds)
+    def _identity(self) -> dict[str, str]:
+        return {"schema": GROUPED_SCHEMA, "mechanism": fingerprint(self.mechanism)}
 
-    def __copy__(self) -> NoReturn:
-        raise TypeError("a noise stream is never copied; a copy would repeat its noise.")
 
-    def _check_whole(self) -> None:
-        if self._interrupted:
-            raise ConfigError(
-                f"round {self.round} was interrupted halfway, and its state is lost. Load the last "
-                "saved state into a new stream."
-            )
+def noise_and_grid(
+    mechanism: Mechanism,
+    dim: int,
+    noise_multiplier: float,
+    source: NoiseSource,
+    *,
+    max_participations: int,
+    stream: int = 0,
+) -> tuple[NoiseStream | GroupedNoise, Grid]:
+    """Return the noise that a run adds to its sums, and the grid whose steps it counts in.
+
+    Args:
+        mechanism: the object that the accountant reads its sensitivity from.
+        dim: length d of an update, >= 1.
+        noise_multiplier: of the updates, > 0.
+        source: where the i.i.d. draws come from.
+        max_participations: most rounds of one client, whose updates a filter then sees.
+        stream: id of the noise at the source; see ``noise_stream``.
+
+    Raises:
+        ConfigError: as ``NoiseStream``, ``noise_bits`` and ``Grid.of``.
+    """
+    bits = noise_bits(noise_multiplier, dim)
+    noise = noise_stream(mechanism, dim, 2.0**bits, source, stream)
+    moved = max_participations * 2.0**bits / noise_multiplier
+    charge = math.sqrt(dim * mechanism.rounds) * noise.filter_error(moved)
+    return noise, Grid.of(bits, noise_multiplier, dim, filter_charge=charge)
 
 
 def noise_stream(

@@ -38,8 +38,6 @@ What is trusted: IEEE products, sums and conversions; exp and log within 2^-44 o
 times the error that libraries state; decimal's exp and ln, which are rounded correctly; AES-256,
 SHA-256 and SHAKE-256 as random functions. What is not defended is timing: about 0.4 % of the values
 take longer, and which ones depends on the noise.
-
-This is one file, so that the float64 values are read beside the bounds that decide for them.
 """
 
 import hashlib
@@ -54,6 +52,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import NDArray
 
 from accounting.checks import ConfigError
+from accounting.sensitivity import Array
 
 BLOCK = 2**15
 """Coordinates that are computed together, in buffers that stay in the processor's cache."""
@@ -63,36 +62,34 @@ REAL_ERROR = 2.0**-40
 
 _LAYER_BITS = 10
 _LAYERS = 2**_LAYER_BITS
+# A signed word over _UNIT is u, but for its low 10 bits, which u does not have, and rounding.
 _UNIT = 2.0**63
-"""A signed word over _UNIT is u, but for its low 10 bits, which u does not have, and rounding."""
+# Where the tail begins: the value for which 1024 pieces have equal areas, see ``_edges``.
 _TAIL = (
     "4.0388498461095045227144234053359312047009919558945647303951182048249570325137"
     "200917695095261460484523798924103"
 )
-"""Where the tail begins: the value for which 1024 pieces have equal areas, see ``_edges``."""
+# Bits to which ``_TAIL`` is stated.
 _TAIL_BITS = 340
-"""Bits to which ``_TAIL`` is stated."""
+# Bound on |float64 value - z| inside a piece.
 _ERROR = 2.0**-46
-"""Bound on |float64 value - z| inside a piece."""
+# The same in the tail, but for what v1 adds.
 _TAIL_ERROR = 2.0**-41
-"""The same in the tail, but for what v1 adds."""
+# Bound on the error of a difference of exponentials, all at most 1.
 _GAP_ERROR = 2.0**-42
-"""Bound on the error of a difference of exponentials, all at most 1."""
+# Bound on the error of the tail's difference, while v1 and v2 are at least ``_TAIL_LEAST``.
 _TAIL_GAP_ERROR = 2.0**-30
-"""Bound on the error of the tail's difference, while v1 and v2 are at least ``_TAIL_LEAST``."""
 _TAIL_LEAST = 2.0**-20
+# Distance of a word from the inner edge within which its further digits decide.
 _EDGE_ERROR = 2.0**15
-"""Distance of a word from the inner edge within which its further digits decide."""
+# Rejections in a row (probability of one: below 1/2) after which bounds decide.
 _MOST_ATTEMPTS = 64
-"""Rejections in a row (probability of one: below 1/2) after which bounds decide."""
+# Draws whose place in the key stream is kept, so that the next slice need not seek.
 _MOST_COUNTERS = 64
-"""Draws whose place in the key stream is kept, so that the next slice need not seek."""
-
-Array = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 Places = NDArray[np.intp]
 Words = NDArray[np.int64]
-Integers = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float64]
+Integers = NDArray[np.int32] | NDArray[np.int64] | Array
 Enclosure = tuple[Fraction, Fraction]
 """Two numbers between which a real number lies."""
 
@@ -143,16 +140,16 @@ class Draws:
         for first in range(0, len(out), BLOCK):
             last = min(first + BLOCK, len(out))
             words = self._words(index, start + first, last - first)
-            own = None if offset is None else offset[first:last]
-            whole, where = self._block.rounded(words, weight, own, 0.5 - error)
-            odd.append(_Odd(first + where, words[where], _ZERO if own is None else own[where]))
-            np.copyto(out[first:last], whole, casting="unsafe")
+            shift = None if offset is None else offset[first:last]
+            nearest, where = self._block.rounded(words, weight, shift, 0.5 - error)
+            odd.append(_Odd(first + where, words[where], _ZERO if shift is None else shift[where]))
+            np.copyto(out[first:last], nearest, casting="unsafe")
         where, words, offsets = _joined(odd)
         z, bound, doubt = self._settled(index, start + where, words)
         z *= weight
         z += offsets
-        out[where] = whole = np.rint(z)
-        doubt |= ~(np.abs(z - whole) <= 0.5 - (bound * weight + error))
+        out[where] = nearest = np.rint(z)
+        doubt |= ~(np.abs(z - nearest) <= 0.5 - (bound * weight + error))
         for i, own_offset in zip(where[doubt].tolist(), offsets[doubt].tolist(), strict=True):
             out[i] = self._exactly(index, start + i, weight, own_offset)
 
@@ -276,7 +273,7 @@ class Draws:
         even = coordinate - coordinate % 2
         pair = self._counter(index, even).update(bytes(16))
         word = int(np.frombuffer(pair, "<i8")[coordinate - even])
-        here = np.array([coordinate])
+        place = np.array([coordinate])
 
         def further(word: int, size: int, name: str) -> Enclosure:
             """The word's lowest ``size`` bits are the first digits of a number in [-1, 1)."""
@@ -292,7 +289,7 @@ class Draws:
             z = _times(u, _edges(bits)[layer])
             if _less(_size(z), _edges(bits)[layer + 1]):
                 return z
-            first, second, following, _ = self._further_words(index, here, attempt)[0].tolist()
+            first, second, following, _ = self._further_words(index, place, attempt)[0].tolist()
             v1 = further((first >> 11) + 2**52, 53, f"{attempt}v0")
             v2 = further((second >> 11) + 2**52, 53, f"{attempt}v1")
             accepted = _accepted(layer, z, v1, v2, word < 0, bits)
@@ -340,22 +337,22 @@ class _Block:
         self._edge_unit = _table().edge_unit
 
     def rounded(
-        self, words: Words, weight: float, offset: Array | None, most: float
+        self, words: Words, weight: float, offset: Array | None, margin: float
     ) -> tuple[Array, Places]:
         """Return the integers; and where u may lie outside, or x is more than ``most`` off."""
         if weight != self._weight:
             self._edge_unit = _table().edge_unit * weight
             self._weight = weight
         x, settled = self._values(words, self._edge_unit)
-        clear, whole = self._clear[: len(words)], self._other[: len(words)]
+        clear, nearest = self._clear[: len(words)], self._other[: len(words)]
         if offset is not None:
             x += offset
-        np.rint(x, out=whole)
-        x -= whole
+        np.rint(x, out=nearest)
+        x -= nearest
         np.abs(x, out=x)
-        np.less_equal(x, most, out=clear)
+        np.less_equal(x, margin, out=clear)
         settled &= clear
-        return whole, (~settled).nonzero()[0]
+        return nearest, (~settled).nonzero()[0]
 
     def real(self, words: Words, out: Array) -> Places:
         """Write u times the edges; return where u may lie outside its piece."""
@@ -430,8 +427,8 @@ def _edges(bits: int) -> list[Enclosure]:
         if bits + 40 > _TAIL_BITS:
             other = r + Decimal(2) ** -40
             while abs(r - other) > Decimal(2) ** -(bits + 40):
-                here, there = _pieces(r, bits)[1], _pieces(other, bits)[1]
-                r, other = r - here * (r - other) / (here - there), r
+                miss, other_miss = _pieces(r, bits)[1], _pieces(other, bits)[1]
+                r, other = r - miss * (r - other) / (miss - other_miss), r
         narrow, wide = 1 - Fraction(1, 2**bits), 1 + Fraction(1, 2**bits)
         edges = [Fraction(x) for x in _pieces(r, bits)[0]]
     return [*((x * narrow, x * wide) for x in edges), (Fraction(0), Fraction(0))]

@@ -15,7 +15,6 @@ from accounting import (
     guarantee,
     mechanism_from_dict,
 )
-from accounting.mechanisms import recorded
 
 RUN = ["--rounds", "64", "--noise-multiplier", "4", "--delta", "1e-6",
        "--max-participations", "3", "--min-separation", "16"]  # fmt: skip
@@ -187,7 +186,6 @@ def test_bandmf_and_zero_state_in_a_plan(privpart, tmp_path):
 def test_the_reader_takes_no_path_from_inside_a_file():
     with pytest.raises(ConfigError, match="name='file'"):
         mechanism_from_dict({"schema": "privpart/mechanism/1", "name": "file", "file": "x"})
-    assert recorded.__doc__
 
 
 def test_a_log_beside_a_promise(privpart, tmp_path):
