@@ -104,7 +104,7 @@ def costs(
     with _memory_for(batch_size):
         rows = _rows(subject, bandwidth, measure=measure)
     if plot is not None:
-        from privpart.cli.plots import draw_costs
+        from privpart.cli.pages.plots import draw_costs
 
         draw_costs(
             rows, title=f"{name}: one client, one round, as shares of full training", path=plot

@@ -67,8 +67,8 @@ def demo(
     file = sweep_file(data, data_dir, range(seed, seed + seeds))
     _make_folder(out)
 
-    from attacks import picture
-    from privpart.cli import demo_tables, plots
+    from privpart.cli import demo_tables
+    from privpart.cli.pages import picture, plots
     from privpart.experiment.sweep import CellTrainer
     from privpart.experiment.sweep_file import sweep_of
     from privpart.experiment.task_data import plan_data

@@ -125,7 +125,7 @@ def _draw(
     features: "dict[str, Features]",
     kernels_of: "dict[str, Training | None]",
 ) -> None:
-    from privpart.cli import plots
+    from privpart.cli.pages import plots
 
     plots.draw_steps(steps, out / "steps.png")
     several = len(features) > 1

@@ -148,7 +148,7 @@ def _run(
 
 
 def _show(store: "SweepStore", out: Path, form: Format, html: Path | None) -> None:
-    from privpart.cli import plots
+    from privpart.cli.pages import plots
 
     points, axes = store.points(), store.axes
     rows = [_row(point, axes) for point in points]

@@ -31,9 +31,9 @@ from privpart.cli.audit.verdict import EpsilonAudit
 from privpart.cli.options import Against
 from privpart.cli.pages.budget import budget_page, front_page
 from privpart.cli.pages.lower_bounds import lower_bounds_page
+from privpart.cli.pages.plots import budget_figure, front_figure, sweep_figures
 from privpart.cli.pages.run import run_page, unreadable_page
 from privpart.cli.pages.sweep import sweep_page
-from privpart.cli.plots import budget_figure, front_figure, sweep_figures
 from privpart.data.tasks import digits
 from privpart.experiment.sweep_store import Point
 from privpart.run.evidence import Check

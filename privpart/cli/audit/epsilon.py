@@ -340,7 +340,7 @@ def _progress(total: int) -> "Iterator[Step]":
 
 
 def _write(found: "EpsilonAudit", folder: Path, form: Format) -> None:
-    from privpart.cli.plots import draw_scores
+    from privpart.cli.pages.plots import draw_scores
     from privpart.run.canaries import AUDIT_REPORT
 
     values = found.to_dict()

@@ -312,7 +312,7 @@ def _write_page(
     if html is None:
         return
     from privpart.cli.pages.budget import budget_page
-    from privpart.cli.plots import budget_figure
+    from privpart.cli.pages.plots import budget_figure
 
     figure = None
     if run.mechanism.groups is None and report.sampling is None:
@@ -329,7 +329,7 @@ def _plot(
         raise ConfigError(
             "plot: varies a mechanism of one group; leave it out with a [schedule] or shared keys."
         )
-    from privpart.cli.plots import draw_budget
+    from privpart.cli.pages.plots import draw_budget
 
     draw_budget(run.choice, run.participation, report, against=against, path=path, target=target)
 

@@ -150,12 +150,12 @@ def _draw(
 ) -> None:
     """Write the picture and the page that were asked for."""
     if plot is not None:
-        from privpart.cli.plots import draw_front
+        from privpart.cli.pages.plots import draw_front
 
         draw_front(rows, title=title, path=plot)
     if html is not None:
         from privpart.cli.pages.budget import front_page
-        from privpart.cli.plots import front_figure
+        from privpart.cli.pages.plots import front_figure
 
         front_page(rows, title, front_figure(rows, title=title), warnings).write(html)
 
