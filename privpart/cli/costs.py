@@ -11,6 +11,7 @@ import typer
 
 from accounting import ConfigError, checks
 from privpart.cli import options
+from privpart.cli.idle import OF_A_PLAN, OF_SGD
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, plain_console
 
@@ -50,16 +51,22 @@ def costs(
         typer.Option("--ladder", help="All steps of the freeze ladder; default without --train."),
     ] = False,
     examples: Annotated[
-        int, typer.Option(help="Examples that a client holds.", rich_help_panel=_WORK)
+        int, typer.Option(help="Examples that a client holds.", rich_help_panel=_WORK), OF_A_PLAN
     ] = 100,
-    epochs: Annotated[int, typer.Option(help="Passes over them.", rich_help_panel=_WORK)] = 1,
+    epochs: Annotated[
+        int, typer.Option(help="Passes over them.", rich_help_panel=_WORK), OF_A_PLAN
+    ] = 1,
     batch_size: Annotated[
-        int, typer.Option(help="Examples per local step.", rich_help_panel=_WORK)
+        int, typer.Option(help="Examples per local step.", rich_help_panel=_WORK), OF_A_PLAN
     ] = 16,
     optimizer: Annotated[
-        Literal["sgd", "adam"], typer.Option(help="Optimizer of the client.", rich_help_panel=_WORK)
+        Literal["sgd", "adam"],
+        typer.Option(help="Optimizer of the client.", rich_help_panel=_WORK),
+        OF_A_PLAN,
     ] = "sgd",
-    momentum: Annotated[float, typer.Option(help="Momentum of sgd.", rich_help_panel=_WORK)] = 0.0,
+    momentum: Annotated[
+        float, typer.Option(help="Momentum of sgd.", rich_help_panel=_WORK), (OF_A_PLAN, OF_SGD)
+    ] = 0.0,
     down: Annotated[
         float,
         typer.Option(
@@ -72,6 +79,7 @@ def costs(
         typer.Option(
             "--measure", help="Also measure time and memory of a local step on this machine."
         ),
+        OF_A_PLAN,
     ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Also write a bar chart to this file (.png, .svg, .pdf).")

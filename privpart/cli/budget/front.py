@@ -39,13 +39,18 @@ from accounting.report import shown_parameters, up
 from privpart.cli import options
 from privpart.cli.budget.options import Limits, accept_planned_delta, with_shared_options
 from privpart.cli.budget.progress import shown_fits
-from privpart.cli.idle import typed
+from privpart.cli.idle import OF_A_PLAN, Idle, typed
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, print_table
 
 if TYPE_CHECKING:
     from privpart.experiment.plan_file import PlanFile
 
+_WITHOUT_OPTIMAL = Idle(
+    "only",
+    lambda values: values["only"] is not None and values["only"] not in "dense, optimal",
+    "leaves out 'dense, optimal'",
+)
 _PREFIX_ROUNDS = 2048
 """The most rounds whose prefix release is accounted in about a second; the time is cubic."""
 _BANDED_ROUNDS = 8192
@@ -58,7 +63,7 @@ _DRAWS = (2, 4, 16)
 def mechanisms(
     context: typer.Context,
     *,
-    rounds: options.RoundsUnlessPlanned = None,
+    rounds: Annotated[options.RoundsUnlessPlanned, OF_A_PLAN] = None,
     delta: options.DeltaUnlessPlanned = None,
     plan: Annotated[
         Path | None,
@@ -83,6 +88,7 @@ def mechanisms(
             help="Add the numerically optimal matrix for the root mean squared error, one "
             "participation only (15 seconds at 1600 rounds).",
         ),
+        _WITHOUT_OPTIMAL,
     ] = False,
     plot: Annotated[
         Path | None,
