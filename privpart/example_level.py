@@ -554,7 +554,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                     f"{name}: its gradient is not the mean of its per-example gradients. It was "
                     "used outside its layer, in a penalty for instance; or its gradient was "
                     "changed before the step, by clip_grad_norm_ or a GradScaler for instance; or "
-                    "its per-example gradients are wrong (see privpart verify-gradients)."
+                    "its per-example gradients are wrong (see privpart audit gradients)."
                 )
 
     def _factors(self, samples: list[Tensor | None]) -> Tensor:
@@ -776,7 +776,7 @@ class _GhostLoss:
                     raise ConfigError(
                         f"backward(): the gradient of an example has norm {float(norm):g} alone "
                         f"and {float(norms[i]):g} by Opacus in its batch. A parameter is used "
-                        "outside its layer, or examples are mixed (see privpart verify-gradients)."
+                        "outside its layer, or examples are mixed (see privpart audit gradients)."
                     )
         finally:
             module.enable_hooks()

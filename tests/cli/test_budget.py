@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -344,3 +345,12 @@ def test_a_narrow_terminal_gets_fewer_columns(monkeypatch, capsys):
 def test_completion_can_be_installed(privpart):
     done = privpart("--help")
     assert "--install-completion" in done.stdout
+
+
+def test_help_and_the_nearest_option_by_meaning(privpart, privpart_process):
+    asked = [privpart("epsilon", "--help"), privpart("epsilon", "-h"), privpart("help", "epsilon")]
+    assert len({done.stdout for done in asked}) == 1
+    assert privpart_process("--version").stdout.strip() == version("privpart")
+    assert __import__("privpart").__version__ == version("privpart")
+    for typed, option in (("--noise", "--noise-multiplier"), ("--clients", "--population")):
+        assert option in privpart("epsilon", typed, "3").stderr

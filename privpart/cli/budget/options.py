@@ -124,8 +124,8 @@ def mechanism_choice(
         MechanismName,
         typer.Option(
             help="What correlates the noise over the rounds. 'toeplitz' is the square-root matrix, "
-            "'banded-inverse' needs no memory, 'blt' is fitted to the participation for the least "
-            "root mean squared error.",
+            "'banded-inverse' needs no memory, 'blt' and 'bandmf' are fitted to the participation "
+            "for the least root mean squared error.",
         ),
         _OF_A_MECHANISM,
     ] = DEFAULT_MECHANISM.name,
