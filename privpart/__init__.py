@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from privpart.client import LocalTraining, client_update
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
+    from privpart.engines.protocol import Engine
     from privpart.engines.workers import WorkerError
     from privpart.example_level import FTRLEngine
     from privpart.experiment.metric import Accuracy
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from privpart.loop import (
         CohortRefusedError,
         CohortTooSmallError,
-        Engine,
+        DivergedError,
         RoundRecord,
         fit,
     )
@@ -42,8 +43,9 @@ _HOME = {
     "CohortRefusedError": "loop",
     "CohortTooSmallError": "loop",
     "Constant": "start_values",
+    "DivergedError": "loop",
     "EmbeddedEngine": "engines.embedded",
-    "Engine": "loop",
+    "Engine": "engines.protocol",
     "FTRLEngine": "example_level",
     "FlowerEngine": "flower.engine",
     "Glorot": "start_values",
@@ -81,6 +83,7 @@ __all__ = [
     "CohortRefusedError",
     "CohortTooSmallError",
     "Constant",
+    "DivergedError",
     "EmbeddedEngine",
     "Engine",
     "FTRLEngine",

@@ -161,6 +161,7 @@ _EXPECTED_FAULTS = (
     "MetricsError",
     "CohortTooSmallError",
     "CohortRefusedError",
+    "DivergedError",
     "WorkerError",
 )
 _REFUSED = {"BudgetExceededError": 3, "MissingExtraError": 7}
