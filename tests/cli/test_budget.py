@@ -52,10 +52,6 @@ def test_exact_is_the_default_and_json_is_the_whole_of_stdout(privpart):
         (["--max-epsilon", "0"], "--max-epsilon 0: must be positive"),
         (["--mechanism", "independent", "--restart-every", "4"], "only for --mechanism tree"),
         (["--mechanism", "forest"], "'independent'"),
-        (
-            ["--plot-against", "rounds"],
-            "without --plot: nothing is drawn; add --plot, or leave",
-        ),
         (["--plan", "plan.toml"], "already contains these values; leave out --rounds, --noise"),
     ],
 )
@@ -205,12 +201,11 @@ def test_a_delta_beside_a_plan_or_a_log(privpart, tmp_path):
     assert "the log has 20 clients" in fewer.stderr
 
 
-@pytest.mark.parametrize("against", ["noise", "rounds", "participations"])
-def test_plot(privpart, against, tmp_path):
+def test_plot(privpart, tmp_path):
     picture = tmp_path / "epsilon.png"
     run = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4",
            "--max-participations", "3", "--min-separation", "8"]  # fmt: skip
-    done = privpart("epsilon", *run, "--plot", str(picture), "--plot-against", against)
+    done = privpart("epsilon", *run, "--plot", str(picture))
     assert done.returncode == 0, done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
 

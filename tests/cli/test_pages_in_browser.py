@@ -28,7 +28,6 @@ from attacks.lower_bounds.bounds import Bound
 from attacks.networks import smooth_lenet
 from privpart.cli.audit.replica import Scored
 from privpart.cli.audit.verdict import EpsilonAudit
-from privpart.cli.options import Against
 from privpart.cli.pages.budget import budget_page, front_page
 from privpart.cli.pages.lower_bounds import lower_bounds_page
 from privpart.cli.pages.plots import budget_figure, front_figure, sweep_figures
@@ -188,7 +187,7 @@ def _audit():
 def _budget():
     report = run_report_of("private").guarantee
     choice = MechanismChoice(name=MechanismName("tree"))
-    figure = budget_figure(choice, RUN, report, against=Against.NOISE, target=5.0)
+    figure = budget_figure(choice, RUN, report, target=5.0)
     return budget_page(report, figure, 5.0)
 
 

@@ -22,7 +22,7 @@ SAMPLES = {
     "sampling": "poisson", "expected_batch": "10", "bins": "8", "draws": "10000",
     "draw_seed": "0", "noise_multiplier": "1.0", "delta": "1e-5", "log": "log.csv",
     "population": "1000", "max_epsilon": "20", "plot": "x.png",
-    "plot_against": "noise", "max_participations": "1", "min_separation": "1",
+    "max_participations": "1", "min_separation": "1",
     "mechanism_file": "m.json", "restart_every": "8", "bands": "2", "coefficients": "1,0.5",
     "objective": "rmse", "buffers": "3", "decay": "0.9", "scale": "0.1", "vouch": "choices",
     "out": "out", "against": "run", "train": "dense1.*", "jobs": "1", "data_dir": "folder",
@@ -129,7 +129,7 @@ OPTIONS_OF = {
 }  # fmt: skip
 NOT_THE_MECHANISM = {
     "help", "rounds", "noise_multiplier", "delta", "plan", "log", "method", "population",
-    "cross_check", "max_epsilon", "plot", "plot_against", "statement", "form", "mechanism",
+    "cross_check", "max_epsilon", "plot", "statement", "form", "mechanism",
     "max_participations", "min_separation", "fixed_order", "mechanism_file", "target_epsilon",
     "solve", "optimal", "only", "sampling", "expected_batch", "bins", "draws",
     "draw_seed", "html", "allow_large_delta",

@@ -28,8 +28,8 @@ from privpart.cli.budget.sampled import (
     print_sampled,
     typed_sampling,
 )
-from privpart.cli.idle import OF_A_PLAN, beside, typed, without
-from privpart.cli.options import Against, Format, MethodName
+from privpart.cli.idle import OF_A_PLAN, beside, typed
+from privpart.cli.options import Format, MethodName
 from privpart.cli.output import print_report
 
 if TYPE_CHECKING:  # imported where used: it needs torch
@@ -105,11 +105,6 @@ def epsilon(
         typer.Option(help="Also draw epsilon into this picture (.png, .svg, .pdf)."),
         _REPORTED,
     ] = None,
-    plot_against: Annotated[
-        Against | None,
-        typer.Option(help="What the picture varies; by default the noise."),
-        without("plot", "nothing is drawn"),
-    ] = None,
     statement: Annotated[
         bool,
         typer.Option("--statement", help="Print the report in plain English instead."),
@@ -154,8 +149,8 @@ def epsilon(
         report = _sampled_report(context, run.sampled, run)
     else:
         report = _report(run, histories, method, cross_check=cross_check)
-    _write_page(run, report, html, limit, plot_against or Against.NOISE)
-    _plot(run, report, plot_against or Against.NOISE, plot, limit)
+    _write_page(run, report, html, limit)
+    _plot(run, report, plot, limit)
     if statement:
         typer.echo(report.statement())
     else:
@@ -316,9 +311,7 @@ def _report(
     )
 
 
-def _write_page(
-    run: _Run, report: PrivacyReport, html: Path | None, limit: float | None, against: Against
-) -> None:
+def _write_page(run: _Run, report: PrivacyReport, html: Path | None, limit: float | None) -> None:
     """Write the page of a budget, with a picture where one mechanism of one group is varied."""
     if html is None:
         return
@@ -327,13 +320,11 @@ def _write_page(
 
     figure = None
     if run.mechanism.groups is None and report.sampling is None:
-        figure = budget_figure(run.choice, run.participation, report, against=against, target=limit)
+        figure = budget_figure(run.choice, run.participation, report, target=limit)
     budget_page(report, figure, limit).write(html)
 
 
-def _plot(
-    run: _Run, report: PrivacyReport, against: Against, path: Path | None, target: float | None
-) -> None:
+def _plot(run: _Run, report: PrivacyReport, path: Path | None, target: float | None) -> None:
     if path is None:
         return
     if run.mechanism.groups is not None:
@@ -342,7 +333,7 @@ def _plot(
         )
     from privpart.cli.pages.plots import draw_budget
 
-    draw_budget(run.choice, run.participation, report, against=against, path=path, target=target)
+    draw_budget(run.choice, run.participation, report, path=path, target=target)
 
 
 def _one_stream(run: _Run, form: Format) -> list[tuple[str, str]]:

@@ -10,11 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from accounting import ConfigError, Participation, PrivacyReport
+from accounting import Participation, PrivacyReport
 from accounting import guarantee as guarantee_of
 from accounting.mechanisms import MechanismChoice
 from accounting.report import up
-from privpart.cli.options import Against
 from privpart.cli.pages import drawing
 
 if TYPE_CHECKING:  # only for annotations: a budget's picture must not import torch
@@ -35,11 +34,6 @@ _AWAY = 2.6
 """Where results without noise stand beside a budget: at so many times the largest epsilon."""
 _APART = 0.02
 """Share of the axis by which each further arm is moved to the right."""
-_AXES = {
-    Against.NOISE: "noise multiplier",
-    Against.ROUNDS: "rounds",
-    Against.PARTICIPATIONS: "participations of one client, at most",
-}
 
 
 def draw_accuracy(
@@ -86,12 +80,11 @@ def draw_budget(
     run: Participation,
     report: PrivacyReport,
     *,
-    against: Against,
     path: Path,
     target: float | None = None,
 ) -> None:
     """Write ``budget_figure``; the suffix sets the format."""
-    drawing.save(budget_figure(choice, run, report, against=against, target=target), path)
+    drawing.save(budget_figure(choice, run, report, target=target), path)
 
 
 def budget_figure(
@@ -99,16 +92,11 @@ def budget_figure(
     run: Participation,
     report: PrivacyReport,
     *,
-    against: Against,
     target: float | None = None,
 ) -> Figure:
-    """Draw epsilon along one axis through the run of ``report``, and the target if there is one."""
-    points = _curve(choice, run, report, against)
-    here = {
-        Against.NOISE: report.noise_multiplier,
-        Against.ROUNDS: report.rounds,
-        Against.PARTICIPATIONS: report.max_participations,
-    }[against]
+    """Draw epsilon against noise around the run of ``report``, and the target if there is one."""
+    points = _curve(choice, run, report)
+    here = report.noise_multiplier
     figure, axes = drawing.panel()
     xs, ys = zip(*points, strict=True)
     axes.plot(xs, ys, color=drawing.SERIES[0], marker=".")
@@ -123,10 +111,7 @@ def budget_figure(
     )
     if target is not None:
         drawing.target(axes, target, f"target ε = {target:g}")
-    if against is Against.PARTICIPATIONS:
-        axes.set_xlabel(_AXES[against])
-    else:
-        drawing.log_axis(axes.xaxis, _AXES[against])
+    drawing.log_axis(axes.xaxis, "noise multiplier")
     drawing.log_axis(axes.yaxis, f"ε at δ = {drawing.short(report.delta)}")
     drawing.title(
         axes,
@@ -137,49 +122,12 @@ def budget_figure(
 
 
 def _curve(
-    choice: MechanismChoice, run: Participation, report: PrivacyReport, against: Against
+    choice: MechanismChoice, run: Participation, report: PrivacyReport
 ) -> list[tuple[float, float]]:
-    if against is Against.NOISE:
-        mechanism = choice.build(run)
-        noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
-        return [
-            (
-                z,
-                guarantee_of(mechanism, run, noise_multiplier=z, method=report.method).epsilon(
-                    report.delta
-                ),
-            )
-            for z in noises
-        ]
-    if choice.file is not None and against is Against.ROUNDS:
-        raise ConfigError(f"plot_against={against}: the mechanism in the file has its own rounds.")
-    if choice.fitted:
-        raise ConfigError(
-            f"plot_against={against}: {choice.name} is fitted to each participation, so one noise "
-            "multiplier means different noise along the curve. Plot against noise."
-        )
-    runs = _runs(run, against)
-    return [
-        (
-            float(r.rounds if against is Against.ROUNDS else r.max_participations),
-            guarantee_of(
-                choice.build(r), r, noise_multiplier=report.noise_multiplier, method=report.method
-            ).epsilon(report.delta),
-        )
-        for r in runs
-    ]
-
-
-def _runs(run: Participation, against: Against) -> list[Participation]:
-    """Return the participations along the curve, the planned one among them."""
-    n, k, b = run.rounds, run.max_participations, run.min_separation
-    kind = type(run)
-    if against is Against.ROUNDS:
-        lengths = sorted({max(1, round(n * 10 ** (i / 12 - 1))) for i in range(_POINTS)} | {n})
-        return [kind(m, min(k, -(-m // b)), b) for m in lengths]
-    most = -(-n // b)
-    counts = sorted({max(1, round(most * i / _POINTS)) for i in range(1, _POINTS + 1)} | {1, k})
-    return [kind(n, m, b) for m in counts]
+    mechanism = choice.build(run)
+    noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
+    spent = [guarantee_of(mechanism, run, noise_multiplier=z, method=report.method) for z in noises]
+    return [(z, own.epsilon(report.delta)) for z, own in zip(noises, spent, strict=True)]
 
 
 def draw_front(rows: Sequence[Mapping[str, Any]], *, title: str, path: Path) -> None:
